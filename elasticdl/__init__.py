@@ -1,8 +1,8 @@
-"""Elastic deep learning with a master per job.
+"""Elastic deep learning with one master per job.
 
 `elasticdl.train(...)`, `evaluate(...)` and `predict(...)` take the names of the command line's
-flags and return a
-`JobHandle`. They are loaded when first used: roles that import this package pay nothing for them.
+flags and return a `JobHandle`. They are imported at first use, so that processes of a job do not
+pay for them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Time as a value that can be handed in.
+"""Time as an injectable value.
 
-Durations are monotonic: a jump of the wall clock moves no lease.
+Durations are monotonic: a jump of the wall clock changes no lease.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol, final
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """The source of time."""
 
     def now_s(self) -> float:
         """Monotonic seconds since an arbitrary origin."""
@@ -32,7 +32,7 @@ class SystemClock:
 
 @final
 class ManualClock:
-    """A clock that moves when told to. For tests and simulations."""
+    """A clock that moves only by `advance`, for tests and simulations."""
 
     def __init__(self, now_s: float = 0.0, wall_s: float = 1_700_000_000.0) -> None:
         self._now_s = now_s
@@ -45,7 +45,7 @@ class ManualClock:
         return self._wall_s
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks on by `seconds` >= 0."""
+        """Move both clocks forward by `seconds` >= 0."""
         if seconds < 0:
             raise ValueError(f"a monotonic clock cannot go back by {-seconds} s")
         self._now_s += seconds

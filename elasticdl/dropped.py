@@ -1,10 +1,8 @@
-"""Why a message between processes is dropped: it says nothing that still counts, and changes
-nothing.
+"""Causes of dropped messages: messages between processes that are obsolete and change nothing.
 
-Every drop is counted by its cause: in the journal, in the job's status and in `/metrics`. What the
-platform observes of processes
-is not counted: it says what is, as often as it likes. Nor is what its sender is answered with an
-error.
+Every drop is counted by its cause, in the journal, in the job's status and in `/metrics`. Not
+counted are the platform's observations of processes, which may repeat, and messages that the
+receiver answers with an error.
 """
 
 from __future__ import annotations
@@ -13,46 +11,44 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 GAUGE_PREFIX = "dropped_"
-"""Of gauges that tell how many messages a process itself has dropped since it began, by cause."""
+"""Prefix of the gauges that count the messages a process itself has dropped, by cause."""
 
 
 class DropCause(StrEnum):
-    """A closed set.
+    """A closed set of causes.
 
-    Those in `WRONG` are never the cause of a drop in a job whose processes are correct.
+    Those in `WRONG` never occur in a job whose processes are correct.
     """
 
     VOIDED_LEASE = "voided_lease"
-    """Of a lease that ended, was revoked or was given back before."""
+    """About a lease that had ended, was revoked or was given back."""
     ENDED_PROCESS = "ended_process"
-    """Of a process that has ended or was given up."""
+    """From a process that has ended or was given up."""
     REPEATED_REPORT = "repeated_report"
-    """It was said before: a report whose reply was lost, or progress that a new generation of the
-    ring begins with.
-    """
+    """A repetition: its reply was lost, or a new ring generation starts with it."""
     REPEATED_PUSH = "repeated_push"
-    """A server has it already: the reply to the first one was lost."""
+    """The server has it already: the reply to the first push was lost."""
     LATE_SUMMARY = "late_summary"
-    """Of a round of evaluation that is over, or that another worker sums up."""
+    """About an evaluation round that is over, or that another worker summarises."""
     LATE_EXPORT = "late_export"
-    """Another worker is to export, or nobody any more."""
+    """Another worker exports now, or none does."""
     LATE_SNAPSHOT = "late_snapshot"
-    """A view, or a copy on disk, that nobody waits for any more."""
+    """A view, or a copy on disk, that is no longer needed."""
     LATE_SETTLEMENT = "late_settlement"
-    """What servers have of a worker whose work is settled."""
+    """The servers' account of a worker that is already reconciled."""
     STALE_GENERATION = "stale_generation"
-    """Of the ring: there is a newer one, or it was told before."""
+    """About an old generation of the ring, or reported before."""
 
     UNKNOWN_LEASE = "unknown_lease"
-    """Of a lease that its sender never had."""
+    """About a lease that its sender never had."""
     OTHER_TASK = "other_task"
-    """Of a lease that is for something else."""
+    """About a lease of another task."""
     BEYOND_LEASE = "beyond_lease"
-    """More records than were handed out."""
+    """More records than the lease has."""
     BACKWARD = "backward"
-    """Fewer records than its sender told before."""
+    """Fewer records than its sender reported before."""
     UNKNOWN_GENERATION = "unknown_generation"
-    """Of the ring: the master never published it."""
+    """About a ring generation that the master never published."""
 
 
 WRONG = frozenset(
@@ -64,21 +60,22 @@ WRONG = frozenset(
         DropCause.UNKNOWN_GENERATION,
     }
 )
-"""Each tells of a defect: the master says so once, and goes on without what was told."""
+"""Causes that reveal a defect; the master logs each once and ignores the message."""
 
 _OF_SERVERS = {"repeated_pushes": DropCause.REPEATED_PUSH}
 _MOST = 1 << 53
-"""Beyond that floats do not count."""
+"""Floats are exact up to this value."""
 
 
 def told_by(gauges: Mapping[str, float]) -> dict[DropCause, int]:
-    """How many messages a process has dropped since it began, as its gauges tell; names that are
-    none are passed over.
+    """Messages that a process has dropped since it began, from its gauges.
+
+    Other gauges are ignored.
     """
     names = [(f"{GAUGE_PREFIX}{cause}", cause) for cause in DropCause] + list(_OF_SERVERS.items())
-    found: dict[DropCause, int] = {}
+    counts: dict[DropCause, int] = {}
     for name, cause in names:
         count = gauges.get(name, 0.0)
         if 1 <= count <= _MOST:
-            found[cause] = found.get(cause, 0) + int(count)
-    return found
+            counts[cause] = counts.get(cause, 0) + int(count)
+    return counts

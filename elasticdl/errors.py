@@ -1,15 +1,15 @@
-"""The one tree of errors.
+"""The error hierarchy.
 
-Foreign exceptions are mapped to it at the seam where they enter, with `from`.
+A foreign exception is mapped to it where it enters, with `from`.
 
     ElasticDLError
     ├── UserError        the user's input, model or data is wrong: never retried
     │   └── SpecError    the job's flags or YAML are wrong: exit code 2, before anything starts
     ├── TransientError   may go away by itself: retried after `retry_after_s`, within a budget
     └── PermanentError   will not go away: not retried
-        ├── NoSuchJob    there is no such job, or it does not run (any more)
-        ├── ClusterRefused  the cluster is not there, or will not do what is asked: exit code 3
-        ├── Refused      the other side knows us and says no (fenced, replaced, wrong token)
+        ├── NoSuchJob    there is no such job, or it does not run
+        ├── ClusterRefused  the cluster is unreachable or refuses the request: exit code 3
+        ├── Refused      the peer refuses this process (fenced, replaced, wrong token)
         └── Corrupted    bytes on disk or wire are not what was written
 
 A message says what happened, the value, what was expected and what to do next.
@@ -29,20 +29,20 @@ class ExitCode(IntEnum):
     CLUSTER_REFUSED = 3
     NO_SUCH_JOB = 4
     STALLED = 5
-    """Nothing in the job moved any more, and nothing that could be done about it helped."""
-    # Of worker and ps processes only; the master reads them as facts.
+    """The job made no progress, and no remedy helped."""
+    # Only for worker and ps processes; the master reads them.
     USER_ERROR = 64
     FENCED = 65
     DRAINED = 66
-    """Of a master in a pod: it was told to leave, and is to be started again."""
+    """From a master in a pod: it left as requested, and is to be started again."""
     UNAVAILABLE = 69
-    """What it needs stayed away for too long: it is to be started again."""
+    """A dependency was unavailable for too long; the process is to be started again."""
     TIMED_OUT = 124
     INTERRUPTED = 130
 
 
 class ElasticDLError(Exception):
-    """Root of the tree. `hint` is the next thing to do, shown on a line of its own."""
+    """Base of all errors. `hint` is the next thing to do, shown on a line of its own."""
 
     exit_code: ExitCode = ExitCode.JOB_FAILED
 
@@ -77,7 +77,7 @@ class PermanentError(ElasticDLError):
 
 
 class Refused(PermanentError):
-    """The other side knows us and says no: fenced, replaced, or a wrong token."""
+    """The peer refuses this process: it is fenced, replaced, or has a wrong token."""
 
     exit_code = ExitCode.FENCED
 
@@ -89,7 +89,7 @@ class NoSuchJob(PermanentError):
 
 
 class ClusterRefused(PermanentError):
-    """The cluster cannot be reached, or will not do what is asked."""
+    """The cluster is unreachable or refuses the request."""
 
     exit_code = ExitCode.CLUSTER_REFUSED
 

@@ -1,5 +1,6 @@
-"""What the declaration of a flag says beside its type, default, limits and help, as metadata of the
-field's annotation.
+"""Metadata of a flag's declaration, besides its type, default, limits and help.
+
+It is part of the field's annotation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class Offer(StrEnum):
-    """What a shell offers as a value."""
+    """Values that shell completion offers."""
 
     DIRECTORIES = "directories"
     CONTEXTS = "contexts"
@@ -25,7 +26,7 @@ class Offer(StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What help and completion call the value; one that `repeats` may be given several times."""
+    """The placeholder of the value in help and completion; `repeats` allows several."""
 
     name: str
     offer: Offer | None = None
@@ -33,18 +34,15 @@ class Value:
 
 
 DIRECTORY = Value("PATH", Offer.DIRECTORIES)
-"""A path, absolute in a settled job, or an address."""
+"""A path, absolute in a settled job, or a URL."""
 DATA = Value("PATH")
-"""The same, a pattern, or what the module's own reader takes."""
+"""A path, a URL, a pattern, or what the module's own reader accepts."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class UsedBy:
-    """The only actions to which the flag makes a difference.
-
-    It is no flag of another action's verb.
-    """
+    """The only actions that use the flag; other actions do not accept it."""
 
     actions: tuple[str, ...]
 
@@ -52,7 +50,7 @@ class UsedBy:
 @final
 @dataclass(frozen=True, slots=True)
 class NeededBy:
-    """The actions that cannot do without it."""
+    """The actions that require the flag."""
 
     actions: tuple[str, ...]
 
@@ -60,11 +58,11 @@ class NeededBy:
 @final
 @dataclass(frozen=True, slots=True)
 class UnusedOnRing:
-    """Why the flag makes no difference to training on a ring."""
+    """Why the flag has no effect on training on a ring."""
 
     why: str
 
 
 def mark(field: FieldInfo, kind: type[T]) -> T | None:
-    """That part of a field's declaration, if it has one."""
-    return next((one for one in field.metadata if isinstance(one, kind)), None)
+    """The metadata of this kind in a field's declaration, if any."""
+    return next((entry for entry in field.metadata if isinstance(entry, kind)), None)

@@ -1,6 +1,6 @@
-"""How counts, shares, times and sizes are said, whoever says them: command line, page, record.
+"""Format counts, shares, times and sizes the same way in the command line, the page and the record.
 
-`static/words.js` says the same.
+`static/words.js` does the same.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 NOTHING = "–"
-"""For a number that is not known."""
+"""Shown for an unknown number."""
 
 
 START_PARTS = {
@@ -18,32 +18,28 @@ START_PARTS = {
     "initial": "giving the parameter servers initial values",
     "compile": "compiling its step",
 }
-"""What a worker does between presenting itself and being ready for work, in this order where it
-does it.
-"""
+"""The parts of a worker's start, between its registration and its readiness, in this order."""
 FIRST_PART = "import"
 GIVING_PART = "initial"
-"""Some server had no values, and has the initial ones now."""
+"""This worker gives initial values to servers without values."""
 
 IMPORTING = "importing the model module"
 BUILDING = "building the model"
-"""Parts of the check of a model that run user code and nothing else."""
+"""Parts of the model check that run only user code."""
 PIPE_VARIABLE = "ELASTICDL_CHECK_PIPE"
-"""Where the check tells what it is at: the number of a pipe, and the seconds between two stacks.
+"""Where the check reports its progress: a pipe's number, and the seconds between two stacks.
 
-`7:15`.
+Example: `7:15`.
 """
 
 
 def amount(number: int, noun: str, plural: str = "") -> str:
-    """`1 shard`, `1,437 records`, `0 bytes`; `plural` where it is not the noun with an s."""
+    """`1 shard`, `1,437 records`, `0 bytes`; `plural` if it is not the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def characters(text: str) -> str:
-    """The same without halves of characters (lone surrogates), which no encoding takes: whatever
-    holds it can be written anywhere.
-    """
+    """Replace lone surrogates, which no encoding accepts: the result can be written anywhere."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -52,12 +48,12 @@ def characters(text: str) -> str:
 
 
 def done_word(action: str) -> str:
-    """What was done with the records of a job: a receipt counts all of them as `trained`."""
+    """The verb for a job's records; a receipt counts all of them as `trained`."""
     return {"evaluate": "evaluated", "predict": "predicted"}.get(action, "trained")
 
 
 def number(value: float | None) -> str:
-    """Three digits that say something: `1,235`, `12.3`, `0.0123`, `1.23e-6`, `1.23e15`."""
+    """Three significant digits: `1,235`, `12.3`, `0.0123`, `1.23e-6`, `1.23e15`."""
     if value is None or not math.isfinite(value):
         return NOTHING
     size = abs(value)
@@ -70,12 +66,12 @@ def number(value: float | None) -> str:
 
 
 def percent(done: int, expected: int) -> str:
-    """`55 %`: whole percents, and 100 only when nothing is left; of nothing it is 0."""
+    """`55 %`: whole percents, 100 only when nothing is left, and 0 if nothing is expected."""
     return f"{min(100, 100 * done // expected) if expected > 0 else 0} %"
 
 
 def duration(seconds: float | None) -> str:
-    """`7 s`, `3:07`, `2:03:07`, `2 d 03:07`: as a clock says it, to stand beside others."""
+    """`7 s`, `3:07`, `2:03:07`, `2 d 03:07`: like a clock, for columns."""
     if seconds is None:
         return NOTHING
     whole = max(0, math.floor(seconds + 0.5))
@@ -89,9 +85,7 @@ def duration(seconds: float | None) -> str:
 
 
 def spoken(seconds: float) -> str:
-    """`0.4 s`, `41 s`, `12 min`, `3.4 h`, `2.5 d`: as exact as it matters, to stand in a
-    sentence.
-    """
+    """`0.4 s`, `41 s`, `12 min`, `3.4 h`, `2.5 d`: rounded, for sentences."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 119.5:

@@ -1,10 +1,9 @@
-"""The job as one frozen, validated value. It travels to the master and the workers whole, as JSON.
+"""The job as one frozen, validated value, which travels to the master and the workers as JSON.
 
-Every field of a section is one flag (`--kebab-case`) and one YAML key: this file and
-`kubernetes_section.py` declare
-its name, type, default, limits and help. Names are unique over all sections.
-`elasticdl.cli.request` settles what a
-person asks for into a job. Nothing here reads files or knows TensorFlow.
+Every field of a section is one flag (`--kebab-case`) and one YAML key. This file and
+`kubernetes_section.py` declare its name, type, default, limits and help. Names are unique over all
+sections. `elasticdl.cli.request` makes a job of a user's request. This module reads no files and
+does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -46,22 +45,20 @@ class Strategy(StrEnum):
     PARAMETER_SERVER = "ParameterServerStrategy"
     """Asynchronous: workers pull weights from parameter servers and push gradients."""
     ALLREDUCE = "AllreduceStrategy"
-    """Synchronous: every worker has all weights, and gradients are averaged over a ring of
-    workers.
-    """
+    """Synchronous: every worker has all weights, and a ring of workers averages gradients."""
 
 
 class GlobalBatch(StrEnum):
     """What `--minibatch-size` means on a ring."""
 
     FIXED = "fixed"
-    """The records of a step of the whole ring: members share them, however many there are."""
+    """Records per step of the whole ring, shared by its members."""
     SCALED = "scaled"
-    """The records of a step of each member."""
+    """Records per step of each member."""
 
 
 class RateScaling(StrEnum):
-    """How the learning rate follows the records of a step, relative to `--minibatch-size`."""
+    """How the learning rate grows with the records per step, relative to `--minibatch-size`."""
 
     NONE = "none"
     LINEAR = "linear"
@@ -69,7 +66,7 @@ class RateScaling(StrEnum):
 
 
 class Shuffle(StrEnum):
-    """What is put in a seeded random order each epoch, in training only."""
+    """What training puts into a seeded random order each epoch."""
 
     NONE = "none"
     SHARDS = "shards"
@@ -81,7 +78,7 @@ class _Section(BaseModel):
 
 
 class WorkerRange(_Section):
-    """How many workers: between `low` and `high`. Written `N` or `MIN:MAX`, in JSON too."""
+    """A number of workers between `low` and `high`, written `N` or `MIN:MAX`, in JSON, too."""
 
     low: int = Field(ge=1)
     high: int = Field(ge=1)
@@ -89,7 +86,7 @@ class WorkerRange(_Section):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.low > self.high:
-            raise ValueError(f"MIN {self.low} is above MAX {self.high}")
+            raise ValueError(f"MIN {self.low} is greater than MAX {self.high}")
         return self
 
     @model_serializer
@@ -98,7 +95,7 @@ class WorkerRange(_Section):
 
     @classmethod
     def parse(cls, value: object) -> object:
-        """`3`, `"3"` or `"1:3"` to fields; anything else is left for validation to refuse."""
+        """`3`, `"3"` or `"1:3"` to fields; validation refuses anything else."""
         if isinstance(value, int) and not isinstance(value, bool):
             return {"low": value, "high": value}
         if isinstance(value, str):
@@ -124,7 +121,7 @@ def parse_params(value: object) -> object:
 
 
 def parse_envs(value: object) -> object:
-    """The same to strings, as they are typed."""
+    """Like `parse_params`, but values stay strings."""
     pairs = _pairs(value)
     if isinstance(pairs, _Texts):
         return {key: _unquoted(text) for key, text in pairs.items()}
@@ -132,12 +129,12 @@ def parse_envs(value: object) -> object:
 
 
 class _Texts(dict[str, str]):
-    """Values as they are typed, by key."""
+    """Values as typed, by key."""
 
 
 def _pairs(value: object) -> object:
-    """Texts where they are typed as `key=value`; anything else as it is, JSON read."""
-    if isinstance(value, tuple):  # of a flag that was given several times
+    """Parse `key=value` texts and JSON; return anything else as it is."""
+    if isinstance(value, tuple):  # a flag that was given several times
         value = ";".join(map(str, value))
     if is_json(value):
         return parse_json(value)
@@ -151,7 +148,7 @@ def _pairs(value: object) -> object:
         if not sign or not key.strip().isidentifier():
             raise ValueError(f"expected key=value, got {part!r}")
         if key.strip() in pairs:
-            raise ValueError(f"{key.strip()} is there twice")
+            raise ValueError(f"{key.strip()} is given twice")
         pairs[key.strip()] = text.strip()
     return pairs
 
@@ -259,7 +256,7 @@ class TrainingSection(_Section):
         description="Evaluate at this interval; 0 disables it.",
     )
     max_staleness: Annotated[
-        int, UsedBy(_TRAIN), UnusedOnRing("a ring's steps are in common, none is stale")
+        int, UsedBy(_TRAIN), UnusedOnRing("all members of a ring share each step, none is stale")
     ] = Field(
         default=1,
         ge=0,
@@ -288,7 +285,7 @@ class TrainingSection(_Section):
         int,
         UsedBy(_TRAIN),
         UnusedOnRing(
-            "a ring's steps are in common, and the first one that gives NaN or Inf ends the job"
+            "all members of a ring share each step, and the first with NaN or Inf ends the job"
         ),
     ] = Field(
         default=3, ge=1, description="Consecutive steps with NaN or Inf before the job fails."
@@ -301,7 +298,7 @@ class TrainingSection(_Section):
 
 
 class CheckpointSection(_Section):
-    """What is kept."""
+    """What to keep: checkpoints, the exported model or predictions, and curves."""
 
     checkpoint_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
         default=0, ge=0, description="Take a checkpoint every N steps; 0 disables it."
@@ -328,7 +325,7 @@ class CheckpointSection(_Section):
 
 
 class ClusterSection(_Section):
-    """Where and with how many processes."""
+    """Where to run, and with how many processes."""
 
     job_name: Annotated[str, Value("NAME")] = Field(
         default="", description="Name of the job; default: model and time."
@@ -365,11 +362,11 @@ class ClusterSection(_Section):
 
 
 class JobSpec(_Section):
-    """Everything a job is.
+    """A whole job.
 
     Build it with `from_flags`; `model_dump_json` and `model_validate_json` carry it.
 
-    The fields that are no sections are no flags: the command that made the job sets them.
+    Fields that are not sections are not flags: the command that creates the job sets them.
     """
 
     action: Action
@@ -380,28 +377,28 @@ class JobSpec(_Section):
     cluster: ClusterSection
     kubernetes: KubernetesSection = KubernetesSection()
     workers_anew: bool = False
-    """`--num-workers` was given to the command that made this job: a --resume begins with it,
-    whatever
-    the job was scaled to before.
+    """Whether the command that created this job has `--num-workers`.
+
+    If so, --resume begins with that number, whatever the job was scaled to before.
     """
     generated_name: bool = False
-    """Nobody chose the job's name, so it gives way to a job that has it already."""
+    """Whether the name is generated; such a name gives way to an existing job of that name."""
     resume_command: str = ""
-    """Of a job on a cluster: what a person types to go on from its newest checkpoint."""
+    """For a job on a cluster: the command that resumes it from its newest checkpoint."""
     restart_command: str = ""
-    """Of a job on a cluster: what a person types to begin it afresh."""
+    """For a job on a cluster: the command that starts it again from the beginning."""
 
     @property
     def trains_on_ring(self) -> bool:
-        """Workers train in step, each with all weights; other jobs of the strategy use no ring."""
+        """Whether the job trains on a ring; other actions use none, whatever the strategy."""
         ring = self.training.distribution_strategy is Strategy.ALLREDUCE
         return ring and self.action is Action.TRAIN
 
     @classmethod
     def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
-        """From flat names, kebab or snake case.
+        """Build a job from flat names in kebab or snake case.
 
-        Raises SpecError that names the flag, the value and what is expected.
+        Raises SpecError that names the flag, its value and what is expected.
         """
         refuse_unknown(flags)
         given = {key.replace("-", "_"): value for key, value in flags.items()}
@@ -421,18 +418,18 @@ class JobSpec(_Section):
         return spec
 
     def flags(self, *, defaults: bool = True) -> dict[str, Any]:
-        """Plain values by flat name, as `from_flags` takes them; without `defaults` only what
-        differs from these.
+        """Plain values by flat name, as `from_flags` takes them.
+
+        `defaults` False omits default values.
         """
         sections = (getattr(self, section) for section in SECTIONS)
-        dumps = (one.model_dump(mode="json", exclude_defaults=not defaults) for one in sections)
+        dumps = (
+            section.model_dump(mode="json", exclude_defaults=not defaults) for section in sections
+        )
         return {name: value for dump in dumps for name, value in dump.items()}
 
     def replace(self, **values: object) -> JobSpec:
-        """The same job with other values of these fields, by their flat names.
-
-        They are not checked.
-        """
+        """The same job with other values of these fields, by flat name, without validation."""
         parts = {
             section: {name: values.pop(name) for name in model.model_fields if name in values}
             for section, model in SECTIONS.items()
@@ -447,21 +444,21 @@ class JobSpec(_Section):
 
     @property
     def on_kubernetes(self) -> bool:
-        """Its processes are pods of a cluster."""
+        """Whether its processes are pods of a cluster."""
         return bool(self.kubernetes.image_name)
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """There is a place that all processes see."""
+        """Whether all processes share a place for checkpoints."""
         return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
 
     def made_by(self, strategy: Strategy) -> JobSpec:
-        """The same job as one of that strategy: with servers, or without."""
+        """The same job with this strategy: with parameter servers or without."""
         servers = 0 if strategy is Strategy.ALLREDUCE else max(1, self.cluster.num_ps_pods)
         return self.replace(distribution_strategy=strategy, num_ps_pods=servers)
 
     def _check(self, given: Mapping[str, Any]) -> None:
-        """What one field alone cannot show. Raises SpecError."""
+        """Check the fields that depend on one another. Raises SpecError."""
         if lacking := _lacking(self.action, given):
             raise missing(lacking, self.action)
         self._check_strategy()
@@ -469,8 +466,8 @@ class JobSpec(_Section):
             raise SpecError(
                 f"invalid --job-name {self.cluster.job_name!r}",
                 hint=(
-                    f"at most {LONGEST} characters of a-z, 0-9 and '-', beginning with a letter,"
-                    " not ending with '-'"
+                    f"use at most {LONGEST} characters of a-z, 0-9 and '-', beginning with a"
+                    " letter and not ending with '-'"
                 ),
             )
         if (
@@ -478,43 +475,46 @@ class JobSpec(_Section):
         ) and not self.data.validation_data:
             raise SpecError(
                 "--evaluation-steps or --evaluation-seconds without --validation-data",
-                hint="name the data to evaluate on",
+                hint="set --validation-data to the data to evaluate on",
             )
         self.kubernetes.check()
         if self.on_kubernetes:
             self._check_places()
 
     def _check_places(self) -> None:
-        """On a cluster, what is to be kept must not go with a pod."""
+        """On a cluster, check that results outlive the pods."""
         if self.cluster.status_port:
             raise SpecError(
                 f"--status-port {self.cluster.status_port} with --image-name",
                 hint=(
-                    "it is for jobs on this machine: the page of one on a cluster is opened by"
-                    " `elasticdl dashboard`"
+                    "--status-port is for local jobs; use `elasticdl dashboard` to open the page"
+                    " of a job on a cluster"
                 ),
             )
         kept, job_dir = self.checkpoint, self.cluster.job_dir
         if kept.output and not self.kubernetes.keeps(kept.output):
             raise SpecError(
-                f"--output {kept.output} is on no --volume that can be written: it would go with"
+                f"--output {kept.output} is not on a writable --volume, so it would be lost with"
                 " its pod",
                 hint=_VOLUME,
             )
         if kept.tensorboard_log_dir and not self.kubernetes.keeps(kept.tensorboard_log_dir):
             raise SpecError(
-                f"--tensorboard-log-dir {kept.tensorboard_log_dir} is on no --volume that can be"
-                " written: it would go with its pod",
+                f"--tensorboard-log-dir {kept.tensorboard_log_dir} is not on a writable --volume,"
+                " so it would be lost with its pod",
                 hint=_VOLUME,
             )
         if (kept.checkpoint_steps or kept.resume) and not self.kubernetes.keeps(job_dir):
             flag = "--checkpoint-steps" if kept.checkpoint_steps else "--resume"
             where = (
-                f"--job-dir {job_dir} is on no --volume that can be written"
+                f"--job-dir {job_dir} is not on a writable --volume"
                 if job_dir
-                else "no --job-dir on a --volume is given"
+                else "no --job-dir is given"
             )
-            raise SpecError(f"{flag} needs a place that all pods see, and {where}", hint=_VOLUME)
+            raise SpecError(
+                f"{flag} needs a --job-dir on a volume that all pods share, but {where}",
+                hint=_VOLUME,
+            )
 
     def _check_strategy(self) -> None:
         training, servers = self.training, self.cluster.num_ps_pods
@@ -523,15 +523,15 @@ class JobSpec(_Section):
             raise SpecError(
                 f"--num-ps-pods {servers} with --distribution-strategy {Strategy.ALLREDUCE}",
                 hint=(
-                    "leave it out: on a ring every worker has all weights, there are no parameter"
-                    " servers"
+                    "remove --num-ps-pods: on a ring every worker has all weights, and there are no"
+                    " parameter servers"
                 ),
             )
         if not ring and not servers:
             raise SpecError(
-                "--num-ps-pods 0",
+                f"--num-ps-pods 0 with --distribution-strategy {Strategy.PARAMETER_SERVER}",
                 hint=(
-                    "give at least one, or train without any: --distribution-strategy"
+                    "set at least 1, or train without parameter servers: --distribution-strategy"
                     f" {Strategy.ALLREDUCE}"
                 ),
             )
@@ -542,15 +542,15 @@ class JobSpec(_Section):
             raise SpecError(
                 f"--lr-scaling {training.lr_scaling} with --global-batch {training.global_batch}",
                 hint=(
-                    "a step has the same number of records whatever the number of workers; add"
-                    " --global-batch scaled"
+                    "with a fixed batch the learning rate needs no scaling; add --global-batch"
+                    " scaled, or remove --lr-scaling"
                 ),
             )
         if ring and self.action is Action.TRAIN:
             self._refuse_unused_on_ring()
         if not ring and training.global_batch is not GlobalBatch.FIXED:
             raise SpecError(
-                "--global-batch scaled is of a ring",
+                "--global-batch scaled requires a ring",
                 hint=f"add --distribution-strategy {Strategy.ALLREDUCE}",
             )
 
@@ -560,7 +560,7 @@ class JobSpec(_Section):
             if name in used and (unused := mark(field, UnusedOnRing)):
                 raise SpecError(
                     f"{flag_of(name)} with --distribution-strategy {Strategy.ALLREDUCE}",
-                    hint=f"leave it out: {unused.why}",
+                    hint=f"remove it: {unused.why}",
                 )
 
 
@@ -581,39 +581,37 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 FIELDS: Mapping[str, FieldInfo] = {
     name: field for section in SECTIONS.values() for name, field in section.model_fields.items()
 }
-"""Every flag by its flat name, as it is declared above and in `kubernetes_section.py`."""
+"""Every flag by its flat name, as declared above and in `kubernetes_section.py`."""
 
 
 def is_used(name: str, action: str) -> bool:
-    """Whether a flag makes a difference to an action.
+    """Whether an action uses a flag.
 
-    In a file, which may be for several, any flag is no error.
+    A file may serve several actions, so an unused flag in it is no error.
     """
     used_by = mark(FIELDS[name], UsedBy)
     return used_by is None or action in used_by.actions
 
 
 def is_needed(name: str, action: str) -> bool:
-    """Whether an action cannot do without a flag."""
+    """Whether an action requires a flag."""
     needed_by = mark(FIELDS[name], NeededBy)
     return FIELDS[name].is_required() or (needed_by is not None and action in needed_by.actions)
 
 
 def refuse_unused(action: Action, names: Iterable[str]) -> None:
-    """Raises SpecError for the first of these flags, in snake case, that makes no difference to an
-    action.
-    """
+    """Raise SpecError for the first of these flags, in snake case, that an action does not use."""
     for name in names:
         if name in FIELDS and not is_used(name, action):
-            takers = "`, `".join(f"elasticdl {one}" for one in Action if is_used(name, one))
+            takers = "`, `".join(f"elasticdl {taker}" for taker in Action if is_used(name, taker))
             raise SpecError(
                 f"`elasticdl {action}` does not accept {flag_of(name)}",
-                hint=f"leave it out: it is for `{takers}`",
+                hint=f"remove it; only `{takers}` accepts it",
             )
 
 
 def refuse_unknown(keys: Iterable[str]) -> None:
-    """Raises SpecError for the first key, in kebab or snake case, that is no field of a job."""
+    """Raise SpecError for the first key, in kebab or snake case, that is not a field of a job."""
     for key in keys:
         name = key.replace("-", "_")
         if name not in FIELDS:
@@ -629,7 +627,7 @@ def refuse_unknown(keys: Iterable[str]) -> None:
 
 
 def _lacking(action: Action, given: Mapping[str, Any]) -> list[str]:
-    """Flags with a default that the action cannot do without and that are not there."""
+    """Optional fields that the action requires and that are not given."""
     return [
         name
         for name, field in FIELDS.items()

@@ -1,6 +1,4 @@
-"""What is wrong with the flags of a job, in words: which flag, what it was given, what it
-expects.
-"""
+"""Describe what is wrong with the flags of a job: the flag, its value, and what it expects."""
 
 from __future__ import annotations
 
@@ -27,14 +25,14 @@ _NUMBERS = ("int_", "float_", "greater_than", "less_than", "finite_number")
 
 
 def missing(names: Sequence[str], action: str) -> SpecError:
-    """The error for flags that an action cannot do without."""
+    """The error for missing flags that an action requires."""
     flags = [flag_of(name) for name in names]
     listed = ", ".join(flags[:-1]) + (" and " if flags[1:] else "") + flags[-1]
     return SpecError(
         f"{listed} {'are' if flags[1:] else 'is'} missing",
         hint=(
-            f"`elasticdl {action}` needs {'them' if flags[1:] else 'it'}, as a flag or in the file"
-            f" of -f; `elasticdl {action} --help` tells of all"
+            f"give {'them' if flags[1:] else 'it'} as a flag or in the file of -f; run"
+            f" `elasticdl {action} --help` for options"
         ),
     )
 
@@ -50,9 +48,7 @@ def problem_of(
     action: str,
     also: Sequence[str],
 ) -> SpecError:
-    """The error for all flags that are missing, those of `also` with them; else for the first one
-    that is wrong.
-    """
+    """The error for all missing flags, with those of `also`, or else for the first invalid one."""
     problems = [(_names(problem["loc"], sections), problem) for problem in error.errors()]
     lacking = [
         names[0] for names, problem in problems if problem["type"] == "missing" and len(names) == 1
@@ -60,7 +56,7 @@ def problem_of(
     if lacking:
         return missing([*lacking, *also], action)
     names, problem = problems[0]
-    return SpecError(_told(names, dict(problem), _field(names[0], sections) if names else None))
+    return SpecError(_message(names, dict(problem), _field(names[0], sections) if names else None))
 
 
 def _names(where: Sequence[int | str], sections: Mapping[str, object]) -> list[str]:
@@ -74,7 +70,7 @@ def _field(name: str, sections: Mapping[str, type[BaseModel]]) -> FieldInfo | No
     )
 
 
-def _told(names: Sequence[str], problem: Mapping[str, Any], field: FieldInfo | None) -> str:
+def _message(names: Sequence[str], problem: Mapping[str, Any], field: FieldInfo | None) -> str:
     flag, kind = flag_of(names[0] if names else "job"), str(problem["type"])
     got = f"got {problem['input']!r}"
     if kind == "missing":
@@ -98,9 +94,9 @@ def _told(names: Sequence[str], problem: Mapping[str, Any], field: FieldInfo | N
 
 def _number(field: FieldInfo) -> str:
     """`a whole number of at least 1`, `a number of seconds of at least 0`."""
-    words = "a whole number" if field.annotation is int else "a number of seconds"
+    text = "a whole number" if field.annotation is int else "a number of seconds"
     for bound in field.metadata:
-        for name, said in (("ge", "of at least"), ("le", "and at most"), ("lt", "and below")):
+        for name, relation in (("ge", "of at least"), ("le", "and at most"), ("lt", "and below")):
             if getattr(bound, name, None) is not None:
-                words += f" {said} {getattr(bound, name)}"
-    return words
+                text += f" {relation} {getattr(bound, name)}"
+    return text

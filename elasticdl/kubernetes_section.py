@@ -1,8 +1,7 @@
-"""The flags of a job that mean something on a Kubernetes cluster only.
+"""The flags of a job that apply only to a Kubernetes cluster.
 
-Plain values; `cluster/kubernetes/planning.py` makes objects of them.
-
-Quantities, tolerations, affinity and volume sources are Kubernetes' own words and travel unchanged.
+They are plain values; `cluster/kubernetes/planning.py` makes objects of them. Quantities,
+tolerations, affinity and volume sources have Kubernetes's own syntax and travel unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from elasticdl.errors import SpecError
 from elasticdl.flag import Offer, UnusedOnRing, Value
 
 ZOO_OF_IMAGES = "/model_zoo"
-"""Where `elasticdl zoo build` puts the modules."""
+"""Where `elasticdl zoo build` puts the model modules."""
 _QUANTITY = re.compile(
     r"([0-9]+\.?[0-9]*|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i))?"
 )
@@ -35,14 +34,14 @@ IMAGE = re.compile(
     rf"(?:(?:{_HOST}|\[[0-9a-fA-F:]+\](?::[0-9]+)?)/)?{_PART}(?:/{_PART})*(?::[\w][\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
     re.ASCII,
 )
-"""The grammar of the distribution project's references."""
+"""The grammar of the distribution project's image references."""
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _OURS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/secrets")  # noqa: S108 - places in a pod
 
 
 class PullPolicy(StrEnum):
-    """When a node asks the registry for the image."""
+    """When a node pulls the image."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -50,14 +49,11 @@ class PullPolicy(StrEnum):
 
 
 def quantity(text: str) -> Decimal:
-    """The number that a Kubernetes quantity says: `500m` is 0.5, `2Gi` 2147483648.
-
-    Raises ValueError.
-    """
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no quantity: expected for example 2, 500m, 512Mi or 4G")
-    number, exponent, suffix = found[1], found[2] or "", found[3] or ""
+    """The value of a Kubernetes quantity: `500m` is 0.5, `2Gi` 2147483648. Raises ValueError."""
+    parts = _QUANTITY.fullmatch(text)
+    if parts is None:
+        raise ValueError(f"invalid quantity {text!r}: expected for example 2, 500m, 512Mi or 4G")
+    number, exponent, suffix = parts[1], parts[2] or "", parts[3] or ""
     if suffix in _BINARY:
         return Decimal(number) * Decimal(1024 ** _BINARY[suffix])
     return Decimal(f"{number}{exponent}").scaleb(_DECIMAL[suffix])
@@ -79,7 +75,7 @@ def parse_pairs(value: object) -> object:
             if not sign or not key.strip() or not text.strip():
                 raise ValueError(f"expected key=value,…, got {part!r}")
             if key.strip() in pairs:
-                raise ValueError(f"{key.strip()} twice")
+                raise ValueError(f"{key.strip()} is given twice")
             pairs[key.strip()] = text.strip()
         return pairs
     return (
@@ -101,12 +97,12 @@ def parse_names(value: object) -> object:
 
 
 def is_json(value: object) -> bool:
-    """Whether it is text with a JSON object or list, as any flag takes it whose value has parts."""
+    """Whether it is text with a JSON object or list, accepted for any structured value."""
     return isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
 
 
 def parse_json(value: object) -> object:
-    """JSON where it comes as text, as on the command line; else as it is."""
+    """Parse JSON text, as on the command line; return anything else as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -116,17 +112,20 @@ def parse_json(value: object) -> object:
 
 
 def parse_volumes(value: object) -> object:
-    """`"claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y"`, JSON, or a list of such and of
-    mappings.
+    """A list of volumes, from JSON, from mappings, or from texts.
+
+    A text is like `"claim_name=c1,mount_path=/data;host_path=/x,mount_path=/y"`.
     """
     if is_json(value):
-        found = parse_json(value)
-        return found if isinstance(found, list) else [found]
+        parsed = parse_json(value)
+        return parsed if isinstance(parsed, list) else [parsed]
     if isinstance(value, str):
         return [parse_pairs(part) for part in value.split(";") if part.strip()]
     if isinstance(value, (list, tuple)):
-        found = [parse_volumes(part) if isinstance(part, str) else [part] for part in value]
-        return [one for part in found for one in (part if isinstance(part, list) else [part])]
+        parsed = [parse_volumes(part) if isinstance(part, str) else [part] for part in value]
+        return [
+            volume for part in parsed for volume in (part if isinstance(part, list) else [part])
+        ]
     return value
 
 
@@ -143,7 +142,7 @@ def _all_quantities(pairs: Mapping[str, str]) -> Mapping[str, str]:
         if key == "cpu" and not _CORES.fullmatch(text):
             raise ValueError(f"cpu={text}: expected cores, for example 2, 0.5 or 500m")
         if amount <= 0:
-            raise ValueError(f"{key}={text}: expected more than nothing")
+            raise ValueError(f"{key}={text}: expected more than 0")
     return pairs
 
 
@@ -154,24 +153,24 @@ def _memory(text: str) -> str:
 
 
 def object_name(text: str) -> str:
-    """What an object of a cluster may be called, or ''.
+    """Validate the name of a cluster object, or ''.
 
-    Raises ValueError: it is part of an address, and no other text may be.
+    It becomes part of a URL, so that no other text may pass. Raises ValueError.
     """
     if text and not _OBJECT.fullmatch(text):
         raise ValueError(
-            f"{text!r} is no name of an object: expected a-z, 0-9, '-' and '.', and a letter or"
+            f"invalid object name {text!r}: expected a-z, 0-9, '-' and '.', with a letter or"
             " digit at both ends"
         )
     return text
 
 
 def namespace_name(text: str) -> str:
-    """What a namespace may be called, or ''. Raises ValueError."""
+    """Validate the name of a namespace, or ''. Raises ValueError."""
     if text and not _NAMESPACE.fullmatch(text):
         raise ValueError(
-            f"{text!r} is no name of a namespace: expected at most 63 of a-z, 0-9 and '-', which is"
-            " at neither end"
+            f"invalid namespace {text!r}: expected at most 63 of a-z, 0-9 and '-', with a letter"
+            " or digit at both ends"
         )
     return text
 
@@ -187,16 +186,12 @@ def _object_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _image(text: str) -> str:
     if text and not IMAGE.fullmatch(text):
-        raise ValueError(
-            f"{text!r} is no name of an image: expected REGISTRY/NAME:TAG in small letters"
-        )
+        raise ValueError(f"invalid image name {text!r}: expected REGISTRY/NAME:TAG in lower case")
     return text
 
 
 class Mount(BaseModel):
-    """A volume and where it is in the pods: a claim, a path of the node, or any `source` in
-    Kubernetes' own words.
-    """
+    """A volume and its path in the pods: a claim, a path of the node, or a Kubernetes `source`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -217,7 +212,7 @@ class Mount(BaseModel):
                 f" {' and '.join(given) or 'none'}"
             )
         if self.type and not self.host_path:
-            raise ValueError(f"type={self.type} is for a host_path")
+            raise ValueError(f"type={self.type} requires a host_path")
         object_name(self.claim_name)
         path = PurePosixPath(self.mount_path)
         if (
@@ -228,7 +223,7 @@ class Mount(BaseModel):
             or ":" in self.mount_path
         ):
             raise ValueError(
-                f"mount_path {self.mount_path!r}: expected an absolute path that is none of"
+                f"mount_path {self.mount_path!r}: expected an absolute path other than"
                 f" {', '.join(_OURS)}"
             )
         return self
@@ -242,7 +237,7 @@ def _apart(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     places = [str(PurePosixPath(mount.mount_path)) for mount in mounts]
     for place in places:
         if places.count(place) > 1:
-            raise ValueError(f"two volumes at {place}")
+            raise ValueError(f"two volumes have mount_path {place}")
     return mounts
 
 
@@ -357,15 +352,14 @@ class KubernetesSection(BaseModel):
     )
 
     def memory_limit_bytes(self, role: str) -> int | None:
-        """What a process of a role (`worker`, `ps`, `master`) may use at first; None: no limit was
-        set.
-        """
+        """The initial memory limit of a role (`worker`, `ps`, `master`); None: no limit."""
         text = getattr(self, f"{role}_resource_limit").get("memory")
         return None if text is None else quantity_bytes(text)
 
     def oom_limit_bytes(self, role: str) -> int | None:
-        """What one that ran out of memory may be given at most; None where nothing limits it: more
-        would not help.
+        """The highest memory limit after running out of memory.
+
+        None if there is no limit to raise.
         """
         first = self.memory_limit_bytes(role)
         if first is None:
@@ -377,26 +371,27 @@ class KubernetesSection(BaseModel):
         )
 
     def volume_of(self, path: str) -> Mount | None:
-        """The volume that a path in the pods is on; None: it goes with its pod."""
-        found = [mount for mount in self.volume if mount.holds(path)]
+        """The volume that contains a path in the pods; None: the path is lost with its pod."""
+        mounts = [mount for mount in self.volume if mount.holds(path)]
         return max(
-            found, key=lambda mount: len(PurePosixPath(mount.mount_path).parts), default=None
+            mounts, key=lambda mount: len(PurePosixPath(mount.mount_path).parts), default=None
         )
 
     def keeps(self, path: str) -> bool:
-        """Whether what is written there is seen by all pods and outlives them; addresses (`s3://…`)
-        do.
+        """Whether all pods share what is written there, and it outlives them.
+
+        So do URLs (`s3://…`).
         """
         mount = self.volume_of(path) if path else None
         return "://" in path or (mount is not None and not mount.read_only)
 
     def check(self) -> None:
-        """Raises SpecError for a flag that means nothing without a cluster."""
+        """Raise SpecError for a flag that has no effect without a cluster."""
         if self.image_name:
             return
         for name, value in self:
             if value != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise SpecError(
                     f"--{name.replace('_', '-')} without --image-name",
-                    hint="it is for jobs on a Kubernetes cluster: name the image, or leave it out",
+                    hint="set --image-name to run on a Kubernetes cluster, or remove the flag",
                 )

@@ -1,14 +1,12 @@
-"""What the data ledger counts: sources, shards of them, leases of shards, progress within a lease.
+"""The units of the data ledger: sources, shards, leases, and progress within a lease.
 
 A *shard* is a range of records of one source. A *lease* gives one attempt at the unread rest of a
-shard to one worker.
-A *minibatch* is what `feed` makes of one window of at most `minibatch_size` consecutive records of
-a lease, so
-progress counts **records read**, whatever `feed` shuffles, drops or adds inside a window.
+shard to one worker. A *minibatch* is what `feed` makes of one window of at most `minibatch_size`
+consecutive records of a lease. Progress counts **records read**, whatever `feed` shuffles, drops or
+adds inside a window.
 
 The order of records within a shard is a permutation that depends only on `Lease.order_seed` (None:
-file order), so any
-worker can go on at `offset`.
+file order), so that any worker can continue at `offset`.
 """
 
 from __future__ import annotations
@@ -22,27 +20,22 @@ SnapshotId = NewType("SnapshotId", int)
 
 
 class Task(StrEnum):
-    """What a lease asks of a worker."""
+    """The purpose of a lease."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"
     PREDICTION = "prediction"
     SUMMARY = "summary"
-    """Turn the merged metric states of an evaluation round into values; run the epoch's
-    callbacks.
-    """
+    """Compute an evaluation round's values from merged metric states; run the epoch's callbacks."""
     EXPORT = "export"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file, table or origin and how many records it has.
+    """One file, table or origin, with its number of records; `fingerprint` changes with the data.
 
-    `fingerprint` tells that it changed during the job.
-
-    That of a file is `BYTES:TIME` or `BYTES:TIME:blake2b=DIGEST`, those of several are joined by
-    `+`; a reader of one's own has any
-    words. '' tells nothing.
+    A file's fingerprint is `BYTES:TIME` or `BYTES:TIME:blake2b=DIGEST`; those of several files are
+    joined by `+`. A user's own reader may use any text; '' means unknown.
     """
 
     name: str
@@ -54,9 +47,9 @@ DIGEST_MARK = "blake2b="
 
 
 def same_data(one: Source, other: Source) -> bool:
-    """Whether two sources are of one name, as many records and the same data.
+    """Whether two sources have the same name, number of records and data.
 
-    Where both have digests, times do not matter.
+    If both have digests, times do not matter.
     """
     if (one.name, one.records) != (other.name, other.records):
         return False
@@ -65,7 +58,7 @@ def same_data(one: Source, other: Source) -> bool:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two fingerprints are of the same bytes, as far as they tell."""
+    """Whether two fingerprints are of the same bytes, as far as they show."""
     mine, theirs = one.split(":"), other.split(":")
     if len(mine) == len(theirs) == 3 and mine[2].startswith(DIGEST_MARK):
         return (mine[0], mine[2]) == (theirs[0], theirs[2])
@@ -92,17 +85,14 @@ class Shard:
 class Lease:
     """One attempt at the rest of a shard, for one worker.
 
-    `offset` records of the shard (in the lease's order) were done by earlier attempts and are
-    skipped.
+    Earlier attempts did `offset` records of the shard (in the lease's order), which are skipped.
     `shard` is None for SUMMARY and EXPORT. `round` is the evaluation round of EVALUATION and
-    SUMMARY leases and
-    `snapshot` the frozen view of the parameters to read (None: the live ones).
-    `payload` is JSON: for SUMMARY the merged metric states, see `master/core/evaluation/rounds.py`.
-    `revocation` is how often this worker's leases had been voided before: a revocation voids those
-    of earlier revocations, in whatever
-    order lease and revocation reach the worker.
-    `limit` is the offset up to which to work (0: to the shard's end): leases of a ring end where a
-    checkpoint is due.
+    SUMMARY leases, `snapshot` the frozen view of the parameters to read (None: the live ones).
+    `payload` is JSON: for SUMMARY, the merged metric states (see
+    `master/core/evaluation/rounds.py`). `revocation` counts how often this worker's leases were
+    voided before. A revocation voids those of earlier revocations, in whatever order lease and
+    revocation reach the worker. `limit` is the offset at which to stop (0: the shard's end): leases
+    of a ring end where a checkpoint is due.
     """
 
     task: Task
@@ -126,7 +116,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """How far one attempt got: the first `offset` records of the shard are in the parameters."""
+    """Progress of one attempt: the first `offset` records of the shard are in the parameters."""
 
     shard: ShardId
     attempt: int
@@ -134,25 +124,22 @@ class Applied:
 
 
 class Barrier(StrEnum):
-    """What an item of the ring is, other than training."""
+    """The kind of a work item that is not training."""
 
     NONE = ""
-    """It is a lease to train on."""
+    """The item is a lease to train on."""
     PAUSE = "pause"
-    """Stand still: confirm the last step, then ask for the next item and for work on the weights as
-    they are.
-    """
+    """Stop: confirm the last step, ask for the next item, and work on the weights as they are."""
     CHECKPOINT = "checkpoint"
-    """Rank 0 keeps a copy of the weights as they are here, and all go on."""
+    """Rank 0 copies the weights as they are, and all members continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One of the ring's sequence, numbered from 1: the same for every member, whenever it asks.
+    """One item of the ring's sequence, numbered from 1 and equal for every member at any time.
 
-    `batch`: records of one step of the whole ring. `rate_scale`: what the learning rate is
-    multiplied with. `lease` is None
-    for a mark, `snapshot` is set for a checkpoint.
+    `batch` is the number of records of one step of the whole ring, `rate_scale` the factor of the
+    learning rate. `lease` is None for a mark, and `snapshot` is set for a checkpoint.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Where every thread of this process is, for people: bounded, the busiest first."""
+"""The stacks of all threads of this process, for people: bounded, the busiest first."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MOST_FRAMES = 12
 
 
 def stacks(first: int | None = None, *, most_chars: int = MOST_CHARS) -> str:
-    """The innermost frames of each thread, by name; of thread `first` (an ident) before the others.
+    """The innermost frames of each thread, by name; those of thread `first` (an ident) come first.
 
-    The first line says where that thread is; without it, the main thread.
+    The first line says where that thread is, by default the main thread.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     first = threading.main_thread().ident if first is None else first

@@ -1,1 +1,1 @@
-"""Where processes run: one protocol, and the places that implement it."""
+"""Where processes run: one protocol, and its implementations."""

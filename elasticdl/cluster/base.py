@@ -1,6 +1,6 @@
-"""The seam between the job and whatever runs its processes.
+"""The protocol between a job and the platform that runs its processes.
 
-Nothing above it knows what a pod is.
+No module above it knows about pods.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Role(StrEnum):
-    """What a process is for."""
+    """The purpose of a process."""
 
     MASTER = "master"
     WORKER = "worker"
@@ -23,8 +23,8 @@ class Role(StrEnum):
 class ProcessName:
     """`worker-3`: a role and an index.
 
-    A worker's index is never used twice in a job; a parameter server keeps its
-    index for life and comes back under a higher `incarnation`.
+    A job never uses a worker's index twice. A parameter server keeps its index for life and comes
+    back with a higher `incarnation`.
     """
 
     role: Role
@@ -32,8 +32,8 @@ class ProcessName:
     incarnation: int = 0
 
     def __hash__(self) -> int:
-        # Of numbers only: faster than of the role, and the same in every process, so that runs can
-        # be repeated exactly.
+        # Hash only the numbers: this is faster, and equal in every process, so that runs are
+        # reproducible.
         return hash((self.index, self.incarnation))
 
     def __str__(self) -> str:
@@ -52,10 +52,9 @@ class ProcessName:
 class ProcessSpec:
     """A process to start: an argument vector (never a shell string) and its environment.
 
-    `secrets` are environment entries that must not be shown or logged; `cores` is the share of
-    cores it may count on.
-    `memory_bytes`: what it is to have instead of what its role has; None: as its role. Local
-    processes have no limit.
+    `secrets` are environment variables that must not be shown or logged. `cores` is the process's
+    share of cores. `memory_bytes` replaces the role's memory limit; None keeps it. Local processes
+    have no limit.
     """
 
     name: ProcessName
@@ -68,13 +67,11 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExitFacts:
-    """What is known of an exit, uninterpreted: `master/core/processes/failures.py` makes one cause
-    of it.
+    """Facts about an exit, uninterpreted: `master/core/processes/failures.py` derives its cause.
 
-    Exactly one of `exit_code` and `signal` is set unless nothing is known (a lost node). `reason`
-    and `conditions` are
-    the platform's own words (`OOMKilled`, `DisruptionTarget:PreemptionByScheduler`); `log_tail` the
-    last lines printed.
+    Exactly one of `exit_code` and `signal` is set, unless nothing is known (a lost node). `reason`
+    and `conditions` are the platform's terms (`OOMKilled`,
+    `DisruptionTarget:PreemptionByScheduler`). `log_tail` is the last lines printed.
     """
 
     exit_code: int | None = None
@@ -83,20 +80,20 @@ class ExitFacts:
     conditions: tuple[str, ...] = ()
     log_tail: str = ""
     asked: bool = False
-    """We ended it ourselves through `Cluster.delete`."""
+    """The job itself ended the process through `Cluster.delete`."""
     memory_peak_bytes: int | None = None
-    """The most memory that it told of while it lived; None: it told nothing."""
+    """The peak memory that the process reported; None: it reported nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessObserved:
-    """A process is there. `where` is the node, for people."""
+    """A process exists; `where` names its node, for people."""
 
     name: ProcessName
     running: bool
     where: str = ""
     waiting_for: str = ""
-    """Why it does not run yet, in words; empty when running."""
+    """Why it does not run yet, as text; empty when it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +105,9 @@ class ProcessExited:
 
 
 class CreateRefused(Exception):
-    """The platform would not create a process.
+    """The platform refuses to create a process.
 
-    `retry` tells whether it may later (quota) or never (forbidden).
+    `retry` is True if it may succeed later (quota), and False if it never will (forbidden).
     """
 
     def __init__(self, reason: str, *, retry: bool) -> None:
@@ -121,9 +118,9 @@ class CreateRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A log that there is.
+    """An available log.
 
-    `process` is what `read_log` takes; `size_bytes` is None where only reading would tell.
+    `process` is the argument of `read_log`. `size_bytes` is None where only reading reveals it.
     """
 
     process: str
@@ -133,7 +130,7 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """Bytes of a log from `start` on. `size_bytes`: how many it has by now."""
+    """Bytes of a log from `start` on; `size_bytes` is its present size."""
 
     start: int
     data: bytes
@@ -141,47 +138,46 @@ class LogPart:
 
 
 class NoSuchLog(LookupError):
-    """There is no log of that process, or not any more: the message says which."""
+    """The process has no log, or no longer has one: the message says which."""
 
 
 class Cluster(Protocol):
     """Where processes run.
 
-    Events come at least once; after a gap the list is read again, so no exit is lost.
+    Events arrive at least once. After a gap the list is read again, so that no exit is lost.
     """
 
     async def create(self, spec: ProcessSpec) -> None:
         """Start a process; idempotent by name. Raises CreateRefused."""
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """Ask a process to end, and end it after `grace_s`.
+        """Ask a process to end, and kill it after `grace_s`.
 
-        Absent is success. Returns without waiting for the end.
+        An absent process is no error. Returns without waiting for the end.
         """
 
     def observe(self) -> AsyncIterator[ProcessObserved | ProcessExited]:
-        """Every live process first, then whatever happens, until the iterator is closed."""
+        """Every live process first, then all events, until the iterator is closed."""
 
     @property
     def view_age_s(self) -> float | None:
-        """How old the view of the processes may be, in seconds; None where it cannot be old."""
+        """The age of the view of the processes, in seconds; None if it is always current."""
 
     async def logs(self) -> Sequence[LogFile]:
-        """The logs that can be read: of live processes, and of ended ones as long as they are kept.
+        """The readable logs: of live processes, and of ended ones as long as they are kept.
 
         Raises ElasticDLError.
         """
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """At most `limit_bytes` of a log from byte `start` on, or (negative) from that many before
-        its end.
+        """Up to `limit_bytes` of a log from byte `start` on.
 
-        `process` is looked up among what is there, never made into a path. Raises NoSuchLog,
-        ElasticDLError.
+        A negative `start` counts from the end. `process` is looked up among the existing logs,
+        never made into a path. Raises NoSuchLog, ElasticDLError.
         """
 
     async def close(self) -> None:
-        """End every process that is left, and wait for that.
+        """End every remaining process and wait for the ends.
 
-        The cluster cannot be used afterwards.
+        The cluster is unusable afterwards.
         """

@@ -1,8 +1,6 @@
-"""What is known of every process, and who wants to hear of the next change.
+"""The latest event of every process, for the listeners of the local and the fake cluster.
 
-Shared by the local and the fake cluster.
-
-Everything happens on one event loop; there are no locks.
+Everything runs on one event loop; there are no locks.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ ProcessEvent: TypeAlias = ProcessObserved | ProcessExited
 
 @final
 class EventBus:
-    """The newest event of each process, told to every listener.
+    """Sends the latest event of each process to every listener.
 
-    Ended processes stay on the board, so that a listener that comes late still hears how they
-    ended.
+    Ended processes remain, so that a late listener still learns how they ended.
     """
 
     def __init__(self) -> None:
@@ -33,23 +30,23 @@ class EventBus:
         return name in self._newest
 
     def newest(self, name: ProcessName) -> ProcessEvent | None:
-        """The last thing known of a process; None if it never was."""
+        """The latest event of a process; None if it never existed."""
         return self._newest.get(name)
 
     def post(self, event: ProcessEvent) -> None:
-        """Tell every listener, now and later ones."""
+        """Send an event to all present and future listeners."""
         self._newest[event.name] = event
         for queue in self._listeners:
             queue.put_nowait(event)
 
     def close(self) -> None:
-        """End every listener's iteration once it has heard all that was posted."""
+        """End every listener's iteration after all posted events."""
         self._closed = True
         for queue in self._listeners:
             queue.put_nowait(None)
 
     async def listen(self) -> AsyncGenerator[ProcessEvent]:
-        """Every live process, then every ended one, then what happens, until closed."""
+        """Every live process, then every ended one, then all events, until closed."""
         queue: asyncio.Queue[ProcessEvent | None] = asyncio.Queue()
         for event in sorted(
             self._newest.values(), key=lambda known: isinstance(known, ProcessExited)

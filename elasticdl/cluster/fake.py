@@ -1,10 +1,7 @@
-"""A cluster in memory, with faults to order.
+"""A cluster in memory, with faults on demand.
 
-A real implementation of the seam: it passes the same contract suite.
-
-A process of it runs until somebody ends it: `delete`, or one of the scripted faults. What its
-command would have done
-is the test's to say.
+It is a real implementation of the protocol and passes the same contract suite. Its processes run
+until `delete` or a scripted fault ends them. The test decides what their commands would do.
 """
 
 from __future__ import annotations
@@ -36,24 +33,24 @@ NODE_TAINTED = ExitFacts(signal=15, conditions=("DisruptionTarget:DeletionByTain
 NODE_LOST = ExitFacts(reason="NodeLost", conditions=("DisruptionTarget:DeletionByTaintManager",))
 DELETED = ExitFacts(signal=15, reason="Deleted")
 OUT_OF_MEMORY = ExitFacts(signal=9, reason="OOMKilled")
-"""Ends as pods of a real cluster have them."""
+"""Exits as pods of a real cluster have them."""
 
 
-def no_image(words: str) -> ExitFacts:
-    """The end of a process whose image cannot be had, with the registry's words."""
-    return ExitFacts(reason="ImagePullFailed", log_tail=words)
+def no_image(message: str) -> ExitFacts:
+    """The end of a process whose image cannot be pulled, with the registry's message."""
+    return ExitFacts(reason="ImagePullFailed", log_tail=message)
 
 
-def no_program(words: str) -> ExitFacts:
-    """The end of a process that could not be started, with the runtime's words."""
-    return ExitFacts(exit_code=128, reason="StartError", log_tail=words)
+def no_program(message: str) -> ExitFacts:
+    """The end of a process that cannot be started, with the runtime's message."""
+    return ExitFacts(exit_code=128, reason="StartError", log_tail=message)
 
 
 @final
 class FakeCluster:
-    """Starts nothing, remembers everything. Use it from one event loop.
+    """Starts nothing and records everything. Use it from one event loop.
 
-    `specs` holds what was created, in order, one entry a process that really started.
+    `specs` has one entry for each process that really started, in order of creation.
     """
 
     def __init__(self) -> None:
@@ -72,17 +69,15 @@ class FakeCluster:
 
     @property
     def live(self) -> tuple[ProcessName, ...]:
-        """Processes that the cluster believes to be there, in the order of their creation; lost
-        ones too.
-        """
+        """Processes that the cluster believes to exist, in order of creation; lost ones, too."""
         return tuple(
             name for name in self.specs if isinstance(self._bus.newest(name), ProcessObserved)
         )
 
     async def create(self, spec: ProcessSpec) -> None:
-        """Start a process; a name that was started before is left as it is.
+        """Start a process, unless the name was started before.
 
-        Raises CreateRefused as ordered.
+        Raises CreateRefused as scripted.
         """
         if self._closed:
             raise CreateRefused("the fake cluster is closed", retry=False)
@@ -96,7 +91,7 @@ class FakeCluster:
         self.specs[spec.name] = spec
         for key in (spec.name, None):
             if self._doomed.get(key):
-                # It never runs.
+                # The process never runs.
                 self._end(spec.name, self._doomed[key].popleft())
                 return
         waiting_for = self._pending.get(spec.name, "")
@@ -110,7 +105,7 @@ class FakeCluster:
         )
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """End a process: at once, or after `grace_s` where it was told to ignore SIGTERM."""
+        """End a process at once, or after `grace_s` if it ignores SIGTERM."""
         if name not in self.live or name in self._lost:
             return
         if name not in self._stubborn:
@@ -125,16 +120,16 @@ class FakeCluster:
             )
 
     def observe(self) -> AsyncGenerator[ProcessEvent]:
-        """Every live process, then every ended one, then whatever happens, until closed."""
+        """Every live process, then every ended one, then all events, until closed."""
         return self._bus.listen()
 
     @property
     def view_age_s(self) -> None:
-        """Told at once."""
+        """The view is always current."""
         return None
 
     async def logs(self) -> list[LogFile]:
-        """What was printed by `say`."""
+        """Logs of what `say` printed."""
         return [
             LogFile(str(name), len(text), name in self.live) for name, text in self._said.items()
         ]
@@ -144,7 +139,7 @@ class FakeCluster:
         said = {str(name): text for name, text in self._said.items()}
         if process not in said:
             raise NoSuchLog(
-                f"there is no log of {process!r}; there are {', '.join(said) or 'none yet'}"
+                f"there is no log of {process!r}; available: {', '.join(said) or 'none yet'}"
             )
         text = said[process]
         begin = min(len(text), start) if start >= 0 else max(0, len(text) + start)
@@ -157,71 +152,65 @@ class FakeCluster:
             self._end(name, ExitFacts(signal=int(signal.SIGKILL), asked=True))
         self._bus.close()
 
-    # Faults to order.
+    # Faults on demand.
 
     def refuse(
         self, reason: str, *, retry: bool, name: ProcessName | None = None, times: int = 1
     ) -> None:
-        """Refuse the next `times` creations of `name`, or of anything."""
+        """Refuse the next `times` creations of `name`, or of any process."""
         refusals = self._refusals.setdefault(name, deque())
         refusals.extend(CreateRefused(reason, retry=retry) for _ in range(times))
 
     def quota(self, processes: int | None, reason: str = "") -> None:
-        """Refuse what would make more than so many live processes, for `reason`; None lifts it."""
+        """Refuse, for `reason`, more than this many live processes; None lifts the limit."""
         self._fits, self._no_room = processes, reason
 
     def doom(self, facts: ExitFacts, *, name: ProcessName | None = None, times: int = 1) -> None:
-        """Have the next `times` processes of that name, or of any, end in this way before they
-        run.
-        """
+        """Make the next `times` processes of that name, or of any, end so before they run."""
         self._doomed.setdefault(name, deque()).extend([facts] * times)
 
     def hold(self, name: ProcessName, waiting_for: str) -> None:
-        """When created, the process will be there but not run, until `place`."""
+        """When created, the process exists but does not run until `place`."""
         self._pending[name] = waiting_for
 
     def place(self, name: ProcessName, where: str = "fake") -> None:
-        """A held process runs now."""
+        """Let a held process run."""
         self._pending.pop(name, None)
         self._bus.post(ProcessObserved(name, running=True, where=where))
 
     def ignore_sigterm(self, name: ProcessName) -> None:
-        """Let `delete` have to wait for its grace."""
+        """Make the process ignore SIGTERM, so that `delete` takes its whole grace."""
         self._stubborn.add(name)
 
     def say(self, name: ProcessName, data: bytes) -> None:
-        """The process prints something."""
+        """Let the process print something."""
         self._said.setdefault(name, bytearray()).extend(data)
 
     def exit(self, name: ProcessName, facts: ExitFacts) -> None:
-        """The process ends now, in this way. Raises KeyError if it does not live."""
+        """End the process in this way. Raises KeyError if it is not live."""
         if name not in self.live:
-            raise KeyError(
-                f"{name} is not live; live are {', '.join(map(str, self.live)) or 'none'}"
-            )
+            raise KeyError(f"{name} is not live; live: {', '.join(map(str, self.live)) or 'none'}")
         self._end(name, facts)
 
     def kill(self, name: ProcessName) -> None:
-        """`kill -9`."""
+        """End the process as `kill -9` does."""
         self.exit(name, ExitFacts(signal=int(signal.SIGKILL)))
 
     def preempt(self, name: ProcessName) -> None:
-        """A scheduler gives its place to somebody else."""
+        """End the process as a scheduler's preemption does."""
         self.exit(name, PREEMPTED)
 
     def lose_node(self, name: ProcessName) -> None:
-        """Its machine falls silent: nothing is told, and `delete` does nothing, until
-        `notice_loss`.
-        """
+        """Silence its machine: no event comes, and `delete` has no effect, until `notice_loss`."""
         self._lost.add(name)
 
     def notice_loss(self, name: ProcessName) -> None:
-        """The platform gives the lost machine up."""
+        """Let the platform give up the lost machine."""
         self._lost.discard(name)
         self.exit(name, NODE_LOST)
 
     def repeat(self, name: ProcessName) -> None:
-        """Tell the newest event of a process once more: events come at least once."""
+        """Send the latest event of a process again: events arrive at least once."""
         event = self._bus.newest(name)
         if event is not None:
             self._bus.post(event)

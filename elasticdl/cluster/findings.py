@@ -1,4 +1,4 @@
-"""What a look before a job starts has found, here or on a cluster: plain values."""
+"""Findings of a check before a job starts, locally or on a cluster, as plain values."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TypeAlias, final
 
 
 class Weight(StrEnum):
-    """What a finding means for the job."""
+    """The severity of a finding for the job."""
 
     FINE = "ok"
     WARNING = "warning"
-    """It can be submitted, and may have to wait or to do without."""
+    """The job can be submitted, but may have to wait or to do without something."""
     PROBLEM = "problem"
-    """It would not run."""
+    """The job would not run."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     about: str
     weight: Weight
@@ -36,7 +36,7 @@ Findings: TypeAlias = list[Finding]
 
 
 def worst(findings: Iterable[Finding]) -> Weight:
-    """Of all of them."""
+    """The highest severity of all findings."""
     weights = {finding.weight for finding in findings}
     return next(
         (weight for weight in (Weight.PROBLEM, Weight.WARNING) if weight in weights), Weight.FINE

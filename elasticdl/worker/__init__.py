@@ -1,4 +1,4 @@
-"""The worker: leases shards from the master, trains on them, and tells what was done.
+"""The worker: leases shards from the master, trains on them, and reports progress.
 
 Threads of a worker in parameter-server mode, each at the end of one queue:
 
@@ -7,6 +7,6 @@ Threads of a worker in parameter-server mode, each at the end of one queue:
     long poll          read, order, feed   ids, pull                  compiled step
     push, ack   progress
 
-Nothing computes under a lock, and no step waits on the master: it only needs a lease in time and
-takes reports later.
+Nothing computes under a lock, and no step waits for the master: a worker only needs a lease in time
+and sends reports later.
 """

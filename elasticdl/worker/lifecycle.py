@@ -1,8 +1,7 @@
-"""What a worker does from its first word to the master to its last.
+"""The life of a worker, from its registration at the master to its last report.
 
-The one place where its environment is read.
-
-Importing TensorFlow takes seconds, so a thread does it while the main one attaches and connects.
+Only this module reads the process's environment. TensorFlow's import takes seconds, so a thread
+imports it while the main thread attaches and connects.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ FLUSH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """What the cluster tells a worker."""
+    """What the cluster passes to a worker."""
 
     master: str
     token: str
@@ -74,9 +73,9 @@ class WorkerEnvironment:
 
     @classmethod
     def read(cls) -> WorkerEnvironment:
-        """From ELASTICDL_*.
+        """Read the variables ELASTICDL_*.
 
-        The token is taken out, so that user code does not pass it on to processes it starts.
+        The token is removed, so that user code does not pass it on to processes that it starts.
         """
         try:
             return cls(
@@ -88,18 +87,17 @@ class WorkerEnvironment:
             )
         except (KeyError, ValueError) as error:
             raise PermanentError(
-                f"the environment of this worker lacks or garbles {error}",
-                hint="jobs start workers",
+                f"an environment variable of this worker is missing or invalid: {error}",
+                hint="do not start workers by hand: a job starts them",
             ) from error
 
 
 def import_tensorflow(threads: int) -> None:
-    """Import it, and give it `threads` threads for a step (0: as many as it likes), before it
-    starts any.
+    """Import TensorFlow, and limit its threads per step (0: no limit) before it starts any.
 
-    Steps, ids and `feed` are called from three threads. With fewer threads between operations than
-    that, the small calls
-    would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would overlap.
+    Three threads call steps, ids and `feed`. With fewer threads between operations than that, the
+    small calls would queue behind the step (measured: 1200 ms instead of 0.8 ms), and nothing would
+    overlap.
     """
     load_tensorflow()
     import tensorflow as tf
@@ -111,7 +109,7 @@ def import_tensorflow(threads: int) -> None:
 
 
 class _Import(threading.Thread):
-    """Imports TensorFlow in the background; `wait` raises what that raised."""
+    """Imports TensorFlow in the background; `wait` raises the import's error."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(name="import", daemon=True)
@@ -126,7 +124,7 @@ class _Import(threading.Thread):
             self._error = error
 
     def wait(self, shutdown: Shutdown) -> None:
-        """Block until it is done. Raises Ended if the worker ends first."""
+        """Block until the import is done. Raises Ended if the worker ends first."""
         while self.is_alive():
             if shutdown:
                 raise Ended
@@ -139,7 +137,7 @@ class _Import(threading.Thread):
 class Surroundings:
     """What a worker reaches outside of itself, besides the master.
 
-    `connect` makes a client of the servers at these addresses. `leave` ends the process at once.
+    `connect` creates a client of the servers at these addresses. `leave` ends the process at once.
     """
 
     clock: Clock
@@ -150,7 +148,7 @@ class Surroundings:
 
     @classmethod
     def real(cls, environment: WorkerEnvironment, shutdown: Shutdown) -> Surroundings:
-        """Of a process on its own."""
+        """Those of a process on its own."""
         clock = SystemClock()
 
         def connect(servers: Sequence[str]) -> ServerPool:
@@ -161,7 +159,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What is there once the master knows this worker, long before the model is built."""
+    """Everything that exists once the master knows this worker, long before the model is built."""
 
     attached: Attached
     context: WorkerContext
@@ -173,7 +171,7 @@ class Link:
 
     @classmethod
     def make(cls, client: MasterClient, around: Surroundings, shutdown: Shutdown) -> Link:
-        """Attach, connect, and begin to report and to follow orders.
+        """Attach, connect, and start to report and to follow orders.
 
         Leases wait until there is a model to use them.
         """
@@ -211,9 +209,7 @@ class Link:
 def work(
     environment: WorkerEnvironment, client: MasterClient, link: Link, importing: _Import
 ) -> Worker | RingWorker:
-    """Build the worker and let it work until it ends, for whatever reason: that is in `Shutdown`
-    then.
-    """
+    """Build the worker and let it work until it ends; `Shutdown` then has the reason."""
     outbox = link.context.outbox
     importing.wait(link.context.shutdown)
     outbox.starting("build")
@@ -239,9 +235,7 @@ def work(
     link.revival.start(worker.trainer.revive)
     outbox.starting("")
     link.context.keeper.start()
-    _log.info(
-        "ready: the model was built, and has its weights, in %.1f s", time.monotonic() - begin_s
-    )
+    _log.info("ready: built the model and got its weights in %.1f s", time.monotonic() - begin_s)
     worker.run()
     return worker
 
@@ -257,14 +251,14 @@ def _work_on_ring(environment: WorkerEnvironment, client: MasterClient, link: Li
     ):
         worker = assemble_ring(assignment, host, client, link.generations, link.context)
     link.generations.copies_by(worker.copies.follow)
-    # It says itself when it is warm.
+    # The worker reports itself when it has compiled.
     link.context.outbox.starting("compile")
     worker.run()
     return worker
 
 
 def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
-    """What the reason to end still asks for, and the last report."""
+    """Do what the reason to end still requires, and send the last report."""
     context = link.context
     reason = context.shutdown.reason
     _log.info("leaving: %s", reason or "no more work")
@@ -282,11 +276,11 @@ def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
         case Failed(error):
             _tell_failure(reason, error, link)
     if not link.reporter.flush(FLUSH_S):
-        _log.warning("the last report did not get to the master within %g s", FLUSH_S)
+        _log.warning("the master did not receive the last report within %g s", FLUSH_S)
 
 
 def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
-    """To the log in any case; to the master if it is the user's to mend."""
+    """Log the failure, and report it to the master if the user can fix it."""
     log_error(error)
     if isinstance(error, UserError):
         lease = reason.lease
@@ -306,9 +300,7 @@ def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
 
 
 def _tell_standing(error: StoodStill, outbox: Outbox, reporter: Reporter) -> None:
-    """Another worker tries what did not come to an end here, within the job's budget for errors of
-    user code.
-    """
+    """Report user code that stood still; another worker may try it, within the job's budget."""
     outbox.fail(
         Failure(
             task=None, shard=None, attempt=0, error=f"{error.message}\n{error.hint}", fatal=False
@@ -319,7 +311,7 @@ def _tell_standing(error: StoodStill, outbox: Outbox, reporter: Reporter) -> Non
 
 
 def log_error(error: BaseException) -> None:
-    """What went wrong, to the log; a traceback only where the error is none of ours.
+    """Log an error, with a traceback only if it is not an ElasticDLError.
 
     The last line is what the master shows.
     """
@@ -332,7 +324,7 @@ def log_error(error: BaseException) -> None:
 
 
 def run(shutdown: Shutdown) -> None:
-    """All of a worker's life but its end as a process."""
+    """Run a worker's whole life, except for its end as a process."""
     environment = WorkerEnvironment.read()
     importing = _Import(environment.threads)
     client = MasterClient(environment.master, environment.token, str(environment.name))

@@ -1,8 +1,7 @@
 """`python -m elasticdl.worker.main`: one worker process.
 
-Signals are blocked before the rest is imported: NumPy starts threads of its own, and a signal that
-meets one thread that
-does not block it ends the process instead of draining it.
+It blocks signals before it imports the rest. NumPy starts threads of its own, and a signal that
+reaches a thread that does not block it ends the process instead of draining it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from elasticdl.worker.process.shutdown import Shutdown
 
 
 def main() -> None:
-    """The process."""
+    """Run the worker process."""
     die_with_parent()
     hold_signals()
     logging.basicConfig(

@@ -41,7 +41,9 @@ def test_what_is_there_already_and_ours_is_taken_over() -> None:
 def test_what_is_there_already_and_somebody_elses_is_refused_for_good() -> None:
     server = Server()
     server.posts, server.objects = [TAKEN], {"w": FOREIGN}
-    with pytest.raises(CreateRefused, match="pod w already, and it is not of this job") as refused:
+    with pytest.raises(
+        CreateRefused, match="pod w already exists and does not belong to this job"
+    ) as refused:
         create(server)
     assert not refused.value.retry
 

@@ -158,7 +158,7 @@ def test_who_is_killed_while_submitting_leaves_the_whole_job_or_nothing(count: i
             if count == 0:
                 assert await cluster.run(submit(api, SPEC, "ns"))
             else:
-                with pytest.raises(SpecError, match="there is a job iris already") as taken:
+                with pytest.raises(SpecError, match="job iris already exists") as taken:
                     await submit(api, SPEC, "ns")
                 assert "delete job iris" in taken.value.hint
             assert cluster.names() == ["iris"]

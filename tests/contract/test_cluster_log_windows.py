@@ -186,7 +186,7 @@ def test_only_so_many_logs_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch
 
 def test_a_pod_that_is_gone_or_has_not_begun_has_no_log() -> None:
     async def scene(nodes: Nodes, windows: LogWindows) -> None:
-        with pytest.raises(NoSuchLog, match="pod gone has no log any more"):
+        with pytest.raises(NoSuchLog, match="pod gone no longer has a log"):
             await windows.read(pod("gone"), 0, 10)
         nodes.refuse = (400, "is waiting to start: ContainerCreating")
         with pytest.raises(NoSuchLog, match="pod young has no log yet"):

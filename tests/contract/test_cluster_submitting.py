@@ -59,7 +59,7 @@ def test_one_object_is_made() -> None:
 def test_a_name_that_is_taken_is_bad_usage_and_what_is_there_stays() -> None:
     cluster = SmallCluster()
     theirs = cluster.put(JOBS, {"metadata": {"name": "iris"}})
-    with pytest.raises(SpecError, match="there is a job iris already in namespace ns") as taken:
+    with pytest.raises(SpecError, match="job iris already exists in namespace ns") as taken:
         send(cluster)
     assert taken.value.exit_code is ExitCode.USAGE and "delete job iris" in taken.value.hint
     assert cluster.objects == {f"{JOBS}/iris": theirs}
@@ -118,7 +118,7 @@ def test_a_pod_that_the_cluster_would_never_take_is_refused_with_its_role() -> N
     words = 'pods "w" is forbidden: no PriorityClass with name gold was found'
     cluster.bend = on(PODS, status(403, "Forbidden", words), of="worker")
     with pytest.raises(
-        ElasticDLError, match="would not take a worker's pod: there is no priority class gold"
+        ElasticDLError, match="would refuse a worker's pod: there is no priority class gold"
     ) as refused:
         send(cluster)
     assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
@@ -161,4 +161,4 @@ def test_a_server_that_stays_away_ends_the_wait_and_nothing_is_made(
         send(cluster)
     assert cluster.names() == []
     (told,) = SAID
-    assert re.search(r"the API server answered 503.*; trying again for [1-4] s$", told), told
+    assert re.search(r"the API server answered 503.*; retrying for [1-4] s$", told), told

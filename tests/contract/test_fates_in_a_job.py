@@ -174,7 +174,7 @@ def test_an_image_that_is_away_for_a_while_costs_only_pauses_where_workers_ran_b
 def test_rights_that_are_missing_for_ever_exit_with_3_and_name_verb_and_resource(play) -> None:
     words = (
         "service account elasticdl of namespace ns may not create pods in namespace ns;"
-        " docker/rbac.yaml has the rights"
+        " docker/rbac.yaml grants the rights"
     )
     finish, _ = play(None, lambda job: job.cluster.refuse(words, retry=False, times=99))
     assert (finish.exit_code, words in finish.message) == (ExitCode.CLUSTER_REFUSED, True)

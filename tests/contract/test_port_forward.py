@@ -172,7 +172,7 @@ def test_a_way_that_is_barred_is_told_at_once_and_in_words(
 
 @pytest.mark.parametrize(
     ("behave", "words"),
-    [(nobody_listens, "nothing listens at port 50001 of pod master"), (breaks_off, "")],
+    [(nobody_listens, "nothing listens on port 50001 of pod master"), (breaks_off, "")],
     ids=["nobody listens", "the API server breaks off"],
 )
 def test_a_connection_that_breaks_ends_on_our_side_too_and_the_next_one_may_work(
@@ -199,8 +199,8 @@ async def greets(socket: web.WebSocketResponse) -> None:
 @pytest.mark.parametrize(
     ("behave", "words"),
     [
-        (echo, "pod master says nothing at port 50001"),
-        (nobody_listens, "nothing listens at port 50001 of pod master"),
+        (echo, "pod master does not answer on port 50001"),
+        (nobody_listens, "nothing listens on port 50001 of pod master"),
         (greets, ""),
     ],
     ids=["silent", "nobody", "greets"],

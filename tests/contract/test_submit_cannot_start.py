@@ -297,7 +297,8 @@ def test_why_the_cluster_has_not_made_the_masters_pod_is_told(serve: Any) -> Non
     with ClusterClient() as line:
         report = KubernetesJob(line, "ads").report()
     assert (
-        report.status.message == f"waiting: the cluster has not made its master's pod yet: {said}"
+        report.status.message
+        == f"waiting: the cluster has not created its master's pod yet: {said}"
     )
 
 

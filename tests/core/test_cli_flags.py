@@ -203,7 +203,7 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-workers", "3:1"], "--num-workers: MIN 3 is above MAX 1"),
+        (["--num-workers", "3:1"], "--num-workers: MIN 3 is greater than MAX 1"),
         (["--num-workers", "a few"], "--num-workers: expected N or MIN:MAX, got 'a few'"),
         (
             ["--num-workers", "0"],
@@ -237,7 +237,7 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
             ["--evaluation-seconds", "nan"],
             "--evaluation-seconds: expected a number of seconds of at least 0, got 'nan'",
         ),
-        (["--envs", "A=1", "--envs", "A=2"], "--envs: A is there twice"),
+        (["--envs", "A=1", "--envs", "A=2"], "--envs: A is given twice"),
         (
             ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,colour=red"],
             "--volume: unknown key 'colour'",
@@ -269,19 +269,19 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
                 "--volume",
                 "claim_name=c,mount_path=/d;claim_name=e,mount_path=/d/",
             ],
-            "two volumes at /d",
+            "two volumes have mount_path /d",
         ),
         (
             ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,type=Directory"],
-            "type=Directory is for a host_path",
+            "type=Directory requires a host_path",
         ),
         (
             ["--image-name", "i", "--worker-resource-limit", "memory=2 GB"],
-            "memory=2 GB: '2 GB' is no quantity",
+            "memory=2 GB: invalid quantity '2 GB'",
         ),
         (
             ["--image-name", "i", "--worker-resource-limit", "memory=0"],
-            "memory=0: expected more than nothing",
+            "memory=0: expected more than 0",
         ),
         (["--image-name", "i", "--worker-resource-limit", "cpu=1Gi"], "cpu=1Gi: expected cores"),
         (
@@ -290,17 +290,17 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         ),
         (
             ["--image-name", "i", "--oom-memory-limit", "lots"],
-            "--oom-memory-limit: 'lots' is no quantity",
+            "--oom-memory-limit: invalid quantity 'lots'",
         ),
         (["--image-name", "i", "--tolerations", "[{"], "--tolerations: expected JSON"),
         (["--image-name", "i", "--affinity", "[1]"], "--affinity"),
         (["--image-name", "i", "--job-dir", "here"], "--job-dir here is not an absolute path"),
-        (["--image-name", "i", "--output", "/out"], "--output /out is on no --volume"),
+        (["--image-name", "i", "--output", "/out"], "--output /out is not on a writable --volume"),
         (
             ["--image-name", "i", "--checkpoint-steps", "9"],
-            "--checkpoint-steps needs a place that all pods see",
+            "--checkpoint-steps needs a --job-dir on a volume that all pods share",
         ),
-        (["--image-name", "i", "--resume"], "--resume needs a place that all pods see"),
+        (["--image-name", "i", "--resume"], "--resume needs a --job-dir on a volume"),
         (
             [
                 "--image-name",
@@ -310,7 +310,7 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
                 "--output",
                 "/d/o",
             ],
-            "is on no --volume that can",
+            "is not on a writable --volume",
         ),
         (["--detach"], "--detach is for jobs on a cluster"),
     ],
@@ -329,10 +329,7 @@ def test_a_wrong_value_names_the_flag_and_what_is_expected(
         (["train", "--model-zoo", "z", "--training-data", "t"], "--model-def is missing"),
         (
             ["train"],
-            (
-                "--model-zoo, --model-def and --training-data are missing\nHint: `elasticdl train`"
-                " needs them"
-            ),
+            ("--model-zoo, --model-def and --training-data are missing\nHint: give them as a flag"),
         ),
         (
             ["evaluate", "--model-zoo", "z", "--model-def", "m"],
@@ -612,7 +609,7 @@ def test_a_verb_has_no_flag_that_it_does_not_heed(
         assert run([action, flag(name), *value]) == 2
         errors = capsys.readouterr().err
         assert (
-            f"`elasticdl {action}` does not accept {flag(name)}\nHint: leave it out: it is for"
+            f"`elasticdl {action}` does not accept {flag(name)}\nHint: remove it; only"
             " `elasticdl " in errors
         )
         assert run(["check", "--for", str(action), flag(name), *value]) == 2

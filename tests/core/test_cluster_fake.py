@@ -120,5 +120,5 @@ def test_an_event_can_come_twice() -> None:
 
 
 def test_a_fault_for_a_process_that_does_not_live_is_a_mistake_of_the_test() -> None:
-    with pytest.raises(KeyError, match="worker-0 is not live; live are none"):
+    with pytest.raises(KeyError, match="worker-0 is not live; live: none"):
         FakeCluster().kill(W0)

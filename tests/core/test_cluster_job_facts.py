@@ -76,11 +76,11 @@ def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") ->
 @pytest.mark.parametrize(
     ("found", "standing", "waits_for"),
     [
-        (job_facts(job()), JobStage.WAITING, "the cluster has not made its master's pod yet"),
+        (job_facts(job()), JobStage.WAITING, "the cluster has not created its master's pod yet"),
         (
             job_facts(job(suspend=True)),
             JobStage.WAITING,
-            "it is suspended; it starts when whoever suspended it",
+            "it is suspended, for example by a queue",
         ),
         (
             job_facts(job(), [pod(Role.MASTER)]),
@@ -90,22 +90,22 @@ def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") ->
         (
             job_facts(job(), [ended(137, at_s=1)]),
             JobStage.WAITING,
-            "its master ended (signal 9) and is being started again",
+            "its master ended (signal 9) and is being restarted",
         ),
         (
             job_facts(job(), [ended(66)]),
             JobStage.WAITING,
-            "its master ended (exit code 66) and is being started again",
+            "its master ended (exit code 66) and is being restarted",
         ),
         (
             job_facts(job(), [ended(130)]),
             JobStage.WAITING,
-            "its master has ended (exit code 130), of which the cluster is just",
+            "its master has ended (exit code 130), which the cluster is about to",
         ),
         (
             job_facts(job(), [ended(0)]),
             JobStage.WAITING,
-            "its master has ended (exit code 0), of which the cluster is just",
+            "its master has ended (exit code 0), which the cluster is about to",
         ),
         (job_facts(job(), [ended(1, at_s=1), running(at_s=2)]), JobStage.RUNNING, ""),
         (
@@ -164,7 +164,7 @@ def test_the_masters_word_is_how_a_job_ended(code: int, standing: JobStage) -> N
             ),
             [],
             130,
-            "left no word",
+            "without a report",
         ),
         (
             ("Failed", "Job has reached the specified backoff limit"),
@@ -310,15 +310,20 @@ def test_what_a_job_takes_is_counted_as_quotas_count_it() -> None:
             "8",
             "8",
             Weight.WARNING,
-            "quota team-a: cpu 8 of 8 used; the job needs 2 to begin: it would wait",
+            "quota team-a: cpu 8 of 8 used; the job needs 2 to start, so it would wait",
         ),
         ("5", "8", None, ""),
-        ("5500m", "8", Weight.WARNING, "all of the job takes 3: it would run with fewer workers"),
+        (
+            "5500m",
+            "8",
+            Weight.WARNING,
+            "with all workers the job needs 3, so it would run with fewer",
+        ),
         (
             "0",
             "1500m",
             Weight.PROBLEM,
-            "cpu 0 of 1500m used; the job needs 2 to begin, which is never there",
+            "cpu 0 of 1500m used; the job needs 2 to start, which exceeds the quota",
         ),
     ],
 )
@@ -349,8 +354,8 @@ def test_a_quota_that_is_not_counted_yet_bounds_as_well() -> None:
         assert found.weight is Weight.PROBLEM
         assert (
             found.text
-            == "quota team-a: cpu 1500m in all, not counted yet; the job needs 2 to begin, which is"
-            " never there"
+            == "quota team-a: cpu limit 1500m, usage not counted yet; the job needs 2 to start,"
+            " which exceeds the quota"
         )
 
 
@@ -362,7 +367,7 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
     assert told.lost_master(due_s + 30) == "", "nodes take their time"
     words = told.lost_master(due_s + 61)
     assert (
-        "node node0 of its master does not answer" in words
+        "node node0 of its master has not answered" in words
         and "kubectl delete pod digits-master-0-1 --force" in words
     )
     assert """kubectl patch pod digits-master-0-1 -p '{"metadata":{"finalizers":null}}')""" in words
@@ -385,8 +390,8 @@ def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_u
     ]
     words = job_facts(job(), [silent]).lost_master(0.0)
     assert words.startswith(
-        f"node node0 of its master does not answer since {since}; there are never two masters, so"
-        " the job goes on"
+        f"node node0 of its master has not answered since {since}; a job never has two"
+        " masters, so it continues"
     )
     for ready in ({"status": "True"}, {"status": "False", "reason": "ReadinessGatesNotReady"}):
         fine = running()

@@ -136,7 +136,7 @@ def test_facts_of_an_end_are_the_platforms_own(found: dict, expected: ExitFacts)
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (pod(node=""), "waiting to be placed on a node"),
+        (pod(node=""), "waiting for a node"),
         (
             pod(
                 node="",
@@ -220,7 +220,7 @@ RIGHTS = (
         (
             403,
             'pods "w" is forbidden: failed quota: team: must specify cpu for: process',
-            "quota team wants the pod to say its cpu",
+            "quota team requires the pod to specify cpu",
             False,
         ),
         (
@@ -272,15 +272,15 @@ RIGHTS = (
             "being deleted",
             False,
         ),
-        (403, "out of the blue", "the cluster forbids it: out of the blue", False),
+        (403, "out of the blue", "the cluster forbids the pod: out of the blue", False),
         (
             400,
             'admission webhook "v.kyverno" denied the request: no latest tag',
-            "webhook v.kyverno said no: no latest tag",
+            "webhook v.kyverno refused: no latest tag",
             False,
         ),
         (404, 'namespaces "ns" not found', "there is no namespace ns", False),
-        (401, "Unauthorized", "does not know us", True),
+        (401, "Unauthorized", "does not accept our credentials", True),
         (422, "Pod is invalid: spec.x: Required", "does not accept the pod: Pod is invalid", False),
         (429, "too many requests", "429", True),
         (500, "failed calling webhook", "500", True),

@@ -184,7 +184,7 @@ def test_threads_follow_the_cores_of_the_plan_and_else_of_the_spec() -> None:
 
 @pytest.mark.parametrize("quantity", ["2 cores", "0", "-1", "1Gi", "nan", ""])
 def test_a_quantity_of_cores_that_is_none_is_refused(quantity: str) -> None:
-    with pytest.raises(ValueError, match="no quantity of cores"):
+    with pytest.raises(ValueError, match="invalid number of cores"):
         assert Resources(limits={"cpu": quantity or "x"}).cores
 
 

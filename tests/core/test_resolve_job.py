@@ -117,8 +117,8 @@ def test_a_cluster_that_cannot_be_asked_is_told(
     monkeypatch.setenv("KUBECONFIG", str(here / "kubeconfig"))
     assert no_cluster() == ""
     words = (
-        "there is no job in jobs/iris or iris, and the cluster cannot be asked: no cluster to"
-        " talk to"
+        "there is no job in jobs/iris or iris, and the cluster cannot be asked: no"
+        " usable Kubernetes configuration"
     )
     with pytest.raises(PermanentError, match=words) as caught, resolve_job(JobQuery("iris")):
         pass

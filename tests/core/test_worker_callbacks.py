@@ -190,7 +190,7 @@ def test_the_rounds_before_come_with_a_summary_lease():
     )
     assert past_of(payload) == (PastRound(3, 1, {"auc": 0.5}),)
     assert past_of('{"metrics": {}}') == ()
-    with pytest.raises(PermanentError, match="the rounds before"):
+    with pytest.raises(PermanentError, match="earlier rounds"):
         past_of('{"history": [{}]}')
 
 

@@ -83,5 +83,5 @@ def test_a_bad_record_is_left_out_and_counted_with_its_words():
 
 def test_a_reader_that_gives_fewer_records_than_promised_is_named():
     shard, blocks = blocks_of([(2, 0)])
-    with pytest.raises(UserError, match="reader gave 2"):
+    with pytest.raises(UserError, match="reader returned 2"):
         LoadedShard.read(Shard(shard.id, "s", 0, 3), blocks)

@@ -103,7 +103,7 @@ def test_the_first_batch_is_what_feed_makes_of_the_first_records():
 
 
 def test_a_feed_that_makes_nothing_of_the_first_records_is_named():
-    with pytest.raises(UserError, match="nothing of the first records of one"):
+    with pytest.raises(UserError, match="kept none of the first records of one"):
         sample(Reader(30), lambda window: None)
 
 

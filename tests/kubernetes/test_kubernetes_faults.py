@@ -231,7 +231,7 @@ def test_a_pod_of_somebody_else_is_left_alone(run, place, owner) -> None:
     uid = place.read("pod", theirs["metadata"]["name"], "-n", owner.namespace)["metadata"]["uid"]
 
     async def scenario(b: KubernetesBench) -> None:
-        await _refused(b, W0, retry=False, words=[b.pod(W0), "not of this job"])
+        await _refused(b, W0, retry=False, words=[b.pod(W0), "does not belong to this job"])
 
     run(scenario)
     left = place.read("pod", theirs["metadata"]["name"], "-n", owner.namespace)["metadata"]

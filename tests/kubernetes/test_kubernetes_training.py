@@ -201,7 +201,7 @@ def test_iris_trains_leaves_its_export_on_the_volume_and_is_evaluated_and_predic
     code, _, errors = ground.run("train", *flags, limit_s=STEP_LIMIT_S)
     assert (
         code == ExitCode.USAGE
-        and f"there is a job iris already in namespace {ground.namespace}" in errors
+        and f"job iris already exists in namespace {ground.namespace}" in errors
     )
     assert ground.objects() == before
     trained = ("--checkpoint-dir-for-init", "/data/iris/checkpoints")

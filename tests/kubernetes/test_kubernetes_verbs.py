@@ -267,7 +267,7 @@ def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
         "there is no priority class nobody",
         "there is no volume claim nothing in namespace",
         "there is no service account ghost in namespace",
-        "quota team-a: cpu 0 of 1 used; the job needs 2.2 to begin, which is never there",
+        "quota team-a: cpu 0 of 1 used; the job needs 2.2 to start, which exceeds the quota",
     ):
         assert words in output, output
     code, output, _ = elasticdl.run(

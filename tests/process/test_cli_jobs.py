@@ -210,7 +210,7 @@ def test_a_wrong_job_ends_with_2_before_the_preflight_and_leaves_nothing(
 ) -> None:
     code, _, errors = elasticdl.end(elasticdl.train("finishes", "--num-workers", "3:1"))
     assert code == 2
-    assert "--num-workers: MIN 3 is above MAX 1" in errors and "checking" not in errors
+    assert "--num-workers: MIN 3 is greater than MAX 1" in errors and "checking" not in errors
     assert list(elasticdl.directory.iterdir()) == []
 
 

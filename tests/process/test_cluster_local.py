@@ -333,7 +333,7 @@ def test_where_memory_is_short_one_worker_is_started_and_more_are_refused_for_no
         try:
             await cluster.create(workers[0])
             await cluster.create(ProcessSpec(ProcessName(Role.PS, 0), sleep))
-            with pytest.raises(CreateRefused, match="100 MiB of memory left") as refused:
+            with pytest.raises(CreateRefused, match="100 MiB of free memory") as refused:
                 await cluster.create(workers[1])
             assert refused.value.retry
             free[0] = 1 << 30

@@ -1,7 +1,7 @@
-"""Why a Kubernetes cluster will not create a pod, in words, and whether it may later. Pure.
+"""Why a Kubernetes cluster refuses to create a pod, and whether it may accept it later. Pure.
 
-The sentences that are taken apart here are those of the API server's admission plugins. One that is
-not known is shown as it is.
+The patterns match messages of the API server's admission plugins; an unknown message is shown as it
+is.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _SERVICE_ACCOUNT_USER = re.compile(r"system:serviceaccount:(?P<namespace>[^:]+):
 
 
 def refusal(code: int, message: str) -> CreateRefused:
-    """What to tell of an answer with an HTTP `code` of 400 or more to a request to create a pod."""
+    """Interpret an answer with an HTTP `code` of 400 or more to a request to create a pod."""
     if code == 403:
         return _forbidden(message)
     if code == 404 and (found := _NAMESPACE.search(message)):
         return CreateRefused(f"there is no namespace {found['name']}", retry=False)
     if code == 401:
-        # A token that is being renewed is refused for a moment.
-        return CreateRefused(f"the cluster does not know us: {message}", retry=True)
-    if found := _WEBHOOK.search(message):
+        # The server refuses a token for a moment while it is being renewed.
+        return CreateRefused(f"the cluster does not accept our credentials: {message}", retry=True)
+    if webhook := _WEBHOOK.search(message):
         return CreateRefused(
-            f"the cluster's admission webhook {found['name']} said no: {found['why'].strip()}",
+            f"the cluster's admission webhook {webhook['name']} refused: {webhook['why'].strip()}",
             retry=False,
         )
     if code in (400, 422):
@@ -58,16 +58,16 @@ def _forbidden(message: str) -> CreateRefused:
         return CreateRefused(_quota(found), retry=True)
     if found := _MUST_SAY.search(message):
         return CreateRefused(
-            f"quota {found['name']} wants the pod to say its {found['what']}", retry=False
+            f"quota {found['name']} requires the pod to specify {found['what']}", retry=False
         )
     if found := _NOT_COUNTED.search(message):
         # A new quota forbids everything until its controller has counted, a moment later.
         return CreateRefused(
-            f"quota {found['name']} is new: what is used of it is not counted yet", retry=True
+            f"quota {found['name']} is new, and its usage is not counted yet", retry=True
         )
     if _STARTING in message:
         return CreateRefused(
-            "the API server has just started and does not know yet what it has to heed", retry=True
+            "the API server has just started and has not loaded its rules yet", retry=True
         )
     if found := _POD_SECURITY.search(message):
         return CreateRefused(
@@ -78,7 +78,7 @@ def _forbidden(message: str) -> CreateRefused:
         return CreateRefused(_missing_right(found), retry=False)
     if found := _WEBHOOK.search(message):
         return CreateRefused(
-            f"the cluster's admission webhook {found['name']} said no: {found['why'].strip()}",
+            f"the cluster's admission webhook {found['name']} refused: {found['why'].strip()}",
             retry=False,
         )
     if found := _PRIORITY.search(message):
@@ -87,14 +87,14 @@ def _forbidden(message: str) -> CreateRefused:
             retry=False,
         )
     if found := _ACCOUNT.search(message):
-        # A new namespace gets its `default` one by itself, a moment later.
+        # A new namespace gets its `default` account a moment later.
         return CreateRefused(
             f"there is no service account {found['name']}; see docker/rbac.yaml",
             retry=found["name"] == "default",
         )
     if "because it is being terminated" in message:
         return CreateRefused("the namespace is being deleted", retry=False)
-    return CreateRefused(f"the cluster forbids it: {message}", retry=False)
+    return CreateRefused(f"the cluster forbids the pod: {message}", retry=False)
 
 
 def _quota(found: re.Match[str]) -> str:
@@ -120,6 +120,6 @@ def _missing_right(found: re.Match[str]) -> str:
     )
     where = f" in namespace {found['namespace']}" if found["namespace"] else ""
     return (
-        f"{who} may not {found['verb']} {found['resource']}{where}; docker/rbac.yaml has the rights"
-        " that a job needs"
+        f"{who} may not {found['verb']} {found['resource']}{where}; docker/rbac.yaml"
+        " grants the rights that a job needs"
     )

@@ -1,11 +1,9 @@
-"""The one home of the Kubernetes client: requests to an API server as JSON in and JSON out, with
-errors of our own.
+"""The only module that uses the Kubernetes client: requests with JSON in and JSON out.
 
-The client gives its configuration (kubeconfig with plugins, a pod's service account, TLS) and its
-connection pool. Its
-models are not used: to build 500 of them for a list costs the master a second. The server checks
-spelling instead
-(`fieldValidation=Strict`). Importing this module takes half a second: keep it lazy in the CLI.
+The client provides its configuration (kubeconfig with plugins, a pod's service account, TLS) and
+its connection pool. Its models are not used: building 500 of them for a list costs the master a
+second. The server validates fields instead (`fieldValidation=Strict`). The import takes half a
+second, so the CLI imports it lazily.
 """
 
 from __future__ import annotations
@@ -31,26 +29,22 @@ from elasticdl.errors import ExitCode, PermanentError, TransientError
 
 CONNECT_S, CALL_S = 10.0, 30.0
 SETTLE_S = 15.0
-"""An API server that starts answers before it knows accounts and roles again, and forbids for a
-moment what it will allow.
-"""
+"""A starting API server may refuse valid accounts and roles for this long, until it knows them."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_RETRY_AFTER_S = 120.0
 _CONNECTIONS = 64
 _GOODBYE_S = 0.1
 _NO_WAY = b"it does not reach the pod's node"
-"""What a failure on the way to a pod mostly is; the answer's own words are not to be had."""
+"""The usual cause of a failure on the way to a pod; the answer itself is not available."""
 _GARBLED = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)
-"""What the client raises on a kubeconfig that is none."""
+"""What the client raises for an invalid kubeconfig."""
 _PING_S, _CLOSE_S = 10.0, 1.0
 Socket: TypeAlias = aiohttp.ClientWebSocketResponse
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What an API server said instead of doing it: the HTTP code, its `reason` in one word and its
-    message.
-    """
+    """The error answer of an API server: HTTP code, one-word `reason` and message."""
 
     code: int
     reason: str
@@ -58,7 +52,7 @@ class Status:
 
 
 class ApiRefused(PermanentError):
-    """The API server says no. The same request will get the same answer."""
+    """The API server refuses a request; a repetition would get the same answer."""
 
     exit_code = ExitCode.CLUSTER_REFUSED
 
@@ -68,9 +62,9 @@ class ApiRefused(PermanentError):
 
 
 class ApiAway(TransientError):
-    """The API server is not reached, too busy, or broken.
+    """The API server is unreachable, overloaded or broken.
 
-    `status` is None where nothing was heard from it.
+    `status` is None if it did not answer.
     """
 
     def __init__(
@@ -82,15 +76,15 @@ class ApiAway(TransientError):
 
 @final
 class ApiServer:
-    """Use it from one event loop, and close it there. Make it with `connect`."""
+    """Use it from one event loop, and close it there. Create it with `connect`."""
 
     def __init__(
         self, configuration: Configuration, namespace: str, *, unsettled: bool = False
     ) -> None:
-        """`namespace`: the one that the configuration names; 'default' where it names none.
+        """`namespace` is that of the configuration, or 'default'.
 
-        `unsettled`: it may have been away just before, as it is taken to be for a while whenever it
-        is not reached.
+        `unsettled`: the server may have restarted just before, as is assumed whenever it was
+        unreachable.
         """
         self.namespace = namespace
         self._settled_at_s = time.monotonic() + SETTLE_S if unsettled else 0.0
@@ -98,10 +92,10 @@ class ApiServer:
         self._client = ApiClient(configuration)
 
     async def close(self) -> None:
-        """Drop all connections."""
+        """Close all connections."""
         await self._client.close()
-        # A TLS connection takes a few turns of the loop to end; one that is cut off there is
-        # reported as a leak.
+        # A TLS connection takes a few turns of the loop to close, and is reported as a leak if it
+        # does not get them.
         await asyncio.sleep(_GOODBYE_S)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
@@ -109,7 +103,7 @@ class ApiServer:
         return await self._json("GET", path, query)
 
     async def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
-        """Make an object, or only ask whether it could be made; unknown fields are refused.
+        """Create an object, or with `dry_run` only validate that; unknown fields are refused.
 
         Raises ApiRefused, ApiAway.
         """
@@ -131,7 +125,7 @@ class ApiServer:
         return await self._json("PATCH", path, None, body)
 
     async def text(self, path: str, query: Mapping[str, str] | None = None) -> str:
-        """Read something that is not JSON, a log for one. Raises ApiRefused, ApiAway."""
+        """Read something other than JSON, such as a log. Raises ApiRefused, ApiAway."""
         async with self._answer("GET", path, query, None, CALL_S) as answer:
             return (await answer.read()).decode("utf-8", errors="replace")
 
@@ -140,7 +134,7 @@ class ApiServer:
     ) -> AsyncGenerator[bytes]:
         """A stream, line by line, until the server ends it.
 
-        Raises ApiAway also when nothing came for `silence_s`.
+        Raises ApiRefused, ApiAway (also after `silence_s` without a byte).
         """
         async with self._answer("GET", path, query, None, silence_s, whole=False) as answer:
             rest = b""
@@ -164,9 +158,9 @@ class ApiServer:
     async def socket(
         self, path: str, query: Mapping[str, str], protocol: str
     ) -> AsyncGenerator[Socket]:
-        """A WebSocket; a peer that answers no ping for a few seconds ends it.
+        """A WebSocket, closed when the peer does not answer pings for a few seconds.
 
-        Raises ApiRefused, ApiAway: not reached, or no.
+        Raises ApiRefused, ApiAway.
         """
         rest, configuration = self._client.rest_client, self._client.configuration
         _, url, headers, _, _ = await self._client.param_serialize(
@@ -194,9 +188,9 @@ class ApiServer:
         except aiohttp.WSServerHandshakeError as error:
             raise _error(error.status, _NO_WAY if error.status >= 500 else b"", "") from error
         except TimeoutError as error:
-            raise ApiAway(f"the API server is not reached within {CONNECT_S:g} s") from error
+            raise ApiAway(f"no connection to the API server within {CONNECT_S:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ApiAway(f"the API server is not reached: {error}") from error
+            raise ApiAway(f"cannot reach the API server: {error}") from error
         try:
             yield opened
         finally:
@@ -249,17 +243,19 @@ class ApiServer:
                 yield answer
         except aiohttp.ConnectionTimeoutError as error:
             raise self._judged(
-                ApiAway(f"the API server is not reached within {CONNECT_S:g} s")
+                ApiAway(f"no connection to the API server within {CONNECT_S:g} s")
             ) from error
         except TimeoutError as error:
-            raise self._judged(ApiAway(f"the API server said nothing for {limit_s:g} s")) from error
+            raise self._judged(
+                ApiAway(f"the API server did not answer for {limit_s:g} s")
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._judged(ApiAway(f"the API server is not reached: {error}")) from error
+            raise self._judged(ApiAway(f"cannot reach the API server: {error}")) from error
         except ValueError as error:
-            raise ApiAway(f"the API server's answer makes no sense: {error}") from error
+            raise ApiAway(f"the API server sent an invalid answer: {error}") from error
 
     def _judged(self, said: ApiRefused | ApiAway) -> ApiRefused | ApiAway:
-        """Of a server that was away, what it has not heard of yet is no refusal."""
+        """Treat refusals of a server that was just unreachable as temporary."""
         if isinstance(said, ApiRefused):
             unknown = said.status.code == 401 or (
                 said.status.code == 403 and " cannot " in said.message
@@ -274,10 +270,10 @@ class ApiServer:
 
 
 def _object(body: bytes) -> Json:
-    found = json.loads(body)
-    if not isinstance(found, dict):
+    parsed = json.loads(body)
+    if not isinstance(parsed, dict):
         raise ValueError(f"expected an object, got {body[:100]!r}")
-    return found
+    return parsed
 
 
 def _error(code: int, body: bytes, retry_after: str) -> ApiRefused | ApiAway:
@@ -299,18 +295,17 @@ def _error(code: int, body: bytes, retry_after: str) -> ApiRefused | ApiAway:
 
 
 def _seconds(text: object) -> float:
-    """A Retry-After in seconds, bounded; 0 where there is none (dates are not sent by API
-    servers).
-    """
+    """A bounded Retry-After in seconds; 0 if there is none (API servers do not send dates)."""
     return min(float(str(text)), _MAX_RETRY_AFTER_S) if str(text).isdecimal() else 0.0
 
 
 async def connect(context: str = "", kubeconfig: str = "") -> ApiServer:
-    """As this pod's service account within a cluster, else as the kubeconfig says.
+    """Connect as this pod's service account within a cluster, else by the kubeconfig.
+
+    `kubeconfig` (default: KUBECONFIG, else ~/.kube/config) or `context`, if given, take precedence
+    over the service account.
 
     Raises PermanentError.
-
-    `kubeconfig` (default: KUBECONFIG, else ~/.kube/config) or `context` given: always that.
     """
     configuration = Configuration()
     within = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not context and not kubeconfig
@@ -325,9 +320,10 @@ async def connect(context: str = "", kubeconfig: str = "") -> ApiServer:
             persist_config=False,
         )
     except (kubernetes_config.ConfigException, OSError, *_GARBLED) as error:
-        words = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise PermanentError(
-            f"no cluster to talk to: {words}", hint="see `kubectl config get-contexts`"
+            f"no usable Kubernetes configuration: {reason}",
+            hint="see `kubectl config get-contexts`",
         ) from error
     chosen: Mapping[str, Any] = loader.current_context["context"]
     return ApiServer(configuration, chosen.get("namespace") or "default")

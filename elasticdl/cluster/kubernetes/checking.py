@@ -1,6 +1,6 @@
-"""What can be known to stand in a job's way on a cluster before it is submitted.
+"""Check, before a job is submitted, what would prevent it from running on a cluster.
 
-Asks only; makes nothing.
+It only asks and creates nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LOOKING_AFTER = (
     Right("get", "pods/portforward", "to talk to the job's master"),
     Right("create", "pods/portforward", "to talk to the job's master, from Kubernetes 1.35 on"),
 )
-"""What whoever looks after a job from outside the cluster needs."""
+"""Rights of a user who manages a job from outside the cluster."""
 
 
 async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
-    """Everything, in the order in which it is best told.
+    """All findings, in display order.
 
     `spec` has a name and a directory. Raises ApiAway, ApiRefused.
     """
@@ -54,21 +54,21 @@ async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
 
 
 def image(name: str) -> Finding:
-    """Whether its name can be one. Whether it is there, only a node can tell."""
+    """Whether the image name is valid; only a node can find out whether the image exists."""
     if not IMAGE.fullmatch(name):
         return Finding(
             "image",
             Weight.PROBLEM,
-            f"{name!r} is no name of an image; expected REGISTRY/NAME:TAG in small letters",
+            f"invalid image name {name!r}; expected REGISTRY/NAME:TAG in lower case",
         )
     pinned = (
         ""
         if "@" in name or ":" in name.rpartition("/")[2]
-        else "; it has no tag: what `latest` is may change while the job runs"
+        else "; without a tag, `latest` may change while the job runs"
     )
     weight = Weight.WARNING if pinned else Weight.FINE
     return Finding(
-        "image", weight, f"{name} is a name; whether it can be pulled is seen on a node{pinned}"
+        "image", weight, f"{name} is a valid name; only a node can check the pull{pinned}"
     )
 
 
@@ -79,16 +79,14 @@ async def _name(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
         _HIDDEN,
     ):
         return [
-            Finding(
-                "name", Weight.PROBLEM, f"there is a job {name} already in namespace {namespace}"
-            )
+            Finding("name", Weight.PROBLEM, f"job {name} already exists in namespace {namespace}")
         ]
     return [Finding("name", Weight.FINE, f"{name} in namespace {namespace}")]
 
 
 async def _own_rights(api: ApiServer, namespace: str) -> Findings:
     lacking = await rights.missing(api, namespace, SUBMITTING + LOOKING_AFTER)
-    found = [
+    findings = [
         Finding(
             "rights",
             Weight.PROBLEM if right in SUBMITTING else Weight.WARNING,
@@ -96,14 +94,14 @@ async def _own_rights(api: ApiServer, namespace: str) -> Findings:
         )
         for right in lacking
     ]
-    return found or [Finding("rights", Weight.FINE, "you may submit jobs and look after them")]
+    return findings or [Finding("rights", Weight.FINE, "you may submit and manage jobs")]
 
 
 async def _account(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     account = spec.kubernetes.service_account or "default"
     where = f"service account {account}"
     if await _object(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}") is None:
-        grant = f"kubectl -n {namespace} apply -f docker/rbac.yaml makes one"
+        grant = f"create it: kubectl -n {namespace} apply -f docker/rbac.yaml"
         return [
             Finding(
                 "account", Weight.PROBLEM, f"there is no {where} in namespace {namespace}; {grant}"
@@ -115,24 +113,24 @@ async def _account(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
             Finding(
                 "account",
                 Weight.WARNING,
-                f"you may not ask what {where} may do; docker/rbac.yaml has what it needs",
+                f"you may not check what {where} may do; docker/rbac.yaml lists its rights",
             )
         ]
-    words = "; ".join(f"{right} ({right.why})" for right in lacking)
+    listed = "; ".join(f"{right} ({right.why})" for right in lacking)
     if lacking:
         return [
             Finding(
-                "account", Weight.PROBLEM, f"{where} may not {words}; docker/rbac.yaml grants it"
+                "account", Weight.PROBLEM, f"{where} may not {listed}; docker/rbac.yaml grants it"
             )
         ]
-    return [Finding("account", Weight.FINE, f"{where} may do all that the master does")]
+    return [Finding("account", Weight.FINE, f"{where} has all rights that the master needs")]
 
 
 async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
-    """Server-side dry runs: pod security, webhooks, quota and limits answer as they would later."""
+    """Server-side dry runs: pod security, webhooks, quota and limits answer as for a real pod."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     titles = ("the master's pod", "a worker's pod", "a server's pod")
-    found: Findings = []
+    findings: Findings = []
     for title, made in zip(titles, pod_objects(spec, namespace), strict=True):
         try:
             await api.create(path, made, dry_run=True)
@@ -142,16 +140,17 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
                     Finding(
                         "pods",
                         Weight.WARNING,
-                        "you may not create pods, not even to try: the job's master will tell",
+                        "you may not create pods, even as a dry run; only the job's"
+                        " master can find out",
                     )
                 ]
             if refused.status.reason != "AlreadyExists":
                 said = refusal(refused.status.code, refused.message)
                 weight = Weight.WARNING if said.retry else Weight.PROBLEM
-                found.append(
-                    Finding("pods", weight, f"the cluster would not take {title}: {said.reason}")
+                findings.append(
+                    Finding("pods", weight, f"the cluster would refuse {title}: {said.reason}")
                 )
-    if not found:
+    if not findings:
         try:
             await api.create(
                 f"/apis/batch/v1/namespaces/{namespace}/jobs",
@@ -164,16 +163,16 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
                 and "cannot create resource" not in refused.message
             ):
                 said = refusal(refused.status.code, refused.message)
-                found.append(
+                findings.append(
                     Finding(
-                        "pods", Weight.PROBLEM, f"the cluster would not take the job: {said.reason}"
+                        "pods", Weight.PROBLEM, f"the cluster would refuse the job: {said.reason}"
                     )
                 )
-    return found or [
+    return findings or [
         Finding(
             "pods",
             Weight.FINE,
-            "the cluster would take a pod of each role (pod security, webhooks, limits)",
+            "the cluster would accept a pod of each role (pod security, webhooks, limits)",
         )
     ]
 
@@ -184,26 +183,28 @@ async def _quotas(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     except ApiRefused:
         return [
             Finding(
-                "quota", Weight.WARNING, f"you may not read the quotas of namespace {namespace}"
+                "quota",
+                Weight.WARNING,
+                f"you may not read the quotas of namespace {namespace}",
             )
         ]
     low, high = spec.cluster.num_workers.low, spec.cluster.num_workers.high
-    found = [
+    findings = [
         finding
         for quota in answer.get("items") or ()
         for finding in judged(quota, needs(spec, low), needs(spec, high))
     ]
-    return found or [
+    return findings or [
         Finding(
             "quota",
             Weight.FINE,
-            "there is room for all processes" if answer.get("items") else "there is none",
+            "there is room for all processes" if answer.get("items") else "no quota",
         )
     ]
 
 
 def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
-    """What a job with so many workers takes of each thing that a quota can bound."""
+    """What a job with `workers` workers uses of each resource that a quota can limit."""
     total: dict[str, Decimal] = {
         "count/jobs.batch": Decimal(1),
         "services": Decimal(2),
@@ -227,51 +228,49 @@ def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
 def judged(
     quota: Mapping[str, Any], least: Mapping[str, Decimal], most: Mapping[str, Decimal]
 ) -> Findings:
-    """What a ResourceQuota says to a job that takes `least` to begin and `most` with all its
-    workers.
-    """
+    """Findings for a job that uses `least` to start and `most` with all its workers."""
     wanted = quota.get("spec") or {}
     if wanted.get("scopes") or wanted.get("scopeSelector"):
-        return []  # bounds some pods only: the dry runs tell
+        return []  # limits only some pods, so the dry runs check it
     name, status = quota["metadata"]["name"], quota.get("status") or {}
-    # The status follows a moment after what was asked for: it has what is used.
+    # Limits come from the spec, since the status lags behind; usage is only in the status.
     hard, used = wanted.get("hard") or {}, status.get("used") or {}
-    found: Findings = []
+    findings: Findings = []
     for key in sorted(set(hard) & set(most)):
         limit, taken = quantity(hard[key]), quantity(used.get(key, "0"))
         counted = (
             f"{used[key]} of {hard[key]} used"
             if key in used
-            else f"{hard[key]} in all, not counted yet"
+            else f"limit {hard[key]}, usage not counted yet"
         )
         state = f"quota {name}: {key} {counted}"
         if least[key] > limit:
-            found.append(
+            findings.append(
                 Finding(
                     "quota",
                     Weight.PROBLEM,
-                    f"{state}; the job needs {_amount(key, least[key])} to begin, which is never"
-                    " there",
+                    f"{state}; the job needs {_amount(key, least[key])} to start, which exceeds the"
+                    " quota",
                 )
             )
         elif taken + least[key] > limit:
-            found.append(
+            findings.append(
                 Finding(
                     "quota",
                     Weight.WARNING,
-                    f"{state}; the job needs {_amount(key, least[key])} to begin: it would wait",
+                    f"{state}; the job needs {_amount(key, least[key])} to start, so it would wait",
                 )
             )
         elif taken + most[key] > limit:
-            found.append(
+            findings.append(
                 Finding(
                     "quota",
                     Weight.WARNING,
-                    f"{state}; all of the job takes {_amount(key, most[key])}: it would run with"
-                    " fewer workers",
+                    f"{state}; with all workers the job needs {_amount(key, most[key])}, so it"
+                    " would run with fewer",
                 )
             )
-    return found
+    return findings
 
 
 def _amount(key: str, amount: Decimal) -> str:
@@ -282,31 +281,31 @@ def _amount(key: str, amount: Decimal) -> str:
 
 async def _priorities(api: ApiServer, spec: JobSpec) -> Findings:
     names = sorted({pod_plan(spec, role).placement.priority_class for role in Role} - {""})
-    found: Findings = []
+    findings: Findings = []
     for name in names:
         if await _object(api, f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}") is None:
-            found.append(
+            findings.append(
                 Finding(
                     "priority",
                     Weight.PROBLEM,
                     f"there is no priority class {name}; see `kubectl get priorityclasses`",
                 )
             )
-    return found or [
+    return findings or [
         Finding(
-            "priority", Weight.FINE, f"priority classes: {', '.join(names) or 'none is asked for'}"
+            "priority", Weight.FINE, f"priority classes: {', '.join(names) or 'none requested'}"
         )
     ]
 
 
 async def _claims(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
-    found: Findings = []
+    findings: Findings = []
     for name in dict.fromkeys(
         mount.claim_name for mount in spec.kubernetes.volume if mount.claim_name
     ):
         claim = await _object(api, f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
-        found.append(_claim(name, claim, namespace))
-    return found or [Finding("volumes", Weight.FINE, "no volume claim is asked for")]
+        findings.append(_claim(name, claim, namespace))
+    return findings or [Finding("volumes", Weight.FINE, "no volume claim requested")]
 
 
 def _claim(name: str, claim: Json | None, namespace: str) -> Finding:
@@ -317,7 +316,7 @@ def _claim(name: str, claim: Json | None, namespace: str) -> Finding:
             f"there is no volume claim {name} in namespace {namespace}; see `kubectl get pvc`",
         )
     if claim is _HIDDEN:
-        return Finding("volumes", Weight.WARNING, f"you may not look at volume claim {name}")
+        return Finding("volumes", Weight.WARNING, f"you may not read volume claim {name}")
     phase = str((claim.get("status") or {}).get("phase") or "Pending")
     if phase == "Lost":
         return Finding("volumes", Weight.PROBLEM, f"volume claim {name} has lost its volume")
@@ -328,11 +327,11 @@ def _claim(name: str, claim: Json | None, namespace: str) -> Finding:
         return Finding(
             "volumes",
             Weight.WARNING,
-            f"volume claim {name} is for one node only: all processes would have to be there",
+            f"volume claim {name} is for a single node, so all processes would have to run there",
         )
-    waits = "; it is not bound yet" if phase == "Pending" else ""
+    waits = ", but is not bound yet" if phase == "Pending" else ""
     return Finding(
-        "volumes", Weight.WARNING if waits else Weight.FINE, f"volume claim {name} is there{waits}"
+        "volumes", Weight.WARNING if waits else Weight.FINE, f"volume claim {name} exists{waits}"
     )
 
 
@@ -352,7 +351,10 @@ _HIDDEN: Json = {}
 
 
 async def _object(api: ApiServer, path: str) -> Json | None:
-    """None if it is not there, `_HIDDEN` if we may not look. Raises ApiAway, ApiRefused."""
+    """The object; None if it does not exist, `_HIDDEN` without the right to read it.
+
+    Raises ApiAway, ApiRefused.
+    """
     try:
         return await api.get(path)
     except ApiRefused as refused:

@@ -1,8 +1,7 @@
 """Processes as pods of a Kubernetes cluster, owned by the job's `batch/v1` Job.
 
-Pods outlive whoever made them: a master that replaces another one observes the pods that are there.
-A create that failed
-half-way is repeated and takes over its own pod; what belongs to somebody else is never touched.
+Pods outlive the master that created them; its successor observes the existing pods. A creation that
+was interrupted is repeated and adopts its own pod. Objects of others are never touched.
 """
 
 from __future__ import annotations
@@ -46,15 +45,13 @@ CLOSE_GRACE_S = 3.0
 CLOSE_LIMIT_S = 120.0
 DELETE_LIMIT_S = 120.0
 KEEP_ENDED = 50
-"""Pods of ended processes that are left for `kubectl logs` and `describe`; what they said last is
-on the board.
-"""
+"""Pods of ended processes to keep for `kubectl logs` and `describe`."""
 _TEND_S = 1.0
 _KEEPING_LIMIT_S = 2.0
-"""All pods have gone then: what their logs had is on its way."""
+"""How long to wait for logs in transit after all pods have gone."""
 _LOG_LIMIT_S = 5.0
 _CUT_MESSAGE_BYTES = 2000
-"""A termination message as long as this has lost its beginning: the whole tail is in the log."""
+"""A termination message of this length lacks its beginning; the log has the whole tail."""
 _COLLECTIONS = {
     "Service": "api/v1",
     "Secret": "api/v1",
@@ -65,27 +62,25 @@ _PLURALS = {"Service": "services", "Secret": "secrets", "NetworkPolicy": "networ
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How patient the cluster is, and what it keeps."""
+    """Time limits of the cluster, and where it archives logs."""
 
     clock: Clock = field(default_factory=SystemClock)
     timing: Timing = field(default_factory=Timing)
     logs: Path | None = None
-    """Where the last part of each ended process's log is kept; None: nowhere."""
+    """Where to archive the last part of each ended process's log; None: nowhere."""
 
 
 @final
 class KubernetesCluster:
     """Starts, stops and watches the pods of one job.
 
-    Use it from one event loop; whoever made `api` closes it.
+    Use it from one event loop. The creator of `api` closes it.
     """
 
     def __init__(
         self, api: ApiServer, owner: Owner, plan_of: PlanOf, habits: Habits | None = None
     ) -> None:
-        """`plan_of` tells what the pod of a process asks for; it is called again for each
-        process.
-        """
+        """`plan_of` returns the plan of a process's pod; it is called again for each process."""
         habits = habits or Habits()
         self._api, self._owner, self._plan_of = api, owner, plan_of
         self._path = f"/api/v1/namespaces/{owner.namespace}/pods"
@@ -103,26 +98,26 @@ class KubernetesCluster:
         self._standing: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
         self._ended: dict[str, Life] = {}
-        """Pods of ended processes that are still there, by uid, the oldest first."""
+        """Existing pods of ended processes, by uid, the oldest first."""
         self._telling: set[str] = set()
-        """Uids of those whose end is just being told."""
+        """Uids of pods whose end is being published."""
         self._closed = False
         self._failure: BaseException | None = None
-        """A bug of ours: whoever observes is told, since nothing more would come."""
+        """A bug in this class, raised to observers, since no more events would come."""
 
     @property
     def view_age_s(self) -> float:
-        """Seconds since the API server was last heard: how old the view of the pods may be."""
+        """Seconds since the API server last answered: the maximum age of the view."""
         return self._reflector.age_s
 
     def has_ended(self, name: ProcessName) -> bool:
-        """A process was there and has ended."""
+        """Whether a process existed and has ended."""
         return isinstance(self._bus.newest(name), ProcessExited)
 
     async def create(self, spec: ProcessSpec) -> None:
-        """Make a pod.
+        """Create a pod, unless that name was started before.
 
-        A name that was started before is left as it is, ended or not. Raises CreateRefused.
+        Raises CreateRefused.
         """
         if self._closed:
             raise CreateRefused("the cluster is closed", retry=False)
@@ -136,26 +131,22 @@ class KubernetesCluster:
         )
 
     async def furnish(self, objects: Iterable[Json]) -> None:
-        """Make what else the job needs (Services, the Secret, a NetworkPolicy); own ones may be
-        there. Raises CreateRefused.
-        """
+        """Create the job's missing Services, Secret and NetworkPolicy. Raises CreateRefused."""
         for made in objects:
             await self._creator.create(self.path_of(made).rpartition("/")[0], made)
 
     def path_of(self, made: Json) -> str:
-        """Where an object is read that `furnish` makes."""
+        """The path of an object that `furnish` creates."""
         kind = str(made["kind"])
         namespace, name = self._owner.namespace, made["metadata"]["name"]
         return f"/{_COLLECTIONS[kind]}/namespaces/{namespace}/{_PLURALS[kind]}/{name}"
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).
+        """Send SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).
 
-        The earliest end that was asked for counts.
-
-        Where a shorter grace is asked for later, the end is told in time, but the process may live
-        on for the first grace: nodes
-        do not shorten it. Whoever works with its state must have fenced it.
+        Of several requests, the earliest end counts. If a later request shortens the grace, the end
+        is published in time, but the process may live on for the first grace, since nodes do not
+        shorten it. The caller must fence a process whose state it takes over.
         """
         if self.has_ended(name):
             return
@@ -169,10 +160,10 @@ class KubernetesCluster:
         )
 
     async def observe(self) -> AsyncGenerator[ProcessEvent]:
-        """Every live process, then every ended one, then whatever happens, until closed.
+        """Every live process, then every ended one, then all events, until closed.
 
-        Nothing comes before the first list of pods: as long as the API server is away, `view_age_s`
-        grows and the log says why.
+        No event comes before the first list of pods. While the API server is unreachable,
+        `view_age_s` grows and the log says why.
         """
         if not self._closed:
             self._watch()
@@ -183,25 +174,29 @@ class KubernetesCluster:
             raise self._failure
 
     async def logs(self) -> list[LogFile]:
-        """Of the pods that are there, and what was kept of those that are not."""
+        """The logs of existing pods, and the archived logs of others."""
         living = set(self._tracker.names())
-        there = [LogFile(str(name), live=name in living) for name in self._pods()]
-        found = {one.process for one in there}
-        kept = (
+        present = [LogFile(str(name), live=name in living) for name in self._pods()]
+        names = {log.process for log in present}
+        archived = (
             {}
             if self._log_directory is None
             else await asyncio.to_thread(log_sizes, self._log_directory)
         )
         own = str(MASTER)
         return [
-            *there,
-            *(LogFile(name, size, name == own) for name, size in kept.items() if name not in found),
+            *present,
+            *(
+                LogFile(name, size, name == own)
+                for name, size in archived.items()
+                if name not in names
+            ),
         ]
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
         """See Cluster.
 
-        Of a process whose pod is gone, what was kept of its log: all its incarnations in one.
+        If the pod of a process is gone, read its archived log, which covers all its incarnations.
         """
         pod = {str(name): pod for name, pod in self._pods().items()}.get(process)
         try:
@@ -218,8 +213,9 @@ class KubernetesCluster:
         return {life.name: life.pod for life in (*self._ended.values(), *self._tracker.lives())}
 
     async def close(self) -> None:
-        """End every process that is left; returns when all have ended, or after two minutes: then
-        they end with their Job.
+        """End every remaining process; returns when all have ended, or after two minutes.
+
+        Processes left then end with their Job.
         """
         self._closed = True
         try:
@@ -228,7 +224,7 @@ class KubernetesCluster:
         except TimeoutError:
             left = ", ".join(map(str, self._tracker.names())) or "what it may have"
             _LOG.error(
-                "the cluster did not end %s within %g s; it goes with job %s",
+                "the cluster did not end %s within %g s; the deletion of job %s will end it",
                 left,
                 CLOSE_LIMIT_S,
                 self._owner.job,
@@ -236,9 +232,9 @@ class KubernetesCluster:
         await self._rest()
 
     async def leave(self) -> None:
-        """Stop watching and leave every process as it is: another master takes over.
+        """Stop watching and leave every process running, for the next master.
 
-        The cluster cannot be used afterwards.
+        The cluster is unusable afterwards.
         """
         self._closed = True
         await self._rest()
@@ -256,7 +252,7 @@ class KubernetesCluster:
 
     async def _end_all(self) -> None:
         self._watch()
-        # A pod that is not in the first list is one that we made ourselves: it is in the book.
+        # A pod missing from the first list was created here, so the tracker has it.
         await self._whole.wait()
         await asyncio.gather(
             *(self.delete(name, grace_s=CLOSE_GRACE_S) for name in self._tracker.names())
@@ -304,7 +300,10 @@ class KubernetesCluster:
             await self._prune()
 
     async def _log_tail(self, life: Life) -> str:
-        """'' if it cannot be read now: the node may be gone, or the right to read logs missing."""
+        """The log's tail.
+
+        '' if it is unreadable: the node may be gone, or the right to read logs missing.
+        """
         path, query = (
             f"{self._path}/{life.pod['metadata']['name']}/log",
             {"tailLines": str(TAIL_LINES)},
@@ -313,7 +312,7 @@ class KubernetesCluster:
             async with asyncio.timeout(_LOG_LIMIT_S):
                 return (await self._api.text(path, query))[-TAIL_BYTES:]
         except (ElasticDLError, TimeoutError) as error:
-            _LOG.info("no log of %s: %s", life.name, error or "no answer in time")
+            _LOG.info("cannot read the log of %s: %s", life.name, error or "timed out")
             return ""
 
     async def _prune(self) -> None:
@@ -321,7 +320,7 @@ class KubernetesCluster:
             await self._delete_life(self._ended.pop(next(iter(self._ended))), 1)
 
     async def _tend(self) -> None:
-        """What no event tells: that something has been lasting for too long."""
+        """Act on states that last too long, for which no event comes."""
         while True:
             await asyncio.sleep(_TEND_S)
             for life in self._tracker.hopeless():
@@ -338,9 +337,9 @@ class KubernetesCluster:
         await self._delete(str(life.pod["metadata"]["name"]), uid(life.pod), grace_s)
 
     async def _delete(self, name: str, identity: str, grace_s: int) -> None:
-        """Ask until the server has heard it.
+        """Repeat the request until the server has received it.
 
-        A grace of 0 takes the pod off the books while its process may run on.
+        A grace of 0 removes the pod at once, while its process may run on.
         """
         options: Json = {"gracePeriodSeconds": grace_s}
         if identity:
@@ -350,12 +349,12 @@ class KubernetesCluster:
                 await self._ask_until_heard(f"{self._path}/{name}", options)
         except TimeoutError:
             _LOG.error(
-                "the API server could not be asked to delete %s for %g s", name, DELETE_LIMIT_S
+                "cannot delete %s: the API server was unreachable for %g s", name, DELETE_LIMIT_S
             )
         except ApiRefused as refused:
-            # Not there, or another pod has its name by now.
+            # The pod is gone, or another pod has its name.
             if refused.status.code not in (404, 409):
-                _LOG.error("the cluster will not delete %s: %s", name, refused.message)
+                _LOG.error("the cluster refuses to delete %s: %s", name, refused.message)
 
     async def _ask_until_heard(self, path: str, options: Json) -> None:
         while True:
@@ -363,7 +362,7 @@ class KubernetesCluster:
                 await self._api.delete(path, options)
                 return
             except ApiAway as away:
-                _LOG.info("%s: %s; again in %g s", path, away.message, away.retry_after_s)
+                _LOG.info("%s: %s; retrying in %g s", path, away.message, away.retry_after_s)
                 await asyncio.sleep(away.retry_after_s)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

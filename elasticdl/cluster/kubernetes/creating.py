@@ -1,6 +1,4 @@
-"""Makes objects on an API server, idempotently: a request that was lost half-way is repeated and
-finds its own object.
-"""
+"""Create objects on an API server idempotently: a repeated request finds its own object."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0
 class Creator:
     """Use it from one event loop.
 
-    Creates may run in parallel; when the server asks for a pause, all of them pause.
+    Creations may run in parallel. When the server asks for a pause, all of them pause.
     """
 
     def __init__(self, api: ApiServer, job_uid: str, clock: Clock) -> None:
@@ -37,7 +35,7 @@ class Creator:
         self._held_until_s = 0.0
 
     async def create(self, path: str, body: Json) -> Json:
-        """The object, made now or found to be ours.
+        """The object, created now or found to be ours.
 
         `path` is that of its collection. Raises CreateRefused.
         """
@@ -54,9 +52,9 @@ class Creator:
                     raise refusal(refused.status.code, refused.message) from refused
                 said = refused.message
                 if refused.status.reason == "AlreadyExists" and (
-                    found := await self._ours(path, body)
+                    existing := await self._ours(path, body)
                 ):
-                    return found
+                    return existing
             except ApiAway as away:
                 said = away.message
                 if away.status is not None and away.status.code == 429:
@@ -65,16 +63,16 @@ class Creator:
             pause_s = min(pause_s, _LAST_PAUSE_S) * random.uniform(0.8, 1.2)
             if self._clock.now_s() + pause_s > end_s:
                 raise CreateRefused(
-                    f"no {kind.lower()} {name} after {LIMIT_S:g} s: {said}", retry=True
+                    f"cannot create {kind.lower()} {name} within {LIMIT_S:g} s: {said}", retry=True
                 )
-            _LOG.info("creating %s again in %.1f s: %s", name, pause_s, said)
+            _LOG.info("retrying to create %s in %.1f s: %s", name, pause_s, said)
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
     async def _held(self, end_s: float) -> None:
-        """Wait as long as the server asked everybody to.
+        """Wait as long as the server asked all clients to.
 
-        Raises CreateRefused where that is too long for this one.
+        Raises CreateRefused if that is too long.
         """
         while (left_s := self._held_until_s - self._clock.now_s()) > 0:
             if self._clock.now_s() + left_s > end_s:
@@ -82,38 +80,37 @@ class Creator:
                     f"the API server asks for a pause of {left_s:.0f} s: too many requests",
                     retry=True,
                 )
-            # Not all at once when the pause is over.
+            # Spread the requests after the pause.
             await asyncio.sleep(left_s * random.uniform(1.0, 1.2))
 
-    def _left_behind(self, found: Json, body: Json) -> bool:
-        """Of a Job that had our Job's name before it: there is none any more, so what it owned is
-        being cleared away.
-        """
+    def _left_behind(self, existing: Json, body: Json) -> bool:
+        """Whether it belongs to an earlier Job of our Job's name, and will be deleted."""
         ours = {owner["name"] for owner in body["metadata"].get("ownerReferences") or ()}
-        theirs = found["metadata"].get("ownerReferences") or ()
+        theirs = existing["metadata"].get("ownerReferences") or ()
         return any(
             owner["kind"] == "Job" and owner["name"] in ours and owner["uid"] != self._job_uid
             for owner in theirs
         )
 
     async def _ours(self, path: str, body: Json) -> Json | None:
-        """The object that has the name; None if it has gone meanwhile, or cannot be read now.
+        """The object of that name; None if it has gone, or is unreadable now.
 
-        Raises CreateRefused if not ours.
+        Raises CreateRefused if it is not ours.
         """
         kind, name = str(body["kind"]), str(body["metadata"]["name"])
         try:
-            found = await self._api.get(f"{path}/{name}")
+            existing = await self._api.get(f"{path}/{name}")
         except ApiAway:
             return None
         except ApiRefused as refused:
             if refused.status.code == 404:
                 return None
             raise refusal(refused.status.code, refused.message) from refused
-        if (found["metadata"].get("labels") or {}).get(JOB_UID_LABEL) != self._job_uid:
-            if self._left_behind(found, body):
+        if (existing["metadata"].get("labels") or {}).get(JOB_UID_LABEL) != self._job_uid:
+            if self._left_behind(existing, body):
                 return None
             raise CreateRefused(
-                f"there is a {kind.lower()} {name} already, and it is not of this job", retry=False
+                f"{kind.lower()} {name} already exists and does not belong to this job",
+                retry=False,
             )
-        return found
+        return existing

@@ -1,5 +1,6 @@
-"""A job on a cluster, as its Job and its pods describe it: where it stands, how it ended, which
-processes there are. Pure.
+"""The facts about a job on a cluster, from its Job and pods: its state, outcome and processes.
+
+Pure.
 """
 
 from __future__ import annotations
@@ -39,17 +40,15 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 class JobStage(StrEnum):
-    """Where a job is between its submission and its end."""
+    """The state of a job between submission and end."""
 
     WAITING = "waiting"
-    """Its master does not run yet, or not any more: `JobFacts.waits_for` says why."""
+    """Its master does not run yet, or no longer: `JobFacts.waits_for` says why."""
     STUCK = "stuck"
-    """Its master's pod cannot start, which mostly does not mend itself: `JobFacts.barred` says
-    why.
-    """
+    """Its master's pod cannot start and mostly will not recover: `JobFacts.barred` says why."""
     RUNNING = "running"
     LEAVING = "leaving"
-    """It is being deleted."""
+    """The job is being deleted."""
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -58,9 +57,9 @@ class JobStage(StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """`masters` are the pods of its master, the newest last; `pods` all the others.
+    """A Job with its pods: `masters` are those of its master, the newest last; `pods` all others.
 
-    What has ended may be gone by now.
+    Ended pods may already be deleted.
     """
 
     job: Object
@@ -69,7 +68,7 @@ class JobFacts:
 
     @property
     def name(self) -> str:
-        """As `--job-name` said."""
+        """The value of `--job-name`."""
         return str(self.job["metadata"]["name"])
 
     @property
@@ -79,19 +78,19 @@ class JobFacts:
 
     @property
     def uid(self) -> str:
-        """What tells it from a job that had its name."""
+        """Distinguishes the job from an earlier job of its name."""
         return uid(self.job)
 
     @property
     def spec(self) -> JobSpec | None:
-        """As it was submitted; None if this version cannot read it."""
+        """The job as submitted; None if this version cannot read it."""
         with suppress(UserError):
             return spec_of(dict(self.job))
         return None
 
     @property
     def created_wall_s(self) -> float:
-        """Seconds since 1970."""
+        """Seconds since 1970-01-01 UTC."""
         return wall_s(self.job["metadata"].get("creationTimestamp"))
 
     @property
@@ -101,7 +100,7 @@ class JobFacts:
 
     @property
     def running_master(self) -> str:
-        """The pod to talk to; '' while there is none."""
+        """The pod of the running master; '' if there is none."""
         pod = self.master
         return (
             str(pod["metadata"]["name"])
@@ -111,7 +110,7 @@ class JobFacts:
 
     @property
     def standing(self) -> JobStage:
-        """One word for it."""
+        """The job's state."""
         ended = self.ended
         if ended is not None:
             return JobStage(ended.state)
@@ -122,8 +121,9 @@ class JobFacts:
         return JobStage.RUNNING if self.running_master else JobStage.WAITING
 
     def lost_master(self, now_wall_s: float) -> str:
-        """That its node is not there, in words: it is silent, or the pod was to go long ago and
-        does not. '' if it is not so.
+        """Why the master's node is considered lost; '' if it is not.
+
+        The node is silent, or its pod is long overdue to end.
         """
         pod = self.master
         if pod is None or has_ended(pod):
@@ -132,38 +132,37 @@ class JobFacts:
         if not since and (not due_s or now_wall_s < due_s + _OVERDUE_S):
             return ""
         node, name = (pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]
-        # By force alone a Job's pod does not go: the Job holds it until it has been told of its
-        # end.
+        # A forced deletion alone does not remove the pod: the Job's finalizer holds it.
         force = (
             f"kubectl delete pod {name} --force --wait=false; kubectl patch pod {name} -p"
             ' \'{"metadata":{"finalizers":null}}\''
         )
         return (
-            f"node {node} of its master does not answer{f' since {since}' if since else ''}; there"
-            " are never two masters, so the job goes on when the node is back, is deleted (kubectl"
-            f" delete node {node}), or its pod is given up ({force})"
+            f"node {node} of its master has not answered{f' since {since}' if since else ''}; a"
+            " job never has two masters, so it continues when the node is back, when the node is"
+            f" deleted (kubectl delete node {node}), or when its pod is given up ({force})"
         )
 
     @property
     def barred(self) -> Trouble | None:
-        """Why its master's pod cannot start: its image, or its container. None if that is not so.
+        """Why the master's pod cannot start: its image or its container. None if it can.
 
-        Between two pods of which the one could not start, it is what that one said.
+        Between two pods that cannot start, it is the reason of the earlier one.
         """
         if self.running_master or _final_condition(self.job) is not None:
             return None
         for pod in reversed(self.masters):
             if has_ended(pod):
                 return never_started(pod)
-            if (found := trouble(pod)).lasting:
-                return found
+            if (problem := trouble(pod)).lasting:
+                return problem
         return None
 
     @property
     def prepared(self) -> Object | None:
-        """The master's pod while its node is preparing it.
+        """The master's pod while its node prepares it.
 
-        What goes wrong with that (a volume, a network) is in events only.
+        Problems of that step (a volume, a network) appear only in events.
         """
         pod = self.master
         waits = (
@@ -178,33 +177,30 @@ class JobFacts:
 
     @property
     def waits_for(self) -> str:
-        """Why there is no master to talk to, in words; '' if there is one, or the job has ended."""
+        """Why no master runs; '' if one runs or the job has ended."""
         if self.job["metadata"].get("deletionTimestamp"):
             return "it is being deleted"
         if (self.job.get("spec") or {}).get("suspend"):
-            return "it is suspended; it starts when whoever suspended it (a queue, for one) lets it"
+            return "it is suspended, for example by a queue, and starts when it is released"
         pod = self.master
         if self.running_master or self.ended is not None:
             return ""
         if (barred := self.barred) is not None:
             return f"its master: {barred.text}"
         if pod is None:
-            return _creation_problem(self.job) or "the cluster has not made its master's pod yet"
+            return _creation_problem(self.job) or "the cluster has not created its master's pod yet"
         if self.has_verdict:
             return (
-                f"its master has ended (exit code {told_code(pod)}), of which the cluster is just"
-                " taking note"
+                f"its master has ended (exit code {told_code(pod)}), which the cluster is about to"
+                " record"
             )
         if has_ended(pod):
-            return f"its master ended ({_how(pod)}) and is being started again"
+            return f"its master ended ({_how(pod)}) and is being restarted"
         return f"its master: {trouble(pod).text}"
 
     @property
     def has_verdict(self) -> bool:
-        """Its master has ended for good.
-
-        That the job has, too, a controller finds a moment later.
-        """
+        """Whether its master has ended for good; the Job's status follows a moment later."""
         code = None if self.master is None else told_code(self.master)
         if self.master is None or code is None:
             return False
@@ -214,12 +210,12 @@ class JobFacts:
 
     @property
     def ended(self) -> Outcome | None:
-        """How it ended: by its master's word, else by what the cluster knows. None: it has not."""
+        """The outcome, from its master or else from the cluster; None if it has not ended."""
         condition = _final_condition(self.job)
         if condition is None:
             return None
         said = next(
-            (found for pod in reversed(self.masters) if (found := read_outcome(pod)) is not None),
+            (left for pod in reversed(self.masters) if (left := read_outcome(pod)) is not None),
             None,
         )
         ended = said or self._without_word(condition)
@@ -233,15 +229,15 @@ class JobFacts:
         pod = self.master
         facts = exit_facts(pod, asked=False) if pod is not None and has_ended(pod) else None
         code = facts.exit_code if facts else None
-        if code is None and (found := _EXIT_CODE.search(message)):
-            code = int(found[1])
+        if code is None and (mentioned := _EXIT_CODE.search(message)):
+            code = int(mentioned[1])
         last = (
-            f"; it said last:\n{facts.log_tail.strip()}" if facts and facts.log_tail.strip() else ""
+            f"; last output:\n{facts.log_tail.strip()}" if facts and facts.log_tail.strip() else ""
         )
         how = (
-            f"its master ended ({_how(pod)}) and left no word"
+            f"its master ended ({_how(pod)}) without a report"
             if pod is not None and facts
-            else "its master left no word"
+            else "its master ended without a report"
         )
         return Outcome(
             code if code in _VERDICTS else ExitCode.JOB_FAILED,
@@ -251,35 +247,39 @@ class JobFacts:
     def processes(self) -> tuple[tuple[ProcessName, Object], ...]:
         """Every process with its pod, masters first.
 
-        A master that was replaced counts as an earlier incarnation.
+        A replaced master counts as an earlier incarnation.
         """
-        found = [
+        named = [
             (ProcessName(Role.MASTER, 0, number), pod) for number, pod in enumerate(self.masters)
         ]
-        found += [(process_name(pod), pod) for pod in self.pods]
+        named += [(process_name(pod), pod) for pod in self.pods]
         return tuple(
             sorted(
-                found,
-                key=lambda one: (list(Role).index(one[0].role), one[0].index, one[0].incarnation),
+                named,
+                key=lambda entry: (
+                    list(Role).index(entry[0].role),
+                    entry[0].index,
+                    entry[0].incarnation,
+                ),
             )
         )
 
 
 HINTS = {
     IMAGE_FAILED: (
-        "see that the image has that name and that the cluster may pull it (--image-name,"
+        "check that the image exists and that the cluster may pull it (--image-name,"
         " --image-pull-secrets)"
     ),
-    START_FAILED: "build the image on this project's (`elasticdl zoo build`), or see what it lacks",
+    START_FAILED: "build the image with `elasticdl zoo build`, or check what it lacks",
 }
-"""What to do where a pod cannot start, by the kind of its trouble."""
+"""What to do if a pod cannot start, by the kind of its problem."""
 _OVERDUE_S = 60.0
 """After the grace of a master's pod: nodes take seconds, and clocks may differ."""
 _VERDICTS = frozenset(int(code) for code in ExitCode)
 
 
 def job_facts(job: Object, pods: Iterable[Object] = ()) -> JobFacts:
-    """`pods` may be those of other jobs too, and pods that are none of ours."""
+    """The facts of a Job; `pods` may include pods of other jobs and foreign pods."""
     own = [pod for pod in pods if _belongs(pod, uid(job))]
     ordered = sorted(
         own,
@@ -292,7 +292,7 @@ def job_facts(job: Object, pods: Iterable[Object] = ()) -> JobFacts:
 
 
 def wall_s(timestamp: str | None) -> float:
-    """Seconds since 1970 of Kubernetes' way to write a time; 0 for none."""
+    """Seconds since 1970-01-01 UTC of a Kubernetes timestamp; 0 for none."""
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
 
 
@@ -315,7 +315,7 @@ def _final_condition(job: Object) -> Object | None:
 
 
 def _creation_problem(job: Object) -> str:
-    """What the Job says of a pod that it could not make."""
+    """Why the Job could not create a pod."""
     for condition in (job.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "FailureTarget" and condition.get("status") == "True":
             return f"it is failing: {condition.get('message') or condition.get('reason')}"
@@ -323,9 +323,9 @@ def _creation_problem(job: Object) -> str:
 
 
 def _how(pod: Object) -> str:
-    """`signal 9, OOMKilled`; facts, not a verdict."""
+    """`signal 9, OOMKilled`: facts, not a verdict."""
     facts = exit_facts(pod, asked=False)
     parts = [f"signal {facts.signal}"] if facts.signal is not None else []
     parts += [f"exit code {facts.exit_code}"] if facts.exit_code is not None else []
     parts += [facts.reason] if facts.reason else []
-    return ", ".join([*parts, *facts.conditions]) or "nothing is known of how"
+    return ", ".join([*parts, *facts.conditions]) or "cause unknown"

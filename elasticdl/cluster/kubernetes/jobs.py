@@ -1,6 +1,4 @@
-"""Jobs on a cluster, for whoever looks after them: found, read, followed and deleted with that
-person's own rights.
-"""
+"""Jobs on a cluster: find, read and delete them with the user's own rights."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ _PAGE = "500"
 
 @final
 class Jobs:
-    """Those of one namespace.
+    """The jobs of one namespace.
 
-    Every method raises PermanentError (exit code 3) when we may not, ApiAway.
+    Every method raises PermanentError (exit code 3) if a right is missing, and ApiAway.
     """
 
     def __init__(self, api: ApiServer, namespace: str) -> None:
@@ -34,7 +32,7 @@ class Jobs:
     async def all(self, *, everywhere: bool = False) -> tuple[JobFacts, ...]:
         """Every job, the newest first, without its workers' pods.
 
-        `everywhere`: of all namespaces.
+        `everywhere`: in all namespaces.
         """
         within = "" if everywhere else f"/namespaces/{self._namespace}"
         jobs = await self._list(
@@ -43,22 +41,23 @@ class Jobs:
         masters = await self._list(
             f"/api/v1{within}/pods", {"labelSelector": f"{_ALL},{ROLE_LABEL}=master"}, "list pods"
         )
-        found = [job_facts(job, masters) for job in jobs]
-        return tuple(sorted(found, key=lambda facts: -facts.created_wall_s))
+        every = [job_facts(job, masters) for job in jobs]
+        return tuple(sorted(every, key=lambda facts: -facts.created_wall_s))
 
     async def namespaces(self) -> list[str]:
-        """The names of the cluster's namespaces, for those who may list them."""
+        """The names of the cluster's namespaces, if the user may list them."""
         return [
-            str(one["metadata"]["name"])
-            for one in await self._list("/api/v1/namespaces", {}, "list namespaces")
+            str(namespace["metadata"]["name"])
+            for namespace in await self._list("/api/v1/namespaces", {}, "list namespaces")
         ]
 
     async def one(self, name: str, *, whole: bool = False) -> JobFacts | None:
-        """A job with its masters' pods, or with all that it has; None if there is none of that name
-        that is ours.
+        """A job with its masters' pods, or (`whole`) with all its pods.
+
+        None if there is no ElasticDL job of that name.
         """
         if not is_valid(name):
-            return None  # no job has such a name, and in an address it would lead elsewhere
+            return None  # such a name cannot be a job's, and would change the URL
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{name}"
         try:
             job = await self._api.get(path)
@@ -78,7 +77,7 @@ class Jobs:
         )
 
     async def token(self, facts: JobFacts) -> str:
-        """The job's token; '' while its master has not made it yet."""
+        """The job's token; '' until its master has created it."""
         path = f"/api/v1/namespaces/{self._namespace}/secrets/{secret_name(facts.name)}"
         try:
             secret = await self._api.get(path)
@@ -90,25 +89,26 @@ class Jobs:
         return _text(secret, "ELASTICDL_TOKEN") if facts.uid in owners else ""
 
     async def complaint(self, about: Mapping[str, Any]) -> str:
-        """What the cluster said last that goes wrong with a pod or a Job; '' if nothing does, or we
-        may not know.
+        """The cluster's latest warning about a pod or a Job.
+
+        '' if there is none or it is hidden.
         """
         query = {"fieldSelector": f"involvedObject.uid={uid(about)},type=Warning", "limit": _PAGE}
         try:
-            found = (
+            events = (
                 await self._api.get(f"/api/v1/namespaces/{self._namespace}/events", query)
             ).get("items") or []
         except ApiRefused:
             return ""
         newest: Json = max(
-            found,
+            events,
             key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
             default={},
         )
         return str(newest.get("message") or "").strip()
 
     async def delete(self, facts: JobFacts) -> None:
-        """Delete the Job, and with it everything that is the job's. It may be gone already."""
+        """Delete the Job, and with it all objects that it owns. It may be gone already."""
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{facts.name}"
         try:
             await self._api.delete(
@@ -119,7 +119,7 @@ class Jobs:
                 raise self._not_allowed(refused, "delete jobs") from refused
 
     async def _list(self, path: str, query: Mapping[str, str], what: str) -> list[Json]:
-        found: list[Json] = []
+        items: list[Json] = []
         more = ""
         while True:
             page = {**query, "limit": _PAGE, **({"continue": more} if more else {})}
@@ -127,24 +127,24 @@ class Jobs:
                 answer = await self._api.get(path, page)
             except ApiRefused as refused:
                 raise self._not_allowed(refused, what) from refused
-            found += answer.get("items") or []
+            items += answer.get("items") or []
             more = str((answer.get("metadata") or {}).get("continue") or "")
             if not more:
-                return found
+                return items
 
     def _not_allowed(self, refused: ApiRefused, what: str) -> ClusterRefused:
         if refused.status.code == 401:
             return ClusterRefused(
-                "the cluster does not know you",
+                "the cluster does not accept your credentials",
                 hint="see `kubectl auth whoami` and `kubectl config view`",
             )
         if refused.status.code == 403:
             return ClusterRefused(
                 f"you may not {what} in namespace {self._namespace}",
-                hint="whoever runs the cluster can grant it; see `kubectl auth can-i --list -n"
+                hint="ask the cluster's administrator; see `kubectl auth can-i --list -n"
                 f" {self._namespace}`",
             )
-        return ClusterRefused(f"the cluster will not {what}: {refused.message}")
+        return ClusterRefused(f"the cluster refuses to {what}: {refused.message}")
 
 
 def _text(secret: Mapping[str, Any], key: str) -> str:

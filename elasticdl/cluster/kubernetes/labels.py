@@ -1,4 +1,4 @@
-"""What the objects of a job are called, and by which labels they are found. Pure."""
+"""Names of a job's objects, and the labels that select them. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ MASTER = ProcessName(Role.MASTER, 0)
 
 
 def pod_name(job: str, name: ProcessName) -> str:
-    """`digits-worker-3`, `digits-ps-0-1`: one name for each process that ever was."""
+    """`digits-worker-3`, `digits-ps-0-1`: a unique name for each incarnation of a process."""
     return f"{job}-{name.role}-{name.index}" + (f"-{name.incarnation}" if name.incarnation else "")
 
 
 def host_name(job: str, name: ProcessName) -> str:
-    """`ps-0.digits`: how the pods of a job reach a process, whichever incarnation of it is up."""
+    """`ps-0.digits`: how the pods of a job reach a process, whichever incarnation runs."""
     return f"{name.role}-{name.index}.{job}"
 
 
 def secret_name(job: str) -> str:
-    """The Secret with the job's token."""
+    """The name of the Secret with the job's token."""
     return f"{job}-token"
 
 
 def selector(job: str) -> dict[str, str]:
-    """Labels that the pods of a job share, its master's too."""
+    """Labels that all pods of a job share, including its master's."""
     return {"app.kubernetes.io/name": "elasticdl", "app.kubernetes.io/instance": job}
 
 
 def master_selector(job: str) -> str:
-    """Finds the pods of a job's master: several where it was replaced, the newest counts."""
+    """Selects the pods of a job's master: several after a replacement; the newest counts."""
     return ",".join(
         f"{key}={value}" for key, value in {**selector(job), ROLE_LABEL: str(Role.MASTER)}.items()
     )
@@ -53,8 +53,8 @@ def labels(job: str, name: ProcessName) -> dict[str, str]:
     }
 
 
-def parse_labels(found: Mapping[str, str]) -> ProcessName:
-    """The inverse of `labels`. Raises ValueError or KeyError for a pod that is not ours."""
+def parse_labels(values: Mapping[str, str]) -> ProcessName:
+    """The inverse of `labels`. Raises ValueError or KeyError for a foreign pod."""
     return ProcessName(
-        Role(found[ROLE_LABEL]), int(found[INDEX_LABEL]), int(found[INCARNATION_LABEL])
+        Role(values[ROLE_LABEL]), int(values[INDEX_LABEL]), int(values[INCARNATION_LABEL])
     )

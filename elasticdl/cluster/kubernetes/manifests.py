@@ -1,8 +1,7 @@
-"""The Kubernetes objects of a job, as plain dictionaries. Pure: nothing here talks to a cluster.
+"""The Kubernetes objects of a job, as plain dictionaries. Pure: no communication with a cluster.
 
-One object is submitted, the Job; its uid owns everything else, so that a replaced master finds its
-processes and nothing
-outlives the job.
+Only the Job is submitted. Its uid owns everything else, so that a replaced master finds its
+processes, and nothing outlives the job.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SECRET_FOLDER = "/var/run/elasticdl"  # noqa: S105 - a path
 
 
 def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
-    """A worker's or parameter server's pod."""
+    """The pod of a worker or parameter server."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -47,9 +46,9 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
 
 
 def job(plan: JobPlan, spec: ProcessSpec) -> Json:
-    """The Job: all that is submitted.
+    """The Job, the only object to submit; its master creates the rest.
 
-    Its master makes the rest. `spec` is the master's, its command and environment.
+    `spec` is the master's: its command and environment.
     """
     master = pod_spec(plan.name, plan.master, spec)
     master["containers"][0]["env"] += [
@@ -64,8 +63,8 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
         {"name": "grpc", "containerPort": MASTER_PORT},
         {"name": "page", "containerPort": STATUS_PORT},
     ]
-    # Absent at the first start: the master makes it, and a master that replaces it finds it here
-    # without a right to read Secrets.
+    # The Secret is absent at the first start, when the master creates it. A later master finds it
+    # here and needs no right to read Secrets.
     mount(
         master,
         "token",
@@ -87,7 +86,7 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
             "parallelism": 1,
             "backoffLimit": plan.relaunches,
             "ttlSecondsAfterFinished": plan.ttl_s,
-            # Never two masters: the next one starts when the last one has ended.
+            # Never two masters: the next one starts after the last one has ended.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules(plan)},
             "template": {
@@ -99,26 +98,25 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
 
 
 def token_secret(owner: Owner, token: str) -> Json:
-    """The job's token. Pods get it by reference, so it is in no pod's description."""
+    """The Secret with the job's token; pods reference it, so no pod's description contains it."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": _of_job(owner, secret_name(owner.job)),
         "immutable": True,
         "type": "Opaque",
-        # The uid tells it from one that a job of the same name left, and that has not been cleared
-        # away yet.
+        # The uid distinguishes it from the Secret of an earlier job of the same name.
         "stringData": {TOKEN_KEY: token, UID_KEY: owner.uid},
     }
 
 
 def master_address(job: str) -> str:
-    """Where processes find their master, whichever pod it is in."""
+    """Where processes reach their master, whichever pod it is in."""
     return f"{job}-master:{MASTER_PORT}"
 
 
 def master_names(owner: Owner) -> tuple[str, ...]:
-    """The master's host as it is called from within its namespace, and from further away."""
+    """The master's host names, within its namespace and from outside."""
     name = f"{owner.job}-master"
     return tuple(
         name + more
@@ -132,7 +130,7 @@ def master_names(owner: Owner) -> tuple[str, ...]:
 
 
 def services(owner: Owner) -> tuple[Json, Json]:
-    """The master at one address for life, and a name of its own for every process (`host_name`)."""
+    """The master's lasting address, and a name for every process (`host_name`)."""
     master = _service(
         owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)}
     )
@@ -143,12 +141,11 @@ def services(owner: Owner) -> tuple[Json, Json]:
             "targetPort": "grpc",
             "appProtocol": "kubernetes.io/h2c",
         },
-        # Where members of a ring find one another.
+        # Members of a ring find each other here.
         {"name": "rendezvous", "port": RENDEZVOUS_PORT},
         {"name": "page", "port": STATUS_PORT, "targetPort": "page", "appProtocol": "http"},
     ]
-    # A name leads to a process only while it runs: an incarnation that is on its way out is not
-    # found any more.
+    # A name resolves only while its process runs: a leaving incarnation is not found.
     names = _service(owner, owner.job, selector(owner.job))
     names["spec"]["clusterIP"] = "None"
     return master, names
@@ -184,8 +181,8 @@ def _owned(owner: Owner, name: str) -> Json:
         "kind": "Job",
         "name": owner.job,
         "uid": owner.uid,
-        # As controller, the Job's own controller would take workers for masters. To block the
-        # owner's deletion needs rights on Jobs.
+        # A controller reference would make the Job's controller count workers as masters. Blocking
+        # the owner's deletion would need rights on Jobs.
         "controller": False,
         "blockOwnerDeletion": False,
     }
@@ -202,15 +199,12 @@ def _of_job(owner: Owner, name: str) -> Json:
 
 
 def _annotations() -> dict[str, str]:
-    # A pod without a controller would keep its node from being scaled down. Ours may go at any
-    # time.
+    # A pod without a controller would block the scale-down of its node. Ours may go at any time.
     return {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 
 
 def _failure_rules(plan: JobPlan) -> list[Json]:
-    """A master that the cluster took away costs nothing; its own verdict is final; anything else is
-    a crash.
-    """
+    """Disruptions cost no retry, the master's own verdict is final, anything else is a crash."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {

@@ -1,7 +1,4 @@
-"""What a job's flags ask of Kubernetes: `JobSpec` in, plans and the one object to submit out.
-
-Pure.
-"""
+"""What a job's flags request from Kubernetes: `JobSpec` in, plans and a Job out. Pure."""
 
 from __future__ import annotations
 
@@ -33,32 +30,30 @@ from elasticdl.kubernetes_section import Mount
 SPEC_VARIABLE = "ELASTICDL_JOB"
 MASTER_COMMAND = ("python3", "-m", "elasticdl.master.main")
 GRACE_S = {Role.MASTER: 60, Role.WORKER: 30, Role.PS: 30}
-"""A master that has to leave takes a checkpoint first."""
+"""A leaving master takes a checkpoint first."""
 LONGEST_SPEC_BYTES = 96 << 10
-"""The kernel gives a process no variable of more than 128 KiB."""
+"""The kernel allows environment variables of at most 128 KiB."""
 
 
 def pod_plan(spec: JobSpec, role: Role, rung: int = 1) -> PodPlan:
-    """All that the pods of a role have in common, and their rung of the priority ladder where the
-    job asks for one.
-    """
-    asked = spec.kubernetes
-    mounts = tuple(_volumes(asked.volume))
+    """Everything that the pods of a role share, with their rung of the priority ladder, if used."""
+    section = spec.kubernetes
+    mounts = tuple(_volumes(section.volume))
     return PodPlan(
-        Image(asked.image_name, str(asked.image_pull_policy), asked.image_pull_secrets),
+        Image(section.image_name, str(section.image_pull_policy), section.image_pull_secrets),
         Resources(
-            getattr(asked, f"{role}_resource_request"), getattr(asked, f"{role}_resource_limit")
+            getattr(section, f"{role}_resource_request"), getattr(section, f"{role}_resource_limit")
         ),
         Placement(
-            getattr(asked, f"{role}_pod_priority").replace(PLACEHOLDER, str(rung)),
-            asked.node_selector,
-            asked.tolerations,
-            asked.affinity,
+            getattr(section, f"{role}_pod_priority").replace(PLACEHOLDER, str(rung)),
+            section.node_selector,
+            section.tolerations,
+            section.affinity,
         ),
         Identity(
-            asked.service_account if role is Role.MASTER else "",
-            asked.run_as_user or None,
-            (asked.fs_group or None) if mounts else None,
+            section.service_account if role is Role.MASTER else "",
+            section.run_as_user or None,
+            (section.fs_group or None) if mounts else None,
         ),
         mounts,
         spec.cluster.envs,
@@ -93,19 +88,18 @@ def _source(mount: Mount) -> Json:
 
 
 def job_object(spec: JobSpec, namespace: str) -> Json:
-    """The Job to submit.
+    """The Job to submit; `spec` has a name and a directory.
 
-    `spec` has a name and a directory. An empty namespace is left to whoever creates it.
-
-    Raises SpecError for a job that is too long to be told to a pod.
+    If the namespace is empty, the creator sets it. Raises SpecError if the job is too long for a
+    pod's environment.
     """
     text = with_commands(spec).model_dump_json()
     if len(text.encode()) > LONGEST_SPEC_BYTES:
         raise SpecError(
-            f"the job is {amount(len(text.encode()), 'byte')} of JSON, and a pod is told at most"
-            f" {LONGEST_SPEC_BYTES}",
+            f"the job has {amount(len(text.encode()), 'byte')} of JSON, at most"
+            f" {LONGEST_SPEC_BYTES} fit into a pod's environment",
             hint=(
-                "put long values of --model-params, --data-reader-params and --envs into files of"
+                "move long values of --model-params, --data-reader-params and --envs into files of"
                 " the image"
             ),
         )
@@ -119,8 +113,9 @@ def job_object(spec: JobSpec, namespace: str) -> Json:
 
 
 def spec_of(submitted: Json) -> JobSpec:
-    """The inverse of `job_object` (with the commands that it adds), of a Job as an API server gives
-    it. Raises UserError if it is none of ours.
+    """The inverse of `job_object` (with the commands that it adds), from an API server's Job.
+
+    Raises UserError for a foreign Job.
     """
     try:
         variables: dict[str, Any] = {
@@ -133,14 +128,12 @@ def spec_of(submitted: Json) -> JobSpec:
     except (KeyError, ValueError) as error:
         name = submitted["metadata"]["name"]
         raise UserError(
-            f"the Job {name} holds no job that this version can read: {error}"
+            f"the Job {name} contains no job that this version can read: {error}"
         ) from error
 
 
 def pod_objects(spec: JobSpec, namespace: str) -> tuple[Json, Json, Json]:
-    """A pod of each role (master, worker, server) as it would be made, to ask a cluster whether it
-    would have it.
-    """
+    """A pod of each role (master, worker, server) as it would be created, for dry runs."""
     submitted = job_object(spec, namespace)
     template = submitted["spec"]["template"]
     master = {
@@ -159,6 +152,7 @@ def pod_objects(spec: JobSpec, namespace: str) -> tuple[Json, Json, Json]:
         for role in (Role.WORKER, Role.PS)
     )
     worker, server = (
-        {**one, "metadata": {**one["metadata"], "ownerReferences": []}} for one in made
+        {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": []}}
+        for manifest in made
     )
     return master, worker, server

@@ -1,6 +1,6 @@
-"""What a job asks of Kubernetes, as plain values: `manifests.py` makes objects of them.
+"""What a job requests from Kubernetes, as plain values; `manifests.py` makes objects of them.
 
-Quantities, selectors, tolerations and volume sources are Kubernetes' own words and travel
+Quantities, selectors, tolerations and volume sources have Kubernetes's own syntax and travel
 unchanged.
 """
 
@@ -21,7 +21,7 @@ _CPU_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
 @final
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The one image of all roles. `pull_secrets` are names of Secrets in the job's namespace."""
+    """The common image of all roles; `pull_secrets` are Secrets in the job's namespace."""
 
     name: str
     pull_policy: str = "IfNotPresent"
@@ -31,18 +31,16 @@ class Image:
 @final
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process asks for (`requests`) and may not go beyond (`limits`): `{"cpu": "500m",
-    "memory": "2Gi"}`.
-    """
+    """A process's `requests` and `limits`: `{"cpu": "500m", "memory": "2Gi"}`."""
 
     requests: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cores(self) -> float | None:
-        """Cores that the process may count on; None if nothing is said of them.
+        """Cores that the process may count on; None if they are not set.
 
-        Raises ValueError for a quantity that is none.
+        Raises ValueError for an invalid quantity.
         """
         text = self.limits.get("cpu") or self.requests.get("cpu")
         return None if text is None else _cores(text)
@@ -53,7 +51,7 @@ def _cores(quantity: str) -> float:
     cores = float(parts[1]) * _CPU_SUFFIXES[parts[2]] if parts else 0.0
     if cores <= 0:
         raise ValueError(
-            f"{quantity!r} is no quantity of cores: expected for example 2, 0.5 or 500m"
+            f"invalid number of cores {quantity!r}: expected for example 2, 0.5 or 500m"
         )
     return cores
 
@@ -61,9 +59,9 @@ def _cores(quantity: str) -> float:
 @final
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod may be put.
+    """Where a pod may run.
 
-    `affinity`, where given, replaces ours (workers near their servers, servers apart).
+    `affinity`, if given, replaces the default (workers near their servers, servers apart).
     """
 
     priority_class: str = ""
@@ -75,9 +73,7 @@ class Placement:
 @final
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A volume source in Kubernetes' own words (`{"persistentVolumeClaim": {"claimName":
-    "data"}}`), and where it is mounted.
-    """
+    """A Kubernetes volume source (`{"persistentVolumeClaim": {...}}`), and where it is mounted."""
 
     name: str
     source: Mapping[str, Any]
@@ -89,9 +85,9 @@ class Volume:
 @final
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """As whom a pod's process runs. None leaves it to the image or to the namespace's rules.
+    """The user of a pod's process; None leaves it to the image or to the namespace's rules.
 
-    `group` owns the files of mounted volumes, so that a process that is not root can write there.
+    `group` owns the files of mounted volumes, so that a process without root can write there.
     """
 
     service_account: str = ""
@@ -102,10 +98,9 @@ class Identity:
 @final
 @dataclass(frozen=True, slots=True)
 class PodPlan:
-    """All that the pods of one role have in common.
+    """Everything that the pods of one role share.
 
-    `grace_s` is the time a pod has to drain when somebody else ends it: preemption, eviction,
-    `kubectl delete`.
+    `grace_s` is the time that a pod has to drain at a preemption, an eviction or `kubectl delete`.
     """
 
     image: Image
@@ -120,7 +115,7 @@ class PodPlan:
 @final
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The `batch/v1` Job that everything of a job belongs to. It goes, they go."""
+    """The `batch/v1` Job that owns all objects of a job; they are deleted with it."""
 
     namespace: str
     job: str
@@ -135,11 +130,10 @@ FINAL_EXIT_CODES = (1, 2, 3, 4, 5, 124, 130)
 class JobPlan:
     """The Job with its master's pod.
 
-    `relaunches` bounds how often a master that fails (not: that is preempted or evicted) is started
-    again; the exit codes
-    in `final_exit_codes` are its verdict and are never retried; `left_exit_code` says that it left
-    in order, to be started
-    again at no cost. An empty namespace is left to whoever creates the Job.
+    `relaunches` limits the restarts of a failing master; preemptions and evictions do not count.
+    The exit codes in `final_exit_codes` are its verdict and never retried. `left_exit_code` means
+    that it left in order, to be restarted at no cost. If the namespace is empty, the creator of the
+    Job sets it.
     """
 
     namespace: str

@@ -1,10 +1,8 @@
-"""Logs of pods by byte offset, which API servers do not know: they tell a log from its beginning,
-or its last lines.
+"""Pod logs by byte offset, which API servers lack: they return a log from its start, or last lines.
 
-A log that somebody looks at is followed from its beginning on, and its newest part is kept here for
-as long as it is looked at, so that
-looking on costs nothing. What is before that part is read anew, up to where it is wanted. Nodes
-keep some 10 MiB of a log.
+A log in use is followed from its beginning, and its newest part is kept here as long as it is used,
+so that repeated reads cost nothing. Anything before that part is read again from the beginning.
+Nodes keep some 10 MiB of a log.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ _LOG = logging.getLogger(__name__)
 MOST_WINDOWS = 8
 WINDOW_BYTES = 1 << 20
 LONGEST_LOG_BYTES = 256 << 20
-"""Beyond that nothing is read anew: only the newest part can be seen."""
+"""Beyond this offset nothing is read again: only the newest part is available."""
 _UNSEEN_S = 60.0
 _QUIET_S = 0.25
-"""A log that has told nothing for so long has told all that it had."""
+"""After this silence the log has no more to deliver."""
 _FIRST_S = 2.0
-"""The first bytes may take as long."""
+"""Time limit for the first bytes."""
 _CATCH_UP_S = 8.0
 _READ_S = 20.0
 
@@ -44,7 +42,7 @@ class LogWindows:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     async def read(self, pod: Mapping[str, Any], start: int, limit_bytes: int) -> LogPart:
-        """See `Cluster.read_log`. Raises NoSuchLog for a pod that is gone, ElasticDLError."""
+        """See `Cluster.read_log`. Raises NoSuchLog if the pod is gone, and ElasticDLError."""
         window = self._window(pod)
         await window.catch_up()
         if not window.size_bytes and window.problem is not None:
@@ -54,7 +52,7 @@ class LogWindows:
             return LogPart(begin, window.part(begin, limit_bytes), window.size_bytes)
         if begin + limit_bytes > LONGEST_LOG_BYTES:
             raise NoSuchLog(
-                f"only the newest part of this log can be seen: from byte {window.begin} on"
+                f"only the newest part of this log is available: from byte {window.begin} on"
             )
         return LogPart(
             begin,
@@ -63,7 +61,7 @@ class LogWindows:
         )
 
     async def close(self) -> None:
-        """Look at nothing any more."""
+        """Stop following all logs."""
         windows = list(self._windows.values())
         self._windows.clear()
         for window in windows:
@@ -72,30 +70,30 @@ class LogWindows:
 
     def _window(self, pod: Mapping[str, Any]) -> _Window:
         uid = str(pod["metadata"]["uid"])
-        found = self._windows.pop(uid, None)
-        if found is None or found.broke:
-            found = _Window(self._api, pod)
-        self._windows[uid] = found
-        found.seen_s = asyncio.get_running_loop().time()
+        window = self._windows.pop(uid, None)
+        if window is None or window.broke:
+            window = _Window(self._api, pod)
+        self._windows[uid] = window
+        window.seen_s = asyncio.get_running_loop().time()
         while len(self._windows) > MOST_WINDOWS:
             _, oldest = self._windows.popitem(last=False)
             oldest.task.cancel()
-        return found
+        return window
 
     async def _read_anew(self, pod: Mapping[str, Any], begin: int, size_bytes: int) -> bytes:
         query = {"container": CONTAINER, "limitBytes": str(begin + size_bytes)}
-        skip, found = begin, bytearray()
+        skip, data = begin, bytearray()
         try:
             async with (
                 asyncio.timeout(_READ_S),
                 aclosing(self._api.chunks(log_address(pod), query, _READ_S)) as chunks,
             ):
                 async for chunk in chunks:
-                    found += chunk[skip:]
+                    data += chunk[skip:]
                     skip = max(0, skip - len(chunk))
         except (ElasticDLError, TimeoutError) as error:
             raise in_words(error, pod) from error
-        return bytes(found[:size_bytes])
+        return bytes(data[:size_bytes])
 
 
 @final
@@ -110,34 +108,31 @@ class _Window:
         self.seen_s = self._clock()
         self._heard_s = self.seen_s + _FIRST_S
         self.problem: Exception | None = None
-        self.task = asyncio.get_running_loop().create_task(
-            self._follow(), name="a log that is looked at"
-        )
+        self.task = asyncio.get_running_loop().create_task(self._follow(), name="a followed log")
 
     @property
     def begin(self) -> int:
-        """Where it begins."""
+        """Offset of the first byte."""
         return self.size_bytes - len(self._data)
 
     @property
     def broke(self) -> bool:
-        """It is not followed any more, and not because it has ended."""
+        """Whether following stopped, although the log has not ended."""
         return self.task.done() and (self.task.cancelled() or self.problem is not None)
 
     def part(self, begin: int, limit_bytes: int) -> bytes:
-        """From a byte in the window on."""
+        """Bytes of the window from an offset on."""
         at = begin - self.begin
         return bytes(self._data[at : at + limit_bytes])
 
     async def catch_up(self) -> None:
-        """Wait until all that the log has is here, or for some seconds."""
+        """Wait until the window has the whole log, or for some seconds."""
         until_s = self._clock() + _CATCH_UP_S
         while not self.task.done() and self._clock() < until_s:
             quiet_s = self._clock() - self._heard_s
             if quiet_s >= _QUIET_S:
                 return
-            # Before the first bytes, no longer either: what is looked at for the first time is
-            # mostly there at once.
+            # The same limit before the first bytes: they mostly arrive at once.
             await asyncio.wait({self.task}, timeout=min(_QUIET_S, _QUIET_S - quiet_s))
 
     async def _follow(self) -> None:
@@ -149,7 +144,7 @@ class _Window:
                 async for chunk in chunks:
                     self._take(chunk)
                     if self._clock() - self.seen_s > _UNSEEN_S:
-                        raise ApiAway("nobody looks at it")
+                        raise ApiAway("the log is no longer in use")
         except ElasticDLError as error:
             self.problem = in_words(error, self._pod)
 
@@ -162,20 +157,20 @@ class _Window:
 
 
 def log_address(pod: Mapping[str, Any]) -> str:
-    """Where an API server has the log of a pod."""
+    """The path of a pod's log on the API server."""
     return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/log"
 
 
 def in_words(error: Exception, pod: Mapping[str, Any]) -> Exception:
-    """What a request for a log came to."""
+    """Map the error of a request for a log."""
     name = pod["metadata"]["name"]
     if isinstance(error, ApiRefused) and error.status.code in (400, 404):
         return NoSuchLog(
-            f"pod {name} has no log {'yet' if error.status.code == 400 else 'any more'}:"
+            f"pod {name} {'has no log yet' if error.status.code == 400 else 'no longer has a log'}:"
             f" {error.message}"
         )
     return (
-        ApiAway(f"the log of pod {name} did not come in time")
+        ApiAway(f"reading the log of pod {name} timed out")
         if isinstance(error, TimeoutError)
         else error
     )

@@ -1,6 +1,6 @@
-"""Logs of pods: which there are, their last lines, and what comes after.
+"""Logs of pods: which exist, their last lines, and all that follows.
 
-A connection that breaks costs no line and repeats none.
+A broken connection neither loses nor repeats a line.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from elasticdl.cluster.kubernetes.pods import exit_facts, has_ended, observed, t
 from elasticdl.errors import ClusterRefused, ElasticDLError, PermanentError, TransientError
 
 AWAY_S = 120.0
-"""How long following goes on while the API server is away."""
+"""How long to keep following while the API server is unreachable."""
 _SILENCE_S = 60.0
 _AGAIN_S = 1.0
 
 
 def entries(facts: JobFacts) -> list[tuple[str, str]]:
-    """Every log, by process and incarnation, with how its pod is doing."""
-    return [(str(name), _words(pod)) for name, pod in facts.processes()]
+    """Every log, by process and incarnation, with the state of its pod."""
+    return [(str(name), _state(pod)) for name, pod in facts.processes()]
 
 
 def chosen(facts: JobFacts, process: str) -> Mapping[str, Any] | None:
-    """The pod that is meant: `ps-0` is the newest of its incarnations, `ps-0.1` and `ps-0.0` are
-    those. None: there is none.
+    """The pod of a process: `ps-0` is its newest incarnation, `ps-0.1` exactly that one.
+
+    None if there is none.
     """
     try:
         wanted = ProcessName.parse(process)
     except ValueError:
         return None
-    there = {
+    pods = {
         name: pod
         for name, pod in facts.processes()
         if (name.role, name.index) == (wanted.role, wanted.index)
     }
-    if "." in process or not there:
-        return there.get(wanted)
-    return there[max(there)]
+    if "." in process or not pods:
+        return pods.get(wanted)
+    return pods[max(pods)]
 
 
 async def last(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGenerator[str]:
-    """The last lines that are there now; 0: all. Raises ElasticDLError."""
+    """The last lines of a log; 0: all. Raises ElasticDLError."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     try:
         async with aclosing(api.chunks(log_address(pod), _query(lines), _SILENCE_S)) as chunks:
@@ -62,13 +63,13 @@ async def last(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGener
             raise TransientError(
                 f"{pod['metadata']['name']} has printed nothing yet: {trouble(pod).text}"
             ) from refused
-        raise _in_words(refused, pod) from refused
+        raise _error(refused, pod) from refused
 
 
 async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGenerator[str]:
-    """The last lines, then all that comes until the pod has ended.
+    """The last lines, then all that follows until the pod has ended.
 
-    Waits for one that does not run yet. Raises ElasticDLError.
+    Waits for a pod that does not run yet. Raises ElasticDLError.
     """
     place = _Place(lines)
     heard_s = time.monotonic()
@@ -86,17 +87,14 @@ async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncG
                 return
         except ApiRefused as refused:
             if not _not_yet(refused):
-                raise _in_words(refused, pod) from refused
+                raise _error(refused, pod) from refused
             heard_s = time.monotonic()
         except ApiAway as away:
             now_s = time.monotonic()
-            # Nothing printed for a minute is no fault: the connection is made anew, in case that it
-            # is dead.
+            # A minute without output is normal; reconnect anyway, in case the connection is dead.
             heard_s = now_s if now_s - began_s >= _SILENCE_S else heard_s
             if now_s - heard_s > AWAY_S:
-                raise TransientError(
-                    f"the log cannot be followed any more: {away.message}"
-                ) from away
+                raise TransientError(f"cannot follow the log any further: {away.message}") from away
         place.again()
         await asyncio.sleep(_AGAIN_S)
 
@@ -105,7 +103,7 @@ async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncG
 class _Place:
     """How far a log was read.
 
-    Every line comes with the time at which the node got it, which is cut off again.
+    Every line begins with the time at which the node received it, which is removed.
     """
 
     def __init__(self, lines: int) -> None:
@@ -115,9 +113,10 @@ class _Place:
         self._half = b""
 
     def query(self) -> dict[str, str]:
-        """Where to begin.
+        """The query for the rest.
 
-        The server knows whole seconds only: what was seen comes again and is left out here.
+        The server knows only whole seconds, so lines that were seen come again and are skipped
+        here.
         """
         begin = (
             {"sinceTime": f"{self._newest[:19].decode()}Z"} if self._newest else _query(self._lines)
@@ -145,7 +144,7 @@ class _Place:
         stamp, space, text = line.partition(b" ")
         if not space and not stamp:
             return None
-        # Times are of one length and in UTC, but for trailing zeros that are left out.
+        # Times are in UTC; they have one format, except that trailing zeros are omitted.
         if self._seen_before and _sortable(stamp) <= _sortable(self._seen_before):
             return None
         self._newest = stamp
@@ -157,7 +156,7 @@ def _sortable(stamp: bytes) -> tuple[bytes, bytes]:
     return whole, part.ljust(9, b"0")
 
 
-def _words(pod: Mapping[str, Any]) -> str:
+def _state(pod: Mapping[str, Any]) -> str:
     seen = observed(pod)
     if has_ended(pod):
         facts = exit_facts(pod, asked=False)
@@ -177,20 +176,20 @@ def _not_yet(refused: ApiRefused) -> bool:
     return refused.status.code == 400 and "waiting to start" in refused.message
 
 
-def _in_words(refused: ApiRefused, pod: Mapping[str, Any]) -> ElasticDLError:
+def _error(refused: ApiRefused, pod: Mapping[str, Any]) -> ElasticDLError:
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-    words = {
+    known = {
         403: f"you may not read logs in namespace {namespace} (get pods/log)",
         404: f"pod {name} is gone, and its log with it",
     }
     kind = ClusterRefused if refused.status.code == 403 else PermanentError
     return kind(
-        words.get(refused.status.code, f"the log of pod {name} cannot be read: {refused.message}")
+        known.get(refused.status.code, f"cannot read the log of pod {name}: {refused.message}")
     )
 
 
 async def _has_ended(api: ApiServer, pod: Mapping[str, Any]) -> bool:
-    """Raises ApiAway."""
+    """Whether the pod has ended or is gone. Raises ApiAway."""
     try:
         now = await api.get(log_address(pod).removesuffix("/log"))
     except ApiRefused:

@@ -1,6 +1,6 @@
-"""The `spec` of a pod: what its process is given, where it may run, and what it may not do. Pure.
+"""The `spec` of a pod: its process's environment, placement and restrictions. Pure.
 
-Pods keep the restricted Pod Security standard.
+Pods meet the restricted Pod Security standard.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
 
 CONTAINER = "process"
 _NODE_GONE_AFTER_S = 30
-"""A node that does not answer keeps its pods for 5 min by default.
-
-The job has gone on long before that.
-"""
+"""Kubernetes keeps the pods of a silent node for 5 min by default, which is too long for a job."""
 
 
 def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
-    """Everything below `spec`. Its one container is called `process`."""
+    """Everything below `spec`. The only container is called `process`."""
     role, placement = spec.name.role, plan.placement
     body: Json = {
         "containers": [_container(job, plan, spec)],
@@ -30,10 +27,10 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
         "subdomain": job,
         "terminationGracePeriodSeconds": plan.grace_s,
         "automountServiceAccountToken": role is Role.MASTER,
-        # Hundreds of pods in a namespace: no variables for each Service of it.
+        # A namespace may have hundreds of Services; pods need no variables for them.
         "enableServiceLinks": False,
-        # The process is not PID 1 then, so that signals mean what they mean elsewhere and its
-        # orphans are reaped.
+        # With this the process is not PID 1: signals have their default actions, and orphans are
+        # reaped.
         "shareProcessNamespace": True,
         "securityContext": _pod_security(plan),
         "tolerations": [*map(dict, placement.tolerations), *_patience(placement)],
@@ -55,7 +52,7 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
 
 
 def _mount_volumes(body: Json, plan: PodPlan) -> None:
-    """A volume may be mounted at several places."""
+    """Mount the volumes; one may be mounted at several places."""
     sources = {volume.name: {"name": volume.name, **volume.source} for volume in plan.volumes}
     body["volumes"] += sources.values()
     for volume in plan.volumes:
@@ -66,7 +63,7 @@ def _mount_volumes(body: Json, plan: PodPlan) -> None:
 
 
 def mount(body: Json, name: str, source: Json, path: str, *, read_only: bool) -> None:
-    """Add a volume of our own to a pod's `spec`, and to its container."""
+    """Add an internal volume to a pod's `spec` and to its container."""
     body["volumes"].append({"name": name, **source})
     body["containers"][0]["volumeMounts"].append(
         {"name": name, "mountPath": path, "readOnly": read_only}
@@ -74,7 +71,7 @@ def mount(body: Json, name: str, source: Json, path: str, *, read_only: bool) ->
 
 
 def from_field(name: str, path: str) -> Json:
-    """A variable that has a field of the pod itself."""
+    """An environment variable with the value of a pod's field."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
@@ -96,8 +93,8 @@ def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # What a failed process said last is then part of the pod's status: no right to read logs is
-        # needed for it.
+        # The last output of a failed process becomes part of the pod's status, readable without a
+        # right to read logs.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [],
     }
@@ -134,7 +131,7 @@ def _environment(job: str, plan: PodPlan, spec: ProcessSpec) -> list[Json]:
 
 
 def _verbatim(text: str) -> str:
-    """Kubernetes would put variables in where it finds `$(NAME)`, and make one `$` of two."""
+    """Escape `$`: Kubernetes would expand `$(NAME)` and turn `$$` into `$`."""
     return text.replace("$", "$$")
 
 
@@ -148,7 +145,7 @@ def _pod_security(plan: PodPlan) -> Json:
 
 
 def _patience(placement: Placement) -> list[Json]:
-    """How long a pod stays with a node that is gone, unless the user says it."""
+    """How long a pod stays on a lost node, unless the user configures it."""
     said = {toleration.get("key") for toleration in placement.tolerations}
     return [
         {
@@ -163,10 +160,7 @@ def _patience(placement: Placement) -> list[Json]:
 
 
 def _affinity(job: str, role: Role) -> Json:
-    """Workers near their servers; servers apart, so that one node takes one of them with it.
-
-    Wishes, not conditions.
-    """
+    """Prefer workers near their servers, and servers apart, so that a lost node costs only one."""
     servers: dict[str, Any] = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {**selector(job), ROLE_LABEL: str(Role.PS)}},

@@ -1,8 +1,7 @@
-"""What is known of a job's pods, and what that means for its processes: pods in, process events
-out.
+"""Track a job's pods and derive process events: pods in, events out.
 
-Decides only; `kubernetes.py` acts. A pod is told by its uid, a process by its name, and each end is
-told once.
+It only decides; `cluster.py` acts. A pod is identified by its uid, a process by its name. Each end
+is reported once.
 """
 
 from __future__ import annotations
@@ -28,43 +27,41 @@ from elasticdl.cluster.kubernetes.pods import (
 
 _LOG = logging.getLogger(__name__)
 PATIENCE_S = 40.0
-"""A registry may be away for a moment.
+"""How long an image may be unavailable, or a container impossible to create.
 
-After that, its words, or the node's, are told as the end of the process.
+After that, the registry's or node's message is reported as the end of the process.
 """
 OVERDUE_S = 30.0
-"""A node ends a pod within its grace and a little more; one that does not is not there."""
+"""A node ends a pod within its grace and a little more; after that it is considered lost."""
 FORCE_AFTER_S = 3.0
 NODE_LOST = "NodeLost"
 
 
 @dataclass(slots=True)
 class Life:
-    """A pod that has not ended. Times are the clock's; None while it is not so."""
+    """A pod that has not ended. Times are the clock's; None if not applicable."""
 
     pod: Pod
     name: ProcessName
     asked: bool = False
     in_trouble_since_s: float | None = None
     trouble: Trouble | None = None
-    """The one with the most words: between its tries a node says less than what the registry
-    said.
-    """
+    """The problem with the longest message: between retries a node says less than the registry."""
     given_up: Trouble | None = None
-    """Why, when the pod is being given up: its image, or a container that cannot be made."""
+    """Why the pod is being given up: its image, or a container that cannot be created."""
     vanished: bool = False
-    """It is there no more, and its end was not told."""
+    """The pod is gone, and its end was not observed."""
     gone_at_s: float | None = None
     """When a pod that is being deleted should have gone."""
     due_s: float = float("inf")
-    """The earliest end that we asked for."""
+    """The earliest requested end."""
     force_at_s: float | None = None
-    """When to take it off the books, since its node does not know that it is due sooner now."""
+    """When to force the deletion, since the node does not learn of the earlier end."""
 
     def facts(self) -> ExitFacts:
-        """How it ended, with what only we know."""
+        """How it ended, with what only this process knows."""
         facts = exit_facts(self.pod, asked=self.asked)
-        # Its node may tell the end of a container that never was: without code and signal.
+        # A node may report the end of a container that never ran, without code and signal.
         nothing_known = facts.exit_code is None and facts.signal is None
         if self.given_up is not None and nothing_known:
             return replace(
@@ -75,7 +72,7 @@ class Life:
             and nothing_known
             and not (facts.reason or facts.conditions or facts.asked)
         ):
-            # No controller does that without saying why, and pods do not go by themselves.
+            # Controllers give a reason, and pods do not vanish by themselves: a user deleted it.
             return replace(facts, reason=DELETED)
         return facts
 
@@ -84,7 +81,7 @@ class Life:
 class PodTracker:
     """Use it from one event loop.
 
-    It tells of live processes; ends are handed out by `changed`, `gone` and `lost`.
+    It publishes observations of live processes. `changed`, `gone` and `lost` return ends.
     """
 
     def __init__(self, board: EventBus, clock: Clock) -> None:
@@ -93,7 +90,7 @@ class PodTracker:
         self._lives: dict[str, Life] = {}
         self._asked: set[ProcessName] = set()
         self._closed: set[str] = set()
-        """Uids of pods whose end was handed out and that may still be there."""
+        """Uids of pods whose end was returned and that may still exist."""
 
     def __len__(self) -> int:
         return len(self._lives)
@@ -111,12 +108,11 @@ class PodTracker:
         return list(self._lives.values())
 
     def ask(self, name: ProcessName, grace_s: float) -> None:
-        """We are ending it ourselves.
+        """Record that the job itself ends the process.
 
-        A node that has begun to end a pod waits for the grace that it was told first
-        (kubernetes/kubernetes#83916). Where less is
-        asked for later, the pod is forced off the books then, and its process ends with the first
-        grace.
+        A node that has begun to end a pod keeps to the first grace (kubernetes/kubernetes#83916).
+        If a later request shortens it, the pod's deletion is forced, and its process ends with the
+        first grace.
         """
         self._asked.add(name)
         if (life := self.life(name)) is None:
@@ -127,7 +123,7 @@ class PodTracker:
         life.asked, life.due_s = True, min(life.due_s, due_s)
 
     def changed(self, pod: Pod) -> Life | None:
-        """Take a pod in. Returns its life if it has ended now: the caller tells."""
+        """Take in a pod's state. Returns its life if it has just ended, to be reported."""
         identity = uid(pod)
         if identity in self._closed:
             return None
@@ -137,7 +133,7 @@ class PodTracker:
                 name = process_name(pod)
             except (KeyError, ValueError):
                 _LOG.warning(
-                    "pod %s has the label of this job but is no process of it",
+                    "pod %s has this job's label, but is not one of its processes",
                     pod["metadata"].get("name"),
                 )
                 return None
@@ -151,7 +147,7 @@ class PodTracker:
         return None
 
     def gone(self, pod: Pod) -> Life | None:
-        """A pod is there no more. Returns its life if its end was not told yet."""
+        """A pod is gone. Returns its life if its end was not reported yet."""
         ended = self.changed(pod)
         self._closed.discard(uid(pod))
         if ended is None and (ended := self._lives.pop(uid(pod), None)) is not None:
@@ -159,9 +155,9 @@ class PodTracker:
         return ended
 
     def hopeless(self) -> list[Life]:
-        """Pods to give up, since their image or their container could not be had for too long.
+        """Pods to give up, because their image or container was unavailable for too long.
 
-        Each is told once.
+        Each once.
         """
         limit_s = self._clock.now_s() - PATIENCE_S
         waiting = [
@@ -169,28 +165,25 @@ class PodTracker:
             for life in self._lives.values()
             if life.in_trouble_since_s is not None and life.given_up is None
         ]
-        found = [life for life in waiting if (life.in_trouble_since_s or 0.0) < limit_s]
-        for life in found:
+        hopeless = [life for life in waiting if (life.in_trouble_since_s or 0.0) < limit_s]
+        for life in hopeless:
             life.given_up = life.trouble
-        return found
+        return hopeless
 
     def overstaying(self) -> list[Life]:
-        """Pods to force off the books. Each is told once."""
+        """Pods whose deletion to force; each once."""
         now_s = self._clock.now_s()
-        found = [
+        overdue = [
             life
             for life in self._lives.values()
             if life.force_at_s is not None and now_s > life.force_at_s
         ]
-        for life in found:
+        for life in overdue:
             life.force_at_s = None
-        return found
+        return overdue
 
     def lost(self) -> list[Life]:
-        """Pods that should long have gone: their node does not answer.
-
-        They are taken out of the book.
-        """
+        """Pods that are long overdue: their node does not answer. They are no longer tracked."""
         now_s = self._clock.now_s()
         overdue = [
             key
@@ -202,15 +195,15 @@ class PodTracker:
 
     def _watch_over(self, life: Life) -> None:
         now_s, metadata = self._clock.now_s(), life.pod["metadata"]
-        found = trouble(life.pod)
-        if observed(life.pod).running or not found.lasting:
+        problem = trouble(life.pod)
+        if observed(life.pod).running or not problem.lasting:
             life.in_trouble_since_s = life.trouble = None
         else:
             life.in_trouble_since_s = (
                 now_s if life.in_trouble_since_s is None else life.in_trouble_since_s
             )
             life.trouble = max(
-                (known for known in (life.trouble, found) if known),
+                (known for known in (life.trouble, problem) if known),
                 key=lambda known: len(known.text),
             )
         if "deletionTimestamp" in metadata:

@@ -1,9 +1,6 @@
-"""What the description of a pod means: does its process run, what does it wait for, how did it end.
+"""Interpret the description of a pod: whether it runs, what it waits for, how it ended. Pure.
 
-Pure.
-
-Only the platform's facts are gathered here; `master/core/processes/failures.py` makes one cause of
-them.
+Only the platform's facts are collected here; `master/core/processes/failures.py` derives one cause.
 """
 
 from __future__ import annotations
@@ -21,8 +18,9 @@ Pod: TypeAlias = Mapping[str, Any]
 IMAGE_FAILED = "ImagePullFailed"
 START_FAILED = "StartError"
 DELETED = "Deleted"
-"""Our own words, where the platform has none, or many: `master/core/processes/failures.py` knows
-them.
+"""Reasons of our own, where Kubernetes has none or several.
+
+`failures.py` of the master knows them.
 """
 _IMAGE_REASONS = frozenset(
     (
@@ -45,7 +43,7 @@ _ENDED = frozenset(("Succeeded", "Failed"))
 class Trouble:
     """Why a container does not start.
 
-    `lasting`: the reason of its end, if this may last for ever and is to be given up once.
+    `lasting` is the reason to report as its end if the problem may never go away.
     """
 
     text: str
@@ -53,17 +51,17 @@ class Trouble:
 
 
 def uid(pod: Pod) -> str:
-    """What tells a pod from another one that had its name."""
+    """Distinguishes a pod from an earlier one of its name."""
     return str(pod["metadata"]["uid"])
 
 
 def process_name(pod: Pod) -> ProcessName:
-    """The process that the pod runs. Raises KeyError or ValueError for a pod that is not ours."""
+    """The process that the pod runs. Raises KeyError or ValueError for a foreign pod."""
     return parse_labels(pod["metadata"].get("labels") or {})
 
 
 def is_process(pod: Pod) -> bool:
-    """It runs a process of a job."""
+    """Whether it runs a process of a job."""
     try:
         process_name(pod)
     except (KeyError, ValueError):
@@ -72,12 +70,12 @@ def is_process(pod: Pod) -> bool:
 
 
 def has_ended(pod: Pod) -> bool:
-    """Its process has ended, or will never start."""
+    """Whether its process has ended, or will never start."""
     return _status(pod).get("phase") in _ENDED or _terminated(pod) is not None
 
 
 def observed(pod: Pod) -> ProcessObserved:
-    """A live pod, for people and for the core."""
+    """The observation of a live pod."""
     running = "running" in _state(pod)
     waiting_for = "" if running else trouble(pod).text
     return ProcessObserved(
@@ -86,7 +84,7 @@ def observed(pod: Pod) -> ProcessObserved:
 
 
 def trouble(pod: Pod) -> Trouble:
-    """What a pod that does not run yet waits for, in words."""
+    """What a pod that does not run yet waits for."""
     waiting = _state(pod).get("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if reason in _IMAGE_REASONS:
@@ -102,10 +100,7 @@ def trouble(pod: Pod) -> Trouble:
 
 
 def never_started(pod: Pod) -> Trouble | None:
-    """Why the process of a pod that has ended never was: its program could not be started.
-
-    None if it ran.
-    """
+    """Why the program of an ended pod never started; None if it ran."""
     ended = _terminated(pod) or {}
     if ended.get("reason") not in _NOT_STARTED:
         return None
@@ -116,7 +111,7 @@ def never_started(pod: Pod) -> Trouble | None:
 
 
 def no_room(pod: Pod) -> str:
-    """That no node can take it now, in the scheduler's words; '' if that is not so."""
+    """Why no node has room for it, from the scheduler; '' if that is not so."""
     if (pod.get("spec") or {}).get("nodeName"):
         return ""
     for condition in _status(pod).get("conditions") or ():
@@ -126,17 +121,19 @@ def no_room(pod: Pod) -> str:
 
 
 def _unplaced(pod: Pod) -> str:
-    return "" if (pod.get("spec") or {}).get("nodeName") else "waiting to be placed on a node"
+    return "" if (pod.get("spec") or {}).get("nodeName") else "waiting for a node"
 
 
 def silent_since(pod: Pod) -> str:
-    """When its node was given up for now, as Kubernetes writes times; '' where that is not so.
+    """When its node was given up for now, as a Kubernetes timestamp; '' if it was not.
 
-    A node tells both conditions together. Only the controller that hears nothing of a node takes
-    back the one, without a reason.
+    A node reports both conditions together. Only the controller that does not hear from a node
+    revokes just one, without a reason.
     """
-    told = {one.get("type"): one for one in _status(pod).get("conditions") or ()}
-    ready, containers = told.get("Ready", {}), told.get("ContainersReady", {})
+    conditions = {
+        condition.get("type"): condition for condition in _status(pod).get("conditions") or ()
+    }
+    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
     silent = (
         ready.get("status") == "False"
         and not ready.get("reason")
@@ -146,15 +143,16 @@ def silent_since(pod: Pod) -> str:
 
 
 def told_code(pod: Pod) -> int | None:
-    """The code of a container that has ended, as the Job's rules go by it: 130 is one of ours, and
-    not only a signal.
+    """The raw exit code of an ended container, which the Job's rules use.
+
+    130 is one of ours, and not only a signal.
     """
     code = (_terminated(pod) or {}).get("exitCode")
     return None if code is None else int(code)
 
 
 def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
-    """How the process of a pod ended; also of one that is gone, from what was last known of it."""
+    """How the process of a pod ended; for a deleted pod, from its last known state."""
     ended = _terminated(pod) or {}
     code, killed_by = _code(ended)
     conditions = tuple(_conditions(pod))
@@ -173,12 +171,11 @@ def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
 
 
 def _code(ended: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Exit code or signal. Container runtimes tell a signal n as code 128 + n."""
+    """Exit code or signal. Container runtimes report signal n as code 128 + n."""
     if ended.get("signal"):
         return None, int(ended["signal"])
     code = ended.get("exitCode")
-    # A container that could not be started, or whose end nobody saw, has a code that no process
-    # gave.
+    # The code of a container that never started, or whose end nobody saw, is not a process's.
     if code is None or ended.get("reason") == "ContainerStatusUnknown":
         return None, None
     if code > 128 and code - 128 in {int(known) for known in signal.Signals}:

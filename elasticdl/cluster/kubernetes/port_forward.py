@@ -1,11 +1,8 @@
-"""A port of a pod as a port of this machine, through the API server: what `kubectl port-forward`
-does, without kubectl.
+"""Forward a pod's port to this machine through the API server, like `kubectl port-forward`.
 
-Every connection is a WebSocket of its own (`v4.channel.k8s.io`: each message begins with its
-channel, 0 for data and 1 for
-what went wrong; the first message on each only repeats the port). Whoever connects makes a new
-connection when one breaks,
-as gRPC does by itself; `problem` says why the last one did.
+Every connection is a WebSocket of its own (`v4.channel.k8s.io`). Each message begins with its
+channel, 0 for data and 1 for errors, and the first message on each only repeats the port. A client
+reconnects when a connection breaks, as gRPC does by itself; `problem` says why the last one broke.
 """
 
 from __future__ import annotations
@@ -34,40 +31,37 @@ PodOf: TypeAlias = Callable[[], Awaitable[str]]
 
 @final
 class NobodyListens(TransientError):
-    """The pod is reached, and its port is not open yet, or not any more."""
+    """The pod is reachable, but its port is not open yet, or no longer."""
 
 
 @final
 class PortForward:
     """Listens on loopback until closed.
 
-    Use it from the event loop of its ApiServer; connections may come from anywhere.
-
-    Nothing in it waits for ever: the API server must be reached within ten seconds and answer
-    pings; a connection ends with
-    either of its sides.
+    Use it from the event loop of its ApiServer; connections may come from anywhere. All waits are
+    bounded: the API server must be reached within ten seconds and answer pings, and a connection
+    ends with either side.
     """
 
     def __init__(self, api: ApiServer, namespace: str, pod_of: PodOf, port: int) -> None:
-        """`pod_of` names the pod to reach; it is asked for each connection, so that a pod that was
-        replaced is followed.
-        """
+        """`pod_of` names the pod to reach; each connection calls it, to follow a replaced pod."""
         self._api, self._pod_of, self._port = api, pod_of, port
         self._namespace = namespace
         self._server: asyncio.Server | None = None
         self._carrying: set[asyncio.Task[None]] = set()
         self.problem = ""
-        """Why the last connection was not made or broke, in words; '' when it was made, and ended
-        in order if it ended.
+        """Why the last connection failed or broke.
+
+        '' if it succeeded, and ended in order if it ended.
         """
 
     async def open(self, greeting_s: float = 0.0) -> str:
-        """See that the pod is reached, and begin to listen; the address, `127.0.0.1:4711`.
+        """Connect to the pod once, then listen; returns the address, `127.0.0.1:4711`.
+
+        With `greeting_s` above 0, the pod must send something within that time, as a gRPC server
+        does.
 
         Raises ElasticDLError, OSError.
-
-        `greeting_s` above 0: the pod has to say something within that time without being asked, as
-        a gRPC server does.
         """
         pod = await self._pod_of()
         try:
@@ -101,7 +95,7 @@ class PortForward:
             pod = await self._pod_of()
             async with self._api.socket(self._path(pod), self._query, PROTOCOL) as socket:
                 self.problem = ""
-                self.problem = self._in_words(await _joined(reader, writer, socket), pod)
+                self.problem = self._problem(await _joined(reader, writer, socket), pod)
         except ApiRefused as refused:
             self.problem = self._not_connected(refused, pod).message
         except ElasticDLError as error:
@@ -125,16 +119,14 @@ class PortForward:
                     f"you may not connect to pods in namespace {self._namespace} (get and create"
                     " pods/portforward)",
                     hint=(
-                        "whoever runs the cluster can grant it; `kubectl port-forward` needs the"
-                        " same rights"
+                        "ask the cluster's administrator; `kubectl port-forward` needs the same"
+                        " rights"
                     ),
                 )
             case 404:
                 return TransientError(f"pod {pod} is gone")
             case code:
-                return TransientError(
-                    f"the API server will not connect us to pod {pod}: HTTP {code}"
-                )
+                return TransientError(f"the API server cannot connect to pod {pod}: HTTP {code}")
 
     async def _greeted(self, socket: Socket, pod: str, limit_s: float) -> None:
         try:
@@ -144,24 +136,22 @@ class PortForward:
                         return
                     said = content.decode("utf-8", errors="replace")
                     raise (NobodyListens if _REFUSED in said else TransientError)(
-                        self._in_words(said, pod)
+                        self._problem(said, pod)
                     )
         except TimeoutError as error:
-            raise TransientError(f"pod {pod} says nothing at port {self._port}") from error
+            raise TransientError(f"pod {pod} does not answer on port {self._port}") from error
         raise TransientError(f"the connection to pod {pod} broke")
 
-    def _in_words(self, said: str, pod: str) -> str:
+    def _problem(self, said: str, pod: str) -> str:
         if _REFUSED in said:
-            return f"nothing listens at port {self._port} of pod {pod}"
+            return f"nothing listens on port {self._port} of pod {pod}"
         return f"the connection to pod {pod} broke: {said}" if said else ""
 
 
 async def _joined(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: Socket
 ) -> str:
-    """Carry bytes both ways until one side ends; what the other end said went wrong, '' if nothing
-    did.
-    """
+    """Carry bytes both ways until one side ends; returns the error of the other end, or ''."""
     outward, inward = (
         asyncio.ensure_future(_send(reader, socket)),
         asyncio.ensure_future(_receive(socket, writer)),
@@ -173,7 +163,7 @@ async def _joined(
             task.cancel()
         said = await asyncio.gather(outward, inward, return_exceptions=True)
     return next(
-        (str(one) for one in said if one and not isinstance(one, asyncio.CancelledError)), ""
+        (str(end) for end in said if end and not isinstance(end, asyncio.CancelledError)), ""
     )
 
 
@@ -198,7 +188,7 @@ async def _receive(socket: Socket, writer: asyncio.StreamWriter) -> str:
 
 
 async def _messages(socket: Socket) -> AsyncGenerator[tuple[int, bytes]]:
-    """(channel, content), without the first one of each channel."""
+    """(channel, content), without the first message of each channel."""
     introduced: set[int] = set()
     async for message in socket:
         if message.type is aiohttp.WSMsgType.BINARY and message.data:

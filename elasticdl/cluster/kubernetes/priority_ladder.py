@@ -1,8 +1,8 @@
-"""Which rung of the priority ladder a worker stands on: the lowest that is free.
+"""The rung of a worker on the priority ladder: the lowest free one.
 
-Where the first worker of every job has the highest priority, the second a lower one, and so on, the
-stock scheduler shares a cluster
-fairly among jobs: a newcomer's first worker takes the place of the richest job's last one.
+If the first worker of every job has the highest priority, the second a lower one, and so on, the
+stock scheduler shares a cluster fairly among jobs: a new job's first worker preempts the last
+worker of the largest job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elasticdl.cluster.base import ProcessName, Role
 
 PLACEHOLDER = "{rung}"
 HIGHEST = 32
-"""docker/priorities.yaml has so many classes."""
+"""The number of classes in docker/priorities.yaml."""
 
 
 @final
@@ -22,14 +22,14 @@ class PriorityLadder:
     """Use it from one thread."""
 
     def __init__(self, has_ended: Callable[[ProcessName], bool]) -> None:
-        """`has_ended` tells whose rungs are free again."""
+        """`has_ended` tells whether a process has freed its rung."""
         self._has_ended = has_ended
         self._standing: dict[Role, dict[int, ProcessName]] = {role: {} for role in Role}
-        """Who stands on each rung of a role's ladder, or stood there last."""
+        """The process on each rung of a role's ladder, or the last that was."""
         self._of: dict[ProcessName, int] = {}
 
     def of(self, name: ProcessName) -> int:
-        """From 1. A process keeps its rung; beyond the highest all stand on that."""
+        """The rung, from 1. A process keeps its rung; beyond the highest, all share that one."""
         if name not in self._of:
             standing = self._standing[name.role]
             rungs = range(1, HIGHEST)

@@ -1,10 +1,9 @@
-"""A copy of a list that an API server keeps: list, then watch, for as long as it is wanted.
+"""A copy of a list on an API server: list, then watch, until cancelled.
 
-The copy is keyed by uid: an object that was made anew under an old name is another one. Whatever
-goes wrong (a watch too
-old to go on with, in both its forms; a server that is away, silent or talks nonsense) ends in
-another list, so nothing is
-missed for good. Costs next to nothing while the server is away.
+The copy is keyed by uid: an object created again under an old name is a different one. Any failure
+ends in another list, so that nothing is missed for good: a watch that is too old to continue, in
+both its forms, or a server that is unreachable, silent or sends nonsense. While the server is
+unreachable, this costs almost nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _GONE = 410
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`silence_s`: an API server sends a bookmark a minute, so one that says nothing for longer is
-    not there.
+    """Time limits.
 
-    `relist_s`: a full list at least so often, whatever the watch says.
+    `silence_s`: an API server sends a bookmark every minute, so longer silence means that it is
+    gone. `relist_s`: the longest interval between two full lists, whatever the watch reports.
     """
 
     silence_s: float = 90.0
@@ -42,12 +41,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Who hears of it.
+    """The receiver of changes.
 
-    `changed` gets each object anew, `gone` the last that was known of one that is not there any
-    more.
-
-    `listed` is called when the copy is whole.
+    `changed` gets each new version of an object, `gone` the last version of a deleted one. `listed`
+    is called when the copy is complete.
     """
 
     changed: Callable[[Json], None]
@@ -56,7 +53,7 @@ class Sink:
 
 
 class _StartOver(Exception):
-    """The watch cannot go on from where it was; a list is due."""
+    """The watch cannot continue where it was; a list is due."""
 
 
 @final
@@ -80,25 +77,23 @@ class Reflector:
         self._timing = timing or Timing()
         self._known: dict[str, Json] = {}
         self._added: set[str] = set()
-        """Uids that came by `add` since the last list was asked for: it may not have them yet."""
+        """Uids from `add` since the last list was requested, which may lack them."""
         self._heard_s = clock.now_s()
         self._back_off_s = 0.0
 
     @property
     def age_s(self) -> float:
-        """Seconds since the API server was last heard."""
+        """Seconds since the last answer of the API server."""
         return self._clock.now_s() - self._heard_s
 
     def add(self, item: Json) -> None:
-        """Take in an object that the caller has just made, so that its end is noticed whatever the
-        watch misses.
-        """
+        """Add an object that the caller has just created, so that its end is noticed."""
         if _uid(item) not in self._known:
             self._added.add(_uid(item))
             self._take(item)
 
     async def run(self) -> NoReturn:
-        """Until cancelled. Never raises for what a server or a network does."""
+        """Run until cancelled. Never raises for failures of a server or a network."""
         while True:
             try:
                 await self._list_and_watch()
@@ -117,7 +112,7 @@ class Reflector:
         pause_s = min(timing.last_back_off_s, max(at_least_s, self._back_off_s)) * random.uniform(
             0.8, 1.2
         )
-        _LOG.warning("%s: %s; again in %.1f s", self._path, why, pause_s)
+        _LOG.warning("%s: %s; retrying in %.1f s", self._path, why, pause_s)
         await asyncio.sleep(pause_s)
 
     async def _list_and_watch(self) -> None:
@@ -127,24 +122,27 @@ class Reflector:
             version = await self._watch(version, left_s)
 
     async def _list(self) -> str:
-        """Bring the copy up to date; the version of the list."""
+        """Update the copy; returns the version of the list."""
         self._added.clear()
         whole = await self._api.get(self._path, self._selector)
         try:
             version = str(whole["metadata"]["resourceVersion"])
-            found = {_uid(item): item for item in whole["items"]}
+            listed = {_uid(item): item for item in whole["items"]}
         except (KeyError, TypeError) as error:
-            raise ApiAway(f"its list makes no sense: {error!r}") from error
+            raise ApiAway(f"the API server sent an invalid list: {error!r}") from error
         self._heard_s = self._clock.now_s()
-        for uid in self._known.keys() - found.keys() - self._added:
+        for uid in self._known.keys() - listed.keys() - self._added:
             self._sink.gone(self._known.pop(uid))
-        for item in found.values():
+        for item in listed.values():
             self._take(item)
         self._sink.listed()
         return version
 
     async def _watch(self, version: str, limit_s: float) -> str:
-        """Follow changes after `version` for at most `limit_s`; the version to go on from."""
+        """Follow changes after `version` for at most `limit_s`.
+
+        Returns the version to continue from.
+        """
         query = {
             **self._selector,
             "watch": "true",
@@ -162,18 +160,18 @@ class Reflector:
                     version = self._change(line) or version
                     self._heard_s, self._back_off_s = self._clock.now_s(), 0.0
                     if self._heard_s - began_s > limit_s:
-                        # The server should have ended it itself.
+                        # The server should have ended the watch itself.
                         break
         except ApiRefused as refused:
             if refused.status.code == _GONE:
                 raise _StartOver(refused.message) from refused
             raise
         if not heard and self._clock.now_s() - began_s < self._timing.first_back_off_s:
-            raise ApiAway("it ends every watch at once")
+            raise ApiAway("the API server ends every watch at once")
         return version
 
     def _change(self, line: bytes) -> str:
-        """Take one line of a watch in; the version that it brings."""
+        """Apply one line of a watch; returns its version."""
         if not line.strip():
             return ""
         kind, item, version = _event(line)
@@ -196,7 +194,7 @@ class Reflector:
 def _event(line: bytes) -> tuple[str, Json, str]:
     """Kind, object and version of a watch's line.
 
-    Raises ApiAway, and _StartOver where the watch has become too old.
+    Raises ApiAway, or _StartOver if the watch has become too old.
     """
     try:
         event = json.loads(line)
@@ -207,7 +205,9 @@ def _event(line: bytes) -> tuple[str, Json, str]:
             _uid(item)
         return kind, item, str(item["metadata"]["resourceVersion"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ApiAway(f"its watch makes no sense: {error!r} in {line[:200]!r}") from error
+        raise ApiAway(
+            f"the API server sent an invalid event: {error!r} in {line[:200]!r}"
+        ) from error
 
 
 def _uid(item: Mapping[str, Any]) -> str:
@@ -215,7 +215,7 @@ def _uid(item: Mapping[str, Any]) -> str:
 
 
 def _error(item: Mapping[str, Any]) -> Exception:
-    """What the second form of an error means: a Status within a stream that had begun well."""
+    """Map the second form of an error: a Status within a stream that had begun well."""
     status = Status(
         int(item.get("code") or 0),
         str(item.get("reason") or ""),
@@ -223,4 +223,4 @@ def _error(item: Mapping[str, Any]) -> Exception:
     )
     if status.code == _GONE or status.reason == "Expired":
         return _StartOver(status.message)
-    return ApiAway(f"its watch broke: {status.message}", status=status)
+    return ApiAway(f"the watch broke: {status.message}", status=status)

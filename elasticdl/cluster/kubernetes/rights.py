@@ -1,5 +1,6 @@
-"""What a job's master needs to be allowed, and asking the cluster whether it is. docker/rbac.yaml
-grants exactly this.
+"""The rights that a job's master needs, and whether the cluster grants them.
+
+docker/rbac.yaml grants exactly these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _AGAIN_S = 0.5
 @final
 @dataclass(frozen=True, slots=True, order=True)
 class Right:
-    """A verb on a resource of an API group; `why` says what it is for."""
+    """A verb on a resource of an API group; `why` is its purpose."""
 
     verb: str
     resource: str
@@ -34,26 +35,26 @@ class Right:
 
 NEEDED: Rights = (
     Right("create", "pods", "to start workers and parameter servers"),
-    Right("get", "pods", "to recognise its own pod after a request that was lost half-way"),
-    Right("list", "pods", "to see which of its processes are there"),
+    Right("get", "pods", "to recognise its own pod after an interrupted request"),
+    Right("list", "pods", "to see which of its processes exist"),
     Right("watch", "pods", "to learn at once how a process ended"),
     Right("delete", "pods", "to stop processes"),
-    Right("get", "pods/log", "to show what a process said last"),
+    Right("get", "pods/log", "to show the last output of a process"),
     Right("create", "services", "to give its processes names"),
-    Right("get", "services", "to recognise its own ones when it was replaced"),
+    Right("get", "services", "to recognise its own ones after a restart"),
     Right("create", "secrets", "to keep the job's token"),
-    Right("create", "networkpolicies", "to let nobody else in", "networking.k8s.io"),
+    Right("create", "networkpolicies", "to keep others out", "networking.k8s.io"),
     Right(
         "get",
         "networkpolicies",
-        "to recognise its own one when it was replaced",
+        "to recognise its own one after a restart",
         "networking.k8s.io",
     ),
 )
 
 
 async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Rights:
-    """Those that we do not have in a namespace. Raises ApiRefused, ApiAway."""
+    """The rights that the user lacks in a namespace. Raises ApiRefused, ApiAway."""
     answers = await asyncio.gather(*(_allowed(api, namespace, right) for right in needed))
     return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
 
@@ -61,7 +62,7 @@ async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Ri
 async def missing_of(
     api: ApiServer, namespace: str, account: str, needed: Rights = NEEDED
 ) -> Rights | None:
-    """Those that a service account does not have; None if we may not ask that.
+    """The rights that a service account lacks; None if the user may not ask.
 
     Raises ApiRefused, ApiAway.
     """
@@ -77,10 +78,10 @@ async def missing_of(
 
 
 async def lasting(ask: Callable[[], Awaitable[Rights | None]], patience_s: float) -> Rights | None:
-    """What is lacking, and still is after `patience_s`: an API server hears of a role that was just
-    made a moment later.
+    """The rights that `ask` still reports as missing after `patience_s`.
 
-    `ask` is one of the above. Raises what it raises.
+    An API server learns of a new role a moment later. `ask` is one of the functions above; its
+    errors pass.
     """
     loop = asyncio.get_running_loop()
     end_s = loop.time() + patience_s
@@ -90,7 +91,7 @@ async def lasting(ask: Callable[[], Awaitable[Rights | None]], patience_s: float
 
 
 def in_words(lacking: Rights, namespace: str) -> str:
-    """One sentence for people; '' if nothing is lacking."""
+    """A sentence about missing rights, for people; '' if none is missing."""
     if not lacking:
         return ""
     parts = "; ".join(f"{right} ({right.why})" for right in lacking)
@@ -126,5 +127,7 @@ async def _allowed(api: ApiServer, namespace: str, right: Right, account: str = 
             "metadata": {"namespace": namespace},
         }
         review["spec"] = {"resourceAttributes": attributes, **who}
-    found = await api.create(_REVIEWS_OF_OTHERS.format(namespace) if account else _REVIEWS, review)
-    return bool((found.get("status") or {}).get("allowed"))
+    reviewed = await api.create(
+        _REVIEWS_OF_OTHERS.format(namespace) if account else _REVIEWS, review
+    )
+    return bool((reviewed.get("status") or {}).get("allowed"))

@@ -1,10 +1,7 @@
-"""The commands that submit a job of a cluster once more: to go on with it, or to begin it afresh.
+"""The commands that submit a cluster job once more, to resume it or to start it again. Pure.
 
-Pure.
-
-They are made when the job is submitted and travel with it: its flags cannot be read back when its
-Job is gone. A job on
-this machine needs none, its job.yaml is kept.
+They are made at submission and travel with the job, since its flags cannot be read back once its
+Job is gone. A local job needs none: its job.yaml is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from elasticdl.job_name import next_name
 from elasticdl.job_problems import flag_of
 
 _LONGEST = 900
-"""More would be cut where a pod's last words are kept, and half a command is none."""
+"""A longer command would be cut in a termination message, and half a command is useless."""
 
 
 def with_commands(spec: JobSpec) -> JobSpec:
@@ -27,9 +24,9 @@ def with_commands(spec: JobSpec) -> JobSpec:
 
 
 def _resume(spec: JobSpec) -> str:
-    """'' for a job that makes no checkpoints.
+    """'' for a job without checkpoints.
 
-    Its name may be taken by its own Job for a while: it gets the next.
+    Its own Job may still hold its name, so the command has the next name.
     """
     if spec.action is not Action.TRAIN or not spec.keeps_checkpoints:
         return ""
@@ -40,9 +37,7 @@ def _resume(spec: JobSpec) -> str:
 
 
 def _restart(spec: JobSpec) -> str:
-    """Under another name, and where its files outlive it, in other directories: those of two jobs
-    are not mixed.
-    """
+    """The command with another name, and with other directories for files that outlive the job."""
     own: dict[str, Any] = {"job_dir": None}
     if spec.kubernetes.keeps(spec.cluster.job_dir):
         own["job_dir"] = next_name(spec.cluster.job_dir)
@@ -65,22 +60,22 @@ def _beside(spec: JobSpec) -> str:
 
 
 def _command(spec: JobSpec, **own: Any) -> str:  # noqa: ANN401 - values of flags
-    """'' if it is too long. `own`: flags that differ from the job's, None for one to leave out."""
+    """'' if it is too long. `own` are flags that differ from the job's; None omits one."""
     flags = (
         spec.flags(defaults=False)
         | {"resume": None, "job_name": next_name(spec.cluster.job_name)}
         | own
     )
-    words = ["elasticdl", str(spec.action)]
+    parts = ["elasticdl", str(spec.action)]
     for name, value in flags.items():
         if value is None or not is_used(name, spec.action):
             continue
-        words.append(flag_of(name))
+        parts.append(flag_of(name))
         if value is not True:
-            words.append(
+            parts.append(
                 value
                 if isinstance(value, str)
                 else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             )
-    command = shlex.join(words)
+    command = shlex.join(parts)
     return command if len(command) <= _LONGEST else ""

@@ -1,6 +1,4 @@
-"""Submits a job: asks first whether it could run, then makes the one object, once, however often
-the request was lost.
-"""
+"""Submit a job: check that it can run, then create the Job once, despite lost requests."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ from elasticdl.job import JobSpec
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 LIMIT_S = 60.0
-"""For all of it, with an API server that is away for a moment."""
+"""Time limit of a submission, including pauses while the API server is unreachable."""
 RIGHTS_PATIENCE_S = 2.0
-"""For roles that were made by the command before this one."""
+"""For roles that the previous command created."""
 SUBMISSION = f"{DOMAIN}/submission"
 _FEW = 3
 _SUBMITTING: rights.Rights = (rights.Right("create", "jobs", "to submit the job", "batch"),)
@@ -38,7 +36,7 @@ class NameTaken(SpecError):
 @final
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A Job as the API server made it. `warnings`: what it has to wait for, in words."""
+    """A Job as the API server created it; `warnings` say what it has to wait for."""
 
     job: Json
     warnings: tuple[str, ...] = ()
@@ -47,11 +45,14 @@ class Submitted:
 async def submit(
     api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None] = _LOG.info
 ) -> Submitted:
-    """Make the Job. `spec` has a name and a directory; `say` is told of a wait.
+    """Create the Job. `spec` has a name and a directory; `say` reports a wait.
 
-    Raises SpecError if the name is taken, PermanentError (exit code 3) if the cluster would refuse
-    the job or one of its
-    pods, ApiAway if it was not reached for a minute. Nothing is made then.
+    Raises:
+        SpecError: the name is taken.
+        PermanentError: the cluster would refuse the job or one of its pods (exit code 3).
+        ApiAway: the API server was unreachable for a minute.
+
+    Nothing is created then.
     """
     return await _Submission(api, spec, namespace, say).run()
 
@@ -72,7 +73,7 @@ class _Submission:
                 return await self._steps(made, limit)
         except TimeoutError as error:
             raise ApiAway(
-                f"the API server did not answer all that was asked within {LIMIT_S:g} s"
+                f"the API server did not answer all requests within {LIMIT_S:g} s"
             ) from error
 
     async def _steps(self, made: Json, limit: asyncio.Timeout) -> Submitted:
@@ -80,10 +81,9 @@ class _Submission:
         if await self._heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit):
             raise ClusterRefused(
                 f"you may not create jobs in namespace {namespace}",
-                hint="whoever runs the cluster can grant it",
+                hint="ask the cluster's administrator",
             )
-        # Whether the name is free and the namespace is there, before anything that those would only
-        # obscure.
+        # Check the name and the namespace first: other errors would only hide these.
         await self._heard(lambda: _create(api, namespace, made, dry_run=True), limit)
         account = self._spec.kubernetes.service_account or "default"
         lacking = await self._heard(
@@ -98,7 +98,7 @@ class _Submission:
         return Submitted(await self._heard(lambda: _create(api, namespace, made), limit), warnings)
 
     async def _heard(self, call: Callable[[], Awaitable[T]], limit: asyncio.Timeout) -> T:
-        """Once more while the server is away and there is time. Raises ApiAway."""
+        """Repeat a call while the server is unreachable and there is time. Raises ApiAway."""
         while True:
             try:
                 return await call()
@@ -107,17 +107,16 @@ class _Submission:
                 if away.retry_after_s + 1.0 > left_s:
                     raise
                 if not self._waited:
-                    self._say(f"{away.message}; trying again for {left_s:.0f} s")
+                    self._say(f"{away.message}; retrying for {left_s:.0f} s")
                     self._waited = True
                 await asyncio.sleep(away.retry_after_s)
 
 
 async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str, ...]:
-    """Ask for a pod of each role without making it; what would have to be waited for, in words.
+    """Request a pod of each role as a dry run; returns what the job would have to wait for.
 
-    Raises PermanentError (exit code 3) for one that the cluster would never take, ApiAway. Whoever
-    may not create pods cannot
-    ask: the job's master tells it then.
+    Raises PermanentError (exit code 3) for a pod that the cluster would never accept, and ApiAway.
+    A user without the right to create pods cannot ask; the job's master reports refusals then.
     """
     path = f"/api/v1/namespaces/{namespace}/pods"
     warnings = []
@@ -126,14 +125,14 @@ async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str,
     ):
         try:
             await api.create(path, made, dry_run=True)
-        except ApiRefused as found:
-            if found.status.code == 409 or "cannot create resource" in found.message:
+        except ApiRefused as error:
+            if error.status.code == 409 or "cannot create resource" in error.message:
                 continue
-            said = refusal(found.status.code, found.message)
+            said = refusal(error.status.code, error.message)
             if not said.retry:
                 raise ClusterRefused(
-                    f"the cluster would not take {role}'s pod: {said.reason}", hint=""
-                ) from found
+                    f"the cluster would refuse {role}'s pod: {said.reason}"
+                ) from error
             warnings.append(f"{role} would have to wait: {said.reason}")
     return tuple(warnings)
 
@@ -145,7 +144,10 @@ def _powerless(lacking: rights.Rights, account: str, namespace: str) -> Permanen
     return ClusterRefused(
         f"the job's master would run as service account {account} of namespace {namespace}, which"
         f" may not {parts}",
-        hint=f"kubectl -n {namespace} apply -f docker/rbac.yaml, or name another --service-account",
+        hint=(
+            f"run kubectl -n {namespace} apply -f docker/rbac.yaml, or set another"
+            " --service-account"
+        ),
     )
 
 
@@ -153,25 +155,23 @@ async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool =
     path, name = f"/apis/batch/v1/namespaces/{namespace}/jobs", made["metadata"]["name"]
     try:
         return await api.create(path, made, dry_run=dry_run)
-    except ApiRefused as found:
-        if found.status.reason != "AlreadyExists":
-            raise ClusterRefused(
-                refusal(found.status.code, found.message).reason, hint=""
-            ) from found
-        there = await _there(api, f"{path}/{name}")
-        if there is not None and _submission(there) == _submission(made):
-            return there
+    except ApiRefused as error:
+        if error.status.reason != "AlreadyExists":
+            raise ClusterRefused(refusal(error.status.code, error.message).reason) from error
+        existing = await _existing(api, f"{path}/{name}")
+        if existing is not None and _submission(existing) == _submission(made):
+            return existing
         raise NameTaken(
-            f"there is a job {name} already in namespace {namespace}",
+            f"job {name} already exists in namespace {namespace}",
             hint=(
-                f"name another --job-name, or clear that one away: kubectl -n {namespace} delete"
-                f" job {name}"
+                "choose another --job-name, or delete that job: kubectl -n"
+                f" {namespace} delete job {name}"
             ),
-        ) from found
+        ) from error
 
 
-async def _there(api: ApiServer, path: str) -> Json | None:
-    """The Job that has the name; None if it may not be read: then it is somebody else's."""
+async def _existing(api: ApiServer, path: str) -> Json | None:
+    """The Job of that name; None if it is unreadable, and so somebody else's."""
     try:
         return await api.get(path)
     except ApiRefused:

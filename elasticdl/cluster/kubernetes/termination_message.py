@@ -1,8 +1,7 @@
-"""How a job ended, as its master leaves it in its pod's termination message: the one thing that
-outlives a pod. Pure.
+"""A job's outcome in the termination message of its master's pod, which outlives the process. Pure.
 
-A node keeps 4096 bytes of it. What does not fit is left out, the least important first, never cut
-into nonsense.
+A node keeps 4096 bytes of it. What does not fit is omitted, the least important first, so that the
+JSON stays valid.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _ELLIPSIS = " …"
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """At most 4096 bytes of JSON."""
+    """The outcome as at most 4096 bytes of JSON."""
     total = {"total": outcome.receipt.get("total") or {}} if outcome.receipt else {}
     shorter: tuple[Callable[[Outcome], Outcome], ...] = (
-        lambda one: replace(one, receipt=total),
-        lambda one: replace(one, hint=_cut(one.hint, _SHORT)),
-        lambda one: replace(one, message=_cut(one.message, 2 * _SHORT)),
-        lambda one: replace(one, metrics={}),
-        lambda one: replace(one, message=_cut(one.message, _SHORT), output="", job_dir=""),
-        lambda one: Outcome(one.exit_code, _cut(one.message, _SHORT // 4), receipt=total),
+        lambda full: replace(full, receipt=total),
+        lambda full: replace(full, hint=_cut(full.hint, _SHORT)),
+        lambda full: replace(full, message=_cut(full.message, 2 * _SHORT)),
+        lambda full: replace(full, metrics={}),
+        lambda full: replace(full, message=_cut(full.message, _SHORT), output="", job_dir=""),
+        lambda full: Outcome(full.exit_code, _cut(full.message, _SHORT // 4), receipt=total),
     )
     text = _json(outcome)
     for step in shorter:
@@ -42,13 +41,16 @@ def outcome_text(outcome: Outcome) -> str:
 
 
 def read_outcome(pod: Mapping[str, Any]) -> Outcome | None:
-    """What the master of a pod left; None if it left nothing, as one that was killed."""
+    """The outcome that a master's pod left.
+
+    None if it left none, for example because it was killed.
+    """
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated")
         if container.get("name") == CONTAINER and ended:
             with suppress(ValueError, RecursionError):
-                found = json.loads(str(ended.get("message") or ""))
-                return Outcome.from_json(found) if isinstance(found, dict) else None
+                parsed = json.loads(str(ended.get("message") or ""))
+                return Outcome.from_json(parsed) if isinstance(parsed, dict) else None
     return None
 
 

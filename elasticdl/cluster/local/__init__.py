@@ -1,1 +1,1 @@
-"""Processes of this machine."""
+"""Processes on this machine."""

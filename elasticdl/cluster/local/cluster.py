@@ -1,9 +1,7 @@
-"""Processes of this machine: each in a session and process group of its own, its output in a file
-of its own.
+"""Local processes, each in its own session and process group, with its output in a file.
 
-No orphans: the leash and the guard end every process when ours ends, and what a process left in its
-group is killed
-as soon as it has ended itself. Linux only (pidfd).
+There are no orphans: parent death signal and orphan reaper end every process when ours ends. What a
+process leaves in its group is killed as soon as it has ended. Linux only (pidfd).
 """
 
 from __future__ import annotations
@@ -41,9 +39,12 @@ _log = logging.getLogger(__name__)
 
 CLOSE_GRACE_S = 3.0
 REAP_LIMIT_S = 30.0
-"""Between SIGKILL and the end of a process; only one that is stuck in the kernel takes longer."""
+"""Time between SIGKILL and the end of a process.
+
+Only a process stuck in the kernel takes longer.
+"""
 WORKER_BYTES = 600 << 20
-"""Python and TensorFlow have 400 MB before there is a model."""
+"""Memory of a worker; Python and TensorFlow need 400 MB before there is a model."""
 _TRY_AGAIN_LATER = (
     errno.EAGAIN,
     errno.ENOMEM,
@@ -56,7 +57,7 @@ _TRY_AGAIN_LATER = (
 
 @dataclass(slots=True)
 class _Child:
-    """A live process. Its process group has the number of its pid."""
+    """A live process; the number of its process group is its pid."""
 
     process: subprocess.Popen[bytes]
     pidfd: int
@@ -69,9 +70,9 @@ class _Child:
 
 @final
 class LocalCluster:
-    """Starts, stops and watches processes of this machine.
+    """Starts, stops and watches processes on this machine.
 
-    Use it from one event loop. The thread of that loop must live as long as the processes: they end
+    Use it from one event loop. The thread of that loop must outlive the processes, since they end
     with it.
     """
 
@@ -82,7 +83,7 @@ class LocalCluster:
         free_bytes: Callable[[], int | None] = free_memory_bytes,
         reap_limit_s: float = REAP_LIMIT_S,
     ) -> None:
-        """`cores`: what this machine may give to a job; no process gets more threads than that."""
+        """`cores` is what a job may use of this machine; no process gets more threads than that."""
         self._log_directory = log_directory
         self._cores = cores
         self._free_bytes = free_bytes
@@ -95,9 +96,9 @@ class LocalCluster:
         self._closed = False
 
     async def create(self, spec: ProcessSpec) -> None:
-        """Start a process.
+        """Start a process, unless that name was started before.
 
-        A name that was started before is left as it is, ended or not. Raises CreateRefused.
+        Raises CreateRefused.
         """
         if self._closed:
             raise CreateRefused("the local cluster is closed", retry=False)
@@ -118,9 +119,9 @@ class LocalCluster:
         self._bus.post(ProcessObserved(spec.name, running=True, where=f"pid {child.process.pid}"))
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
-        """SIGTERM to the process, SIGKILL to its group after `grace_s`.
+        """Send SIGTERM to the process, and SIGKILL to its group after `grace_s`.
 
-        The earliest end that was asked for counts.
+        Of several requests, the earliest end counts.
         """
         child = self._children.get(name)
         if child is None:
@@ -142,28 +143,28 @@ class LocalCluster:
             _kill_group(child.process.pid)
 
     def observe(self) -> AsyncGenerator[ProcessEvent]:
-        """Every live process, then every ended one, then whatever happens, until closed."""
+        """Every live process, then every ended one, then all events, until closed."""
         return self._bus.listen()
 
     @property
     def view_age_s(self) -> None:
-        """The kernel tells at once."""
+        """The view is always current: the kernel notifies at once."""
         return None
 
     async def logs(self) -> list[LogFile]:
-        """One a process; those of its incarnations follow one another in it."""
-        found = await asyncio.to_thread(log_sizes, self._log_directory)
+        """One log per process; those of its incarnations follow one another in it."""
+        sizes = await asyncio.to_thread(log_sizes, self._log_directory)
         living = {f"{name.role}-{name.index}" for name in self._children} | {f"{Role.MASTER}-0"}
         return [
-            LogFile(process, size_bytes, process in living) for process, size_bytes in found.items()
+            LogFile(process, size_bytes, process in living) for process, size_bytes in sizes.items()
         ]
 
     async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """See Cluster. `ps-0.1` has its log in that of `ps-0`."""
+        """See Cluster. The log of `ps-0.1` is in that of `ps-0`."""
         return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
 
     async def close(self) -> None:
-        """SIGTERM to every process, SIGKILL to what is left after 3 s; returns when all have ended.
+        """Send SIGTERM to every process, and SIGKILL after 3 s; returns when all have ended.
 
         Logs each process that outlives SIGKILL for 30 s, and leaves it behind.
         """
@@ -179,7 +180,7 @@ class LocalCluster:
         self._bus.close()
 
     def _leave_behind(self) -> None:
-        """SIGKILL cannot be refused, so these are stuck in the kernel: nothing here can end them.
+        """Give up processes that are stuck in the kernel: only these outlive SIGKILL.
 
         The job's outcome does not depend on them.
         """
@@ -188,7 +189,7 @@ class LocalCluster:
             os.close(child.pidfd)
             pid = child.process.pid
             _log.warning(
-                "%s (pid %d) has not ended %.0f s after SIGKILL and is left behind; its state: %s",
+                "%s (pid %d) is still there %.0f s after SIGKILL, so it is left behind; state: %s",
                 name,
                 pid,
                 self._reap_limit_s,
@@ -197,9 +198,9 @@ class LocalCluster:
         self._children.clear()
 
     def _check_memory(self, name: ProcessName) -> None:
-        """One worker may always try.
+        """Refuse a worker that does not fit into memory, except the first.
 
-        Raises CreateRefused for another that would have the kernel end somebody.
+        The kernel would kill some process otherwise. Raises CreateRefused.
         """
         if name.role is not Role.WORKER or not any(
             other.role is Role.WORKER for other in self._children
@@ -209,7 +210,7 @@ class LocalCluster:
         if free_bytes is not None and free_bytes < WORKER_BYTES:
             free, wanted = free_bytes >> 20, WORKER_BYTES >> 20
             raise CreateRefused(
-                f"this machine has {free} MiB of memory left, and a worker wants {wanted} MiB",
+                f"this machine has {free} MiB of free memory, and a worker needs {wanted} MiB",
                 retry=True,
             )
 
@@ -244,7 +245,7 @@ class LocalCluster:
         }
 
     def _ended(self, name: ProcessName) -> None:
-        """The process is a zombie now: its number is still its own until `wait`."""
+        """The process is a zombie now: its pid stays its own until `wait`."""
         child = self._children.pop(name)
         asyncio.get_running_loop().remove_reader(child.pidfd)
         os.close(child.pidfd)
@@ -270,7 +271,7 @@ def _kill_group(group: int) -> None:
 
 
 def _state(pid: int) -> str:
-    """What the kernel says of a process, such as `D (disk sleep)`."""
+    """The kernel's state of a process, such as `D (disk sleep)`."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What this machine has to give: cores, and memory that is free."""
+"""What this machine offers: cores and free memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> float:
-    """Cores that this process may use: its affinity, and the quota of its cgroup (v2) if there is
-    one.
-    """
+    """Cores that this process may use, by its affinity and the quota of its cgroup (v2), if any."""
     cores = float(len(os.sched_getaffinity(0)))
     with suppress(OSError, ValueError, ZeroDivisionError):
         quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
@@ -23,23 +21,24 @@ def usable_cores(cgroup: Path = _CGROUP) -> float:
 
 
 def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Memory that more processes could have: of the machine, and of its cgroup (v2) if that has a
-    limit. None: nobody knows.
+    """Memory available to more processes, in the machine and its cgroup (v2) if that has a limit.
+
+    None if unknown.
     """
-    found = []
+    limits = []
     with suppress(OSError, ValueError, IndexError):
-        found.append(
+        limits.append(
             1024 * int(meminfo.read_text(encoding="ascii").partition("MemAvailable:")[2].split()[0])
         )
     with suppress(OSError, ValueError):
         limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        found.append(max(0, limit - used + _reclaimable(cgroup)))
-    return min(found, default=None)
+        limits.append(max(0, limit - used + _reclaimable(cgroup)))
+    return min(limits, default=None)
 
 
 def _reclaimable(cgroup: Path) -> int:
-    """What the files' cache holds is given away when somebody wants it."""
+    """Bytes of the file cache, which the kernel reclaims on demand."""
     lines = (
         line.partition(" ")
         for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines()

@@ -1,12 +1,11 @@
-"""A small process that outlives its owner by a moment and kills what the owner left behind.
+"""A small process that briefly outlives its owner and kills what the owner left behind.
 
-It holds the reading end of a pipe. The owner writes `+GROUP` when it started a process group and
-`-GROUP` when that
-has ended. The pipe closes when the owner ends, by SIGKILL too, and the groups that are still listed
-are killed.
+It holds the reading end of a pipe. The owner writes `+GROUP` when it starts a process group and
+`-GROUP` when that has ended. The pipe closes when the owner ends, even by SIGKILL, and the groups
+that are still listed are killed.
 
-Run as a script with `python -I -S guard.py`, so it imports nothing but the standard library and is
-there in 10 ms.
+It runs as a script with `python -I -S orphan_reaper.py` and imports only the standard library, so
+that it starts in 10 ms.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from typing import IO, final
 
 @final
 class OrphanReaper:
-    """The owner's end. Started with the first group, and again if somebody killed it."""
+    """The owner's end. It starts with the first group, and again if the process is killed."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
-        """Kill this process group should we end before `remove`."""
+        """Kill this process group if the owner ends before `remove`."""
         self._groups.add(group)
         self._tell(f"+{group}\n")
 
     def remove(self, group: int) -> None:
         """The group has ended.
 
-        Call it before the leader is reaped: later its number may belong to someone else.
+        Call it before the leader is reaped: after that, its number may belong to another process.
         """
         self._groups.discard(group)
         self._tell(f"-{group}\n")
 
     def close(self) -> None:
-        """End the guard, which kills the groups that are still listed, and wait for it."""
+        """End the reaper, which kills the groups still listed, and wait for it."""
         if self._process is None:
             return
         with suppress(BrokenPipeError):
@@ -57,7 +56,7 @@ class OrphanReaper:
                 return
             except BrokenPipeError:
                 self.close()
-        # In a session of its own: Ctrl-C and the end of the terminal are not for it.
+        # In its own session, so that Ctrl-C and the end of the terminal do not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
@@ -76,7 +75,7 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def watch(lines: Iterable[bytes]) -> None:
-    """Follow the owner's lines until they end, then kill the groups that are left."""
+    """Follow the owner's lines until they end, then kill the remaining groups."""
     groups: set[int] = set()
     for line in lines:
         change, group = line[:1], int(line[1:])

@@ -1,10 +1,8 @@
-"""A process that ends when the one that started it ends, however that happened.
+"""Make a process end when its parent ends, however that happens.
 
-Called first thing in the `main` of each role. It is one of two lines: the leash also covers the
-moment between the
-start of a process and its being known to the guard (`guard.py`), the guard also covers
-grandchildren and programs
-that are not ours.
+It is called first in the `main` of each role. The orphan reaper (`orphan_reaper.py`) complements
+it: this signal covers the moment between the start of a process and its registration there, while
+the reaper also covers grandchildren and foreign programs.
 """
 
 from __future__ import annotations
@@ -18,12 +16,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(expected_parent_pid: int | None = None) -> None:
-    """Have the kernel kill this process when its parent ends, and end now if it is gone already.
+    """Have the kernel kill this process when its parent ends, or end now if the parent is gone.
 
-    Without an argument the parent's id comes from ELASTICDL_PARENT_PID; if that is not set (in a
-    pod), or off Linux,
-    nothing happens. The kernel counts the *thread* that started us as the parent: it has to live as
-    long as we may.
+    Without an argument the parent's id comes from ELASTICDL_PARENT_PID. If that is not set (in a
+    pod), or off Linux, nothing happens. The kernel regards the *thread* that started this process
+    as the parent, so that thread must live as long.
 
     Raises OSError if the kernel refuses.
     """
@@ -38,5 +35,5 @@ def die_with_parent(expected_parent_pid: int | None = None) -> None:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
     if os.getppid() != expected:
-        # It ended before the kernel was told: nobody else would end us.
+        # The parent ended before the prctl call, so no signal will come.
         os.kill(os.getpid(), signal.SIGKILL)

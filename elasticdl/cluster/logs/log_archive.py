@@ -1,9 +1,7 @@
-"""The last part of the log of every pod that ends, in a file: a log that stays with the node goes
-with its pod.
+"""Archive the last part of every ended pod's log, since a node's logs go with the pod.
 
-One file a process, its incarnations one after the other, as the logs of local processes are.
-Nothing waits for it, and what cannot
-be read or written is left out.
+There is one file per process, with all incarnations in order, as for local processes. Nothing waits
+for the archive, and what cannot be read or written is skipped.
 """
 
 from __future__ import annotations
@@ -28,19 +26,19 @@ _LOG = logging.getLogger(__name__)
 KEPT_BYTES = 64 << 10
 """Of each log."""
 ALL_BYTES = 64 << 20
-"""Of all of them: then the oldest files go."""
+"""Of all logs; beyond it the oldest files are removed."""
 AT_ONCE = 16
 _LINES = 2000
 _READ_LIMIT_S = 15.0
 _LEAVE_LIMIT_S = 120.0
-"""How long a pod that is told to end may take: longer than any grace that we give."""
+"""How long a pod may take to end: longer than any grace period in use."""
 
 
 @final
 class LogArchive:
     """Use it from one event loop.
 
-    `path` is that of the namespace's pods, `directory` need not be there yet.
+    `path` is that of the namespace's pods; `directory` need not exist yet.
     """
 
     def __init__(self, api: ApiServer, path: str, directory: Path) -> None:
@@ -52,8 +50,10 @@ class LogArchive:
         """Of all files; None: not counted yet."""
 
     def changed(self, pod: Pod) -> None:
-        """Take a pod's change in: the log of one that has begun to leave is followed to its end, as
-        it may be gone a moment later.
+        """Handle a pod's change.
+
+        The log of a pod that begins to leave is followed to its end, since it may be gone a moment
+        later.
         """
         leaving = "deletionTimestamp" in pod["metadata"] and observed(pod).running
         if uid(pod) in self._begun or not (leaving or has_ended(pod)):
@@ -62,11 +62,11 @@ class LogArchive:
         self._spawn(self._keep(pod, follow=not has_ended(pod)))
 
     def gone(self, pod: Pod) -> None:
-        """The pod is there no more; reading that has begun goes on."""
+        """The pod is gone; reading that has begun continues."""
         self._begun.discard(uid(pod))
 
     async def finish(self, limit_s: float) -> None:
-        """Wait for what is being read, so long at most, and leave the rest."""
+        """Wait at most `limit_s` for reads in progress, and cancel the rest."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=limit_s)
         for task in self._tasks:
@@ -87,19 +87,19 @@ class LogArchive:
                 async with self._writing:
                     await asyncio.to_thread(self._write, name, text)
         except (ElasticDLError, OSError) as error:
-            # The next change of the pod, if there is one, is another chance.
+            # The pod's next change, if any, tries again.
             self._begun.discard(uid(pod))
-            _LOG.info("the log of %s is not kept: %s", name, error or "it was not read in time")
+            _LOG.info("cannot archive the log of %s: %s", name, error or "timed out")
 
     async def _last_part(self, pod: Pod, *, follow: bool) -> bytes:
-        """What was read until time is up. Raises ApiRefused, ApiAway only where that is nothing."""
+        """What was read in time. Raises ApiRefused or ApiAway only if that is nothing."""
         limit_s = _LEAVE_LIMIT_S if follow else _READ_LIMIT_S
         query = {
             "container": CONTAINER,
             "tailLines": str(_LINES),
             **({"follow": "true"} if follow else {}),
         }
-        found = b""
+        text = b""
         try:
             async with (
                 asyncio.timeout(limit_s),
@@ -108,14 +108,14 @@ class LogArchive:
                 ) as chunks,
             ):
                 async for chunk in chunks:
-                    found = (found + chunk)[-KEPT_BYTES:]
+                    text = (text + chunk)[-KEPT_BYTES:]
         except (ElasticDLError, TimeoutError):
-            if not found:
+            if not text:
                 raise
-        return found if len(found) < KEPT_BYTES else found.partition(b"\n")[2] or found
+        return text if len(text) < KEPT_BYTES else text.partition(b"\n")[2] or text
 
     def _write(self, name: ProcessName, text: bytes) -> None:
-        """In a thread of its own: a volume may take its time. Raises OSError."""
+        """Append to the file. Runs in a thread, since a volume may be slow. Raises OSError."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         title = f"=== {name}, the last {len(text):,} bytes of its log, kept {now} ===\n".encode()
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -134,18 +134,18 @@ class LogArchive:
             self._bytes = self._make_room(log_path(self._directory, name))
 
     def _make_room(self, newest: Path) -> int:
-        """Remove the oldest files until half of the room is free; bytes that are left.
+        """Remove the oldest files until half of the room is free; returns the bytes left.
 
         Raises OSError.
         """
-        found = sorted(
+        files = sorted(
             ((path.stat(), path) for path in self._directory.glob("*.log")),
-            key=lambda one: one[0].st_mtime_ns,
+            key=lambda entry: entry[0].st_mtime_ns,
         )
-        total = sum(facts.st_size for facts, _ in found)
+        total = sum(facts.st_size for facts, _ in files)
         if total <= ALL_BYTES:
             return total
-        for facts, path in found:
+        for facts, path in files:
             if total <= ALL_BYTES // 2:
                 break
             if path != newest and not path.name.startswith(Role.MASTER):

@@ -28,8 +28,9 @@ def log_path(directory: Path, name: ProcessName) -> Path:
 
 
 def open_log(path: Path, name: ProcessName) -> FileIO:
-    """Open for appending, unbuffered, after a header line for this incarnation, if the disk takes
-    it. The caller closes it.
+    """Open a log for appending, unbuffered, and write a header line for this incarnation.
+
+    A full disk costs only the header. The caller closes the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     log = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
@@ -42,12 +43,12 @@ def open_log(path: Path, name: ProcessName) -> FileIO:
 def log_files(directory: Path) -> dict[str, Path]:
     """Every log by the name of its process, without incarnation.
 
-    Links are left out. Raises OSError.
+    Links are ignored. Raises OSError.
     """
     if not directory.is_dir():
         return {}
-    found = sorted(directory.glob("*.log"))
-    return {path.stem: path for path in found if path.is_file() and not path.is_symlink()}
+    paths = sorted(directory.glob("*.log"))
+    return {path.stem: path for path in paths if path.is_file() and not path.is_symlink()}
 
 
 def log_sizes(directory: Path) -> dict[str, int]:
@@ -56,25 +57,23 @@ def log_sizes(directory: Path) -> dict[str, int]:
         return {process: path.stat().st_size for process, path in log_files(directory).items()}
     except OSError as error:
         raise PermanentError(
-            f"the logs in {directory} cannot be listed: {error.strerror or error}"
+            f"cannot list the logs in {directory}: {error.strerror or error}"
         ) from error
 
 
 def read_log(directory: Path, process: str, start: int, limit_bytes: int) -> LogPart:
-    """See `Cluster.read_log`; `ps-0.1` has its log in that of `ps-0`.
+    """See `Cluster.read_log`; the log of `ps-0.1` is in that of `ps-0`.
 
     Raises NoSuchLog, PermanentError.
     """
     stem, _, incarnation = process.partition(".")
     try:
-        there = log_files(directory)
-        if stem not in there or not (incarnation or "0").isdecimal():
+        logs = log_files(directory)
+        if stem not in logs or not (incarnation or "0").isdecimal():
             raise NoSuchLog(f"there is no log of {process!r}")
-        return _read_part(there[stem], start, limit_bytes)
+        return _read_part(logs[stem], start, limit_bytes)
     except OSError as error:
-        raise PermanentError(
-            f"the log of {stem} cannot be read: {error.strerror or error}"
-        ) from error
+        raise PermanentError(f"cannot read the log of {stem}: {error.strerror or error}") from error
 
 
 def _read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
@@ -85,9 +84,9 @@ def _read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
 
 
 def read_tail(path: Path, begin: int = 0) -> str:
-    """The last lines after byte `begin`: at most 60 lines and 16 KiB, however large the file is.
+    """The last lines after byte `begin`: at most 60 lines and 16 KiB, whatever the file's size.
 
-    '' if unreadable.
+    '' if the file is unreadable.
     """
     try:
         with path.open("rb") as log:
@@ -99,12 +98,12 @@ def read_tail(path: Path, begin: int = 0) -> str:
         return ""
     lines = text.splitlines()
     if start > begin:
-        lines = lines[1:]  # cut in the middle
+        lines = lines[1:]  # a partial line
     return "\n".join(lines[-TAIL_LINES:])
 
 
 def last_lines(path: Path, lines: int) -> Iterator[str]:
-    """The last lines of a file of any size (0: all), in the memory that they need.
+    """The last lines of a file of any size (0: all), in as little memory as they need.
 
     Raises OSError.
     """
@@ -127,14 +126,14 @@ def _before_last(log: IO[bytes], lines: int) -> int:
 
 @final
 class LogFollower:
-    """The new bytes of a file since the last read. A file that is not there yet is empty."""
+    """The bytes of a file since the last read; a missing file is empty."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def read(self, limit_bytes: int = 1 << 20) -> bytes:
-        """At most `limit_bytes`; b'' when there is nothing new."""
+        """At most `limit_bytes`; b'' if there is nothing new."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._offset)

@@ -1,5 +1,6 @@
-"""The ends of a job's logs, for a report that goes where the logs do not: those of processes that
-failed first, bounded in all.
+"""The ends of a job's logs for a report, with a bounded total size; first failures come first.
+
+The report may travel where the logs do not.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ EACH_BYTES = 64 << 10
 ALL_BYTES = 2 << 20
 _READ_S = 5.0
 _QUIET = ("finished", "drained", "fenced")
-"""Causes of ends that somebody wanted."""
+"""Causes of intended ends."""
 
 
 @final
 class _Ends:
-    """What the report gets, as long as there is room for it."""
+    """The log ends of a report, as long as there is room."""
 
     def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
         self._left_bytes = ALL_BYTES
 
     def take(self, process: str, part: LogPart) -> bool:
-        """False if it does not fit any more."""
+        """Add a part; False if it no longer fits."""
         self._left_bytes -= len(part.data)
         if self._left_bytes < 0:
             return False
-        self.found.append(_entry(process, part))
+        self.entries.append(_entry(process, part))
         return True
 
 
 def ends_in(directory: Path, status: JobStatus) -> list[dict[str, Any]]:
-    """{"process", "text"} of the logs in a directory. What cannot be read is left out."""
+    """{"process", "text"} of the logs in a directory; unreadable logs are skipped."""
     ends = _Ends()
     try:
         names = log_sizes(directory)
@@ -54,16 +55,14 @@ def ends_in(directory: Path, status: JobStatus) -> list[dict[str, Any]]:
             continue
         if not ends.take(name, part):
             break
-    return ends.found
+    return ends.entries
 
 
 async def ends_of(cluster: Cluster, status: JobStatus) -> list[dict[str, Any]]:
-    """The same of a job that runs, wherever its logs are; as many as can be read in a few
-    seconds.
-    """
+    """The same for a running job, for as many logs as can be read in a few seconds."""
     ends, until_s = _Ends(), time.monotonic() + _READ_S
     try:
-        names = [one.process for one in await cluster.logs()]
+        names = [log.process for log in await cluster.logs()]
     except ElasticDLError:
         return []
     for name in _in_order(names, status):
@@ -76,13 +75,11 @@ async def ends_of(cluster: Cluster, status: JobStatus) -> list[dict[str, Any]]:
             continue
         if not ends.take(name, part):
             break
-    return ends.found
+    return ends.entries
 
 
 def _in_order(names: Iterable[str], status: JobStatus) -> list[str]:
-    """Those of processes that ended unasked, the last one first; then the master's; then by name,
-    as numbers count.
-    """
+    """Names of failed processes, the latest failure first, then the master's, then the rest."""
     failed = {name: place for place, name in enumerate(_failed(status))}
 
     def place(name: str) -> tuple[int, int, str, int, str]:
@@ -109,7 +106,7 @@ def _failed(status: JobStatus) -> Iterator[str]:
 
 
 def _entry(process: str, part: LogPart) -> dict[str, Any]:
-    """Whole lines, and a word on what is before them."""
+    """Whole lines, and a note about what precedes them."""
     data = part.data
     if part.start > 0:
         data = data.partition(b"\n")[2] or data
@@ -118,6 +115,6 @@ def _entry(process: str, part: LogPart) -> dict[str, Any]:
     return {
         "process": process,
         "text": (
-            f"… {size(before)} before this are not in the report …\n{text}" if before > 0 else text
+            f"… the report omits {size(before)} before this …\n{text}" if before > 0 else text
         ),
     }

@@ -14,7 +14,7 @@ from elasticdl.worker.process.shutdown import Shutdown
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Built once in `main`. All of it is thread-safe."""
+    """Built once in `main`; all members are thread-safe."""
 
     keeper: LeaseKeeper
     outbox: Outbox

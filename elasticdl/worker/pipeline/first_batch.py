@@ -1,4 +1,4 @@
-"""A first batch without a lease: some models can only be built once they have seen one."""
+"""A first batch without a lease, for models that need one to be built."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ _SHARDS_TRIED = 8
 
 
 def first_features(sources: Sources, task: Task) -> Structure:
-    """Features of the first batch, see there."""
+    """Features of the first batch; see `first_batch`."""
     return first_batch(sources, task)[0]
 
 
 def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
-    """(features, labels) of the first records from which `feed` makes any.
-
-    Nothing is counted as read.
+    """(features, labels) of the first records that `feed` keeps; none of them counts as read.
 
     Raises UserError if there are none in the first few minibatches.
     """
@@ -42,5 +40,5 @@ def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
             if made is not None:
                 return made
     raise UserError(
-        f"`feed` made nothing of the first records of {source.name}", hint="check what it filters"
+        f"`feed` kept none of the first records of {source.name}", hint="check what it filters"
     )

@@ -1,6 +1,4 @@
-"""Keeps the worker in leases, by a thread that asks ahead: while one lease is worked on, the next
-is here already.
-"""
+"""Keep the worker supplied with leases: a thread requests the next one while one is worked on."""
 
 from __future__ import annotations
 
@@ -22,33 +20,31 @@ _log = logging.getLogger(__name__)
 
 WAIT_S = 10.0
 AHEAD = 2
-"""Leases that are not worked through: the current one and the next."""
+"""Leases in progress: the current one and the next."""
 
 _LEAST_S = 0.05
-"""Between two questions that were both answered with "not now" at once, so that a hasty master
-costs no core.
-"""
+"""Shortest interval between two requests, so that a master that answers at once costs no core."""
 
 _GIVE_UP_S = 600.0
 
 
 class LeaseSource(Protocol):
-    """Who grants leases: the master's client."""
+    """Grants leases: the master's client."""
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:
-        """Blocks up to `wait_s`. Raises Refused, TransientError."""
+        """Block up to `wait_s` for a lease. Raises Refused, TransientError."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A lease in hand. `LeaseKeeper.is_void` tells whether it still counts."""
+    """A lease in hand; `LeaseKeeper.is_void` tells whether it still counts."""
 
     lease: Lease
 
 
 @final
 class LeaseKeeper:
-    """Thread-safe: the reader takes leases, the loop gives room for more, orders revoke them."""
+    """Thread-safe: the reader takes leases, the loop makes room for more, orders revoke them."""
 
     def __init__(self, source: LeaseSource, outbox: Outbox, shutdown: Shutdown) -> None:
         self._source = source
@@ -67,33 +63,31 @@ class LeaseKeeper:
         return self._revocation
 
     def is_void(self, held: HeldLease) -> bool:
-        """The master took this lease back."""
+        """Whether the master has revoked this lease."""
         return held.lease.revocation < self._revocation
 
     def start(self) -> None:
-        """Begin to ask for leases."""
+        """Start to request leases."""
         threading.Thread(target=self._run, name="keeper", daemon=True).start()
 
     def next(self) -> HeldLease:
         """The next lease, in the order granted; blocks until there is one.
 
-        Raises Ended when there will be none.
+        Raises Ended if there will be none.
         """
         return self._leases.get()
 
     def worked_through(self, held: HeldLease) -> None:
-        """The last batch of this lease was computed: there is room for another lease."""
+        """The last batch of this lease is computed: there is room for another lease."""
         with self._changed:
             self._ahead.discard(held)
             self._changed.notify_all()
 
     def revoke(self, revocation: int) -> tuple[Lease, ...]:
-        """All leases of revocations before this one are void from now on; gives those in hand that
-        were not done.
+        """Void all leases of earlier revocations; returns those in hand that are not done.
 
-        One that was granted before the master's order and comes after it is void, too; one that was
-        granted after the
-        order and came before it is not.
+        A lease that was granted before the order and arrives after it is void, too. One that was
+        granted after the order and arrives before it is not.
         """
         with self._changed:
             self._revocation = max(self._revocation, revocation)
@@ -126,7 +120,7 @@ class LeaseKeeper:
             self._changed.notify_all()
 
     def _fill_room(self) -> bool:
-        """Ask until a lease is granted; False when there will be no more."""
+        """Request until a lease is granted; False if there will be no more."""
         away_since_s: float | None = None
         while not self._shutdown:
             begin_s = time.monotonic()

@@ -1,6 +1,4 @@
-"""The loop of a worker: takes loaded batches in the order of their leases and runs each by its
-task.
-"""
+"""The loop of a worker: takes loaded batches in order of their leases and runs their tasks."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from elasticdl.worker.process.channel import Ended
 
 
 class TaskRunner(Protocol):
-    """What is done with the batches of one task."""
+    """Handles the batches of one task."""
 
     def run(self, loaded: Loaded) -> None:
-        """One batch."""
+        """Handle one batch."""
 
     def leave(self) -> None:
-        """The worker drains: let count what is done of the current lease."""
+        """The worker drains: report what is done of the current lease."""
 
 
 @final
@@ -43,9 +41,9 @@ class Loop:
         self._context = context
 
     def run(self) -> None:
-        """Work.
+        """Run.
 
-        Errors end the worker (see `Shutdown`) and this returns; a step that was begun is finished
+        Errors end the worker (see `Shutdown`) and this returns; a step that has begun is finished
         first.
         """
         try:
@@ -57,7 +55,7 @@ class Loop:
             return
 
     def leave(self) -> None:
-        """The worker drains: let count what is done of the current lease."""
+        """The worker drains: report what is done of the current lease."""
         for task in self._tasks.values():
             task.leave()
 
@@ -70,7 +68,7 @@ class Loop:
             if self._context.keeper.is_void(held):
                 self._trainer.drop(loaded)
                 return
-            # A task that asks servers for more may learn only then that its lease is void.
+            # A task that pulls more may find only then that its lease is void.
             with suppress(NoLongerNeeded):
                 self._tasks[held.lease.task].run(loaded)
         if loaded.batch.last:

@@ -1,10 +1,8 @@
-"""What the master is to be told next: progress merged per lease, and everything else in the order
-it happened.
+"""What the next report to the master contains: progress merged per lease, all else in order.
 
-Progress gets in only when it is true: in parameter-server mode after every server acknowledged the
-push. What is told of a lease
-that does not count any more is dropped, and counted; what a worker cannot know, or takes back, is
-an error of this worker's.
+Progress enters only when it is true: in parameter-server mode after every server has acknowledged
+the push. Reports about a void lease are dropped and counted. Reports that contradict earlier ones
+are a defect of this worker.
 """
 
 from __future__ import annotations
@@ -32,25 +30,19 @@ from elasticdl.shard import Applied, Lease, Shard, ShardId
 LeaseKey: TypeAlias = tuple[ShardId, int]
 
 _REMEMBERED = 1000
-"""Leases that do not count any more, of which something may still be told: more than can be under
-way.
-"""
+"""Void leases to remember, more than can be in transit, since reports about them may still come."""
 
 
 class Contradiction(PermanentError):
-    """This worker tells what cannot be: a defect of ours, which would otherwise show as records
-    that are never booked.
-    """
+    """A report of this worker is impossible: a defect that would otherwise lose records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
     """The first `offset` records of a lease's shard are done.
 
-    `bad` of them, newly counted, could not be read.
-
-    `bad_so_far`: so many of the whole lease, where whoever tells did not tell of all of it; `bad`
-    does not count then.
+    `bad` counts newly found unreadable records. `bad_so_far`, if set, replaces it: the total of the
+    whole lease, for a reporter that did not report all of the lease.
     """
 
     offset: int
@@ -77,29 +69,25 @@ class _Held:
     losses: list[float] = field(default_factory=list)
     bad: int = 0
     bad_ahead: int = 0
-    """Bad records of the batch after `offset`, which is not told as done yet."""
+    """Bad records of the batch after `offset`, which is not reported as done yet."""
     ahead_changed: bool = False
     bad_examples: tuple[str, ...] = ()
     metrics: Mapping[str, MetricState] = field(default_factory=dict)
     changed: bool = False
     done: bool = False
     closed: bool = False
-    """Nothing more is accepted of it. Told to the master only if it was given back."""
+    """Nothing more is accepted for it. The master is informed only if it was given back."""
     given_back: bool = False
 
     @property
     def standing(self) -> str:
         """For people: why it cannot be granted."""
-        return "given back" if self.given_back else "told to its end" if self.done else "held"
+        return "given back" if self.given_back else "done" if self.done else "held"
 
     def add(self, advance: Advance) -> None:
         if self.done or not self.offset <= advance.offset <= self.shard.records:
-            told = (
-                "told to its end"
-                if self.done
-                else f"at {self.offset} of {self.shard.records} records"
-            )
-            raise Contradiction(f"{advance} is told of {self.lease}, which is {told}")
+            state = "done" if self.done else f"at {self.offset} of {self.shard.records} records"
+            raise Contradiction(f"{advance} is reported of {self.lease}, which is {state}")
         self.offset = advance.offset
         self.version = max(self.version, advance.version)
         if advance.loss is not None:
@@ -112,7 +100,10 @@ class _Held:
         self.changed = True
 
     def take(self) -> list[Progress]:
-        """What changed. Bad records ahead of `offset` come by themselves, after what is done."""
+        """What changed.
+
+        Bad records ahead of `offset` come as a separate report, after what is done.
+        """
         told = [self._progress()] if self.changed else []
         if self.bad_ahead and (self.changed or self.ahead_changed) and not self.closed:
             applied = Applied(self.shard.id, self.lease.attempt, self.offset)
@@ -145,7 +136,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._held: dict[LeaseKey, _Held] = {}
         self._closed: dict[LeaseKey, None] = {}
-        """Leases that were closed and told of for the last time, the oldest first."""
+        """Leases that were closed and reported for the last time, the oldest first."""
         self._dropped: Counter[DropCause] = Counter()
         self._summaries: list[Summary] = []
         self._failures: list[Failure] = []
@@ -159,30 +150,30 @@ class Outbox:
         """Set when the next report has arrived; `_under_way`: when the last one has."""
         self._under_way: list[threading.Event] = []
         self.position: Callable[[], tuple[int, int, int]] | None = None
-        """On a ring: steps in this member's weights, the item that it is at, and the offset in it.
+        """On a ring: steps in this member's weights, its current item, and the offset in it.
 
         Called from any thread.
         """
         self.urgent = threading.Event()
 
     def tell_all(self) -> tuple[Applied, ...]:
-        """Every lease in hand is told with the next report, whether anything of it changed or not.
+        """Include every lease in hand in the next report, changed or not.
 
-        How far each is.
+        Returns their progress.
         """
         with self._lock:
             for held in self._held.values():
                 held.changed = held.changed or not held.closed
-            told = tuple(
+            progress = tuple(
                 Applied(shard, attempt, held.offset)
                 for (shard, attempt), held in self._held.items()
                 if not held.closed
             )
         self.urgent.set()
-        return told
+        return progress
 
     def starting(self, part: str) -> None:
-        """This worker has come to a part of its start; '': it is ready for work."""
+        """This worker has reached a part of its start; '': it is ready for work."""
         with self._lock:
             self._starting.append(part)
         self.urgent.set()
@@ -190,11 +181,9 @@ class Outbox:
     def hold(self, lease: Lease) -> None:
         """A lease was granted.
 
-        Leases without a shard are not held: there is nothing of them to give back.
-
-        One that was forgotten may be held again, as a member of a ring does that tells of its
-        progress again; what was not
-        reported of it yet stays. Raises Contradiction for one that is held, done or given back.
+        Leases without a shard are not held: nothing of them can be given back. A forgotten lease
+        may be held again, by a ring member that repeats its progress; its unreported progress
+        stays. Raises Contradiction for a lease that is held, done or given back.
         """
         if lease.shard is None:
             return
@@ -210,13 +199,10 @@ class Outbox:
                 raise Contradiction(f"{lease} is granted, but it is {before.standing}")
 
     def advance(self, lease: Lease, advance: Advance) -> None:
-        """More of a lease is done.
+        """More of a lease is done; ignored if the lease was given back or voided.
 
-        Of a lease that was given back or voided meanwhile, nothing is told any more.
-
-        Raises Contradiction for a lease that this worker never held or has told to its end, and for
-        an offset that is not in the
-        lease or before what was told.
+        Raises Contradiction for a lease that this worker never held or has finished, and for an
+        offset outside of the lease or before the last one.
         """
         assert lease.shard is not None
         key = lease.shard.id, lease.attempt
@@ -227,17 +213,17 @@ class Outbox:
                 return
             if held is None:
                 raise Contradiction(
-                    f"{advance} is told of {lease}, which is not held: never granted, or told to"
-                    " its end before"
+                    f"{advance} is reported of {lease}, which is not held: never granted, or"
+                    " already done"
                 )
             held.add(advance)
         if advance.done:
             self.urgent.set()
 
     def foretell_bad(self, lease: Lease, bad: int) -> None:
-        """So many records of the next batch of that lease are bad; it is not told as done yet.
+        """Report the number of bad records in the lease's next batch, which is not done yet.
 
-        Nothing is told of a lease that ended or does not count any more.
+        Nothing is reported of a lease that ended or is void.
         """
         assert lease.shard is not None
         with self._lock:
@@ -246,7 +232,7 @@ class Outbox:
                 held.bad_ahead, held.ahead_changed = bad, True
 
     def arrival(self) -> threading.Event:
-        """Set when the master knows all that was put in before this call."""
+        """An event that is set when the master knows everything added before this call."""
         known = threading.Event()
         with self._lock:
             self._awaited.append(known)
@@ -254,14 +240,14 @@ class Outbox:
         return known
 
     def arrived(self) -> None:
-        """The master has the report that was taken last."""
+        """The master has received the last report that was taken."""
         with self._lock:
             arrived, self._under_way = self._under_way, []
         for known in arrived:
             known.set()
 
     def drop(self, cause: DropCause) -> None:
-        """Count a message that this worker leaves aside."""
+        """Count a message that this worker ignores."""
         with self._lock:
             self._dropped[cause] += 1
 
@@ -273,10 +259,10 @@ class Outbox:
             )
 
     def give_back(self, leases: Collection[Lease]) -> None:
-        """The rest of these leases goes back to the master, with the next report.
+        """Return the rest of these leases to the master, with the next report.
 
-        It is not urgent by itself: the master may refuse every report after that one, so it should
-        be the last.
+        It is not urgent by itself. It should be the last report, since the master may refuse later
+        ones.
         """
         keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
         with self._lock:
@@ -286,7 +272,7 @@ class Outbox:
                     held.closed = held.given_back = held.changed = True
 
     def forget(self, leases: Collection[Lease]) -> None:
-        """These leases were voided by the master: what is told of them already is the last."""
+        """The master has voided these leases: nothing more is reported of them."""
         keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
         with self._lock:
             for key in keys & self._held.keys():
@@ -294,43 +280,43 @@ class Outbox:
                     self._held[key].closed = True
 
     def summarise(self, summary: Summary) -> None:
-        """Values of an evaluation round."""
+        """Report the values of an evaluation round."""
         with self._lock:
             self._summaries.append(summary)
         self.urgent.set()
 
     def fail(self, failure: Failure) -> None:
-        """User code failed."""
+        """Report a failure of user code."""
         with self._lock:
             self._failures.append(failure)
         self.urgent.set()
 
     def exported(self, path: str) -> None:
-        """The model was written to `path`."""
+        """Report that the model was written to `path`."""
         with self._lock:
             self._exported = path
         self.urgent.set()
 
     def ask_stop(self, reason: str) -> None:
-        """A callback asks that training end."""
+        """Report that a callback requests the end of training."""
         with self._lock:
             self._stop_asked = reason
         self.urgent.set()
 
     def say(self, report: RingReport) -> None:
-        """Where this worker stands with the ring; told in each report from now on."""
+        """This worker's state in the ring, part of each report from now on."""
         with self._lock:
             self._ring = report
         self.urgent.set()
 
     def cut(self, cut: RingCut) -> None:
-        """A copy of the weights is kept."""
+        """Report that a copy of the weights is kept."""
         with self._lock:
             self._cuts.append(cut)
         self.urgent.set()
 
     def saved(self, saved: RingSaved) -> None:
-        """A copy was written, or could not be."""
+        """Report that a copy was written, or why not."""
         with self._lock:
             self._saves.append(saved)
         self.urgent.set()
@@ -342,7 +328,7 @@ class Outbox:
         return replace(report, version=version, number=number, offset=offset)
 
     def take(self, gauges: Mapping[str, float]) -> Report:
-        """All that waits, as one report. Empty but for the gauges if nothing does."""
+        """Everything waiting, as one report; only gauges if nothing is."""
         with self._lock:
             self.urgent.clear()
             report = Report(
@@ -371,7 +357,7 @@ class Outbox:
             return report
 
     def _let_go(self) -> None:
-        """Of what is over, the last was told."""
+        """Remove leases whose last report was taken."""
         self._closed.update(
             (key, None) for key, held in self._held.items() if held.closed and not held.done
         )

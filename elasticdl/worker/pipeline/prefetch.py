@@ -1,6 +1,4 @@
-"""The stage between feeding and computing: gets each batch its parameters, one or more steps
-ahead.
-"""
+"""The stage between feed and step: pulls each batch's parameters, one or more steps ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from elasticdl.worker.process.channel import Channel, Ended
 class Prefetch:
     """A thread that calls `Trainer.load`.
 
-    How far ahead it may be is the trainer's business, and this queue's depth.
+    The trainer and this queue's depth bound how far ahead it runs.
     """
 
     def __init__(self, feeding: Feeding, trainer: Trainer, context: WorkerContext) -> None:
@@ -29,14 +27,13 @@ class Prefetch:
         context.shutdown.listen(self.loaded.close)
 
     def start(self) -> None:
-        """Begin to load."""
+        """Start to load."""
         threading.Thread(target=self._run, name="loader", daemon=True).start()
 
     def revoke(self, revocation: int) -> None:
-        """The master voided the leases of revocations before this one: drop what of them is not
-        pushed.
+        """Drop the unpushed work of leases that the master voided: those of earlier revocations.
 
-        A push under way is still told when it is acknowledged.
+        A push in progress is still reported when it is acknowledged.
         """
         keeper = self._context.keeper
         void = keeper.revoke(revocation)

@@ -1,5 +1,4 @@
-"""From leases to batches, in two threads: one reads whole shards, the other cuts windows and
-applies `feed`.
+"""From leases to batches, in two threads: one reads whole shards, the other feeds windows of them.
 
 While one shard is fed, the next is read. Everything comes out in the order in which leases were
 granted.
@@ -23,29 +22,27 @@ from elasticdl.worker.pipeline.trainer import Batch
 from elasticdl.worker.process.channel import Channel, Ended
 
 DEPTH = 2
-"""Batches that are fed ahead of the one whose rows are pulled."""
+"""Batches that are fed ahead of the one being pulled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where records come from and what is made of them.
-
-    Both are opened once per task, when first asked for.
-    """
+    """Readers and feeds, opened once per task at first use."""
 
     reader: Callable[[Task], Reader]
     feed: Callable[[Task], Feed]
     minibatch_size: int
     max_bad_records: int = 0
     reading: AbstractContextManager[Any] = field(default_factory=threading.Lock)
-    """Held by whoever uses a reader: readers are for one thread at a time."""
+    """Held while a reader is used: readers are for one thread at a time."""
     open_features: Callable[[Task], Any] = lambda task: None
-    """What features look like whatever the batch, lengths that `feed` leaves open unknown; None
-    before a first batch.
+    """Specs of the features of any batch, lengths that `feed` leaves open unknown.
+
+    None before a batch.
     """
 
     def sieve(self, task: Task) -> BadRecordFilter:
-        """`feed` of a task that leaves out, and tells, the records that it cannot take."""
+        """`feed` of a task, which skips and reports the records that it cannot process."""
         return BadRecordFilter(
             self.feed(task), self.reader(task), self.max_bad_records, self.reading
         )
@@ -68,7 +65,7 @@ class ShardReading:
         context.shutdown.listen(self.shards.close)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         threading.Thread(target=self._run, name="reader", daemon=True).start()
 
     def _run(self) -> None:
@@ -92,7 +89,7 @@ class ShardReading:
 
 @final
 class Feeding:
-    """Thread 2: shards in memory to batches. The consumer drops batches whose lease is void."""
+    """Thread 2: shards in memory to batches. The consumer drops batches of void leases."""
 
     def __init__(self, reading: ShardReading, sources: Sources, context: WorkerContext) -> None:
         self._shards = reading.shards
@@ -105,7 +102,7 @@ class Feeding:
         context.shutdown.listen(self.batches.close)
 
     def start(self) -> None:
-        """Begin to feed."""
+        """Start to feed."""
         threading.Thread(target=self._run, name="feeder", daemon=True).start()
 
     def _run(self) -> None:
@@ -120,7 +117,7 @@ class Feeding:
     def _feed(self, held: HeldLease, loaded: LoadedShard | None) -> None:
         """All batches of one lease.
 
-        Windows of which nothing is left count with the batch after them.
+        Windows of which `feed` keeps nothing count with the batch after them.
         """
         lease, shard = held.lease, held.lease.shard
         if shard is None:
@@ -129,12 +126,12 @@ class Feeding:
         if loaded is None:
             return
         feed = self._sources.sieve(lease.task)
-        told = lease.offset
+        reported = lease.offset
         bad = 0
         examples: tuple[str, ...] = ()
-        if told >= shard.records:
-            # Nothing is left of it, so no window will tell that it is done.
-            self.batches.put(Batch(held, end=told))
+        if reported >= shard.records:
+            # Nothing is left of it, so no window would report that it is done.
+            self.batches.put(Batch(held, end=reported))
         for window in loaded.windows(
             order_of(shard.records, lease.order_seed), lease.offset, self._sources.minibatch_size
         ):
@@ -154,7 +151,7 @@ class Feeding:
                 Batch(
                     held,
                     window.end,
-                    window.end - told,
+                    window.end - reported,
                     bad,
                     examples,
                     last,
@@ -163,4 +160,4 @@ class Feeding:
                     labels,
                 )
             )
-            told, bad, examples = window.end, 0, ()
+            reported, bad, examples = window.end, 0, ()

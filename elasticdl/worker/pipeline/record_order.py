@@ -1,17 +1,13 @@
-"""In which order the records of a shard are read, and how they are cut into windows.
+"""The order in which the records of a shard are read, and its windows.
 
-The order is over all `n` **positions** of a shard, whatever became of their records: a permutation
-that depends only on
-`Lease.order_seed`, or 0, 1, 2 …. Readers say how many records of a block could not be read but not
-which, so of each block
-the good records take the first positions, in their order, and the bad ones the last. A window is at
-most
-`minibatch_size` consecutive entries of the order; bad ones are left out of its records but counted
-in its `offset`.
+The order covers all `n` **positions** of a shard, including bad records. It is 0, 1, 2 … or a
+permutation that depends only on `Lease.order_seed`. Readers report how many records of a block are
+bad, but not which. Therefore the good records of a block take its first positions, in their order,
+and the bad ones the last. A window is at most `minibatch_size` consecutive entries of the order;
+its records exclude bad ones, but its `offset` counts them.
 
-So `offset` alone says what was read, and any worker can go on from there: windows of successive
-attempts cover each
-position exactly once.
+So `offset` alone says what was read, and any worker can continue from it: windows of successive
+attempts cover each position exactly once.
 """
 
 from __future__ import annotations
@@ -32,17 +28,15 @@ from elasticdl.shard import Shard
 Positions: TypeAlias = NDArray[np.int64]
 
 BAD = -1
-"""Where a position has no record: the marker in an array that maps positions to records."""
+"""Marks a position without a record in an array that maps positions to records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """Entries [begin, end) of a shard's order.
 
-    `records` holds the good ones, `end - begin - bad` of them.
-
-    `places[i]` tells the i-th of them: it comes as the `places[i]`-th good one when the whole shard
-    is read in file order.
+    `records` holds the good ones, `end - begin - bad` of them. `places[i]` is the index of the i-th
+    among the good records of the whole shard in file order.
     """
 
     records: Records
@@ -54,7 +48,7 @@ class Window:
 
     @property
     def good(self) -> int:
-        """Records in `records`."""
+        """Number of records in `records`."""
         return self.end - self.begin - self.bad
 
 
@@ -73,18 +67,15 @@ class LoadedShard:
     def read(cls, shard: Shard, blocks: Iterable[Block]) -> LoadedShard:
         """All blocks of a shard as one.
 
-        Raises UserError if they do not hold what the shard promises.
+        Raises UserError if their number of records is not that of the shard.
         """
         parts = list(blocks)
         count = sum(block.count for block in parts)
         if count != shard.records:
             raise UserError(
-                f"{shard.source}: records {shard.begin}:{shard.end} are"
-                f" {amount(shard.records, 'record')}, but the reader gave {count}",
-                hint=(
-                    "the data changed during the job, or the reader's `sources` and `read` do not"
-                    " agree"
-                ),
+                f"{shard.source}: the reader returned {amount(count, 'record')} for records"
+                f" {shard.begin}:{shard.end}, expected {shard.records}",
+                hint="the data changed during the job, or the reader's `sources` and `read` differ",
             )
         places, good = [], 0
         for block in parts:
@@ -96,33 +87,30 @@ class LoadedShard:
         return cls(joined([block.records for block in parts]), np.concatenate(places), examples[:3])
 
     def windows(self, order: Positions, begin: int, size: int) -> Iterator[Window]:
-        """What is left of `order` from entry `begin` on, in windows of at most `size` entries."""
+        """The rest of `order` from entry `begin` on, in windows of at most `size` entries."""
         examples = list(self.bad_examples)
         for start in range(begin, len(order), size):
             end = min(start + size, len(order))
             chosen = self.record_of[order[start:end]]
             good = chosen[chosen != BAD]
             bad = end - start - len(good)
-            told = tuple(examples[:bad])
+            described = tuple(examples[:bad])
             del examples[:bad]
-            yield Window(taken(self.records, good), start, end, bad, told, good)
+            yield Window(taken(self.records, good), start, end, bad, described, good)
 
     def entries(self, order: Positions, begin: int, end: int) -> tuple[Records, int]:
-        """The good records among entries [begin, end) of `order`, and how many of these are bad."""
+        """The good records among entries [begin, end) of `order`, and the number of bad ones."""
         chosen = self.record_of[order[begin:end]]
         good = chosen[chosen != BAD]
         return taken(self.records, good), end - begin - len(good)
 
     def bad_among(self, order: Positions, begin: int, end: int) -> int:
-        """How many of entries [begin, end) of `order` are bad."""
+        """The number of bad entries in [begin, end) of `order`."""
         return int(np.count_nonzero(self.record_of[order[begin:end]] == BAD))
 
 
 def order_of(records: int, order_seed: int | None) -> Positions:
-    """The order of a shard's positions: int64[records].
-
-    It depends on nothing else, on any machine.
-    """
+    """The order of a shard's positions, int64[records], equal on every machine."""
     if order_seed is None:
         return np.arange(records, dtype=np.int64)
     return (

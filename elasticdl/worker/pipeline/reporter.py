@@ -1,8 +1,8 @@
-"""The thread that talks to the master about what was done, so that no other has to wait for it.
+"""The thread that reports to the master, so that no other thread waits for it.
 
-It goes on with heartbeats while a step or the user's code hangs; a master that is away is the
-client's business, and
-when that gives up the same report is tried again: the master counts a report once, by its number.
+It sends heartbeats even while a step or user code hangs. The client handles an unreachable master;
+when the client gives up, the same report is sent again, and the master counts it once, by its
+number.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.shutdown import Shutdown
 
 GIVE_UP_ATTEMPTS = 5
-"""Each takes as long as the client tries by itself (two minutes).
+"""Each attempt takes as long as the client's own retries (two minutes).
 
-A master that is away altogether ends the worker sooner: the stream
-of orders is not waited for any longer than that.
+If the master is gone altogether, the worker ends sooner: the stream of orders waits no longer than
+that.
 """
 
 
 class Listener(Protocol):
-    """Who takes the reports: the master's client."""
+    """Receives the reports: the master's client."""
 
     def report(self, report: Report) -> None:
-        """Raises Refused, TransientError."""
+        """Send a report. Raises Refused, TransientError."""
 
 
 @final
 class Reporter:
-    """Sends the outbox at least every `heartbeat_s`, and at once when it says that it is urgent."""
+    """Sends the outbox at least every `heartbeat_s`, and at once when it is urgent."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Reporter:
         shutdown: Shutdown,
         states: StateReports | None = None,
     ) -> None:
-        """`states` adds what this worker is at; None adds nothing."""
+        """`states` adds this worker's current activity; None adds nothing."""
         self._outbox = outbox
         self._gauges = gauges
         self._master = master
@@ -56,13 +56,13 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
     def start(self) -> None:
-        """Begin to report."""
+        """Start to report."""
         self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
         """Send what is left and end; blocks at most `timeout_s`.
 
-        True if all of it got to the master.
+        True if the master received all of it.
         """
         self._closing.set()
         self._outbox.urgent.set()
@@ -77,15 +77,14 @@ class Reporter:
                 if not self._closing.is_set():
                     # `flush` may have come while a report was made, which clears `urgent`.
                     self._outbox.urgent.wait(self._heartbeat_s)
-                # Read before taking: what was put in before `flush` was called is in this report,
-                # then.
+                # Read this before taking, so that the report has everything from before `flush`.
                 last = self._closing.is_set()
                 self._send(self._report())
                 self._outbox.arrived()
                 if last:
                     return
         except Refused as error:
-            # Whoever gave its leases back is fenced by that: nothing more was to be said.
+            # The master fences a worker that has returned its leases; nothing more was to report.
             if not self._closing.is_set():
                 self._shutdown.fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly

@@ -1,6 +1,4 @@
-"""Waiting for parameter servers that are away: long enough for one to come back, and never
-silently.
-"""
+"""Wait for unavailable parameter servers: long enough for a restart, and never silently."""
 
 from __future__ import annotations
 
@@ -19,9 +17,10 @@ T = TypeVar("T")
 
 FIRST_CALL_S = 5.0
 LONGEST_CALL_S = 60.0
-"""An attempt may take this long: short at first, so that a wait is soon told, then twice as long
-each time, so that a slow
-server is not asked again and again for what it is about to send.
+"""Time limit of an attempt.
+
+It starts at `FIRST_CALL_S`, so that a wait is soon visible, and doubles each time, so that a slow
+server is not asked repeatedly for what it is about to send.
 """
 
 GIVE_UP_S = 600.0
@@ -29,12 +28,12 @@ _LONGEST_DELAY_S = 5.0
 
 
 class NoLongerNeeded(Exception):
-    """Nobody wants the result any more."""
+    """The result is no longer needed."""
 
 
 @final
 class ServerRetry:
-    """Thread-safe. Calls again, with back-off, what may work later."""
+    """Repeats calls that may succeed later, with back-off. Thread-safe."""
 
     def __init__(
         self, shutdown: Shutdown, gauges: Gauges, clock: Clock, *, give_up_s: float = GIVE_UP_S
@@ -47,13 +46,14 @@ class ServerRetry:
     def call(
         self, attempt: Callable[[float], T], doing: str, wanted: Callable[[], bool] = lambda: True
     ) -> T:
-        """`attempt(timeout_s)` until it works.
+        """Repeat `attempt(timeout_s)` until it succeeds.
 
         `doing` is shown while it does not: "waiting for servers: pull: …".
 
-        Raises Ended if the worker ends meanwhile, NoLongerNeeded between attempts when not
-        `wanted()` any more, and the last
-        TransientError after `give_up_s`.
+        Raises:
+            Ended: the worker ends meanwhile.
+            NoLongerNeeded: `wanted()` is False between attempts.
+            TransientError: the last one, after `give_up_s`.
         """
         begin_s = self._clock.now_s()
         tries = 0
@@ -73,7 +73,7 @@ class ServerRetry:
                         f"{doing}: gave up after {away_s:.0f} s: {error.message}", hint=error.hint
                     ) from error
                 _log.warning(
-                    "waiting for parameter servers since %.1f s: %s: %s", away_s, doing, error
+                    "waiting for parameter servers for %.1f s: %s: %s", away_s, doing, error
                 )
                 self._gauges.level("waiting_for_servers_s", max(away_s, 1e-3))
                 self._shutdown.wait(

@@ -1,6 +1,4 @@
-"""What a report says beside what was done: what this worker has been at for long, and, once the
-master asks, its whole state.
-"""
+"""Add to a report what this worker has been doing for long, and on request its whole state."""
 
 from __future__ import annotations
 
@@ -23,13 +21,14 @@ class StateReports:
         self._asked = threading.Event()
 
     def ask(self) -> None:
-        """The master wants the whole state with the next report, which is due at once."""
+        """The master requests the whole state with the next report, which is due at once."""
         self._asked.set()
         self._outbox.urgent.set()
 
     def prepare(self) -> State | None:
-        """To be called before the outbox is emptied: what is asked for then tells every lease in
-        hand. None if nothing is asked.
+        """The state if it was requested, else None.
+
+        Call it before the outbox is emptied: it makes the outbox report every lease in hand.
         """
         if not self._asked.is_set():
             return None
@@ -42,6 +41,6 @@ class StateReports:
         )
 
     def complete(self, report: Report, state: State | None) -> Report:
-        """The report with what there is to add."""
+        """The report with the activity and the state, if any."""
         activity = self._watch.activity()
         return replace(report, activity=activity, state=state) if activity or state else report

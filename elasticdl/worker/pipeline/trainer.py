@@ -1,6 +1,4 @@
-"""The seam between the loop and the way in which workers keep one model: parameter servers, or a
-ring.
-"""
+"""The protocol between the loop and the strategies: parameter servers, or a ring."""
 
 from __future__ import annotations
 
@@ -17,12 +15,11 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What `feed` made of a window of a lease's shard.
+    """What `feed` makes of a window of a lease's shard.
 
-    With it, the first `end` records of the shard are done; `records` and `bad` count what it adds
-    to the batch before. `last`
-    ends the lease. `computes` is False where there is nothing to compute: `feed` kept nothing, or
-    the lease has no shard.
+    With it, the first `end` records of the shard are done. `records` and `bad` count what it adds
+    to the batch before. `last` ends the lease. `computes` is False if there is nothing to compute:
+    `feed` kept nothing, or the lease has no shard.
     """
 
     held: HeldLease
@@ -38,9 +35,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A batch with the parameters that it is computed on, and when (monotonic) they were asked for.
+    """A batch with its parameters, and the monotonic time of their request.
 
-    None where nothing is computed.
+    None if nothing is computed.
     """
 
     batch: Batch
@@ -50,15 +47,16 @@ class Loaded:
 
     @property
     def ready(self) -> tuple[Lookups, Pulled]:
-        """What a step needs; only for a batch that computes."""
+        """The arguments of a step; only for a batch that computes."""
         assert self.lookups is not None and self.pulled is not None
         return self.lookups, self.pulled
 
 
 class Trainer(Protocol):
-    """`load` is called by one thread, ahead of time; everything else by the loop's.
+    """The training side of a strategy.
 
-    Batches come in order.
+    One thread calls `load` ahead of time; the loop's thread calls everything else. Batches come in
+    order.
     """
 
     @property
@@ -66,29 +64,24 @@ class Trainer(Protocol):
         """The model's version, as far as this worker knows."""
 
     def load(self, batch: Batch) -> Loaded:
-        """Get what the batch needs to be computed, from the live parameters or from its lease's
-        snapshot.
+        """Get the batch's parameters, live or from a snapshot; blocks as long as that takes.
 
-        Blocks as long as that takes. Raises Ended when the worker ends meanwhile, NoLongerNeeded
-        when the lease became void, Refused, TransientError after the
-        time that may be waited for servers, UserError.
+        Raises Ended if the worker ends meanwhile, NoLongerNeeded if the lease becomes void,
+        Refused, TransientError after the time limit for servers, and UserError.
         """
 
     def drop(self, loaded: Loaded) -> None:
         """This loaded batch will not be trained: its lease was revoked."""
 
     def train(self, loaded: Loaded) -> float | None:
-        """One step; the loss.
+        """Run one step; returns the loss.
 
-        Tells the outbox as soon as the update is in the model for good, which may be later.
-
-        A batch that does not compute only counts as read, after those before it. Raises as `load`.
+        It informs the outbox once the update is in the model for good, which may be later. A batch
+        that does not compute only counts as read, after those before it. Raises as `load`.
         """
 
     def after_all(self, call: Callable[[], None]) -> None:
-        """Call this, from any thread, once everything trained so far is in the model and told to
-        the outbox.
-        """
+        """Call `call`, from any thread, once all training so far is in the model and reported."""
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until then, at most `timeout_s`; False if it took longer or went wrong."""
+        """Wait for that, at most `timeout_s`; False if it takes longer or fails."""

@@ -1,4 +1,4 @@
-"""A reader that a user wrote, behind a border: what it raises names the user's file and line."""
+"""A user's reader whose errors name the user's file and line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from elasticdl.shard import Shard, Source, same_data
 
 @final
 class UserReader:
-    """A `Reader` around another one. Raises UserError for anything that the inner one raises.
+    """A `Reader` around another one; raises UserError for anything that the inner one raises.
 
-    Where that costs no pass over the data, and where its sources have fingerprints, they are
-    compared with those that were
-    `counted` before the job, once, before anything is read.
+    Once, before anything is read, it compares the sources with those `counted` before the job, if
+    they have fingerprints or if that costs no pass over the data.
     """
 
     def __init__(self, inner: Reader, zoo: str, counted: Sequence[Source] = ()) -> None:
         self._inner = inner
         self._zoo = zoo
         cheap = isinstance(inner, AdaptedReader) or any(source.fingerprint for source in counted)
-        # Training and validation data may both have a table of that name, in two databases.
+        # Training and validation data may have tables of the same name in two databases.
         self._counted = tuple(counted) if cheap else ()
 
     @property
@@ -61,11 +60,11 @@ class UserReader:
         counted, self._counted = self._counted, ()
         for now in self.sources() if counted else ():
             then = [source for source in counted if source.name == now.name]
-            if then and not any(same_data(now, one) for one in then):
+            if then and not any(same_data(now, source_then) for source_then in then):
                 raise DataChanged(
                     f"the data changed since its records were counted: {now.name} had"
                     f" {' or '.join(map(_facts, then))}, now {_facts(now)}",
-                    hint="leave the data as it is while a job runs",
+                    hint="do not change the data while a job runs",
                 )
 
 

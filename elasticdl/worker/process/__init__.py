@@ -1,1 +1,1 @@
-"""The worker as a process: lifecycle, signals, shutdown, orders, gauges."""
+"""The worker as a process: signals, shutdown, orders, gauges, hang detection."""

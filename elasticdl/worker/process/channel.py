@@ -1,6 +1,4 @@
-"""How one thread of the worker hands things to the next: in order, a few at a time, and with an
-end.
-"""
+"""Hand items from one thread of the worker to the next: in order, bounded, and with an end."""
 
 from __future__ import annotations
 
@@ -12,18 +10,18 @@ from typing import Generic, TypeVar, final
 T = TypeVar("T")
 
 LOOK_AGAIN_S = 1.0
-"""Waits wake this often, so that none outlives its reason even if a wake-up is lost."""
+"""Waits wake this often, so that a lost wake-up cannot block a thread for good."""
 
 
 class Ended(Exception):
-    """Nothing more will come through this hand-off."""
+    """Nothing more will come through this channel."""
 
 
 @final
 class Channel(Generic[T]):
     """A bounded queue between two threads that either side, or a third, can end.
 
-    `finish` lets the receiver have what is there; `close` drops it. Both wake whoever waits.
+    `finish` lets the receiver have the remaining items; `close` drops them. Both wake all waiters.
     """
 
     def __init__(self, depth: int) -> None:
@@ -33,7 +31,7 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
 
     def put(self, item: T) -> None:
-        """Hand on; blocks while `depth` items wait. Raises Ended after `finish` or `close`."""
+        """Add an item; blocks while `depth` items wait. Raises Ended after `finish` or `close`."""
         with self._changed:
             while len(self._items) >= self._depth and not self._finished:
                 self._changed.wait(LOOK_AGAIN_S)
@@ -43,7 +41,7 @@ class Channel(Generic[T]):
             self._changed.notify_all()
 
     def get(self) -> T:
-        """The next item; blocks until there is one. Raises Ended when there will be none."""
+        """The next item; blocks until there is one. Raises Ended if there will be none."""
         with self._changed:
             while not self._items and not self._finished:
                 self._changed.wait(LOOK_AGAIN_S)
@@ -54,7 +52,7 @@ class Channel(Generic[T]):
             return item
 
     def drop(self, unwanted: Callable[[T], bool]) -> list[T]:
-        """Take out what waits and is unwanted, unseen by the receiver."""
+        """Remove and return the waiting items that are unwanted."""
         with self._changed:
             dropped = [item for item in self._items if unwanted(item)]
             self._items = deque(item for item in self._items if not unwanted(item))
@@ -62,13 +60,13 @@ class Channel(Generic[T]):
             return dropped
 
     def finish(self) -> None:
-        """No more will be put; what is there may still be taken."""
+        """Accept no more items; the remaining ones may still be taken."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End it now: what is there is dropped."""
+        """End now and drop the remaining items."""
         with self._changed:
             self._finished = True
             self._items.clear()

@@ -1,6 +1,4 @@
-"""Numbers for people: what a step of this worker costs and where its time goes, averaged since they
-were last sent.
-"""
+"""Gauges for people: where the time of this worker's steps goes, averaged since the last report."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ class _Mean:
 
 @final
 class Gauges:
-    """Thread-safe; adding takes a microsecond."""
+    """Thread-safe; adding a value takes a microsecond."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,7 +42,7 @@ class Gauges:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add how long the block took, in milliseconds, to the mean `name`."""
+        """Add the duration of the block, in milliseconds, to the mean `name`."""
         begin_s = self._clock.now_s()
         try:
             yield
@@ -52,24 +50,24 @@ class Gauges:
             self.add(name, (self._clock.now_s() - begin_s) * 1e3)
 
     def add(self, name: str, value: float) -> None:
-        """One more value for the mean `name`."""
+        """Add a value to the mean `name`."""
         with self._lock:
             self._means.setdefault(name, _Mean()).add(value)
 
     def count_records(self, records: int) -> None:
-        """So many more records were done."""
+        """Count records as done."""
         with self._lock:
             self._records += records
 
     def level(self, name: str, value: float) -> None:
-        """A value that stays until it is set again; 0 takes it away."""
+        """A value that stays until it is set again; 0 removes it."""
         with self._lock:
             self._levels[name] = value
             if not value:
                 del self._levels[name]
 
     def take(self) -> dict[str, float]:
-        """All gauges since the last call. `staleness` also gives its highest value."""
+        """All gauges since the last call; `staleness` also has its highest value."""
         now_s, cpu_s = self._clock.now_s(), sum(os.times()[:2])
         with self._lock:
             means, self._means = self._means, {}
@@ -89,7 +87,7 @@ class Gauges:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
+    """Memory of this process; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
     except OSError:

@@ -1,6 +1,7 @@
-"""Sees when user code, a step or a read takes suspiciously long: it shows where every thread of the
-worker is, and, where others
-wait for what never ends, ends the worker.
+"""Detect user code, steps or reads that take too long.
+
+The watch logs where every thread of the worker is. If others wait for something that does not end,
+it ends the worker.
 """
 
 from __future__ import annotations
@@ -26,31 +27,30 @@ _log = logging.getLogger(__name__)
 
 LONG_S = 60.0
 TOLD_S = 5.0
-"""What takes longer is told to the master with each report."""
+"""Every report to the master contains what takes longer than this."""
 STILL_S = 300.0
-"""User code of a worker's start may stand at one place for so long: a slow import goes from place
-to place.
-"""
+"""How long user code may stay at one place during a worker's start; a slow import moves on."""
 HUNG_S = 120.0
-"""What others wait for may take so long, or ten times the longest so far if that is more."""
+"""Time limit for work that others wait for, or ten times the longest so far if that is more."""
 _TIMES_LONGEST = 10.0
 _LOOK_S = 5.0
 
 
 class Hung(PermanentError):
-    """What other workers wait for does not come to an end here."""
+    """Work that other workers wait for does not end."""
 
 
 class StoodStill(UserError):
-    """User code does not come to an end."""
+    """User code does not end."""
 
 
 @dataclass(slots=True, eq=False)
 class _Doing:
-    """`user_code`: its folder, if all that takes long here is user code; `stack` and `stack_s`:
-    where it was seen, and since when.
+    """What a thread is doing.
 
-    `waits`: None if nobody waits for it; else whether it is done, and itself waits for others.
+    `waits` is None if nobody waits for it; otherwise it tells whether the work is done and itself
+    waits for others. `user_code` is the folder of user code, if that alone can be slow here.
+    `stack` is where the thread was last seen, since `stack_s`.
     """
 
     what: str
@@ -68,18 +68,18 @@ def _never() -> bool:
 
 def _places(frame: FrameType | None) -> tuple[tuple[str, int, str], ...]:
     """File, line and function of each frame, the innermost first."""
-    found = []
+    places = []
     while frame is not None:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return tuple(found)
+    return tuple(places)
 
 
 @final
 class HangWatch:
     """Thread-safe.
 
-    Dumps all stacks once in the life of the worker; a second dump would rarely say more.
+    Dumps all stacks once in the life of the worker; a second dump would rarely add anything.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HangWatch:
         still_s: float = STILL_S,
         output: IO[str] | None = None,
     ) -> None:
-        """`output` gets the stacks; default: stderr."""
+        """`output` receives the stacks; default: stderr."""
         self._clock = clock
         self._still_s = still_s
         self._long_s = long_s
@@ -103,14 +103,15 @@ class HangWatch:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """The block is expected to take less than `LONG_S`."""
+        """The block should take less than `LONG_S`."""
         with self._entered(_Doing(what, self._clock.now_s())):
             yield
 
     @contextmanager
     def starting(self, what: str, user_code: str) -> Iterator[None]:
-        """The block runs user code of that folder: `check` raises StoodStill if it stays at one
-        place.
+        """The block runs user code of that folder.
+
+        If it stays at one place, `check` raises StoodStill.
         """
         now_s = self._clock.now_s()
         with self._entered(
@@ -120,25 +121,25 @@ class HangWatch:
 
     @contextmanager
     def owing(self, what: str, waits: Callable[[], bool] = _never) -> Iterator[None]:
-        """Others wait for what the block does: `check` raises Hung if it does not end.
+        """Others wait for the block's work; if it does not end, `check` raises Hung.
 
-        `waits()`: it is done but for theirs.
+        `waits()` tells whether the work is done except for the others' part.
         """
-        one = _Doing(what, self._clock.now_s(), waits)
-        with self._entered(one):
+        doing = _Doing(what, self._clock.now_s(), waits)
+        with self._entered(doing):
             yield
-        if not one.waited:
-            self.learn(what, self._clock.now_s() - one.since_s)
+        if not doing.waited:
+            self.learn(what, self._clock.now_s() - doing.since_s)
 
     def learn(self, what: str, took_s: float) -> None:
-        """It is known to take so long."""
+        """Record that this normally takes `took_s`."""
         self._longest_s[what] = max(took_s, self._longest_s.get(what, 0.0))
 
     @contextmanager
-    def _entered(self, one: _Doing) -> Iterator[None]:
+    def _entered(self, doing: _Doing) -> Iterator[None]:
         thread = threading.get_ident()
         around = self._doing.get(thread)
-        self._doing[thread] = one
+        self._doing[thread] = doing
         try:
             yield
         finally:
@@ -148,69 +149,67 @@ class HangWatch:
                 self._doing[thread] = around
 
     def check(self) -> bool:
-        """Dump all stacks if something takes long and none were dumped yet; True if they were
-        dumped now.
+        """Dump all stacks if something takes long; True if they were dumped now.
 
-        Raises Hung, StoodStill.
+        They are dumped only once. Raises Hung, StoodStill.
         """
         dumped, now_s = False, self._clock.now_s()
-        for thread, one in list(self._doing.items()):
-            took_s = now_s - one.since_s
-            waits = one.waits is not None and one.waits()
-            one.waited = one.waited or waits
+        for thread, doing in list(self._doing.items()):
+            took_s = now_s - doing.since_s
+            waits = doing.waits is not None and doing.waits()
+            doing.waited = doing.waited or waits
             if took_s > self._long_s and not self._dumped and not waits:
                 self._dumped = dumped = True
-                _log.warning("%s has taken %.0f s; where every thread is:", one.what, took_s)
+                _log.warning("%s has taken %.0f s; stacks of all threads:", doing.what, took_s)
                 print(stacks(thread), file=self._output or sys.stderr, flush=True)
-            if one.user_code:
-                self._check_moves(thread, one, now_s)
-            limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(one.what, 0.0))
-            if one.waits is not None and not waits and took_s > limit_s:
+            if doing.user_code:
+                self._check_moves(thread, doing, now_s)
+            limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(doing.what, 0.0))
+            if doing.waits is not None and not waits and took_s > limit_s:
                 raise Hung(
-                    f"{one.what} has not come to an end for {took_s:.0f} s, and others wait for it;"
-                    f" {limit_s:.0f} s are allowed"
+                    f"{doing.what} has not finished for {took_s:.0f} s while others wait for it"
+                    f" (limit {limit_s:.0f} s)"
                 )
         return dumped
 
     def activity(self) -> Activity | None:
-        """What some thread has been at for longest, if for at least `TOLD_S`; what itself waits for
-        others is left out.
+        """What some thread has been doing for longest, if for at least `TOLD_S`.
+
+        Work that itself waits for others does not count.
         """
-        _, one = self._longest()
-        if one is None:
+        _, doing = self._longest()
+        if doing is None:
             return None
-        age_s = self._clock.now_s() - one.since_s
-        return Activity(one.what, round(age_s, 1)) if age_s >= TOLD_S else None
+        age_s = self._clock.now_s() - doing.since_s
+        return Activity(doing.what, round(age_s, 1)) if age_s >= TOLD_S else None
 
     def stacks(self) -> str:
-        """Where every thread is, bounded; first the one that has been at something for longest."""
+        """The stacks of all threads, bounded; first the thread that has been busy for longest."""
         thread, _ = self._longest()
         return stacks(thread)
 
     def _longest(self) -> tuple[int | None, _Doing | None]:
-        found = [
-            (thread, one)
-            for thread, one in list(self._doing.items())
-            if one.waits is None or not one.waits()
+        busy = [
+            (thread, doing)
+            for thread, doing in list(self._doing.items())
+            if doing.waits is None or not doing.waits()
         ]
-        return min(found, key=lambda item: item[1].since_s, default=(None, None))
+        return min(busy, key=lambda item: item[1].since_s, default=(None, None))
 
-    def _check_moves(self, thread: int, one: _Doing, now_s: float) -> None:
+    def _check_moves(self, thread: int, doing: _Doing, now_s: float) -> None:
         stack = _places(sys._current_frames().get(thread))
-        if stack != one.stack:
-            one.stack, one.stack_s = stack, now_s
-        if (still_s := now_s - one.stack_s) <= self._still_s:
+        if stack != doing.stack:
+            doing.stack, doing.stack_s = stack, now_s
+        if (still_s := now_s - doing.stack_s) <= self._still_s:
             return
         mine = (
             f", at {path}:{line}, in {name}"
             for path, line, name in stack
-            if Path(path).is_relative_to(one.user_code)
+            if Path(path).is_relative_to(doing.user_code)
         )
         raise StoodStill(
-            f"{one.what} has not gone on for {still_s:.0f} s{next(mine, '')}",
-            hint=(
-                "does it wait for something that never comes: a lock, another process, the network?"
-            ),
+            f"{doing.what} has made no progress for {still_s:.0f} s{next(mine, '')}",
+            hint="check whether it waits for a lock, another process or the network",
         )
 
     def start(
@@ -221,10 +220,8 @@ class HangWatch:
     ) -> None:
         """Check every few seconds, in a thread, until the worker ends.
 
-        `leave` ends the process where it hangs.
-
-        `report` is called before that where user code stood still: the main thread, which reports
-        errors, does not come to it.
+        `leave` ends a process that hangs. If user code stands still, `report` is called before
+        that, since the main thread, which reports errors, does not get to it.
         """
 
         def run() -> None:
@@ -240,8 +237,8 @@ class HangWatch:
                     leave()
                 except Hung as error:
                     shutdown.fail(error)
-                    # The last word in the log is what the master says of it.
-                    _log.error("%s: this worker ends, so that they can go on", error.message)
+                    # The last line of the log is what the master shows.
+                    _log.error("%s: ending this worker so that they can continue", error.message)
                     leave()
 
         threading.Thread(target=run, name="watch", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The thread that hears what the master wants of this worker."""
+"""The thread that receives the master's orders."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _log = logging.getLogger(__name__)
 
 @final
 class Orders:
-    """`move` is told the servers' addresses, each time and before anything else.
+    """Follows the master's orders; `move` receives the servers' addresses, before anything else.
 
-    `ring` takes the orders of a ring. `tell_state` is called when the master wants the whole state.
+    `ring` handles orders of a ring. `tell_state` is called when the master requests the whole
+    state.
     """
 
     def __init__(
@@ -49,13 +50,11 @@ class Orders:
         self._tell_state = tell_state
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="orders", daemon=True).start()
 
     def revoke_by(self, revoke: Callable[[int], None]) -> None:
-        """From now on the revocation that a revocation begins is passed on; so is one that came
-        before there was anything to revoke.
-        """
+        """Send revocations there from now on, including one that came before."""
         with self._lock:
             self._revoke = revoke
             revocation, self._revocation = self._revocation, None
@@ -74,7 +73,7 @@ class Orders:
     def _follow(self, order: Order) -> None:
         match order:
             case Drain(reason):
-                _log.info("the master asks this worker to go: %s", reason)
+                _log.info("the master asks this worker to drain: %s", reason)
                 self._shutdown.end(Draining(reason))
             case Revoke(reason, revocation):
                 _log.info("leases are void: %s", reason)

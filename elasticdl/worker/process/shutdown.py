@@ -1,6 +1,6 @@
 """Why this worker ends.
 
-Any thread may say so; the first reason stands, and every wait of the worker hears of it.
+Any thread may set the reason; the first one stands, and it wakes every wait of the worker.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from elasticdl.worker.process.channel import Ended
 
 
 class NonFinite(UserError):
-    """NaN or infinity, again and again: nothing that another worker would not get, too."""
+    """NaN or infinity, again and again; another worker would get it, too."""
 
 
 class CallbackFailed(UserError):
-    """A callback of the module raised: not the fault of the records that were just trained."""
+    """A callback of the module raised; the last records are not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Somebody asked us to go: what is not done is given back."""
+    """The worker was asked to end: unfinished leases go back."""
 
     reason: str
 
@@ -44,7 +44,7 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error ended this worker; `lease` is what it was at, if anything."""
+    """An error ended this worker while it worked on `lease`, if any."""
 
     error: BaseException
     lease: Lease | None = None
@@ -60,7 +60,7 @@ Reason: TypeAlias = Done | Draining | Failed
 class Shutdown:
     """Thread-safe.
 
-    `listen`ers are called once, from the thread that ended the worker (at once if it has ended).
+    `listen`ers are called once, from the thread that ends the worker, or at once if it has ended.
     """
 
     def __init__(self) -> None:
@@ -84,8 +84,7 @@ class Shutdown:
     def end(self, reason: Reason) -> bool:
         """End the worker for this reason unless it has one; True if this one stands.
 
-        A failure overrules `Done` and `Draining`: what went wrong while winding down must not be
-        lost.
+        A failure overrules `Done` and `Draining`, so that an error while winding down is not lost.
         """
         with self._lock:
             first = self._reason is None
@@ -104,11 +103,10 @@ class Shutdown:
 
     @contextmanager
     def failing_for(self, lease: Lease) -> Iterator[None]:
-        """Whatever is raised in the block ends the worker, as a failure at this lease; then `Ended`
-        is raised.
+        """An error in the block ends the worker as a failure of this lease, then `Ended` is raised.
 
-        For the outermost calls of threads that run user code: even `sys.exit` in it must end the
-        worker visibly.
+        Use it for the outermost calls of threads that run user code: even `sys.exit` in it must end
+        the worker visibly.
         """
         try:
             yield
@@ -119,7 +117,7 @@ class Shutdown:
             raise Ended from error
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this when the worker ends."""
+        """Call `listener` when the worker ends."""
         with self._lock:
             ended = self._ended.is_set()
             if not ended:
@@ -137,7 +135,7 @@ def exit_code(reason: Reason | None) -> ExitCode:
             if isinstance(error, UserError):
                 return ExitCode.USER_ERROR
             if isinstance(error, TransientError):
-                # Others stayed away: neither this process nor what it was at is to blame.
+                # Other processes were unavailable: neither this process nor its work is the cause.
                 return ExitCode.UNAVAILABLE
             return error.exit_code if isinstance(error, ElasticDLError) else ExitCode.JOB_FAILED
         case _:

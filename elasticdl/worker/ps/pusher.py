@@ -1,8 +1,7 @@
-"""The last stage of a step: gradients to the servers, and then the truth to the outbox.
+"""The last stage of a step: push gradients to the servers, then report progress to the outbox.
 
-One thread, in the order of the steps. It numbers the pushes, from 1 and without gaps, so that
-servers apply each once;
-it is also the one place where it is decided whether a batch of a revoked lease was still pushed.
+One thread pushes, in the order of the steps. It numbers the pushes from 1 without gaps, so that
+servers apply each once. It alone decides whether a batch of a revoked lease is still pushed.
 """
 
 from __future__ import annotations
@@ -26,14 +25,12 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.step import StepOutcome
 
 _DEPTH = 64
-"""More than steps can be in flight, so that only leases of which nothing is computed ever wait
-here.
-"""
+"""More than steps can be in flight, so that only leases without computation ever wait here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A batch and what its step gave; no outcome where nothing was computed."""
+    """A batch and its step's outcome; None if nothing was computed."""
 
     loaded: Loaded
     outcome: StepOutcome | None = None
@@ -49,7 +46,7 @@ _Item: TypeAlias = Trained | _Call
 
 @final
 class Pusher:
-    """Thread-safe. Ends with the worker, but what was handed over before is pushed first."""
+    """Thread-safe. It ends with the worker, after it has pushed what was handed over."""
 
     def __init__(
         self, parameters: Parameters, context: WorkerContext, staleness_limit: StalenessLimit
@@ -64,21 +61,21 @@ class Pusher:
 
     @property
     def version(self) -> int:
-        """The model's version as the last acknowledgement told it."""
+        """The model's version in the last acknowledgement."""
         return self._version
 
     def start(self) -> None:
-        """Begin to push."""
+        """Start to push."""
         threading.Thread(target=self._run, name="pusher", daemon=True).start()
 
     def push(self, trained: Trained) -> None:
-        """Hand over; does not wait for the servers. Raises Ended if pushing ended by an error."""
+        """Hand over; does not wait for the servers. Raises Ended if pushing has failed."""
         self._queue.put(trained)
 
     def after_all(self, call: Callable[[], None]) -> None:
-        """Call this from the pushing thread when all before it is settled.
+        """Call `call` from the pushing thread once everything before it is settled.
 
-        Dropped if pushing ended by an error.
+        It is dropped if pushing has failed.
         """
         try:
             self._queue.put(_Call(call))
@@ -86,7 +83,7 @@ class Pusher:
             return
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that was handed over is acknowledged."""
+        """Wait until everything handed over is acknowledged."""
         settled = threading.Event()
         self.after_all(settled.set)
         return settled.wait(timeout_s) and not self._broken.is_set()

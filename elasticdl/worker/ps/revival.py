@@ -1,9 +1,7 @@
-"""Gives servers that came back empty the dense weights that this worker pulled last, even while it
-has no work.
+"""Give servers that came back empty the last pulled dense weights, even without work.
 
-A worker that trains does so with its next pull or push. When all records are trained nobody pulls
-before a frozen view is cut,
-and a server without weights cannot cut one.
+A worker that trains does so with its next pull or push. When all records are trained, nobody pulls
+before a view is cut, and a server without weights cannot cut one.
 """
 
 from __future__ import annotations
@@ -29,14 +27,12 @@ class Revival:
         self._moved = threading.Event()
 
     def moved(self, addresses: Sequence[str]) -> None:
-        """Servers have these addresses now; '' is away. One that is new may be empty."""
+        """The servers' new addresses; '' is unavailable. A new server may be empty."""
         if all(addresses):
             self._moved.set()
 
     def start(self, revive: Callable[[], None]) -> None:
-        """From now on call `revive` in a thread each time after servers moved, until the worker
-        ends.
-        """
+        """Call `revive` in a thread each time after servers moved, until the worker ends."""
 
         def run() -> None:
             try:
@@ -56,5 +52,5 @@ class Revival:
         try:
             revive()
         except TransientError as error:
-            # The server is gone again. Its next incarnation has another address.
-            _log.warning("a parameter server that moved was not reached: %s", error.message)
+            # The server is gone again; its next incarnation has another address.
+            _log.warning("cannot reach a restarted parameter server: %s", error.message)

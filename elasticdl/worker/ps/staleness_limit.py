@@ -1,4 +1,4 @@
-"""How many of this worker's own updates are on their way: the bound on staleness."""
+"""Limit the number of this worker's own updates in flight, which bounds staleness."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StalenessLimit:
         shutdown.listen(self._wake)
 
     def enter(self, others_at_most: int) -> None:
-        """One more is on its way; blocks while more than `others_at_most` are.
+        """Add an update; blocks while more than `others_at_most` are in flight.
 
         Raises Ended if the worker ends first.
         """
@@ -32,7 +32,7 @@ class StalenessLimit:
             self._count += 1
 
     def leave(self) -> None:
-        """One was acknowledged, or dropped."""
+        """Remove an update that was acknowledged or dropped."""
         with self._changed:
             assert self._count > 0
             self._count -= 1

@@ -1,11 +1,9 @@
-"""Asynchronous SGD through parameter servers: pull, step and push of three successive batches
-overlap.
+"""Asynchronous SGD through parameter servers; pull, step and push of successive batches overlap.
 
-A pull is issued while at most `max_staleness` of this worker's own updates are on their way, so 0
-is plain sequential SGD.
-Updates of others are not waited for, but a step that took unusually long (it traced the model, or
-the machine had no time for
-it) is computed again on newer parameters: its gradients would be hundreds of versions late.
+A pull is issued while at most `max_staleness` of this worker's own updates are in flight, so 0 is
+plain sequential SGD. Updates of others are not waited for. But a step that took unusually long (it
+traced the model, or the machine was busy) is recomputed on newer parameters, since its gradients
+would be hundreds of versions stale.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _ALL_ROWS_S = 600.0
 
 
 class Step(Protocol):
-    """What of `model.step.CompiledStep` training needs."""
+    """The methods of `model.step.CompiledStep` that training needs."""
 
     def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
         """The rows that a batch needs."""
@@ -53,14 +51,15 @@ class Step(Protocol):
 
 _OLD_S = 1.0
 _OLD_STEPS = 5.0
-"""Parameters are too old for a gradient after a second, or after that many of this worker's
-shortest steps if they are long.
+"""When parameters are too stale for a gradient, in this worker's shortest steps.
+
+The limit is this, or `_OLD_S` if that is more.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What to pull besides rows, and whether anybody still wants it."""
+    """What to pull besides rows, and whether the result is still needed."""
 
     snapshot: SnapshotId | None = None
     dense: bool = True
@@ -72,7 +71,7 @@ _LIVE = _Wish()
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How stale a step may be, and how often in a row a step may give NaN or infinity."""
+    """The limits of staleness and of consecutive steps with NaN or infinity."""
 
     max_staleness: int = 1
     max_nonfinite_steps: int = 3
@@ -98,18 +97,18 @@ class PsTrainer:
         self._shortest_s = 0.0
         self._staleness_limit = StalenessLimit(context.shutdown)
         self._pusher = Pusher(parameters, context, self._staleness_limit)
-        # A retried step pulls from the loop's thread, while the loader may pull for the next batch.
+        # A repeated step pulls from the loop's thread, while the loader may pull for the next one.
         self._one_pull = threading.Lock()
         self._tables = 0
         self._frozen: tuple[SnapshotId, Float32s] | None = None
 
     @property
     def version(self) -> int:
-        """The model's version as the last acknowledgement told it."""
+        """The model's version in the last acknowledgement."""
         return self._pusher.version
 
     def start(self, spec: ParametersSpec, dense: Float32s) -> bool:
-        """Give the servers their initial values; False if they had some already.
+        """Give the servers their initial values; False if they already have values.
 
         Raises as `load`.
         """
@@ -119,7 +118,7 @@ class PsTrainer:
         def attempt(timeout_s: float) -> None:
             nonlocal given
             given = self._parameters.initialise(spec, dense, timeout_s=timeout_s) or given
-            # With what the servers have now this worker can revive one that comes back empty.
+            # With the servers' present values this worker can revive one that comes back empty.
             self._parameters.pull(self._no_ids(), timeout_s=timeout_s)
 
         self._context.retry.call(attempt, "initialise")
@@ -129,9 +128,7 @@ class PsTrainer:
         return given
 
     def revive(self) -> None:
-        """Give servers that came back empty the dense values that were pulled last; the others are
-        only asked. Raises as `load`.
-        """
+        """Give servers that came back empty the last pulled dense values. Raises as `load`."""
         self._pull(self._no_ids(), _Wish(dense=False))
 
     def load(self, batch: Batch) -> Loaded:
@@ -181,7 +178,7 @@ class PsTrainer:
             f"{nonfinite} is NaN or infinite, {self._bounds.max_nonfinite_steps} times in a row, at"
             f" {place_of(batch)}",
             hint=(
-                "lower the learning rate, clip gradients, or look at these records; none of these"
+                "lower the learning rate, clip gradients, or check these records; none of these"
                 " steps was applied"
             ),
         )
@@ -197,9 +194,9 @@ class PsTrainer:
         return self._dense(_Wish(snapshot))
 
     def dense_of(self, lease: Lease) -> Float32s:
-        """The same as this lease reads them.
+        """The dense weights that this lease reads.
 
-        Raises NoLongerNeeded when it became void: its view may be gone.
+        Raises NoLongerNeeded if the lease became void: its view may be gone.
         """
         held = HeldLease(lease)
         return self._dense(
@@ -229,16 +226,14 @@ class PsTrainer:
         return tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
 
     def _computed(self, loaded: Loaded) -> tuple[Loaded, StepOutcome]:
-        """A step, computed once more if its parameters were too old when it was done; then it
-        counts as it is.
-        """
+        """Run a step, and once more if its parameters were too stale at its end."""
         limit_s = max(_OLD_S, _OLD_STEPS * self._shortest_s)
         outcome = self._timed(loaded)
         age_s = self._clock.now_s() - loaded.asked_at_s
         if age_s <= limit_s:
             return loaded, outcome
         _log.info(
-            "computing a step again: its parameters were %.1f s old, at %s",
+            "recomputing a step: its parameters were %.1f s stale, at %s",
             age_s,
             place_of(loaded.batch),
         )
@@ -254,9 +249,7 @@ class PsTrainer:
         return outcome
 
     def _reloaded(self, loaded: Loaded) -> Loaded:
-        """The same batch with parameters that have all of this worker's earlier updates, and
-        others' newer ones.
-        """
+        """The same batch with newer parameters, which have all of this worker's earlier updates."""
         self._pusher.settle(timeout_s=60.0)
         asked_at_s = self._clock.now_s()
         return replace(loaded, pulled=self._pull(loaded.ready[0].ids), asked_at_s=asked_at_s)
@@ -271,7 +264,7 @@ class PsTrainer:
             return self._context.retry.call(attempt, "pull", wish.wanted)
 
     def _frozen_pull(self, ids: Sequence[Int64s], wish: _Wish) -> Pulled:
-        """From a frozen view; its dense weights travel once."""
+        """Pull from a frozen view; its dense weights travel only once."""
         if wish.snapshot is None:
             return self._pull(ids, wish)
         if self._frozen is not None and self._frozen[0] == wish.snapshot:
@@ -283,7 +276,7 @@ class PsTrainer:
 
 
 def place_of(batch: Batch) -> str:
-    """Which records a batch was made of, for people."""
+    """The records of a batch, for people."""
     lease = batch.held.lease
     if lease.shard is None:
         return f"the {lease.task} task"

@@ -1,6 +1,4 @@
-"""Puts a worker together for one job: the module, the model, the data, and the stages between
-them.
-"""
+"""Assemble a worker for one job: the module, the model, the data, and the stages between them."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ from elasticdl.worker.tasks.training import TrainingTask
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who this worker is and for what job it works."""
+    """The identity of this worker, and its job."""
 
     name: ProcessName
     spec: JobSpec
@@ -57,7 +55,7 @@ class Assignment:
 
     @property
     def output(self) -> Path:
-        """Where an export or predictions go."""
+        """The directory of an export or of predictions."""
         return (
             Path(self.spec.checkpoint.output)
             if self.spec.checkpoint.output
@@ -65,7 +63,7 @@ class Assignment:
         )
 
     def origin(self, task: Task) -> str:
-        """What names the data of a task."""
+        """The name of a task's data."""
         data = self.spec.data
         return {Task.EVALUATION: data.validation_data, Task.PREDICTION: data.prediction_data}.get(
             task, data.training_data
@@ -73,7 +71,7 @@ class Assignment:
 
     @property
     def main_task(self) -> Task:
-        """The task whose data is there in any case."""
+        """The task whose data always exists."""
         return {Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}.get(
             self.spec.action, Task.TRAINING
         )
@@ -93,12 +91,13 @@ class Worker:
     stages: tuple[ShardReading | Feeding | Prefetch, ...]
 
     def run(self) -> None:
-        """Work until there is no more, or the worker ends."""
+        """Work until there is no more work, or the worker ends."""
         self.loop.run()
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that was trained is pushed and told; False if that took longer or went
-        wrong.
+        """Wait until everything trained is pushed and reported.
+
+        False if that takes longer or fails.
         """
         return self.trainer.settle(timeout_s)
 
@@ -107,18 +106,17 @@ class Worker:
         self.loop.leave()
 
     def start(self) -> bool:
-        """Give the servers their initial values and start all stages; the loop runs after that, in
-        the main thread.
+        """Give the servers initial values and start all stages; the loop runs after that.
 
-        False if all servers had values already. Raises PermanentError if the servers have nothing
-        that a job without training could use.
+        False if all servers had values already. Raises PermanentError if a job without training
+        finds no trained parameters on the servers.
         """
         spec = self.assignment.spec
         given = self.trainer.start(self.served.parameters, self.served.dense())
         if given and spec.action is not Action.TRAIN:
             raise PermanentError(
-                "the parameter servers came up without trained parameters",
-                hint="see --checkpoint-dir-for-init",
+                "the parameter servers have no trained parameters",
+                hint="set --checkpoint-dir-for-init to a checkpoint",
             )
         self.callbacks.begin(
             {"epochs": spec.data.num_epochs, "batch_size": spec.data.minibatch_size}
@@ -131,7 +129,7 @@ class Worker:
 def assemble(assignment: Assignment, parameters: Parameters, context: WorkerContext) -> Worker:
     """Load the user's module, build the model and all stages.
 
-    Raises UserError for whatever is wrong with the module.
+    Raises UserError for any mistake in the module.
     """
     module = load_module(assignment.spec.model)
     sources = sources_of(assignment, module)
@@ -141,7 +139,7 @@ def assemble(assignment: Assignment, parameters: Parameters, context: WorkerCont
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What the stages of a worker are made of."""
+    """The parts that the stages of a worker use."""
 
     assignment: Assignment
     module: ModelModule
@@ -151,9 +149,9 @@ class Pieces:
 
 
 def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext) -> Worker:
-    """All stages around a model and its step.
+    """Build all stages around a model and its step.
 
-    Raises UserError for what is wrong with the module's callbacks.
+    Raises UserError for a mistake in the module's callbacks.
     """
     assignment, module, sources, served, step = (
         pieces.assignment,
@@ -243,7 +241,7 @@ def _model(
 ) -> tuple[PsModel, CompiledStep]:
     """The model and its step.
 
-    A model that has no inputs before it is called gets a first batch to be built with.
+    A model without inputs before its first call is built with a first batch.
     """
     spec = assignment.spec
     build = partial(

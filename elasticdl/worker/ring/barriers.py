@@ -1,6 +1,4 @@
-"""What a member of the ring does between training steps: callbacks, evaluation, export and copies
-for checkpoints.
-"""
+"""A ring member's work between steps: callbacks, evaluation, export and copies for checkpoints."""
 
 from __future__ import annotations
 
@@ -43,17 +41,17 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 _log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
-"""How long the master may keep a question at a mark: a newer ring has to wait for the answer."""
+"""How long the master may hold a request at a mark; a newer ring has to wait for the answer."""
 
 _LEAST_S = 0.02
 _GIVE_UP_S = 600.0
 
 
 class Preparing(Protocol):
-    """What of `model.step.CompiledStep` is needed to call it on a batch."""
+    """The method of `model.step.CompiledStep` that is needed to call it on a batch."""
 
     def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
-        """Nothing is looked up on a ring."""
+        """Look up nothing: a ring has no tables."""
 
 
 @final
@@ -76,7 +74,7 @@ class BarrierTasks:
         self._version = 0
 
     def work(self, number: int, version: int, stop: Callable[[], bool]) -> bool:
-        """Do single leases before item `number` until it is there. False if `stop()` first."""
+        """Run single leases before item `number` until it is available. False if `stop()` first."""
         self._version = version
         tries = 0
         while not stop():
@@ -107,9 +105,7 @@ class BarrierTasks:
                 self._tasks[lease.task].run(loaded)
 
     def _loaded(self, held: HeldLease) -> Iterator[Loaded]:
-        """All batches of a lease, with what a step wants beside them where parameters are
-        elsewhere: nothing.
-        """
+        """All batches of a lease, with empty parameters: the variables here are the model."""
         lease = held.lease
         pulled = Pulled((self._version,), np.empty(0, np.float32), ())
         if lease.shard is None:
@@ -131,13 +127,10 @@ class BarrierTasks:
 
 @final
 class Copies:
-    """Copies of the state that are kept for checkpoints until they are written or dropped.
-
-    Thread-safe.
-    """
+    """Copies of the state for checkpoints, kept until they are written or dropped. Thread-safe."""
 
     def __init__(self, exchange: Exchange, names: Sequence[str], context: WorkerContext) -> None:
-        """`names` of the arrays, in the order in which `exchange` has them."""
+        """`names` of the arrays, in the order of `exchange`."""
         self._exchange = exchange
         self._names = tuple(names)
         self._context = context
@@ -145,21 +138,21 @@ class Copies:
         self._kept: dict[SnapshotId, tuple[int, list[np.ndarray]]] = {}
 
     def cut(self, snapshot: SnapshotId, version: int) -> None:
-        """Copy the state now, and tell."""
+        """Copy the state now, and report it."""
         values = self._exchange.copied()
         with self._lock:
             self._kept[snapshot] = (version, values)
         self._context.outbox.cut(RingCut(snapshot, version))
 
     def drop(self, snapshot: SnapshotId) -> None:
-        """It is not needed any more."""
+        """Drop a copy that is no longer needed."""
         with self._lock:
             self._kept.pop(snapshot, None)
 
     def follow(self, order: RingSave | RingDrop) -> None:
-        """Write, or forget.
+        """Write or drop a copy.
 
-        A copy that is not here, or cannot be written, is told with the reason.
+        If the copy is missing or cannot be written, report the reason.
         """
         if isinstance(order, RingDrop):
             self.drop(order.snapshot)
@@ -167,7 +160,7 @@ class Copies:
             threading.Thread(target=self._save, args=(order,), name="saver", daemon=True).start()
 
     def _save(self, order: RingSave) -> None:
-        """Beside the steps. A disk that refuses it costs this checkpoint only."""
+        """Write beside the steps. A disk error costs only this checkpoint."""
         try:
             version, values = self.kept(order.snapshot)
             part = ring_file.write(
@@ -185,13 +178,13 @@ class Copies:
         """Version and values. Raises PermanentError if there is no such copy."""
         with self._lock:
             if snapshot not in self._kept:
-                raise PermanentError(f"no copy is kept for snapshot {snapshot}")
+                raise PermanentError(f"this worker has no copy for snapshot {snapshot}")
             return self._kept[snapshot]
 
 
 @final
 class RingListener:
-    """What the trainer calls around its steps."""
+    """Connects the trainer's steps with callbacks, learning rate and marks."""
 
     def __init__(
         self,
@@ -208,16 +201,16 @@ class RingListener:
         self._restore = restore
 
     def before_step(self, item: WorkItem) -> None:
-        """Callbacks of the module."""
+        """Run the module's callbacks."""
         assert item.lease is not None
         self._callbacks.before_step(item.lease)
 
     def after_step(self, loss: float | None, version: int) -> None:
-        """Callbacks of the module."""
+        """Run the module's callbacks."""
         self._callbacks.after_step(loss, version)
 
     def rate(self, version: int, scale: float) -> None:
-        """Of the next step."""
+        """Set the learning rate of the next step."""
         self._rate.set(version, scale)
 
     def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:

@@ -1,6 +1,4 @@
-"""A worker that evaluates or predicts with a ring's checkpoint: it has the whole model, and there
-are no servers.
-"""
+"""A worker that evaluates or predicts with a ring's checkpoint: it has the whole model."""
 
 from __future__ import annotations
 
@@ -22,15 +20,13 @@ from elasticdl.worker.ring.weights import built, load_weights
 
 @final
 class WholeWeights:
-    """The `Parameters` of a worker whose Keras variables are the whole model: servers hold nothing
-    of it.
-    """
+    """The `Parameters` of a worker whose Keras variables are the whole model."""
 
     def __init__(self, version: int) -> None:
         self._version = version
 
     def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
-        """The values are those of the checkpoint."""
+        """Do nothing: the values are those of the checkpoint."""
         assert not spec.dense and not spec.tables
         return False
 
@@ -42,7 +38,7 @@ class WholeWeights:
         snapshot: SnapshotId | None = None,
         timeout_s: float,
     ) -> Pulled:
-        """Nothing: a step has all of it."""
+        """Pull nothing: a step has all parameters."""
         return Pulled((self._version,), np.empty(0, np.float32), ())
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
@@ -56,18 +52,16 @@ class WholeWeights:
         raise AssertionError("a ring's model has no tables")
 
     def move(self, addresses: Sequence[str]) -> None:
-        """There are no servers."""
+        """Do nothing: there are no servers."""
 
     def close(self) -> None:
-        """There are no connections."""
+        """Do nothing: there are no connections."""
 
 
 def assemble_whole(assignment: Assignment, checkpoint: Path, context: WorkerContext) -> Worker:
-    """Load the user's module, build the model with the weights of a ring's checkpoint, and all
-    stages.
+    """Load the user's module, build the model with a ring checkpoint's weights, and all stages.
 
-    Raises UserError for whatever is wrong with the module or does not fit the checkpoint,
-    Corrupted.
+    Raises UserError for a mistake in the module or a checkpoint that does not fit, and Corrupted.
     """
     module = load_module(assignment.spec.model)
     sources = sources_of(assignment, module)

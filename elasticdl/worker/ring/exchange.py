@@ -1,6 +1,4 @@
-"""What the members of a new ring tell one another before they go on: who has what, and the state of
-the one that has most.
-"""
+"""Exchanges of members of a new ring before they train: progress and the most advanced state."""
 
 from __future__ import annotations
 
@@ -19,17 +17,15 @@ CHUNK_BYTES = 64 << 20
 
 @final
 class Exchange:
-    """Compiled at the first call of each, so call them once before they are in a hurry.
+    """Compiles at the first call of each method, so call them once before time matters.
 
-    All that talk raise RingBroken.
+    All methods that communicate raise RingBroken.
     """
 
     def __init__(
         self, ring: Ring, variables: Sequence[Any], *, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
-        """`variables` are all that members have to have alike: the same ones, in the same order,
-        everywhere.
-        """
+        """`variables` must be equal on all members: the same ones, in the same order."""
         self._ring = ring
         self._gather = tf.function(self._gathered, autograph=False)
         self._chunks = [
@@ -44,14 +40,12 @@ class Exchange:
             )
 
     def hand_over(self, *, giving: bool, whole: bool = False) -> None:
-        """All get the values of the one member that gives.
+        """Give all members the values of the one with `giving`.
 
-        Where the ring breaks on the way, a member has some of them and some of its own, which is
-        worth nothing; one that asks
-        for the `whole` keeps its own instead: it takes nothing before all is here, for which it
-        needs the state's size once
-        more. Ask for it wherever what a member has is not what all will have, but may be all that
-        is left a moment later.
+        If the ring breaks on the way, a member has some of these values and some of its own, which
+        is useless. With `whole` it keeps its own instead: it takes nothing before everything has
+        arrived, which needs memory for the state once more. Use it if a member's state differs from
+        the common one, but may be all that is left a moment later.
         """
         waiting = deque[tuple[_Chunk, Tensor]]()
         for chunk in self._chunks:
@@ -66,11 +60,11 @@ class Exchange:
             chunk.take(got)
 
     def copied(self) -> list[NDArray[Any]]:
-        """The values of all variables: copies."""
-        return [np.array(one.numpy()) for chunk in self._chunks for one in chunk.variables]
+        """Copies of the values of all variables."""
+        return [np.array(each.numpy()) for chunk in self._chunks for each in chunk.variables]
 
     def load(self, values: Sequence[NDArray[Any]]) -> None:
-        """Set all variables to what `copied` gave."""
+        """Set all variables to values from `copied`."""
         left = deque(values)
         for chunk in self._chunks:
             chunk.take(
@@ -87,7 +81,7 @@ class Exchange:
 
 @final
 class _Chunk:
-    """Some of the variables, as bytes: some types that variables have, Horovod does not."""
+    """Some of the variables, as bytes, since Horovod lacks some of their types."""
 
     def __init__(self, ring: Ring, number: int, variables: Sequence[Any]) -> None:
         self.variables = variables
@@ -101,17 +95,17 @@ class _Chunk:
         )
 
     def _sent(self, giving: Tensor) -> Tensor:
-        """uint8[size in bytes] of the member that gives: the others give no rows."""
+        """uint8[size in bytes] of the giving member; the others contribute no rows."""
         mine = tf.cond(giving, self._packed, lambda: tf.zeros([0], tf.uint8))
         return self._ring.gathered(self._name, mine)
 
     def _packed(self) -> Tensor:
-        return tf.concat([_bytes(one.value) for one in self.variables], 0)
+        return tf.concat([_bytes(variable.value) for variable in self.variables], 0)
 
     def _taken(self, got: Tensor) -> None:
-        sizes = [_size_bytes(one) for one in self.variables]
-        for one, piece in zip(self.variables, tf.split(got, sizes), strict=True):
-            one.assign(_value(piece, one))
+        sizes = [_size_bytes(variable) for variable in self.variables]
+        for variable, piece in zip(self.variables, tf.split(got, sizes), strict=True):
+            variable.assign(_value(piece, variable))
 
 
 def _bytes(value: Tensor) -> Tensor:
@@ -141,9 +135,9 @@ def _parts(variables: Sequence[Any], chunk_bytes: int) -> Iterator[list[Any]]:
     """Parts of some megabytes, so that a large model is not in memory three times."""
     part: list[Any] = []
     size_bytes = 0
-    for one in variables:
-        part.append(one)
-        size_bytes += _size_bytes(one)
+    for variable in variables:
+        part.append(variable)
+        size_bytes += _size_bytes(variable)
         if size_bytes >= chunk_bytes:
             yield part
             part, size_bytes = [], 0

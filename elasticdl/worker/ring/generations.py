@@ -1,6 +1,4 @@
-"""The generation of the ring that this worker is to be in, as the master last said it, and what the
-worker says in return.
-"""
+"""The ring generation that this worker is to join, and the worker's reports about it."""
 
 from __future__ import annotations
 
@@ -16,23 +14,23 @@ from elasticdl.worker.process.shutdown import Draining, Shutdown
 
 
 class ReportSink(Protocol):
-    """Who takes the report to the master: the outbox."""
+    """Passes reports to the master: the outbox."""
 
     def say(self, report: RingReport) -> None:
-        """It is told with the next report, at once."""
+        """Send this with the next report, at once."""
 
 
 @final
 class Generations:
     """Thread-safe: the orders' thread puts generations in, the loop's thread takes them.
 
-    `listen`ers hear of each newer one.
+    `listen`ers are called for each newer one.
     """
 
     def __init__(
         self, shutdown: Shutdown, drop: Callable[[DropCause], None] = lambda cause: None
     ) -> None:
-        """`drop` counts what is left aside."""
+        """`drop` counts ignored orders."""
         self._shutdown = shutdown
         self._drop = drop
         self._changed = threading.Condition()
@@ -43,13 +41,13 @@ class Generations:
 
     @property
     def newest(self) -> int:
-        """The number of the newest one, 0 before the first."""
+        """The number of the newest generation, 0 before the first."""
         return self._newest.number if self._newest is not None else 0
 
     def follow(self, order: RingGeneration | RingSave | RingDrop) -> None:
-        """An order of the master's about the ring.
+        """Handle an order of the master about the ring.
 
-        Copies are somebody else's, once `copies_by` said whose.
+        Orders about copies go to the handler of `copies_by`.
         """
         if isinstance(order, RingGeneration):
             self.put(order)
@@ -57,11 +55,11 @@ class Generations:
             self._copies(order)
 
     def copies_by(self, copies: Callable[[RingSave | RingDrop], None]) -> None:
-        """Orders about copies of the weights go there."""
+        """Send orders about copies of the weights there."""
         self._copies = copies
 
     def put(self, generation: RingGeneration) -> None:
-        """The master published this generation. Old ones that come late or again are dropped."""
+        """The master published this generation; old ones that come late or again are dropped."""
         with self._changed:
             if generation.number <= self.newest:
                 self._drop(DropCause.STALE_GENERATION)
@@ -72,11 +70,11 @@ class Generations:
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this, from the thread that puts, after each newer generation."""
+        """Call `listener`, from the thread that puts, after each newer generation."""
         self._listeners.append(listener)
 
     def after(self, generation: int, limit_s: float) -> RingGeneration | None:
-        """One newer than `generation`; blocks until there is one, for at most `limit_s`.
+        """A generation newer than `generation`; blocks until there is one, for at most `limit_s`.
 
         Raises Ended, but not for a drain.
         """
@@ -100,7 +98,10 @@ class Generations:
 
 @final
 class MemberReporter:
-    """What this worker last said of itself. Belongs to the loop's thread, but for `leave`."""
+    """This worker's latest report about itself.
+
+    Belongs to the loop's thread, except for `leave`.
+    """
 
     def __init__(self, sink: ReportSink) -> None:
         self._sink = sink
@@ -108,19 +109,19 @@ class MemberReporter:
         self._report = RingReport()
 
     def ready(self) -> None:
-        """Warm: what is left to do is to enter and to take the others' state."""
+        """Compiled; only joining and taking the others' state remain."""
         self._say(ready=True)
 
     def entered(self, generation: int) -> None:
-        """In it, with the elected state."""
+        """Joined the generation, with the elected state."""
         self._say(entered=generation, problem="")
 
     def broken(self, generation: int, problem: str) -> None:
-        """It broke, or could not be entered."""
+        """The generation broke, or could not be joined."""
         self._say(broken=generation, problem=problem)
 
     def leave(self) -> None:
-        """This worker drains: it wants a generation without itself. From any thread."""
+        """This worker drains: it requests a generation without itself. From any thread."""
         self._say(leaving=True)
 
     def _say(self, **facts: object) -> None:

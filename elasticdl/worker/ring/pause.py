@@ -1,4 +1,4 @@
-"""How long a change of the ring's members kept this one from training, and with what."""
+"""How long a change of the ring's members interrupted training, and what took the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import final
 
 @final
 class Pause:
-    """From the last step in one ring, or the beginning, to the first one in the next.
+    """From the last step in one ring, or the beginning, to the first step in the next.
 
     Belongs to the loop's thread.
     """
@@ -18,7 +18,7 @@ class Pause:
         self._laps_ms: dict[str, float] = {}
 
     def lap(self, what: str) -> None:
-        """What was done since the last lap."""
+        """Add the time since the last lap to `what`."""
         now_s = time.monotonic()
         self._laps_ms[what] = self._laps_ms.get(what, 0.0) + (now_s - self._lap_s) * 1e3
         self._lap_s = now_s

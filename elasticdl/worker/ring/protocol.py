@@ -1,8 +1,8 @@
-"""The ring as the trainer sees it: what members reduce, gather and hand over among themselves.
+"""The ring as the trainer uses it: reductions, gathers and transfers among members.
 
-A ring lives from `enter` to `leave`. Whatever goes wrong in between, on any member, is one
-exception: `RingBroken`.
-This module imports neither TensorFlow nor Horovod, so that a ring can be played without them.
+A ring lives from `enter` to `leave`. Any failure in between, on any member, is one exception:
+`RingBroken`. This module imports neither TensorFlow nor Horovod, so that a ring can be simulated
+without them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Tensor: TypeAlias = Any
 
 
 class RingBroken(TransientError):
-    """A member is gone, or the ring could not be formed: leave it, and wait for the next one."""
+    """A member is gone, or the ring could not form: leave it, and wait for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """Where this process stands in one generation.
+    """This process's place in one generation.
 
     `rendezvous` is HOST:PORT/SCOPE, '' for a ring of one.
     """
@@ -36,28 +36,28 @@ class RingPlace:
 
 
 class Ring(Protocol):
-    """One thread at a time, except that `reduced` and `gathered` are called while a function is
-    traced.
+    """A ring's operations; one thread at a time.
 
-    Every method after `enter` must be called by all members, in the same order; all raise
-    RingBroken.
+    An exception are `reduced` and `gathered`, which are called while a function is traced. All
+    members must call every method after `enter`, in the same order; all raise RingBroken.
     """
 
     def enter(self, place: RingPlace) -> None:
-        """Meet the other members; blocks until all are there, or the rendezvous is withdrawn."""
+        """Meet the other members; blocks until all have come, or the rendezvous is withdrawn."""
 
     def leave(self) -> None:
-        """Close every connection; nothing if there is none. Never raises."""
+        """Close all connections, if any. Never raises."""
 
     def reduced(self, name: str, tensor: Tensor) -> Tensor:
-        """In a graph: the sum over all members, bit for bit the same on all."""
+        """In a graph: the sum over all members, bit-identical on all."""
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
         """In a graph: all members' rows in the order of their ranks."""
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Calls of compiled functions that reduce go in here: a broken ring raises RingBroken, all
-        else is unchanged.
+        """Wrap calls of compiled functions that reduce, so that a broken ring raises RingBroken.
+
+        Other errors pass.
         """
         yield

@@ -1,12 +1,9 @@
-"""From the ring's items to this member's parts of each global minibatch, a few steps ahead, from
-any position.
+"""From the ring's items to this member's parts of global minibatches, a few steps ahead.
 
-Two threads: one asks the master for items and reads their shards, the other cuts this member's
-parts and applies `feed`. A
-change of the ring's members, or of the position, is a new `ReadPlan`: what was made for the old one
-is thrown away, but shards that
-are in memory stay, so that the minibatch that was in flight is there again within the time of one
-`feed`.
+There are two threads: one requests items and reads their shards, the other cuts this member's parts
+and applies `feed`. A change of members or of the position is a new `ReadPlan`. Work for the old
+plan is dropped, but shards in memory stay, so that the minibatch in flight is available again after
+one `feed`.
 """
 
 from __future__ import annotations
@@ -34,17 +31,15 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 _log = logging.getLogger(__name__)
 
 DEPTH = 2
-"""Parts that are ready before they are wanted."""
+"""Parts that are ready before they are needed."""
 
 UNDER_WAY = 2
-"""So many parts of a new plan are taken before a shard is read that is not wanted yet: whoever
-forms a ring needs the cores.
-"""
+"""Parts of a new plan to deliver before an early shard is read: forming a ring needs the cores."""
 
 WAIT_S = 2.0
-"""How long the master may keep a question for an item.
+"""How long the master may hold a request for an item.
 
-A new plan may have to wait for the answer to an old question.
+A new plan may have to wait for the answer to an old request.
 """
 
 _LEAST_S = 0.02
@@ -52,17 +47,15 @@ _GIVE_UP_S = 600.0
 
 
 class ItemSource(Protocol):
-    """Who knows the sequence of items: the master's client."""
+    """Knows the sequence of items: the master's client."""
 
     def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> LeaseAnswer:
-        """Blocks up to `wait_s`. Raises Refused, TransientError."""
+        """Block up to `wait_s` for an item. Raises Refused, TransientError."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Begin at `offset` of item `number` (None: where its lease begins), as member `rank` of
-    `size`.
-    """
+    """Begin at `offset` of item `number` (None: the start of its lease), as `rank` of `size`."""
 
     number: int
     offset: int | None
@@ -72,12 +65,10 @@ class ReadPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What this member has to do of one global minibatch: entries [begin, end) of the order of its
-    item's shard.
+    """This member's part of one global minibatch: entries [begin, end) of an item's order.
 
-    `batch` is (features, labels) of this member's part of it, None if nothing of it is left.
-    `records` counts the whole
-    window, `mine` this member's records.
+    `batch` is (features, labels) of this member's part, None if it is empty. `records` counts the
+    whole window, `mine` this member's records.
     """
 
     item: WorkItem
@@ -90,13 +81,13 @@ class BatchPart:
 
     @property
     def records(self) -> int:
-        """Of the whole window, on all members."""
+        """Records of the whole window, on all members."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
 class AtBarrier:
-    """The sequence asks for something else than training here."""
+    """The next item is not training."""
 
     item: WorkItem
 
@@ -110,9 +101,9 @@ Next: TypeAlias = BatchPart | AtBarrier | End
 
 
 def slice_of(begin: int, end: int, rank: int, size: int) -> tuple[int, int]:
-    """The part of [begin, end) that member `rank` of `size` does.
+    """The part of [begin, end) for member `rank` of `size`.
 
-    Parts differ by at most one, and follow one another.
+    The parts are consecutive, and their lengths differ by at most one.
     """
     length = end - begin
     return begin + length * rank // size, begin + length * (rank + 1) // size
@@ -120,7 +111,7 @@ def slice_of(begin: int, end: int, rank: int, size: int) -> tuple[int, int]:
 
 @final
 class RingReading:
-    """Thread-safe. `begin` and `next` are called by the loop's thread; `wake` by any."""
+    """Thread-safe. The loop's thread calls `begin` and `next`; any thread calls `wake`."""
 
     def __init__(
         self, source: ItemSource, sources: Sources, watch: HangWatch, shutdown: Shutdown
@@ -132,9 +123,9 @@ class RingReading:
         self._changed = threading.Condition()
         self._plan: ReadPlan | None = None
         self._turn = 0
-        """Grows with each plan. What was made in an earlier turn is dropped."""
+        """Grows with each plan; results of earlier turns are dropped."""
         self._taken = 0
-        """How much of the plan `next` has given."""
+        """How many parts of the plan `next` has returned."""
         self._items: dict[int, WorkItem | Finished] = {}
         self._shards: dict[int, LoadedShard] = {}
         self._ready: deque[Next] = deque()
@@ -142,23 +133,22 @@ class RingReading:
         shutdown.listen(self.wake)
 
     def start(self) -> None:
-        """Begin to wait for a plan."""
+        """Start to wait for a plan."""
         for name, run in (("items", self._fetch), ("feeder", self._feed)):
             threading.Thread(target=self._top, args=(run,), name=name, daemon=True).start()
 
     def read_ahead(self) -> None:
-        """Have in memory what the ring trains on now: one that joins it then need not read while
-        the others wait.
+        """Load the ring's current shards, so that a new member does not read while the others wait.
 
-        Call it before `start`. Nothing is read if there is no ring, or the master does not answer.
+        Call it before `start`. Nothing is read if there is no ring or no answer from the master.
         Raises Ended.
         """
         number = 0
-        for _ in range(2):  # the ring may come to the next one before this worker is in it
+        for _ in range(2):  # the ring may reach the next item before this worker joins
             try:
                 answer = self._source.request_item(number, 0.0)
             except TransientError as error:
-                _log.info("nothing is read ahead: %s", error)
+                _log.info("not reading ahead: %s", error)
                 return
             if not isinstance(answer, WorkItem) or answer.lease is None:
                 return
@@ -168,9 +158,9 @@ class RingReading:
             number = answer.number + 1
 
     def begin(self, plan: ReadPlan) -> None:
-        """From now on `next` gives what this plan asks for.
+        """Make `next` follow this plan from now on.
 
-        Nothing happens if that is being made, and nothing of it was taken.
+        It does nothing if that plan is already in progress and untouched.
         """
         with self._changed:
             if plan == self._plan and not self._taken:
@@ -181,13 +171,13 @@ class RingReading:
             self._ready.clear()
             self._wanted = plan.number
             for number in [
-                one for one in self._items if not plan.number - 1 <= one <= plan.number + 2
+                item for item in self._items if not plan.number - 1 <= item <= plan.number + 2
             ]:
                 self._forget(number)
             self._changed.notify_all()
 
     def next(self, stop: Callable[[], bool]) -> Next | None:
-        """What comes next; blocks until it is there.
+        """The next part, barrier or end; blocks until it is available.
 
         None as soon as `stop()` (see `wake`). Raises Ended.
         """
@@ -203,7 +193,7 @@ class RingReading:
             return made
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake all waiters to check their conditions."""
         with self._changed:
             self._changed.notify_all()
 
@@ -236,8 +226,9 @@ class RingReading:
                     self._read(number, answer.lease)
 
     def _missing(self) -> int:
-        """The item to ask for next: the current one, or the one after it unless that depends on
-        what is done at a pause.
+        """The item to request next: the current one, or the one after it.
+
+        After a pause it is unknown: it depends on the work at the pause.
         """
         with self._changed:
             while True:
@@ -245,8 +236,8 @@ class RingReading:
                 number = self._wanted
                 beyond = self._wanted + (1 if self._taken < UNDER_WAY else 2)
                 while number and number in self._items and number < beyond:
-                    found = self._items[number]
-                    if isinstance(found, Finished) or found.mark == "pause":
+                    item = self._items[number]
+                    if isinstance(item, Finished) or item.mark == "pause":
                         break
                     number += 1
                 if number and number not in self._items and number < beyond:
@@ -278,7 +269,7 @@ class RingReading:
                     )
 
     def _pause(self, seconds: float) -> None:
-        """Not by `Shutdown`: a worker that drains goes on until the ring can do without it."""
+        """Wait, but not by `Shutdown`: a draining worker continues while the ring needs it."""
         with self._changed:
             self._check()
             self._changed.wait(seconds)
@@ -294,9 +285,7 @@ class RingReading:
                 self._changed.notify_all()
 
     def _giving_way(self, number: int, blocks: Iterable[Block]) -> Iterator[Block]:
-        """These blocks; the rest of a shard that is not wanted yet waits until a new plan is under
-        way.
-        """
+        """These blocks; an early shard waits for its rest until a new plan is in progress."""
         for block in blocks:
             yield block
             with self._changed:
@@ -307,7 +296,7 @@ class RingReading:
     def _gives_way(self, number: int) -> bool:
         """Whether the shard of that item may wait.
 
-        Not if an item before it is missing: this thread is the one that asks.
+        It may not if an earlier item is missing, since this thread requests items.
         """
         early = (
             self._plan is not None
@@ -368,11 +357,11 @@ class RingReading:
             number, offset = number + 1, None
 
     def _item(self, number: int, turn: int) -> WorkItem | Finished | None:
-        """None if the plan is an old one."""
+        """The item; None if the plan is an old one."""
         with self._changed:
             if self._turn == turn:
                 self._wanted = number
-                for old in [one for one in self._items if one < number - 1]:
+                for old in [item for item in self._items if item < number - 1]:
                     self._forget(old)
                 self._changed.notify_all()
             while number not in self._items and self._turn == turn:

@@ -1,9 +1,8 @@
-"""The ring of Horovod: the one place that knows it.
+"""The ring on Horovod; only this module uses Horovod.
 
-Horovod's background thread sees a closed connection at once, and silence after `SILENCE_S`; it then
-fails every operation that
-is under way, in every member that is left. A member whose step merely takes long is not silent:
-that thread keeps talking.
+Horovod's background thread notices a closed connection at once, and silence after `SILENCE_S`. It
+then fails every operation in progress on every remaining member. A member with a long step is not
+silent: that thread keeps communicating.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from elasticdl.worker.ring.protocol import RingBroken, RingPlace, Tensor
 _log = logging.getLogger(__name__)
 
 SILENCE_S: Final = 4
-"""A member that says nothing for so long is lost.
+"""A member that is silent for this long is lost.
 
-Members that wait hear of one another all the time, however long a step takes.
+Waiting members hear from each other continuously, however long a step takes.
 """
 
 _OURS: Final = "elasticdl_ring_"
@@ -35,14 +34,14 @@ _OURS: Final = "elasticdl_ring_"
 
 @final
 class HorovodRing:
-    """The `Ring` of Horovod with Gloo. There is one per process: Horovod's state is global."""
+    """The `Ring` on Horovod with Gloo; one per process, since Horovod's state is global."""
 
     def __init__(self, *, master_host: str = "127.0.0.1", silence_s: int = SILENCE_S) -> None:
-        """`master_host` tells by which network the members reach one another.
+        """`master_host` selects the network by which members reach each other.
 
         Raises PermanentError without Horovod.
         """
-        # What Horovod reads at each init, and never changes.
+        # Horovod reads these at each init, and they never change.
         os.environ.update(_settings(silence_s, interface_to(master_host)))
         self._horovod = _imported()
         self._inside = False
@@ -57,7 +56,7 @@ class HorovodRing:
         except (ValueError, RuntimeError) as error:
             self._horovod.shutdown()
             raise RingBroken(
-                f"generation {place.generation} of the ring could not be entered: {error}"
+                f"cannot join generation {place.generation} of the ring: {error}"
             ) from error
         self._inside = True
 
@@ -80,13 +79,11 @@ class HorovodRing:
         return made
 
     def _not_constant(self, tensor: Tensor) -> Tensor:
-        """The same values, not copied: all of the tensor from a place on that is known only when
-        the function runs.
+        """The same values as a slice whose begin is known only at run time; nothing is copied.
 
-        TensorFlow computes what depends on constants alone when it first optimizes a function, and
-        never again. A member that
-        has nothing to bring reduces zeros: it would not take part any more, and the others would
-        wait for it.
+        TensorFlow evaluates what depends only on constants once, when it optimizes a function. A
+        member with nothing to contribute reduces zeros. It would not take part any more, and the
+        others would wait for it.
         """
         begin = tf.concat([self._beginning, tf.zeros([tensor.shape.rank - 1], tf.int32)], 0)
         return tf.ensure_shape(tf.slice(tensor, begin, tf.shape(tensor)), tensor.shape)
@@ -102,9 +99,7 @@ class HorovodRing:
 
 
 def interface_to(host: str) -> str:
-    """The name of the network interface by which this machine reaches `host`; '' if that cannot be
-    told.
-    """
+    """The network interface by which this machine reaches `host`; '' if unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # sends nothing
@@ -123,32 +118,30 @@ def _address_of(interface: str, probe: socket.socket) -> str:
         answer = fcntl.ioctl(
             probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15])
         )
-    except OSError:  # it has none
+    except OSError:  # the interface has no address
         return ""
     return socket.inet_ntoa(answer[20:24])
 
 
 def _settings(silence_s: int, interface: str) -> dict[str, str]:
-    found = {
+    settings = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(silence_s),
-        # Ours, see scripts/horovod.patch: nothing is done while nothing is to be done, and an
-        # operation is begun when it comes.
+        # Added by scripts/horovod.patch: an idle Horovod does not poll, and operations begin at
+        # once.
         "HOROVOD_IDLE_CYCLE_TIME": "20",
-        # Long steps are told by the worker's own watch.
+        # The worker's hang watch reports long steps.
         "HOROVOD_STALL_CHECK_DISABLE": "1",
         "HOROVOD_LOG_LEVEL": "fatal",
     }
     if interface:
-        found["HOROVOD_GLOO_IFACE"] = interface
-    return {name: value for name, value in found.items() if name not in os.environ}
+        settings["HOROVOD_GLOO_IFACE"] = interface
+    return {name: value for name, value in settings.items() if name not in os.environ}
 
 
 def _environment(place: RingPlace) -> Mapping[str, str]:
-    """Members of one rank each per node, as Horovod sees it: it then makes no further connections
-    between them.
-    """
+    """Make Horovod see one rank per node, so that it makes no further connections between ranks."""
     address, _, rest = place.rendezvous.partition(":")
     port, _, scope = rest.partition("/")
     return {
@@ -158,8 +151,8 @@ def _environment(place: RingPlace) -> Mapping[str, str]:
         "HOROVOD_LOCAL_SIZE": "1",
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
-        # Horovod makes http://ADDR:PORT/SECTION/KEY of it, so what is before the first slash is
-        # where it connects to.
+        # Horovod builds http://ADDR:PORT/SECTION/KEY, so it connects to what precedes the first
+        # slash.
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{address}:{port}/{scope}" if scope else address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port or "0",
     }
@@ -170,7 +163,7 @@ def _imported() -> Any:  # noqa: ANN401 - the package has no types
         import horovod.tensorflow
     except ImportError as error:
         raise PermanentError(
-            f"AllreduceStrategy needs Horovod, which cannot be imported: {error}",
+            f"AllreduceStrategy needs Horovod, but its import failed: {error}",
             hint=(
                 "run `make horovod` (or scripts/horovod PYTHON): it builds Horovod for this"
                 " TensorFlow and installs it, once, in about 3 minutes"
@@ -180,11 +173,11 @@ def _imported() -> Any:  # noqa: ANN401 - the package has no types
 
 
 def _first_line(message: str) -> str:
-    """What Horovod said, without what TensorFlow puts around it."""
+    """Horovod's message, without TensorFlow's frame."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = (
+    relevant = (
         [line for line in lines if "orovod" in line or "gloo" in line]
         or lines
         or ["no reason was given"]
     )
-    return told[-1][:300]
+    return relevant[-1][:300]

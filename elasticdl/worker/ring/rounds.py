@@ -1,6 +1,4 @@
-"""Callbacks of an evaluation round on a ring: they run on one member, so what they do to the model
-must not stay.
-"""
+"""Callbacks of an evaluation round on a ring run on one member, so their changes are undone."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from elasticdl.worker.tasks.evaluation import PastRound
 class RingRounds:
     """A `RoundListener`.
 
-    The learning rate that a callback sets counts: this is rank 0, whose rate all members take.
+    A learning rate that a callback sets counts: this is rank 0, whose rate all members use.
     """
 
     def __init__(self, callbacks: JobCallbacks, model: RingModel) -> None:
@@ -26,14 +24,12 @@ class RingRounds:
         self._model = model
 
     def recall(self, rounds: Sequence[PastRound]) -> None:
-        """What they set in rounds before is in the state already, which came from another
-        member.
-        """
+        """Pass on earlier rounds; their effects are already in the state from another member."""
         with self._kept((*self._model.model.variables, *self._model.optimizer.variables)):
             self._callbacks.recall(rounds)
 
     def tested(self, lease: Lease, values: Mapping[str, float]) -> bool:
-        """True if training should stop. Weights are what they were before."""
+        """True if training should stop. Weights stay as before."""
         with self._kept(self._model.model.variables):
             return self._callbacks.tested(lease, values)
 
@@ -42,7 +38,7 @@ class RingRounds:
         if not self._callbacks.any:
             yield
             return
-        before = [(one, one.numpy().copy()) for one in variables]
+        before = [(variable, variable.numpy().copy()) for variable in variables]
         yield
-        for one, value in before:
-            one.assign(value)
+        for variable, value in before:
+            variable.assign(value)

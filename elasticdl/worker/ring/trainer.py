@@ -1,14 +1,10 @@
-"""Synchronous training on the ring: forms it, trains in it, and forms it anew when its members
-change.
+"""Synchronous training on the ring: form it, train in it, and form it again when members change.
 
-The records of each step are decided by the ring's sequence of items alone, and every member applies
-the same update, so a change
-of members changes nothing but who does which part. A step is *safe* once a later reduction was
-complete: then every member has
-it. When a ring breaks, some members may have one step that others lack: all take the state of the
-one that has most, and the
-minibatch that was in flight is trained again by whoever is there. Only rank 0 tells of progress,
-and only of safe steps.
+The ring's sequence of items alone decides the records of each step, and every member applies the
+same update. A change of members therefore changes only who does which part. A step is *safe* once a
+later reduction is complete: then every member has it. When a ring breaks, some members may have a
+step that others lack. All take the most advanced state, and the minibatch in flight is trained
+again. Only rank 0 reports progress, and only of safe steps.
 """
 
 from __future__ import annotations
@@ -38,17 +34,18 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 _log = logging.getLogger(__name__)
 
 LEAVE_S = 2.5
-"""A worker that drains goes without a generation of the others if there is none after this time."""
+"""How long a draining worker waits for a generation of the others without itself."""
 
 AT_BEGIN = -1
 _ENDED_KEPT = 16
-"""Rank 0 reports the end of a shard at once: no more than a few are not reported when it dies."""
+"""Ended shards to remember: rank 0 reports ends at once, so only a few are unreported if it dies.
+"""
 
 STEP = "this worker's part of a step of the ring"
 
 
 class Step(Protocol):
-    """What of `model.ring_step.RingStep` training needs."""
+    """The methods of `model.ring_step.RingStep` that training needs."""
 
     def train(
         self,
@@ -58,42 +55,38 @@ class Step(Protocol):
         iteration: int,
         wish: bool = False,
     ) -> RingOutcome:
-        """One step of all members. Raises what the ring raises, and UserError."""
+        """One step of all members. Raises UserError and the ring's errors."""
 
     def waits(self) -> bool:
         """In `train`: it waits for the others. From any thread."""
 
 
 class Listener(Protocol):
-    """Who hears of steps and marks besides the master: callbacks, checkpoints, evaluation."""
+    """Handles steps and marks besides the master: callbacks, checkpoints, evaluation."""
 
     def before_step(self, item: WorkItem) -> None:
-        """A global minibatch of this item comes."""
+        """A global minibatch of this item comes next."""
 
     def after_step(self, loss: float | None, version: int) -> None:
-        """It is applied here (None: there was nothing to compute)."""
+        """The step is applied here (loss None: nothing was computed)."""
 
     def rate(self, version: int, scale: float) -> None:
         """Set the learning rate for the step after `version`."""
 
     def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
-        """Do what a mark asks for. False if it is not over because `stop()`: a newer ring waits."""
+        """Do the work of a mark. False if `stop()` interrupted it: a newer ring waits."""
 
     def restore(self, directory: str) -> int:
-        """Take a checkpoint's values ('': those that the model began with).
-
-        The version that it has.
-        """
+        """Load a checkpoint's values ('': the initial ones); returns its version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What this member's weights contain, and where it goes on: at `offset` of item `number`
-    (AT_BEGIN: where that begins).
+    """What this member's weights contain, and where it continues: at `offset` of item `number`.
 
-    The last window that was trained ended at `done` of `shard`, which has `records`, in `attempt`;
-    `shard` is -1 before the first.
-    Of this attempt so far, `bad` records could not be read.
+    AT_BEGIN is the beginning of the item. The last trained window ended at `done` of `shard`, which
+    has `records`, in `attempt`; `shard` is -1 before the first. In this attempt so far, `bad`
+    records were unreadable.
     """
 
     version: int = 0
@@ -106,7 +99,7 @@ class Position:
     bad: int = 0
 
     def numbers(self) -> tuple[int, int, int, int, int, int, int, int]:
-        """As they travel; more progress compares greater."""
+        """The fields as they travel; more progress compares greater."""
         return (
             self.version,
             self.number,
@@ -121,7 +114,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class RingParts:
-    """What the trainer is made of."""
+    """The parts of the trainer."""
 
     ring: Ring
     exchange: Exchange
@@ -142,9 +135,7 @@ class RingTrainer:
         context: WorkerContext,
         generations: Generations,
     ) -> None:
-        """`name` is this worker's, as the master knows it; `host` the master's, which serves the
-        rendezvous.
-        """
+        """`name` is this worker's name; `host` is the master's, which serves the rendezvous."""
         self._name = name
         self._host = host
         self._parts = parts
@@ -153,22 +144,25 @@ class RingTrainer:
         self._reporter = MemberReporter(context.outbox)
         self._position = Position()
         self._unsafe: Advance | None = None
-        """What to tell the master of the steps since, once they are safe."""
+        """What to report of the steps since, once they are safe."""
         self._told: Lease | None = None
-        """The lease that this member last told of.
+        """The lease that this member last reported.
 
-        Invariant: the outbox holds it, unless it was told to its end.
+        Invariant: the outbox holds it, unless it was reported to its end.
         """
         self._told_to_end = False
         self._has_state = False
-        """Of some ring. Until then there is nothing that a ring that breaks could spoil."""
+        """Whether this member has the state of some ring.
+
+        Before, a breaking ring cannot spoil anything.
+        """
         self._ended: dict[Lease, Advance] = {}
-        """Shards with bad records that came to their end while another member was rank 0."""
+        """Shards with bad records that ended while another member was rank 0."""
         self._bad_since_copy = False
         self._tried = 0
         self._rank = 0
         self._pause: Pause | None = None
-        """Since the last step in the ring before, until the first in this one."""
+        """Since the last step in the previous ring, until the first in this one."""
         generations.listen(parts.reading.wake)
 
     @property
@@ -177,8 +171,11 @@ class RingTrainer:
         return self._position.version
 
     def warm_up(self, batch: tuple[Structure, Structure] | None) -> None:
-        """Compile all that the loop calls, in a ring of one, on a trial batch; the state is left as
-        it was. Raises UserError.
+        """Compile everything that the loop calls, in a ring of one, on a trial batch.
+
+        Raises UserError.
+
+        The state is unchanged afterwards.
         """
         with self._context.watch.doing("compiling the training step"):
             self._parts.ring.enter(RingPlace(0, 0, 1))
@@ -197,7 +194,7 @@ class RingTrainer:
     def run(self) -> None:
         """Train until there are no more items.
 
-        Raises Ended when the worker ends before, UserError.
+        Raises Ended if the worker ends before, UserError.
         """
         self._context.shutdown.listen(self._leave_if_draining)
         self._pause = Pause()
@@ -220,8 +217,9 @@ class RingTrainer:
             self._parts.reading.wake()
 
     def _awaited(self) -> RingGeneration | None:
-        """The next ring with this worker in it; None if it drains and the others have one without
-        it, or need none.
+        """The next ring with this worker in it.
+
+        None if it drains, and the others have a ring without it or need none.
         """
         begin_s = time.monotonic()
         while True:
@@ -231,13 +229,13 @@ class RingTrainer:
                 self._tried = generation.number
                 if self._name in generation.members:
                     return generation
-                _log.info("generation %d of the ring is without this worker", generation.number)
+                _log.info("generation %d of the ring excludes this worker", generation.number)
                 begin_s = time.monotonic()
             if draining and (generation is not None or time.monotonic() - begin_s > LEAVE_S):
                 return None
 
     def _in(self, generation: RingGeneration) -> bool:
-        """Enter and train; True when all is done, False when there will be a newer ring."""
+        """Join and train; True if all is done, False if there will be a newer ring."""
         try:
             self._enter(generation)
             return self._train(generation)
@@ -283,20 +281,20 @@ class RingTrainer:
             self._pause.lap(what)
 
     def _elect(self, generation: RingGeneration) -> None:
-        """All get the state of the member with the most steps, if theirs is not that already."""
-        told = self._parts.exchange.gather(self._position.numbers())
+        """Give all members the most advanced state, unless they have it already."""
+        progress = self._parts.exchange.gather(self._position.numbers())
         self._lap("comparing")
         holders = generation.holders or (0,)
-        elected = max(holders, key=lambda rank: (*told[rank], -rank))
-        position = Position(*(int(number) for number in told[elected]))
+        elected = max(holders, key=lambda rank: (*progress[rank], -rank))
+        position = Position(*(int(number) for number in progress[elected]))
         self._plan(generation, position)
         same = all(
-            rank in generation.holders and (told[rank] == told[elected]).all()
+            rank in generation.holders and (progress[rank] == progress[elected]).all()
             for rank in range(len(generation.members))
         )
         if not same:
-            # One that lacks a step of the elected's is the next to be elected if this goes wrong,
-            # and must have what it says.
+            # A member that lacks a step may be elected next if this fails, so it must keep a
+            # consistent state.
             behind = self._has_state and self._position != position
             with self._context.watch.doing("handing the weights over"):
                 self._parts.exchange.hand_over(giving=self._rank == elected, whole=behind)
@@ -314,28 +312,28 @@ class RingTrainer:
 
         while True:
             with self._context.gauges.timed("wait_ms"):
-                found = self._parts.reading.next(newer)
-            match found:
+                work = self._parts.reading.next(newer)
+            match work:
                 case None:
                     return False
                 case BatchPart():
-                    if self._one_step(found, newer()):
+                    if self._one_step(work, newer()):
                         return False
                 case AtBarrier(item):
                     if not self._at_mark(item, newer, generation):
                         return False
-                case End():  # the last pause has confirmed all; others may have left already
+                case End():  # the last pause has confirmed everything; others may have left
                     return True
 
     def _plan(self, generation: RingGeneration, position: Position) -> None:
-        """Begin to read for this member's part of the ring, unless that has begun already."""
+        """Begin to read this member's part of the ring, unless that has begun already."""
         position = _from_first(position, generation)
         offset = None if position.offset == AT_BEGIN else position.offset
         rank, size = generation.members.index(self._name), len(generation.members)
         self._parts.reading.begin(ReadPlan(position.number, offset, rank, size))
 
     def _one_step(self, part: BatchPart, wish: bool) -> bool:
-        """True if all members leave the ring after this step."""
+        """Run one step; True if all members leave the ring after it."""
         lease = part.item.lease
         assert lease is not None and lease.shard is not None
         self._lap("data")
@@ -383,7 +381,7 @@ class RingTrainer:
         raise broken
 
     def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
-        """The step, applied. Raises NonFinite if it gives NaN or infinity, which it would again."""
+        """Run a step. Raises NonFinite for NaN or infinity, which a repetition would give again."""
         with self._context.gauges.timed("step_ms"):
             outcome = self._parts.step.train(
                 part.batch, rank=self._rank, iteration=self.version, wish=wish
@@ -393,7 +391,7 @@ class RingTrainer:
                 f"{outcome.nonfinite} is NaN or infinite at {_place_of(part)} (loss"
                 f" {outcome.loss!r})",
                 hint=(
-                    "lower the learning rate, clip gradients, or look at these records; this step"
+                    "lower the learning rate, clip gradients, or check these records; this step"
                     " was not applied"
                 ),
             )
@@ -415,14 +413,16 @@ class RingTrainer:
         return True
 
     def _confirm(self) -> None:
-        """All members have the last step: a reduction after it is complete."""
+        """Make sure that all members have the last step: a reduction after it is complete."""
         self._parts.exchange.gather(self._position.numbers())
         self._tell_safe()
         self._context.outbox.urgent.set()
 
     def _foretell_bad(self, stop: Callable[[], bool]) -> bool:
-        """A copy that is made here has the last step, which is not safe yet: rank 0 has the master
-        know of all bad records up to there first. False if `stop()` before it knows.
+        """Have rank 0 report all bad records before it copies the weights. False if `stop()` first.
+
+        The copy contains the last step, which is not safe yet, so the master must know its bad
+        records.
         """
         if self._rank != 0 or not self._bad_since_copy:
             return True
@@ -437,7 +437,7 @@ class RingTrainer:
         return True
 
     def _tell_safe(self) -> None:
-        """The step before this reduction is in every member's weights: rank 0 tells the master."""
+        """The step before this reduction is in every member's weights: rank 0 reports it."""
         advance, self._unsafe = self._unsafe, None
         if advance is None:
             return
@@ -455,14 +455,14 @@ class RingTrainer:
                 del self._ended[next(iter(self._ended))]
 
     def _tell_state(self) -> None:
-        """What the elected state contains is safe now, whoever computed it."""
+        """Report what the elected state contains: it is safe now, whoever computed it."""
         position, advance = self._position, self._unsafe
         self._unsafe = None
         self._bad_since_copy = self._bad_since_copy or bool(position.bad)
         done = position.done == position.records
-        told = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
+        contained = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
         if self._rank != 0:
-            self._keep_ended(told)
+            self._keep_ended(contained)
             self._release()
             return
         self._tell_ended(ShardId(position.shard))
@@ -471,12 +471,13 @@ class RingTrainer:
                 position.version,
                 position.done,
             )
-            self._tell(advance if known and advance is not None else told)
+            self._tell(advance if known and advance is not None else contained)
             self._context.outbox.urgent.set()
 
     def _tell_ended(self, but: ShardId) -> None:
-        """Rank 0 before may have died with its last reports: bad records of shards that came to
-        their end are known to whoever was there. The master leaves aside what it knows.
+        """Report ended shards with bad records, since the previous rank 0 may have died before.
+
+        The master ignores what it already knows.
         """
         for lease, advance in self._ended.items():
             assert lease.shard is not None
@@ -491,7 +492,7 @@ class RingTrainer:
         return Lease(Task.TRAINING, shard, self._position.attempt)
 
     def _tell(self, advance: Advance) -> None:
-        """Of the shard in the position: steps of one item end before those of the next begin."""
+        """Report progress of the position's shard: items do not overlap."""
         lease = self._hold_told()
         if lease is not None:
             self._context.outbox.advance(lease, advance)
@@ -513,16 +514,14 @@ class RingTrainer:
         return None if self._told_to_end else self._told
 
     def _release(self) -> None:
-        """Nothing more is told of that shard by this member: the ring's leases are no member's
-        own.
-        """
+        """Stop reporting the lease: the ring's leases do not belong to one member."""
         if self._told is not None and not self._told_to_end:
             self._context.outbox.forget([self._told])
         self._told = None
 
 
 def _from_first(position: Position, generation: RingGeneration) -> Position:
-    """Items before the generation's first are void: what is left of one is not trained."""
+    """Skip items before the generation's first: they are void."""
     return (
         position
         if position.number >= generation.first_item
@@ -531,7 +530,7 @@ def _from_first(position: Position, generation: RingGeneration) -> Position:
 
 
 def _place_of(part: BatchPart) -> str:
-    """Which records a global minibatch was made of, for people."""
+    """The records of a global minibatch, for people."""
     lease = part.item.lease
     assert lease is not None and lease.shard is not None
     order = (

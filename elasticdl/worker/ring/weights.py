@@ -1,6 +1,4 @@
-"""The weights of a ring: the model that has them, and where they come from when no member has them
-any more.
-"""
+"""The weights of a ring: its model, and their source if no member has them."""
 
 from __future__ import annotations
 
@@ -23,10 +21,9 @@ from elasticdl.worker.ring.exchange import Exchange
 
 
 def built(assignment: Assignment, module: ModelModule, sources: Sources) -> RingModel:
-    """The model.
+    """Build the model.
 
-    One that has no inputs before it is called gets a first batch to be built with. Raises
-    UserError.
+    A model without inputs before its first call is built with a first batch. Raises UserError.
     """
     spec = assignment.spec
     try:
@@ -39,7 +36,7 @@ def built(assignment: Assignment, module: ModelModule, sources: Sources) -> Ring
 
 
 def load_weights(model: RingModel, directory: Path) -> int:
-    """Take what of a ring's checkpoint is the model itself, not its training; the version.
+    """Load the model, without training state, from a ring's checkpoint; returns the version.
 
     Raises Corrupted, UserError.
     """
@@ -56,19 +53,19 @@ def load_weights(model: RingModel, directory: Path) -> int:
 
 @final
 class Restoring:
-    """What a new ring begins with if nobody has a state any more."""
+    """The initial state of a new ring if no member has a state."""
 
     def __init__(self, exchange: Exchange, names: Sequence[str]) -> None:
-        """`names` of the arrays, in the order in which `exchange` has them.
+        """`names` of the arrays, in the order of `exchange`.
 
-        What it has now is what the model begins with.
+        The present values are the model's initial ones.
         """
         self._exchange = exchange
         self._names = tuple(names)
         self._initial = exchange.copied()
 
     def __call__(self, directory: str) -> int:
-        """Values of a checkpoint, or those that the model began with. The version."""
+        """Load the values of a checkpoint ('': the initial ones); returns the version."""
         if not directory:
             self._exchange.load(self._initial)
             return 0
@@ -81,17 +78,18 @@ class Restoring:
 def check_fit(
     directory: Path, arrays: Mapping[str, NDArray[Any]], mine: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Raises UserError naming the first array of a checkpoint that is not as it is here."""
+    """Raise UserError for the first array of a checkpoint that does not match the model."""
     for name, array in mine.items():
-        found = arrays.get(name)
-        if found is None or found.shape != array.shape or found.dtype != array.dtype:
-            what = "no such variable" if found is None else f"shape {found.shape}, {found.dtype}"
+        saved = arrays.get(name)
+        if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
+            what = "no such variable" if saved is None else f"shape {saved.shape}, {saved.dtype}"
             raise UserError(
                 f"{directory} is of another model: {name} has shape {array.shape}, {array.dtype}"
                 f" here, and {what} there",
-                hint="use the checkpoint with the module and --model-params that it was made with",
+                hint="use the module and --model-params of the job that made the checkpoint",
             )
     if extra := [name for name in arrays if name not in mine]:
         raise UserError(
-            f"{directory} is of another model: it has {extra[0]}, which this one has not"
+            f"{directory} is of another model: it has variable {extra[0]}, which this model lacks",
+            hint="use the module and --model-params of the job that made the checkpoint",
         )

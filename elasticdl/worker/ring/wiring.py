@@ -1,6 +1,4 @@
-"""Puts a worker together for a job on the ring: the module, the model, the data, and the stages
-between them.
-"""
+"""Assemble a worker for a job on the ring: module, model, data, and the stages between them."""
 
 from __future__ import annotations
 
@@ -52,14 +50,14 @@ class RingWorker:
     copies: Copies
 
     def settle(self, timeout_s: float) -> bool:
-        """Whether all that was trained is told: it is as soon as `run` is over."""
+        """Whether everything trained is reported: always, once `run` has returned."""
         return True
 
     def leave(self) -> None:
-        """Nothing of the ring's leases is this worker's to give back."""
+        """Do nothing: the ring's leases do not belong to one worker."""
 
     def run(self) -> None:
-        """Warm up, and train until the ring has no more items. Raises Ended, UserError."""
+        """Compile, and train until the ring has no more items. Raises Ended, UserError."""
         data = self.assignment.spec.data
         self.callbacks.begin({"epochs": data.num_epochs, "batch_size": data.minibatch_size})
         self.trainer.warm_up(first_batch(self.sources, Task.TRAINING))
@@ -75,9 +73,9 @@ def assemble_ring(
     generations: Generations,
     context: WorkerContext,
 ) -> RingWorker:
-    """Load the user's module, build the model and all stages. `host` is the master's.
+    """Load the user's module, build the model and all stages; `host` is the master's.
 
-    Raises UserError for whatever is wrong with the module, PermanentError without Horovod.
+    Raises UserError for any mistake in the module, PermanentError without Horovod.
     """
     spec = assignment.spec
     ring = HorovodRing(master_host=host)

@@ -1,1 +1,1 @@
-"""Tasks besides training: evaluation, prediction, export, callbacks."""
+"""Tasks: training, evaluation, prediction, export and callbacks."""

@@ -1,15 +1,12 @@
-"""Keras callbacks that write a file: in a job with many workers there is to be one, whole, whoever
-writes it.
+"""Keras callbacks that write a file: a job with many workers gets one complete file.
 
-With validation data it is written where evaluation rounds are summed up. It is begun with the first
-round there; a worker that takes
-over is told the rounds before, and so writes the file anew, or goes on where the callback only
-appends. Without validation data there
-are no values of the job as a whole: each worker writes its own, and only worker 0 under the plain
-name.
+With validation data, the worker that summarises evaluation rounds writes it, from its first round
+on. A worker that takes over first receives the earlier rounds, so that it writes the file again, or
+continues if the callback only appends. Without validation data there are no values of the whole
+job: each worker writes its own file, and only worker 0 uses the plain name.
 
-Relative paths are below the job's directory. Of Keras' `TensorBoard` the curves of epochs are
-written, as Keras names them.
+Relative paths are below the job's directory. Of Keras's `TensorBoard`, the curves of epochs are
+written, with Keras's names.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ class CallbackFiles:
     has_validation: bool
 
     def path(self, given: str, *, is_folder: bool) -> Path:
-        """The place of a file or folder that a callback was given."""
+        """The path of a file or folder that a callback names."""
         path = self.job_dir / given
         if self.has_validation or self.worker.index == 0:
             return path
@@ -51,7 +48,7 @@ class CallbackFiles:
 def placed(
     callbacks: Sequence[keras.callbacks.Callback], callback_files: CallbackFiles
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks, with those that write files as they are to be in a job.
+    """The callbacks, with those that write files adapted to a job.
 
     The module's own objects are changed.
     """
@@ -75,7 +72,7 @@ def placed(
 class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Begins a callback when there is something to write.
 
-    `recalling` while rounds are told that others wrote down already.
+    `recalling` is True during rounds that another worker has already written.
     """
 
     def __init__(self, inner: keras.callbacks.Callback, has_validation: bool) -> None:
@@ -87,11 +84,11 @@ class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     @property
     def name(self) -> str:
-        """The callback's own, for errors."""
+        """The inner callback's name, for errors."""
         return type(self._inner).__name__
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """A row."""
+        """Write a row."""
         if self.recalling and getattr(self._inner, "append", False):
             return
         if not self._begun:
@@ -100,19 +97,20 @@ class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._inner.on_epoch_end(epoch, dict(logs or {}))
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """The end of the file."""
+        """End the file."""
         if self._begun:
             self._inner.on_train_end(dict(logs or {}))
 
 
 @final
 class Curves(keras.callbacks.Callback):  # type: ignore[misc]  # as above
-    """What `keras.callbacks.TensorBoard` writes of epochs: `epoch_NAME` in the runs `train` and
-    `validation`, by their number.
+    """The curves of `keras.callbacks.TensorBoard`, with epochs as steps.
+
+    Their names are `epoch_NAME`, in the runs `train` and `validation`.
     """
 
     append = True
-    """Points that are in the file of another worker are not written again."""
+    """Points in another worker's file are not written again."""
 
     def __init__(self, log_dir: Path) -> None:
         super().__init__()
@@ -122,7 +120,7 @@ class Curves(keras.callbacks.Callback):  # type: ignore[misc]  # as above
         )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """A point of each curve."""
+        """Write a point of each curve."""
         values: Mapping[str, Any] = logs or {}
         validation = {
             f"epoch_{name[4:]}": float(value)
@@ -139,6 +137,6 @@ class Curves(keras.callbacks.Callback):  # type: ignore[misc]  # as above
                 file.add(points, epoch, time.time())
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """The end of the files."""
+        """Close the files."""
         self._train.close()
         self._validation.close()

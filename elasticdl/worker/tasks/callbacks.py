@@ -1,23 +1,19 @@
-"""Runs the Keras callbacks that a model module returns, at the moments that a distributed job has.
+"""Run the Keras callbacks of a model module at the moments that a distributed job has.
 
 - `on_train_begin`, `on_train_batch_begin/end` (logs: loss) and `on_train_end`: on each worker, for
-  what it does itself.
-- `on_epoch_begin`: on each worker, when it trains the first batch of an epoch.
-- `on_test_begin/end`: once for each evaluation round, on the worker that sums it up, with the
-  values as logs: the same worker each
-  time as long as it lives; one that takes over is told the rounds before first, with a model that
-  cannot be saved.
+  its own work.
+- `on_epoch_begin`: on each worker, at its first batch of an epoch.
+- `on_test_begin/end`: once per evaluation round, on the worker that summarises it, with the values
+  as logs. It is the same worker as long as it lives. One that takes over first receives the
+  earlier rounds, with a model that cannot be saved.
 - `on_epoch_end`: with validation data right after `on_test_end`, with the values as `NAME` and
-  `val_NAME` and the worker's mean
-  training `loss`; without validation data on each worker, when it begins the next epoch and at its
-  end.
+  `val_NAME` and the worker's mean training `loss`. Without validation data on each worker, when it
+  begins the next epoch and at its end.
 
-In a job that only evaluates, `on_test_begin/end` are all there is; in one that predicts, nothing
-is.
+A job that only evaluates runs `on_test_begin/end` alone; one that predicts runs none.
 
-`model.stop_training` set by any of them ends the job's training. Before a round's callbacks the
-local model gets the
-round's dense weights; what a callback then does to the weights stays local.
+If a callback sets `model.stop_training`, the job's training ends. Before a round's callbacks the
+local model gets the round's dense weights. Changes of weights by a callback stay local.
 """
 
 from __future__ import annotations
@@ -45,10 +41,9 @@ _BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin"
 class Occasion:
     """The job's side of callbacks.
 
-    `refresh` gives the local model the dense weights that a lease names.
-
-    `training`: the job trains, rather than evaluates or predicts. `callback_files`: where callbacks
-    write files; None: wherever they say.
+    `refresh` sets the local model to the dense weights that a lease names. `training`: the job
+    trains, rather than evaluates or predicts. `callback_files`: where callbacks write files; None:
+    at their own paths.
     """
 
     model: keras.Model
@@ -64,7 +59,7 @@ class Occasion:
 class JobCallbacks:
     """Belongs to the loop's thread.
 
-    Raises CallbackFailed, with the user's frames, for what a callback raises.
+    Raises CallbackFailed, with the user's frames, if a callback raises.
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], occasion: Occasion) -> None:
@@ -74,24 +69,31 @@ class JobCallbacks:
             users if occasion.callback_files is None else placed(users, occasion.callback_files)
         )
         self._steps_max = min(
-            (one.max_steps for one in callbacks if isinstance(one, MaxStepsStopping)), default=None
+            (
+                callback.max_steps
+                for callback in callbacks
+                if isinstance(callback, MaxStepsStopping)
+            ),
+            default=None,
         )
-        self._each_batch = [one for one in self._users if _overrides(one, _BATCH_METHODS)]
+        self._each_batch = [
+            callback for callback in self._users if _overrides(callback, _BATCH_METHODS)
+        ]
         self._epoch: int | None = None
         self._steps = 0
         self._losses = 0.0
         self._loss_count = 0
         self._asked = False
         self._rounds: set[int | None] = set()
-        """Evaluation rounds that the callbacks were told."""
+        """Evaluation rounds that the callbacks have received."""
 
     @property
     def any(self) -> bool:
-        """There are callbacks of the user's own."""
+        """Whether there are callbacks of the user's own."""
         return bool(self._users)
 
     def begin(self, params: Mapping[str, object]) -> None:
-        """The worker begins: `on_train_begin`."""
+        """Run `on_train_begin`."""
         self._occasion.model.stop_training = False
         for callback in self._users:
             callback.set_params(dict(params))
@@ -100,15 +102,16 @@ class JobCallbacks:
             self._call("on_train_begin", {})
 
     def before_step(self, lease: Lease) -> None:
-        """A batch of a training lease comes."""
+        """Call before a batch of a training lease."""
         if lease.epoch != self._epoch:
             self._change_epoch(lease.epoch)
         if self._each_batch:
             self._call_on(self._each_batch, "on_train_batch_begin", self._steps, {})
 
     def after_step(self, loss: float | None, version: int) -> None:
-        """A batch was computed (None: it had nothing to compute); `version` is the newest known of
-        the model.
+        """Call after a batch (loss None: nothing was computed).
+
+        `version` is the model's newest known.
         """
         if loss is not None:
             self._losses += loss
@@ -122,7 +125,7 @@ class JobCallbacks:
             self._ask_stop("a callback of the model module set stop_training")
 
     def tested(self, lease: Lease, values: Mapping[str, float]) -> bool:
-        """An evaluation round has values. True if a callback wants training to stop."""
+        """An evaluation round has values. True if a callback requests the end of training."""
         if not self._users:
             return False
         if lease.round not in self._rounds:
@@ -132,20 +135,24 @@ class JobCallbacks:
         return self._occasion.training and bool(self._occasion.model.stop_training)
 
     def recall(self, rounds: Sequence[PastRound]) -> None:
-        """Rounds that another worker summed up, which is gone: callbacks that count them go on
-        counting here.
+        """Pass on the rounds of a lost worker, so that callbacks continue their counts here.
 
-        What the model was then is gone, too. So nothing that callbacks would save of it is saved.
+        The model of those rounds is lost, too. Therefore nothing that callbacks save of it is
+        written.
         """
-        missed = [one for one in rounds if one.round not in self._rounds]
+        missed = [past_round for past_round in rounds if past_round.round not in self._rounds]
         if not self._users or not missed:
             return
         past = cast("keras.Model", _PastModel(self._occasion.model))
         self._show(past)
         self._recalling(True)
-        for one in missed:
-            self._rounds.add(one.round)
-            self._tell_round(one.epoch, one.values, {} if one.loss is None else {"loss": one.loss})
+        for past_round in missed:
+            self._rounds.add(past_round.round)
+            self._tell_round(
+                past_round.epoch,
+                past_round.values,
+                {} if past_round.loss is None else {"loss": past_round.loss},
+            )
         self._recalling(False)
         self._show(self._occasion.model)
 
@@ -164,12 +171,12 @@ class JobCallbacks:
             self._call("on_epoch_end", epoch, {**values, **validation, **loss})
 
     def _show(self, model: keras.Model) -> None:
-        """Not by their own `set_model`, which may begin things."""
+        """Set the model without the callbacks' own `set_model`, which may have side effects."""
         for callback in self._users:
             keras.callbacks.Callback.set_model(callback, model)
 
     def end(self) -> None:
-        """The worker is done with a job that is done."""
+        """Run the last callbacks of a job that is done."""
         if not self._occasion.training:
             return
         if self._epoch is not None and not self._occasion.has_validation:
@@ -217,7 +224,7 @@ def _overrides(callback: keras.callbacks.Callback, methods: Sequence[str]) -> bo
 
 @final
 class _PastModel:
-    """The model, but it cannot be saved."""
+    """The model, except that it cannot be saved."""
 
     def __init__(self, model: keras.Model) -> None:
         object.__setattr__(self, "_model", model)
@@ -229,6 +236,6 @@ class _PastModel:
         setattr(object.__getattribute__(self, "_model"), name, value)
 
     def save(self, *_: object, **__: object) -> None:
-        """Its weights are not those of that round."""
+        """Do nothing: the weights are not those of that round."""
 
     save_weights = export = save

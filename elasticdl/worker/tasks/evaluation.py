@@ -1,6 +1,4 @@
-"""Evaluation leases add up metric states; a SUMMARY lease turns the states of all workers into
-values.
-"""
+"""Evaluation leases add up metric states; a SUMMARY lease turns all states into values."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 
 class MetricStep(Protocol):
-    """What of `model.step.CompiledStep` evaluation needs."""
+    """The methods of `model.step.CompiledStep` that evaluation needs."""
 
     def evaluate(
         self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
@@ -35,7 +33,7 @@ class MetricStep(Protocol):
         """States since the last reset."""
 
     def reset_metrics(self) -> None:
-        """Begin anew."""
+        """Reset all states."""
 
     def metric_values(self, states: States) -> dict[str, float]:
         """Values of merged states."""
@@ -43,7 +41,10 @@ class MetricStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PastRound:
-    """A round that some worker summed up before. `loss`: the newest of training at that time."""
+    """A round that some worker summarised before.
+
+    `loss` is the newest training loss at that time.
+    """
 
     round: int
     epoch: int
@@ -52,10 +53,10 @@ class PastRound:
 
 
 class RoundListener(Protocol):
-    """Who hears of the values of a round: the module's callbacks."""
+    """Receives the values of a round: the module's callbacks."""
 
     def recall(self, rounds: Sequence[PastRound]) -> None:
-        """Rounds before this one, all of them: those that were not told here are told now."""
+        """All earlier rounds; those that were not passed on here are passed on now."""
 
     def tested(self, lease: Lease, values: Mapping[str, float]) -> bool:
         """True if training should stop."""
@@ -63,8 +64,9 @@ class RoundListener(Protocol):
 
 @final
 class EvaluationTask:
-    """Nothing of an evaluation lease counts before all of it is done: states of a part could not be
-    told apart.
+    """Runs evaluation leases.
+
+    A lease counts only when all of it is done, since states of its parts cannot be separated.
     """
 
     def __init__(self, step: MetricStep, context: WorkerContext) -> None:
@@ -75,7 +77,7 @@ class EvaluationTask:
         self._bad_examples: tuple[str, ...] = ()
 
     def run(self, loaded: Loaded) -> None:
-        """Add one batch; with the last one of its lease, report the states."""
+        """Add one batch; after the last one of its lease, report the states."""
         batch = loaded.batch
         if batch.held is not self._held:
             self._begin(batch.held)
@@ -89,7 +91,7 @@ class EvaluationTask:
             self._finish(batch.held.lease, batch.end)
 
     def leave(self) -> None:
-        """The worker drains: the lease goes back as it came."""
+        """The worker drains: the whole lease goes back."""
         self._held = None
 
     def _begin(self, held: HeldLease) -> None:
@@ -107,7 +109,7 @@ class EvaluationTask:
 
 @final
 class SummaryTask:
-    """One worker does this once a round; the callbacks of the epoch run there."""
+    """Runs once per round on one worker, with the callbacks of the epoch."""
 
     def __init__(self, step: MetricStep, listener: RoundListener, outbox: Outbox) -> None:
         self._step = step
@@ -115,9 +117,9 @@ class SummaryTask:
         self._outbox = outbox
 
     def run(self, loaded: Loaded) -> None:
-        """Values of the merged states in the lease's payload.
+        """Compute values from the merged states in the lease's payload.
 
-        Raises PermanentError for a payload that is none.
+        Raises PermanentError if the payload is invalid.
         """
         lease = loaded.batch.held.lease
         values = self._step.metric_values(states_of(lease.payload))
@@ -126,12 +128,13 @@ class SummaryTask:
         self._outbox.summarise(Summary(lease.round or 0, values, stop))
 
     def leave(self) -> None:
-        """Nothing is half done."""
+        """Do nothing: a summary is never partially done."""
 
 
 def states_of(payload: str) -> dict[str, MetricState]:
-    """Merged metric states from a SUMMARY lease: {"metrics": {name: [[number, ...] for each of its
-    variables]}, ...}.
+    """Merged metric states from a SUMMARY lease.
+
+    The payload is {"metrics": {name: [[number, ...] for each of its variables]}, ...}.
     """
     try:
         states = json.loads(payload)["metrics"]
@@ -146,22 +149,22 @@ def states_of(payload: str) -> dict[str, MetricState]:
 
 
 def past_of(payload: str) -> tuple[PastRound, ...]:
-    """The rounds before, from a SUMMARY lease: {"history": [{"round", "epoch", "values": {name:
-    number}, "loss"}, ...]}.
+    """The earlier rounds from a SUMMARY lease.
+
+    The payload is {"history": [{"round", "epoch", "values": {name: number}, "loss"}, ...]}.
     """
     try:
         rounds = json.loads(payload).get("history", ())
         return tuple(
             PastRound(
-                int(one["round"]),
-                int(one["epoch"]),
-                {str(name): float(value) for name, value in one["values"].items()},
-                None if one["loss"] is None else float(one["loss"]),
+                int(entry["round"]),
+                int(entry["epoch"]),
+                {str(name): float(value) for name, value in entry["values"].items()},
+                None if entry["loss"] is None else float(entry["loss"]),
             )
-            for one in rounds
+            for entry in rounds
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PermanentError(
-            f"a summary lease came with {payload[:80]!r}, expected JSON of the rounds before:"
-            f" {error}"
+            f"a summary lease came with {payload[:80]!r}, expected JSON of earlier rounds: {error}"
         ) from error

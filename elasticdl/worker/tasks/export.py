@@ -1,4 +1,4 @@
-"""An EXPORT lease: one worker gathers the whole model and writes it as a plain SavedModel."""
+"""Export: one worker gathers the whole model and writes it as a plain SavedModel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tables: TypeAlias = Sequence[tuple[Int64s, Float32s]]
 
 
 class WholeModel(Protocol):
-    """Who can give all parameters."""
+    """Access to all parameters."""
 
     def dense(self, snapshot: SnapshotId | None) -> Float32s:
         """The flat dense vector."""
@@ -31,8 +31,10 @@ class WholeModel(Protocol):
 
 @final
 class ExportTask:
-    """`write(dense, tables, directory)` writes beside and renames, so there is never half an
-    export.
+    """Runs export leases.
+
+    `write(dense, tables, directory)` writes to a temporary directory and renames it, so that an
+    export is never incomplete.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class ExportTask:
         self._outbox = outbox
 
     def run(self, loaded: Loaded) -> None:
-        """Export.
+        """Export the model.
 
-        Raises PermanentError if the directory cannot be written, NonFinite for a model that is none
-        any more.
+        Raises PermanentError if the directory is not writable, and NonFinite if the model has
+        diverged.
         """
         snapshot = loaded.batch.held.lease.snapshot
         dense = self._whole.dense(snapshot)
@@ -66,12 +68,12 @@ class ExportTask:
         except OSError as error:
             raise PermanentError(
                 f"cannot export to {self._directory}: {error.strerror or error}",
-                hint="see --output",
+                hint="check --output",
             ) from error
         self._outbox.exported(str(self._directory))
 
     def _check(self, dense: Float32s, tables: Tables) -> None:
-        """The last steps may have been too much for weights that no batch looked at since."""
+        """The last steps may have made weights non-finite that no batch has used since."""
         if not np.isfinite(dense).all():
             at = int(np.flatnonzero(~np.isfinite(dense))[0])
             self._refuse(-1, at, float(dense[at]))
@@ -88,4 +90,4 @@ class ExportTask:
         )
 
     def leave(self) -> None:
-        """Nothing is half done."""
+        """Do nothing: an export is never partially done."""

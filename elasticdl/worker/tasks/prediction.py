@@ -1,13 +1,10 @@
 """Prediction leases: outputs go to the module's processor, or into files below `--output`.
 
-A file holds the predictions of one attempt's part of a shard and is there only when it is whole;
-only then is that part
-reported. The next attempt begins where it ends, so each record is in exactly one file. What an
-earlier attempt wrote but
-could not report any more is replaced: a part removes those of its shard that begin where it does,
-or later. A worker that
-was given up and leaves later than its successor wrote takes nothing of that away: attempts are
-numbered.
+A file holds the predictions of one attempt's part of a shard. It appears only when it is complete,
+and only then is that part reported. The next attempt begins where it ends, so that each record is
+in exactly one file. A part that an earlier attempt wrote but could not report is replaced: a new
+part removes those of its shard that begin at or after its own beginning. A worker that was given up
+and writes after its successor removes nothing, since attempts are numbered.
 """
 
 from __future__ import annotations
@@ -40,22 +37,23 @@ _PART = re.compile(r"predictions-(\d+)-(\d+)-(\d+)\.npz")
 
 
 class PredictingStep(Protocol):
-    """What of `model.step.CompiledStep` prediction needs."""
+    """The methods of `model.step.CompiledStep` that prediction needs."""
 
     def predict(self, features: Structure, lookups: Lookups, pulled: Pulled) -> Structure:
-        """Outputs of the model as NumPy arrays."""
+        """The model's outputs as NumPy arrays."""
 
 
 class Sink(Protocol):
-    """Where predictions go."""
+    """The destination of predictions."""
 
     def take(self, batch: Batch, outputs: Structure | None) -> None:
-        """Predictions of a batch, None if it has no records; tells the outbox what counts as
-        done.
+        """Take the predictions of a batch, None if it has no records.
+
+        Reports progress to the outbox.
         """
 
     def leave(self) -> None:
-        """The worker drains: let count what is done of the current lease."""
+        """The worker drains: report what is done of the current lease."""
 
 
 @final
@@ -86,14 +84,14 @@ class Processor(Protocol):
     """`PredictionOutputsProcessor` of a model module."""
 
     def process(self, predictions: Structure, worker_id: int) -> Any:  # noqa: ANN401 - the user's; it is not used
-        """Predictions of one batch."""
+        """Process the predictions of one batch."""
 
 
 @final
 class ProcessorSink:
-    """To the module's processor, batch by batch.
+    """Passes predictions to the module's processor, batch by batch.
 
-    A killed worker may have its last minibatch processed twice.
+    After a worker is killed, its last minibatch may be processed twice.
     """
 
     def __init__(
@@ -116,22 +114,19 @@ class ProcessorSink:
         self._context.outbox.advance(lease, advance)
 
     def leave(self) -> None:
-        """All that was processed is told already."""
+        """Do nothing: everything processed is already reported."""
 
 
 @final
 class FileSink:
-    """Into `predictions-SHARD-BEGIN-END.npz`, plain NumPy archives; files sorted by name have the
-    examples in the data's order.
+    """Writes `predictions-SHARD-BEGIN-END.npz`; the files' names sort in the data's order.
 
-    A file has one array for each output of the model (`predictions`, or the outputs' own names;
-    nested ones as `outer/inner`), its
-    first axis the example, the rest as the model gave it; and of the records, without a unit axis:
-    `source` (text), and with
-    `first_record`, `begin` and `end` (int64) that they are records [first_record + begin,
-    first_record + end) of it; `attempt`
-    (int64) is the number of the one that wrote them. Examples are fewer than records where `feed`
-    left some out or some could not be read.
+    A file is a plain NumPy archive. It has one array for each output of the model (`predictions`,
+    or the outputs' own names; nested ones as `outer/inner`), with the example as first axis. It
+    also describes the records: `source` (text), and `first_record`, `begin` and `end` (int64),
+    which say that they are records [first_record + begin, first_record + end) of it. `attempt`
+    (int64) is the number of the attempt. There are fewer examples than records if `feed` dropped
+    some, or if some were unreadable.
     """
 
     def __init__(self, directory: Path, context: WorkerContext) -> None:
@@ -157,7 +152,7 @@ class FileSink:
             self._write(self._held)
 
     def _is_replaced(self, lease: Lease) -> bool:
-        """A later attempt has written what this one was at, or more of it."""
+        """Whether a later attempt has written this part, or more of it."""
         return any(
             _attempt_of(path) > lease.attempt for path in _parts_from(self._directory, lease)
         )
@@ -190,7 +185,7 @@ class FileSink:
             _remove_replaced(path, lease)
         except OSError as error:
             raise PermanentError(
-                f"cannot write {path}: {error.strerror or error}", hint="see --output"
+                f"cannot write {path}: {error.strerror or error}", hint="check --output"
             ) from error
         bad = sum(batch.bad for batch in self._batches)
         examples = tuple(text for batch in self._batches for text in batch.bad_examples)[:3]
@@ -201,8 +196,9 @@ class FileSink:
 
 
 def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
-    """One name for each array of a model's outputs: `predictions`, a key, or `output_0`, …; nested
-    ones with a slash.
+    """Name the arrays of a model's outputs.
+
+    The names are `predictions`, a key, or `output_0`, …; those of nested outputs have a slash.
     """
     if isinstance(outputs, Mapping):
         parts = {str(name): value for name, value in outputs.items()}
@@ -230,9 +226,7 @@ def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -
 
 
 def _remove_replaced(path: Path, lease: Lease) -> None:
-    """Parts that `path` takes the place of, and what earlier attempts at the shard were writing
-    when they were killed.
-    """
+    """Remove parts that `path` replaces, and temporary files of killed earlier attempts."""
     for other in _parts_from(path.parent, lease):
         if other != path:
             other.unlink(missing_ok=True)
@@ -242,10 +236,10 @@ def _remove_replaced(path: Path, lease: Lease) -> None:
 
 
 def _parts_from(directory: Path, lease: Lease) -> Iterator[Path]:
-    """Those of the lease's shard that begin where it does, or later."""
+    """The parts of the lease's shard that begin at or after its offset."""
     for path in directory.glob(f"{_of_shard(lease)}*.npz"):
-        found = _PART.fullmatch(path.name)
-        if found is not None and int(found[2]) >= lease.offset:
+        name = _PART.fullmatch(path.name)
+        if name is not None and int(name[2]) >= lease.offset:
             yield path
 
 
@@ -255,7 +249,7 @@ def _of_shard(lease: Lease) -> str:
 
 
 def _attempt_of(path: Path) -> int:
-    """Which attempt wrote a part; -1 if that cannot be read (any more)."""
+    """The attempt that wrote a part; -1 if it is unreadable."""
     with suppress(OSError, ValueError, KeyError, BadZipFile), np.load(path) as part:
         return int(part["attempt"])
     return -1

@@ -1,4 +1,4 @@
-"""Training leases with parameter servers: one step a batch, and the callbacks around it."""
+"""Training with parameter servers: one step per batch, with the callbacks around it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 @final
 class TrainingTask:
-    """Steps, with the callbacks around them."""
+    """Runs steps with the callbacks around them."""
 
     def __init__(self, trainer: Trainer, callbacks: JobCallbacks) -> None:
         self._trainer = trainer
         self._callbacks = callbacks
 
     def run(self, loaded: Loaded) -> None:
-        """One step."""
+        """Run one step."""
         self._callbacks.before_step(loaded.batch.held.lease)
         loss = self._trainer.train(loaded)
         self._callbacks.after_step(loss, self._trainer.version)
 
     def leave(self) -> None:
-        """Steps that were pushed count by themselves."""
+        """Do nothing: pushed steps count by themselves."""
