@@ -189,7 +189,7 @@ class LocalCluster:
             os.close(child.pidfd)
             pid = child.process.pid
             _log.warning(
-                "%s (pid %d) is still there %.0f s after SIGKILL, so it is left behind; state: %s",
+                "%s (pid %d) has not ended %.0f s after SIGKILL and is left behind; its state: %s",
                 name,
                 pid,
                 self._reap_limit_s,
