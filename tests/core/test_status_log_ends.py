@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elasticdl.cluster.logs.log_tails import ALL_BYTES, EACH_BYTES, ends_in
+from elasticdl.job_status import JobStatus, ProcessStatus, unknown_status
+from tests.statuses import process
 
 pytestmark = pytest.mark.core
 
 
-def ended(name: str, cause: str, since_s: float) -> dict[str, Any]:
-    return {"name": name, "state": "ended", "cause": cause, "since_s": since_s}
+def ended(name: str, cause: str, since_s: float) -> ProcessStatus:
+    return process(name, "ended", cause=cause, since_s=since_s)
+
+
+def status(*processes: ProcessStatus) -> JobStatus:
+    return replace(unknown_status(""), processes=processes)
 
 
 def test_logs_of_processes_that_failed_come_first_the_last_one_before_all(tmp_path: Path) -> None:
     for name in ("master-0", "ps-0", "worker-10", "worker-2", "worker-0", "worker-1"):
         (tmp_path / f"{name}.log").write_text(f"this is {name}\n")
     (tmp_path / "worker-9.log").symlink_to("/etc/passwd")
-    rows = [
+    rows = (
         ended("worker-1", "infrastructure", 5.0),
         ended("ps-0.1", "out_of_memory", 9.0),
         ended("worker-0", "finished", 20.0),
-    ]
-    found = ends_in(tmp_path, {"processes": rows})
+    )
+    found = ends_in(tmp_path, status(*rows))
     assert [one["process"] for one in found] == [
         "ps-0",
         "worker-1",
@@ -44,7 +50,7 @@ def test_of_a_long_log_there_are_the_last_lines_and_of_many_logs_so_many_as_fit(
         (tmp_path / f"worker-{index}.log").write_bytes(
             b"a line that is no news \xff\n" * 4_000 + b"the end\n"
         )
-    found = ends_in(tmp_path, {"processes": []})
+    found = ends_in(tmp_path, status())
     assert len(found) == ALL_BYTES // EACH_BYTES and found[0]["process"] == "worker-0"
     first, *lines = found[0]["text"].splitlines()
     assert first.startswith("… ") and "the report omits" in first
@@ -53,4 +59,4 @@ def test_of_a_long_log_there_are_the_last_lines_and_of_many_logs_so_many_as_fit(
 
 
 def test_where_there_are_no_logs_there_are_none(tmp_path: Path) -> None:
-    assert ends_in(tmp_path / "none", {}) == []
+    assert ends_in(tmp_path / "none", status()) == []
