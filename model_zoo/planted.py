@@ -65,8 +65,9 @@ def _logit(
     vectors = rng.normal(0, 0.1, (CATEGORIES, VALUES, RANK))[columns, values]
     total = vectors.sum(1)
     pairs = 0.5 * (total**2 - (vectors**2).sum(1)).sum(1)
-    score = linear + pairs
-    return score - score.mean() - 1.4
+    score: NDArray[np.float64] = linear + pairs
+    centred: NDArray[np.float64] = score - score.mean() - 1.4
+    return centred
 
 
 def auc(score: NDArray[np.float64], label: NDArray[np.int64]) -> float:

@@ -242,6 +242,10 @@ def write_iris(path: Path, copies: int = 1) -> Path:
 
 
 @pytest.fixture
-def iris_csv(tmp_path: Path) -> Callable[[int], Path]:
+def iris_csv(tmp_path: Path) -> Callable[..., Path]:
     """Iris, so many times over."""
-    return lambda copies=1: write_iris(tmp_path / f"iris-{copies}.csv", copies)
+
+    def write(copies: int = 1) -> Path:
+        return write_iris(tmp_path / f"iris-{copies}.csv", copies)
+
+    return write

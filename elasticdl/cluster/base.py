@@ -5,7 +5,7 @@ No module above it knows about pods.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -156,7 +156,7 @@ class Cluster(Protocol):
         An absent process is no error. Returns without waiting for the end.
         """
 
-    def observe(self) -> AsyncIterator[ProcessObserved | ProcessExited]:
+    def observe(self) -> AsyncGenerator[ProcessObserved | ProcessExited]:
         """Every live process first, then all events, until the iterator is closed."""
 
     @property

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from tests.conftest import Job
 
@@ -90,10 +97,12 @@ def open_window(chromium: Browser) -> Iterator[Callable[..., Window]]:
         window = Window(context.new_page())
         window.page.on("request", lambda request: window.asked.append(request.url))
         window.page.on("pageerror", lambda error: window.problems.append(str(error)))
-        window.page.on(
-            "console",
-            lambda message: message.type == "error" and window.problems.append(message.text),
-        )
+
+        def problem(message: ConsoleMessage) -> None:
+            if message.type == "error":
+                window.problems.append(message.text)
+
+        window.page.on("console", problem)
         windows.append(window)
         return window
 

@@ -16,6 +16,7 @@ from playwright.sync_api import Route, expect
 from elasticdl.page.formatting import readable
 from tests.browser.conftest import Shown, Window, shown
 from tests.browser.relay import Relay
+from tests.conftest import Job
 from tests.waiting import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
@@ -28,7 +29,7 @@ COLUMNS = ("sepal_length", "sepal_width", "petal_length", "petal_width", "specie
 
 
 @pytest.fixture(scope="module")
-def running(start_jobs: Callable[..., object], iris_file: Path) -> Iterator[Shown]:
+def running(start_jobs: Callable[..., Job], iris_file: Path) -> Iterator[Shown]:
     with shown(start_jobs, iris_file) as found:
         yield found
 

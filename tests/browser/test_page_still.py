@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Dialog, expect
 
 from elasticdl.page import assets, render_report
 from tests.browser.conftest import Window
@@ -239,8 +239,14 @@ def test_script_in_names_and_texts_is_shown_and_does_not_run(
     found = snapshot(rows, name=ATTACK, text=ATTACK)
     found["timeline"]["bars"] = [bar(row) for row in rows]
     found["logs"] = [{"process": "worker-0", "text": ATTACK}]
-    window, dialogs = open_window(), []
-    window.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    window = open_window()
+    dialogs: list[str] = []
+
+    def dismiss(dialog: Dialog) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    window.page.on("dialog", dismiss)
     address = report(found)
     for tab in ("overview", "timeline", "processes", "shards", "logs", "events"):
         window.page.goto(f"{address}?process=worker-0#{tab}")

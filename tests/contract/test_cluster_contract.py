@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pytest
 
@@ -145,10 +145,11 @@ class FakeBench:
         self.cluster.say(name, text.encode())
 
 
+Run: TypeAlias = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
+
+
 @pytest.fixture(params=[LocalBench, FakeBench], ids=["local", "fake"])
-def run(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]:
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     def run_scenario(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
         async def with_cluster() -> None:
             bench = request.param(tmp_path)
@@ -173,7 +174,7 @@ async def the_exit(
     raise AssertionError("the cluster's events ended")
 
 
-def test_observing_starts_with_every_live_process(run) -> None:
+def test_observing_starts_with_every_live_process(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         await bench.start(W1)
@@ -185,7 +186,7 @@ def test_observing_starts_with_every_live_process(run) -> None:
     run(scenario)
 
 
-def test_a_process_created_while_observing_is_told(run) -> None:
+def test_a_process_created_while_observing_is_told(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         async with aclosing(bench.cluster.observe()) as events:
             waiting = asyncio.ensure_future(anext(events))
@@ -197,7 +198,7 @@ def test_a_process_created_while_observing_is_told(run) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 64, 66])
-def test_an_exit_is_told_with_its_code(run, code: int) -> None:
+def test_an_exit_is_told_with_its_code(run: Run, code: int) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start_and_exit(W0, code)
         async with aclosing(bench.cluster.observe()) as events:
@@ -207,7 +208,7 @@ def test_an_exit_is_told_with_its_code(run, code: int) -> None:
     run(scenario)
 
 
-def test_a_kill_from_outside_is_told_with_its_signal_and_was_not_asked_for(run) -> None:
+def test_a_kill_from_outside_is_told_with_its_signal_and_was_not_asked_for(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         bench.kill(W0)
@@ -218,7 +219,7 @@ def test_a_kill_from_outside_is_told_with_its_signal_and_was_not_asked_for(run) 
     run(scenario)
 
 
-def test_an_exit_before_anybody_observed_is_not_lost(run) -> None:
+def test_an_exit_before_anybody_observed_is_not_lost(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         async with aclosing(bench.cluster.observe()) as early:
@@ -230,7 +231,7 @@ def test_an_exit_before_anybody_observed_is_not_lost(run) -> None:
     run(scenario)
 
 
-def test_every_observer_hears_everything(run) -> None:
+def test_every_observer_hears_everything(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         async with (
@@ -245,7 +246,7 @@ def test_every_observer_hears_everything(run) -> None:
     run(scenario)
 
 
-def test_delete_is_an_exit_that_was_asked_for(run) -> None:
+def test_delete_is_an_exit_that_was_asked_for(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         async with aclosing(bench.cluster.observe()) as events:
@@ -256,7 +257,7 @@ def test_delete_is_an_exit_that_was_asked_for(run) -> None:
     run(scenario)
 
 
-def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start_stubborn(W0)
         async with aclosing(bench.cluster.observe()) as events:
@@ -267,7 +268,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run) -> None:
     run(scenario)
 
 
-def test_a_shorter_grace_asked_for_later_counts(run) -> None:
+def test_a_shorter_grace_asked_for_later_counts(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start_stubborn(W0)
         async with aclosing(bench.cluster.observe()) as events:
@@ -278,7 +279,7 @@ def test_a_shorter_grace_asked_for_later_counts(run) -> None:
     run(scenario)
 
 
-def test_a_longer_grace_asked_for_later_does_not_count(run) -> None:
+def test_a_longer_grace_asked_for_later_does_not_count(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start_stubborn(W0)
         async with aclosing(bench.cluster.observe()) as events:
@@ -289,7 +290,7 @@ def test_a_longer_grace_asked_for_later_does_not_count(run) -> None:
     run(scenario)
 
 
-def test_delete_of_what_is_not_there_is_success(run) -> None:
+def test_delete_of_what_is_not_there_is_success(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.cluster.delete(W1, grace_s=1)
         await bench.start(W0)
@@ -301,7 +302,7 @@ def test_delete_of_what_is_not_there_is_success(run) -> None:
     run(scenario)
 
 
-def test_a_duplicate_create_does_not_start_twice(run) -> None:
+def test_a_duplicate_create_does_not_start_twice(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         await bench.start(W0)
@@ -310,7 +311,7 @@ def test_a_duplicate_create_does_not_start_twice(run) -> None:
     run(scenario)
 
 
-def test_a_name_that_has_ended_is_not_started_again(run) -> None:
+def test_a_name_that_has_ended_is_not_started_again(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         bench.kill(W0)
@@ -322,7 +323,7 @@ def test_a_name_that_has_ended_is_not_started_again(run) -> None:
     run(scenario)
 
 
-def test_the_next_incarnation_of_a_name_is_a_process_of_its_own(run) -> None:
+def test_the_next_incarnation_of_a_name_is_a_process_of_its_own(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         first, second = ProcessName(Role.PS, 0), ProcessName(Role.PS, 0, incarnation=1)
         await bench.start(first)
@@ -337,7 +338,7 @@ def test_the_next_incarnation_of_a_name_is_a_process_of_its_own(run) -> None:
     run(scenario)
 
 
-def test_close_ends_everything_tells_it_and_ends_the_observers(run) -> None:
+def test_close_ends_everything_tells_it_and_ends_the_observers(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         await bench.start_stubborn(W1)
@@ -357,7 +358,7 @@ def test_close_ends_everything_tells_it_and_ends_the_observers(run) -> None:
     run(scenario)
 
 
-def test_logs_are_listed_and_read_by_offset(run) -> None:
+def test_logs_are_listed_and_read_by_offset(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.say(W0, "αβ first\nsecond\n")
         (entry,) = [one for one in await bench.cluster.logs() if one.process == "worker-0"]
@@ -383,7 +384,7 @@ def test_logs_are_listed_and_read_by_offset(run) -> None:
     run(scenario)
 
 
-def test_a_log_that_is_not_there_is_said_so_whatever_its_name(run) -> None:
+def test_a_log_that_is_not_there_is_said_so_whatever_its_name(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.say(W0, "x\n")
         for name in (
@@ -404,7 +405,7 @@ def test_a_log_that_is_not_there_is_said_so_whatever_its_name(run) -> None:
     run(scenario)
 
 
-def test_the_view_of_processes_is_of_now(run) -> None:
+def test_the_view_of_processes_is_of_now(run: Run) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start(W0)
         age_s = bench.cluster.view_age_s

@@ -134,8 +134,8 @@ def _of_servers(directory: Path, rows: int, width: int) -> Counts:
     for one in spec.dense:
         named[f"{one.path}/"] = flat[begin : begin + one.size].reshape(one.shape).astype(np.float64)
         begin += one.size
-    for table, values in zip(spec.tables, tables, strict=True):
-        named[f"{table.name}/"] = values[
-            : BUCKETS if table.name.endswith("buckets") else rows
+    for layer, values in zip(spec.tables, tables, strict=True):
+        named[f"{layer.name}/"] = values[
+            : BUCKETS if layer.name.endswith("buckets") else rows
         ].astype(np.float64)
     return _of_named(named, width)

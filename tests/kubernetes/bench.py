@@ -7,6 +7,7 @@ import shlex
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from elasticdl.cluster.base import (
     ExitFacts,
@@ -51,7 +52,7 @@ class KubernetesBench:
     def pod(self, name: ProcessName) -> str:
         return pod_name(self.owner.job, name)
 
-    def change_plan(self, name: ProcessName, **changes: object) -> None:
+    def change_plan(self, name: ProcessName, **changes: Any) -> None:
         self.plans[name] = replace(plan(self.place), **changes)
 
     async def create(self, name: ProcessName, program: str) -> None:

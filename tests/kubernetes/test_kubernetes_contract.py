@@ -49,7 +49,9 @@ async def _shorter_grace(bench: KubernetesBench) -> None:
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
 
 
-def test_a_shorter_grace_asked_for_later_counts(run) -> None:
+def test_a_shorter_grace_asked_for_later_counts(
+    run: Callable[[Callable[[KubernetesBench], Coroutine[Any, Any, None]]], None],
+) -> None:
     # In place of the contract's own: a node that was quick to end the pod waits for the first grace
     # (kubernetes/kubernetes#83916), so that only the telling of it keeps the promise.
     run(_shorter_grace)

@@ -48,7 +48,9 @@ def apply(place: TargetCluster, namespace: str, **body: Any) -> None:
     place.kubectl("create", "-f", "-", text=json.dumps({"metadata": metadata, **body}))
 
 
-def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(run) -> None:
+def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
         await asyncio.to_thread(
@@ -60,7 +62,9 @@ def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(run) ->
     run(scenario)
 
 
-def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(run) -> None:
+def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
         await asyncio.to_thread(
@@ -79,7 +83,7 @@ def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(run) -> None:
     run(scenario)
 
 
-def test_an_eviction_through_the_api_is_told_as_one(run) -> None:
+def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], None]) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
         eviction = {
@@ -98,7 +102,7 @@ def test_an_eviction_through_the_api_is_told_as_one(run) -> None:
     run(scenario)
 
 
-def test_too_much_memory_is_told_by_the_platforms_reason(run) -> None:
+def test_too_much_memory_is_told_by_the_platforms_reason(run: Callable[[Scenario], None]) -> None:
     async def scenario(b: KubernetesBench) -> None:
         b.change_plan(W0, resources=Resources({"memory": "16Mi"}, {"memory": "16Mi"}))
         await b.create(W0, "exec tail /dev/zero")
@@ -109,7 +113,7 @@ def test_too_much_memory_is_told_by_the_platforms_reason(run) -> None:
     run(scenario)
 
 
-def test_the_last_words_of_a_process_come_with_its_end(run) -> None:
+def test_the_last_words_of_a_process_come_with_its_end(run: Callable[[Scenario], None]) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.create(W0, "echo Traceback; echo ValueError: no such thing; exit 1")
         facts = await b.ended(W0)
@@ -118,7 +122,9 @@ def test_the_last_words_of_a_process_come_with_its_end(run) -> None:
     run(scenario)
 
 
-def test_last_words_too_long_for_a_status_are_read_from_the_log(run) -> None:
+def test_last_words_too_long_for_a_status_are_read_from_the_log(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.create(W0, f"echo FIRST; for i in $(seq 50); do echo {'x' * 80} $i; done; exit 1")
         lines = (await b.ended(W0)).log_tail.splitlines()
@@ -127,7 +133,9 @@ def test_last_words_too_long_for_a_status_are_read_from_the_log(run) -> None:
     run(scenario)
 
 
-def test_a_program_that_is_not_there_ends_with_the_platforms_words(run) -> None:
+def test_a_program_that_is_not_there_ends_with_the_platforms_words(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.cluster.create(ProcessSpec(W0, ("/no/such/program",)))
         facts = await b.ended(W0)
@@ -169,7 +177,9 @@ async def _unpullable(place: TargetCluster, owner: Owner) -> None:
         assert time.monotonic() - began_s < 60
 
 
-def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_running(run) -> None:
+def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_running(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         b.change_plan(W0, resources=Resources({"cpu": "900"}))
         await b.create(W0, SLEEP)
@@ -182,7 +192,7 @@ def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_run
 
 
 def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended(
-    run, place, namespace
+    run: Callable[[Scenario], None], place: TargetCluster, namespace: str
 ) -> None:
     apply(place, namespace, apiVersion="v1", kind="ResourceQuota", spec={"hard": {"pods": "1"}})
     place.kubectl(
@@ -206,7 +216,9 @@ def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended
     run(scenario)
 
 
-def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(run) -> None:
+def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         b.change_plan(W0, identity=Identity(user=0))
         await _refused(b, W0, retry=False, words=["pod security (restricted", "runAsUser=0"])
@@ -214,7 +226,9 @@ def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(run
     run(scenario)
 
 
-def test_a_priority_class_or_service_account_that_is_not_there_is_refused_for_good(run) -> None:
+def test_a_priority_class_or_service_account_that_is_not_there_is_refused_for_good(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: KubernetesBench) -> None:
         b.change_plan(W0, placement=Placement("no-such-class"))
         await _refused(b, W0, retry=False, words=["no priority class no-such-class"])
@@ -224,7 +238,9 @@ def test_a_priority_class_or_service_account_that_is_not_there_is_refused_for_go
     run(scenario)
 
 
-def test_a_pod_of_somebody_else_is_left_alone(run, place, owner) -> None:
+def test_a_pod_of_somebody_else_is_left_alone(
+    run: Callable[[Scenario], None], place: TargetCluster, owner: Owner
+) -> None:
     theirs = pod(owner, plan(place), ProcessSpec(W0, ("/bin/sleep", "600")))
     theirs["metadata"] = {key: theirs["metadata"][key] for key in ("name", "namespace")}
     place.kubectl("create", "-f", "-", text=json.dumps(theirs))
@@ -239,7 +255,7 @@ def test_a_pod_of_somebody_else_is_left_alone(run, place, owner) -> None:
 
 
 def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(
-    run, place, owner
+    run: Callable[[Scenario], None], place: TargetCluster, owner: Owner
 ) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
@@ -256,7 +272,7 @@ def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(
 
 
 def test_a_preempted_pod_is_told_as_one_and_its_newcomer_waits_in_words(
-    run, place, namespace
+    run: Callable[[Scenario], None], place: TargetCluster, namespace: str
 ) -> None:
     """A pod that asks for most of the node makes room for one of a higher class."""
     name = f"high-{namespace}"
@@ -303,13 +319,14 @@ def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_withi
 
 @pytest.mark.usefixtures("fake_nodes")
 def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
-    run, place, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[Scenario], None], place: TargetCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other nodes beside it: where all are silent, Kubernetes takes itself for the one that is
     cut off and evicts nobody.
     """
     if place.own is None:
         pytest.skip("only the tests' own cluster may lose its node")
+    cluster = place.own
     # Beyond the pod's grace; that it is 30 s is seen without a cluster.
     monkeypatch.setattr(pod_tracker, "OVERDUE_S", 8.0)
 
@@ -321,11 +338,11 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
         )
         b.change_plan(W0, placement=Placement(tolerations=gone))
         await b.start(W0)
-        place.own.kill("kubelet")
+        cluster.kill("kubelet")
         try:
             facts = await b.ended(W0, 150)
         finally:
-            place.own.start("kubelet")
+            cluster.start("kubelet")
         assert facts.reason == "NodeLost"
         assert verdict(facts).cause is Cause.NODE_LOST
         await asyncio.to_thread(place.wait_until_node_is_back)
@@ -334,37 +351,43 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
     run(scenario)
 
 
-def test_a_kubelet_that_is_restarted_disturbs_nobody(run, place) -> None:
+def test_a_kubelet_that_is_restarted_disturbs_nobody(
+    run: Callable[[Scenario], None], place: TargetCluster
+) -> None:
     if place.own is None:
         pytest.skip("only the tests' own cluster may restart its kubelet")
+    cluster = place.own
 
     async def scenario(b: KubernetesBench) -> None:
         await b.create(W0, "sleep 4; exit 5")
         await b.start(W1)
-        place.own.kill("kubelet")
+        cluster.kill("kubelet")
         await asyncio.sleep(5)
-        place.own.start("kubelet")
+        cluster.start("kubelet")
         assert (await b.ended(W0, 60)).exit_code == 5
         assert b.starts(W1) == 1 and isinstance(await b.seen(W1), ProcessObserved)
 
     run(scenario)
 
 
-def test_nothing_is_missed_while_the_api_server_is_away(run, place) -> None:
+def test_nothing_is_missed_while_the_api_server_is_away(
+    run: Callable[[Scenario], None], place: TargetCluster
+) -> None:
     if place.own is None:
         pytest.skip("only the tests' own cluster may lose its API server")
+    cluster = place.own
 
     async def scenario(b: KubernetesBench) -> None:
         await b.create(W0, "sleep 6; exit 5")
         await b.seen(W0)
         await b.start(W1)
-        place.own.kill("kube-apiserver")
+        cluster.kill("kube-apiserver")
         creating = asyncio.ensure_future(_created(b, W2))
         began_cpu_s, began_s = time.process_time(), time.monotonic()
         await asyncio.sleep(8)
         assert b.cluster.view_age_s > 5
         assert (time.process_time() - began_cpu_s) / (time.monotonic() - began_s) < 0.05
-        place.own.start("kube-apiserver")
+        cluster.start("kube-apiserver")
         assert (await b.ended(W0, 90)).exit_code == 5
         await creating
         # The scheduler and the node look for their API server at longer and longer intervals.

@@ -47,7 +47,7 @@ def test_elasticdl_runs_in_a_pod(place: TargetCluster, owner: Owner, elasticdl_i
 
 @pytest.mark.parametrize("role", ["master", "worker", "ps"])
 def test_every_role_starts_in_a_pod_and_says_what_its_environment_lacks(
-    place, owner, elasticdl_image, role: str
+    place: TargetCluster, owner: Owner, elasticdl_image: str, role: str
 ) -> None:
     facts, output = printed(
         place, owner, elasticdl_image, "python3", "-m", f"elasticdl.{role}.main"
@@ -57,7 +57,7 @@ def test_every_role_starts_in_a_pod_and_says_what_its_environment_lacks(
 
 
 def test_tensorflow_and_the_extension_are_there_and_only_tmp_can_be_written(
-    place, owner, elasticdl_image
+    place: TargetCluster, owner: Owner, elasticdl_image: str
 ) -> None:
     program = (
         "import os, pathlib, elasticdl.native._native, tensorflow as tf, keras, kubernetes\n"

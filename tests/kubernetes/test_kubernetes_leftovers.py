@@ -89,7 +89,9 @@ def _run_a_pod(kubectl: Callable[..., str]) -> None:
     kubectl("wait", "--for=condition=Ready", "pod/sleeper", f"--timeout={LIMIT_S:g}s")
 
 
-def test_what_a_killed_cluster_left_is_removed_and_what_has_an_owner_stays(request) -> None:
+def test_what_a_killed_cluster_left_is_removed_and_what_has_an_owner_stays(
+    request: pytest.FixtureRequest,
+) -> None:
     """That a cluster which is stopped leaves nothing is seen at the end of each test run:
     `conftest.py`.
     """

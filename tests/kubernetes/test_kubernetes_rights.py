@@ -115,7 +115,7 @@ def test_a_job_can_do_all_it_needs_with_these_rights(
     ids=[f"{verb}-{resource}" for verb, resource, _ in GRANTED],
 )
 def test_a_right_that_is_missing_is_named(
-    place, namespace, account, verb: str, resource: str, group: str
+    place: TargetCluster, namespace: str, account: Path, verb: str, resource: str, group: str
 ) -> None:
     take_away(place, namespace, verb, resource)
 
@@ -129,7 +129,7 @@ def test_a_right_that_is_missing_is_named(
 
 
 def test_a_pod_that_may_not_be_made_is_refused_for_good_and_names_the_right(
-    place, owner, account
+    place: TargetCluster, owner: Owner, account: Path
 ) -> None:
     take_away(place, owner.namespace, "create", "pods")
 

@@ -5,6 +5,7 @@ record is trained twice.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def members(job: Job, without: dict[str, str] = {}) -> list[str]:  # noqa: B006 
     in it.
     """
 
-    def complete(events: list[dict]) -> list[str] | None:
+    def complete(events: list[dict[str, Any]]) -> list[str] | None:
         newest = (rings(events) or [""])[-1]
         if " is complete " not in newest:
             return None
@@ -79,7 +80,7 @@ def members(job: Job, without: dict[str, str] = {}) -> list[str]:  # noqa: B006 
     return job.until("two workers are in the ring", complete)
 
 
-def rings(events: list[dict]) -> list[str]:
+def rings(events: list[dict[str, Any]]) -> list[str]:
     """What was told of each."""
     return [
         event["text"]

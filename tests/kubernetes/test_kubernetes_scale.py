@@ -101,7 +101,7 @@ def fake_nodes(place: TargetCluster) -> Iterator[None]:
         kwok.wait()
 
 
-def _node(name: str) -> dict:
+def _node(name: str) -> dict[str, Any]:
     room = {"cpu": "32", "memory": "256Gi", "pods": "110", FAKE: "110"}
     return {
         "apiVersion": "v1",
@@ -265,7 +265,7 @@ def _used(place: TargetCluster, job: Job) -> dict[str, float]:
 
 
 def test_one_master_makes_five_hundred_pods_and_replaces_a_hundred(
-    place: TargetCluster, jobs: Jobs, owner: Owner, fake_nodes, real_node
+    place: TargetCluster, jobs: Jobs, owner: Owner, fake_nodes: None, real_node: None
 ) -> None:
     before = _cpu_of_programs()
     figures = {"bare_s": _bare_loop(place, owner)}

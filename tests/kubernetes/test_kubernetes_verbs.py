@@ -251,8 +251,6 @@ def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
         "claim_name=nothing,mount_path=/data",
         "--service-account",
         "ghost",
-    )
-    asks += (
         "--worker-resource-request",
         "cpu=2",
         "--master-resource-request",

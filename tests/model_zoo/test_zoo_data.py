@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,13 @@ def make(*arguments: object) -> subprocess.CompletedProcess[str]:
         ),
     ],
 )
-def test_data_is_written_whole_and_the_same_each_time(tmp_path, monkeypatch, name, params, records):
+def test_data_is_written_whole_and_the_same_each_time(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    params: dict[str, Any],
+    records: dict[str, int],
+) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path / "cache"))
     for folder in ("first", "second"):
         done = make(name, tmp_path / folder, "--records", 1000)
@@ -42,13 +49,13 @@ def test_data_is_written_whole_and_the_same_each_time(tmp_path, monkeypatch, nam
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
-def test_the_planted_optimum_is_printed_and_kept(tmp_path):
+def test_the_planted_optimum_is_printed_and_kept(tmp_path: Path) -> None:
     done = make("criteo", tmp_path, "--records", 2000)
     assert "the planted model's AUC on the test records is 0.8" in done.stdout
     assert '"planted_auc": 0.8' in (tmp_path / "truth.json").read_text()
 
 
-def test_an_unknown_name_is_refused(tmp_path):
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     done = make("mnist", tmp_path)
     assert done.returncode == 2
     assert "choose from" in done.stderr

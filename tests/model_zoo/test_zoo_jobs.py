@@ -7,18 +7,21 @@ model_zoo/README.md; two workers for one of each kind.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_zoo import make_data
+from tests.conftest import Job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 CRITEO = "format=csv;delimiter=tab;header=false"
 
 
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path: Path) -> Callable[..., Path]:
     """Makes a data set; its folder."""
 
     def make(name: str, records: int = 0) -> Path:
@@ -30,7 +33,15 @@ def data(tmp_path):
     return make
 
 
-def run(start_job, folder: Path, model_def: str, suffix: str, *, workers: int = 2, **flags):
+def run(
+    start_job: Callable[..., Job],
+    folder: Path,
+    model_def: str,
+    suffix: str,
+    *,
+    workers: int = 2,
+    **flags: Any,
+) -> Job:
     job = start_job(
         model_def=model_def,
         training_data=folder / f"train.{suffix}",
@@ -73,8 +84,16 @@ def run(start_job, folder: Path, model_def: str, suffix: str, *, workers: int = 
     ],
 )
 def test_a_module_learns_as_a_job(
-    start_job, data, name, model_def, suffix, workers, epochs, minibatch_size, least
-):
+    start_job: Callable[..., Job],
+    data: Callable[..., Path],
+    name: str,
+    model_def: str,
+    suffix: str,
+    workers: int,
+    epochs: int,
+    minibatch_size: int,
+    least: dict[str, float],
+) -> None:
     job = run(
         start_job,
         data(name),
@@ -92,8 +111,12 @@ def test_a_module_learns_as_a_job(
     ("model_def", "suffix", "workers"), [("deepfm", "tsv", 1), ("deepfm_ids", "npz", 2)]
 )
 def test_deepfm_as_a_job_comes_near_the_planted_optimum(
-    start_job, data, model_def, suffix, workers
-):
+    start_job: Callable[..., Job],
+    data: Callable[..., Path],
+    model_def: str,
+    suffix: str,
+    workers: int,
+) -> None:
     folder = data("criteo", 30_000)
     planted = json.loads((folder / "truth.json").read_text())["planted_auc"]
     flags = {"data_reader_params": CRITEO} if suffix == "tsv" else {"embedding_threshold_bytes": 0}
@@ -111,7 +134,9 @@ def test_deepfm_as_a_job_comes_near_the_planted_optimum(
     assert planted - 0.05 < job.final("auc") < planted + 0.005
 
 
-def test_own_reader_and_own_processor_as_jobs(start_job, data, tmp_path):
+def test_own_reader_and_own_processor_as_jobs(
+    start_job: Callable[..., Job], data: Callable[..., Path], tmp_path: Path
+) -> None:
     database = data("iris") / "iris.sqlite"
     flags = {"model_def": "iris_sqlite", "num_workers": 1, "num_ps_pods": 1}
     training = start_job(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,18 @@ from model_zoo import make_data
 
 pytestmark = pytest.mark.contract
 ZOO = Path(__file__).parents[2] / "model_zoo"
-CRITEO = {"format": "csv", "delimiter": "tab", "header": False}
+CRITEO: dict[str, Any] = {"format": "csv", "delimiter": "tab", "header": False}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes a data set once; its folder."""
     made: dict[str, Path] = {}
 
@@ -64,18 +64,24 @@ def take(records: Records, rows: np.ndarray) -> Records:
     )
 
 
-def all_records(reader: Reader) -> tuple[Records, int]:
+def all_records(reader: Reader) -> tuple[Any, int]:
     """Everything as one block."""
     blocks = [
         block
         for source in reader.sources()
         for block in reader.read(Shard(ShardId(1), source.name, 0, source.records))
     ]
-    parts = [block.records for block in blocks]
+    parts: list[Any] = [block.records for block in blocks]
     count = sum(block.count for block in blocks)
     if isinstance(parts[0], Mapping):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, count
     return np.concatenate(parts), count
+
+
+def batch_of(feeder: Feeder, records: Records) -> tuple[Any, Any]:
+    batch = feeder(records)
+    assert batch is not None
+    return batch
 
 
 def windows(records: Records, count: int, size: int, seed: int | None) -> Iterator[Records]:
@@ -102,8 +108,8 @@ def train(
     feeder = Feeder(module, Task.TRAINING, reader.metadata)
     records, count = all_records(reader)
 
-    @tf.function(reduce_retracing=True)
-    def step(features, labels):
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def step(features: Any, labels: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(module.loss(labels, model(features, training=True)))
         gradients = tape.gradient(loss, model.trainable_variables)
@@ -111,7 +117,7 @@ def train(
 
     for epoch in range(epochs):
         for window in windows(records, count, size, epoch):
-            features, labels = feeder(window)
+            features, labels = batch_of(feeder, window)
             if not optimizer.built:
                 model(features)
                 optimizer.build(model.trainable_variables)
@@ -125,9 +131,10 @@ def evaluate(module: ModelModule, reader: Reader, model: keras.Model) -> dict[st
     """Values of eval_metrics_fn; those of outputs as `output/name`."""
     records, count = all_records(reader)
     feeder = Feeder(module, Task.EVALUATION, reader.metadata)
+    assert module.eval_metrics_fn is not None
     metrics = {name: as_metric(metric) for name, metric in flat(module.eval_metrics_fn())}
     for window in windows(records, count, 512, None):
-        features, labels = feeder(window)
+        features, labels = batch_of(feeder, window)
         predictions = model(features, training=False)
         for name, metric in metrics.items():
             output = name.rpartition("/")[0]
@@ -163,14 +170,14 @@ def learn(
     return values
 
 
-def test_iris_learns_from_csv(data):
+def test_iris_learns_from_csv(data: Callable[..., Path]) -> None:
     assert (
         learn(data("iris"), "iris", ("train.csv", "test.csv"), {}, epochs=30, size=16)["accuracy"]
         >= 0.9
     )
 
 
-def test_iris_learns_through_a_reader_of_its_own(data):
+def test_iris_learns_through_a_reader_of_its_own(data: Callable[..., Path]) -> None:
     module = load("iris_sqlite")
     database = data("iris") / "iris.sqlite"
     model = train(module, open_data(module, database, {"table": "train"}), epochs=30, size=16)
@@ -179,15 +186,18 @@ def test_iris_learns_through_a_reader_of_its_own(data):
     )
 
 
-def test_the_processor_of_predictions_writes_a_row_for_each(data, tmp_path, monkeypatch):
+def test_the_processor_of_predictions_writes_a_row_for_each(
+    data: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREDICTIONS_DIR", str(tmp_path / "out"))
     module = load("iris_sqlite")
     reader = open_data(module, data("iris") / "iris.sqlite", {"table": "test"})
     records, count = all_records(reader)
     feeder = Feeder(module, Task.PREDICTION, reader.metadata)
+    assert module.prediction_outputs_processor is not None
     processor = module.prediction_outputs_processor()
     for window in windows(records, count, 20, None):
-        features, labels = feeder(window)
+        features, labels = batch_of(feeder, window)
         assert labels is None
         processor.process(module.custom_model()(features).numpy(), 3)
     rows = (tmp_path / "out" / "worker-3.csv").read_text().splitlines()
@@ -197,7 +207,7 @@ def test_the_processor_of_predictions_writes_a_row_for_each(data, tmp_path, monk
     assert 1 / 3 <= float(probability) <= 1
 
 
-def test_digits_learn_from_npz(data):
+def test_digits_learn_from_npz(data: Callable[..., Path]) -> None:
     assert (
         learn(data("digits"), "digits", ("train.npz", "test.npz"), {}, epochs=8, size=32)[
             "accuracy"
@@ -206,7 +216,7 @@ def test_digits_learn_from_npz(data):
     )
 
 
-def test_digits_learn_as_a_subclassed_model_from_tfrecord(data):
+def test_digits_learn_as_a_subclassed_model_from_tfrecord(data: Callable[..., Path]) -> None:
     names = ("train.tfrecord", "test.tfrecord")
     assert (
         learn(data("digits_tfrecord"), "digits_subclass.CustomModel", names, {}, epochs=4, size=32)[
@@ -216,7 +226,7 @@ def test_digits_learn_as_a_subclassed_model_from_tfrecord(data):
     )
 
 
-def test_digits_with_two_outputs_learn_both(data):
+def test_digits_with_two_outputs_learn_both(data: Callable[..., Path]) -> None:
     values = learn(
         data("digits"), "digits_two_outputs", ("train.npz", "test.npz"), {}, epochs=15, size=32
     )
@@ -224,7 +234,7 @@ def test_digits_with_two_outputs_learn_both(data):
     assert values["even/accuracy"] >= 0.9
 
 
-def test_breast_cancer_learns_wide_and_deep(data):
+def test_breast_cancer_learns_wide_and_deep(data: Callable[..., Path]) -> None:
     values = learn(
         data("breast_cancer"),
         "breast_cancer",
@@ -242,7 +252,9 @@ def test_breast_cancer_learns_wide_and_deep(data):
     [("deepfm", "tsv", CRITEO), ("deepfm_ids", "npz", {})],
     ids=["criteo's format", "ids"],
 )
-def test_deepfm_comes_near_the_planted_optimum(data, model_def, suffix, params):
+def test_deepfm_comes_near_the_planted_optimum(
+    data: Callable[..., Path], model_def: str, suffix: str, params: dict[str, Any]
+) -> None:
     folder = data("criteo", 30_000)
     planted = json.loads((folder / "truth.json").read_text())["planted_auc"]
     values = learn(
@@ -252,7 +264,7 @@ def test_deepfm_comes_near_the_planted_optimum(data, model_def, suffix, params):
     assert planted - 0.045 < values["auc"] < planted + 0.005
 
 
-def test_the_planted_optimum_is_better_than_its_parts(data):
+def test_the_planted_optimum_is_better_than_its_parts(data: Callable[..., Path]) -> None:
     from model_zoo.planted import auc, draw
 
     table = draw(20_000)
@@ -263,7 +275,7 @@ def test_the_planted_optimum_is_better_than_its_parts(data):
     assert auc(noisy, table.label) < best - 0.005
 
 
-def test_both_forms_of_the_planted_data_hold_the_same_records(data):
+def test_both_forms_of_the_planted_data_hold_the_same_records(data: Callable[..., Path]) -> None:
     folder = data("criteo", 30_000)
     rows, count = all_records(open_reader(str(folder / "test.tsv"), CRITEO))
     columns, same = all_records(open_reader(str(folder / "test.npz"), {}))
@@ -283,8 +295,8 @@ def test_both_forms_of_the_planted_data_hold_the_same_records(data):
 @pytest.mark.parametrize(
     "model_def", ["iris", "digits", "digits_two_outputs", "breast_cancer", "deepfm", "deepfm_ids"]
 )
-def test_prediction_needs_no_labels(data, model_def):
-    origins = {
+def test_prediction_needs_no_labels(data: Callable[..., Path], model_def: str) -> None:
+    origins: dict[str, tuple[str, str, dict[str, Any]]] = {
         "iris": ("iris", "test.csv", {}),
         "breast_cancer": ("breast_cancer", "test.parquet", {}),
         "deepfm": ("criteo", "test.tsv", CRITEO),
@@ -294,6 +306,7 @@ def test_prediction_needs_no_labels(data, model_def):
     module = load(model_def)
     reader = open_data(module, data(name, 30_000) / file, params)
     records, _ = all_records(reader)
-    features, labels = Feeder(module, Task.PREDICTION, reader.metadata)(take(records, np.arange(5)))
+    feeder = Feeder(module, Task.PREDICTION, reader.metadata)
+    features, labels = batch_of(feeder, take(records, np.arange(5)))
     assert labels is None
     assert {len(output) for output in tf.nest.flatten(module.custom_model()(features))} == {5}

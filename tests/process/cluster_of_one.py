@@ -23,7 +23,7 @@ from tests.contract.small_cluster import SmallCluster
 
 NAMESPACE, TOKEN = "team", "the-token"
 MASTER = ProcessName(Role.MASTER, 0)
-_EMPTY = {"template": {"spec": {"containers": []}}}
+_EMPTY: dict[str, Any] = {"template": {"spec": {"containers": []}}}
 
 
 class ClusterOfOne:

@@ -15,6 +15,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -25,7 +26,7 @@ from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
-STATUS = {
+STATUS: dict[str, Any] = {
     "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0,
     "epoch": 0, "epochs": 2, "version": 7,
     "records": {
@@ -72,21 +73,21 @@ class Scripted(MasterServicer):
         with (self.directory / "asked.jsonl").open("a") as file:
             file.write(json.dumps(what) + "\n")
 
-    def Status(self, request, context):
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         self.heard(context, "status")
         return pb.StatusReply(status=json.dumps(STATUS))
 
-    def Stop(self, request, context):
+    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Done:
         self.heard(context, ["stop", request.reason])
         if not self.heedless:
             self.wake.set()
         return pb.Done()
 
-    def Scale(self, request, context):
+    def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.Done:
         self.heard(context, ["scale", request.min_workers, request.max_workers])
         return pb.Done()
 
-    def Checkpoint(self, request, context):
+    def Checkpoint(self, request: pb.CheckpointRequest, context: grpc.ServicerContext) -> pb.Done:
         self.heard(context, ["checkpoint"])
         return pb.Done()
 
@@ -143,7 +144,7 @@ def main() -> int:
         return 0
     asked_to_stop = threading.Event()
     server = grpc.server(ThreadPoolExecutor(4))
-    add_MasterServicer_to_server(
+    add_MasterServicer_to_server(  # type: ignore[no-untyped-call]  # generated
         Scripted(directory, token, asked_to_stop, script == "hangs"), server
     )
     port = server.add_insecure_port("127.0.0.1:0")

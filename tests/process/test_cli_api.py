@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_job_that_is_done_returns_its_receipt_and_metrics() -> None:
     job = train("finishes")
     outcome = job.wait(LIMIT_S)
     assert outcome.exit_code == 0
-    for asked in (lambda: job.scale(2), job.checkpoint):
+    for asked in (partial(job.scale, 2), job.checkpoint):
         with pytest.raises(PermanentError, match=r"job finishes in .* has ended"):
             asked()
     assert outcome.receipt["total"]["lost"] == 0

@@ -15,9 +15,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,7 +30,7 @@ FENCE = re.compile(
     r"^(?:<!-- (not run|file): (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
-PARSED = {"json": json.loads, "yaml": yaml.safe_load}
+PARSED: dict[str, Callable[[str], Any]] = {"json": json.loads, "yaml": yaml.safe_load}
 LIMIT_S = 240
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.process.sanitized import ROOT, SANITIZERS, check_held
@@ -19,5 +21,5 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("sanitizers", SANITIZERS)
-def test_the_table_holds_under_the_sanitizers(sanitizers, tmp_path):
+def test_the_table_holds_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
     check_held(SOURCES, sanitizers, tmp_path)

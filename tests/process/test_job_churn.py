@@ -7,10 +7,13 @@ each.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests import churn
+from tests.conftest import Job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -20,7 +23,9 @@ RECORDS = 150 * COPIES
 
 
 @pytest.mark.parametrize("seed", range(churn.SEEDS or 2))
-def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(seed, start_job, iris_csv):
+def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(
+    seed: int, start_job: Callable[..., Job], iris_csv: Callable[..., Path]
+) -> None:
     choose = random.Random(seed)
     job = start_job(
         model_def="iris",

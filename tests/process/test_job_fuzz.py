@@ -4,6 +4,8 @@ long as you like.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.fuzz_jobs.boxed import hold
@@ -12,5 +14,7 @@ from tests.fuzz_jobs.flags import Strategy
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
-def test_jobs_with_random_flags_train_each_record_as_often_as_their_receipt_says(tmp_path):
+def test_jobs_with_random_flags_train_each_record_as_often_as_their_receipt_says(
+    tmp_path: Path,
+) -> None:
     hold(Strategy.PS, tmp_path)

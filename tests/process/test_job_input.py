@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.check import check
+from tests.conftest import Job
 from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -35,7 +37,7 @@ def feed(dataset, mode, metadata):
 
 
 @pytest.fixture
-def zoo(tmp_path):
+def zoo(tmp_path: Path) -> Callable[..., Path]:
     folder = tmp_path / "zoo"
     folder.mkdir()
 
@@ -46,7 +48,7 @@ def zoo(tmp_path):
     return write
 
 
-def refused(job, *words: str, code: int = 2) -> str:
+def refused(job: Job, *words: str, code: int = 2) -> str:
     """The job was refused with these words, and its directory is not there."""
     got, output = job.finish(60)
     assert got == code, output
@@ -64,42 +66,54 @@ def refused_by_the_check(folder: Path, data: Path, *words: str) -> None:
         assert word in found["error"] + found["hint"], found
 
 
-def test_a_module_with_a_syntax_error_is_named_with_its_line(start_job, zoo, iris_csv):
+def test_a_module_with_a_syntax_error_is_named_with_its_line(
+    start_job: Callable[..., Job], zoo: Callable[..., Path], iris_csv: Callable[..., Path]
+) -> None:
     folder = zoo(GOOD + "\ndef broken(:\n    pass\n")
     refused(start_job(model_zoo=folder, model_def="model", training_data=iris_csv()), "model.py:15")
 
 
-def test_a_module_without_a_loss_is_told_what_is_missing(zoo, iris_csv):
+def test_a_module_without_a_loss_is_told_what_is_missing(
+    zoo: Callable[..., Path], iris_csv: Callable[..., Path]
+) -> None:
     folder = zoo(GOOD.replace("def loss", "def cost"))
     refused_by_the_check(folder, iris_csv(), "loss", "model.py")
 
 
-def test_a_module_that_calls_exit_is_an_error_of_the_module(zoo, iris_csv):
+def test_a_module_that_calls_exit_is_an_error_of_the_module(
+    zoo: Callable[..., Path], iris_csv: Callable[..., Path]
+) -> None:
     folder = zoo("import sys\n" + GOOD + "\nsys.exit(3)\n")
     refused_by_the_check(folder, iris_csv(), "model.py:16")
 
 
-def test_shapes_that_do_not_fit_are_found_before_anything_starts(zoo, iris_csv):
+def test_shapes_that_do_not_fit_are_found_before_anything_starts(
+    zoo: Callable[..., Path], iris_csv: Callable[..., Path]
+) -> None:
     folder = zoo(GOOD.replace("keras.Input((4,))", "keras.Input((5,))"))
     refused_by_the_check(folder, iris_csv(), "model.py")
 
 
-def test_an_optimizer_that_servers_do_not_know_is_refused_by_name(zoo, iris_csv):
+def test_an_optimizer_that_servers_do_not_know_is_refused_by_name(
+    zoo: Callable[..., Path], iris_csv: Callable[..., Path]
+) -> None:
     folder = zoo(GOOD.replace("keras.optimizers.SGD(0.1)", "keras.optimizers.Lion(0.1)"))
     refused_by_the_check(folder, iris_csv(), "Lion")
 
 
-def test_a_missing_file_is_named(zoo, tmp_path):
+def test_a_missing_file_is_named(zoo: Callable[..., Path], tmp_path: Path) -> None:
     refused_by_the_check(zoo(GOOD), tmp_path / "nowhere.csv", "nowhere.csv")
 
 
-def test_an_empty_file_is_named(zoo, tmp_path):
+def test_an_empty_file_is_named(zoo: Callable[..., Path], tmp_path: Path) -> None:
     empty = tmp_path / "empty.csv"
     empty.touch()
     refused_by_the_check(zoo(GOOD), empty, "empty.csv")
 
 
-def test_a_malformed_row_is_shown_with_its_line_number(zoo, tmp_path):
+def test_a_malformed_row_is_shown_with_its_line_number(
+    zoo: Callable[..., Path], tmp_path: Path
+) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_text("a,b,c,d,e\n1,2,3,4,0\n1,2,3\n1,2,3,4,1\n")
     refused_by_the_check(zoo(GOOD), bad, "bad.csv", "3")
@@ -123,7 +137,9 @@ def csv_with_bad_cells(path: Path, *numbers: int) -> Path:
     return path
 
 
-def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(start_job, zoo, tmp_path):
+def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(
+    start_job: Callable[..., Job], zoo: Callable[..., Path], tmp_path: Path
+) -> None:
     folder, data = zoo(GOOD), csv_with_bad_cells(tmp_path / "cells.csv", 150)
     code, output = start_job(
         model_zoo=folder, model_def="model", training_data=data, minibatch_size=BATCH
@@ -137,7 +153,9 @@ def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(start_
 
 
 @pytest.fixture(scope="module")
-def within_the_limit(start_jobs, tmp_path_factory):
+def within_the_limit(
+    start_jobs: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Job, str]:
     """A job with two bad cells, of which the first is seen before it starts; its checkpoint and
     what it printed are there.
     """
@@ -157,17 +175,21 @@ def within_the_limit(start_jobs, tmp_path_factory):
     return job, output
 
 
-def test_cells_that_feed_cannot_take_are_left_out_and_counted_within_the_limit(within_the_limit):
+def test_cells_that_feed_cannot_take_are_left_out_and_counted_within_the_limit(
+    within_the_limit: tuple[Job, str],
+) -> None:
     total = within_the_limit[0].receipt()["total"]
     assert (total["expected"], total["bad"], total["lost"]) == (200, 2, 0), total
 
 
-def test_what_the_check_only_warns_of_is_told(within_the_limit):
+def test_what_the_check_only_warns_of_is_told(within_the_limit: tuple[Job, str]) -> None:
     job, output = within_the_limit
     assert f"Warning: {job.spec()['data']['training_data']}:4: column 'b' is 'n/a'" in output
 
 
-def test_a_directory_that_holds_a_job_is_not_taken_twice(within_the_limit, start_job):
+def test_a_directory_that_holds_a_job_is_not_taken_twice(
+    within_the_limit: tuple[Job, str], start_job: Callable[..., Job]
+) -> None:
     first = within_the_limit[0]
     receipt = (first.directory / "receipt.json").read_bytes()
     spec = first.spec()
@@ -183,8 +205,11 @@ def test_a_directory_that_holds_a_job_is_not_taken_twice(within_the_limit, start
 
 
 def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(
-    within_the_limit, start_job, zoo, iris_csv
-):
+    within_the_limit: tuple[Job, str],
+    start_job: Callable[..., Job],
+    zoo: Callable[..., Path],
+    iris_csv: Callable[..., Path],
+) -> None:
     folder = zoo(
         GOOD.replace("keras.layers.Dense(3)", "keras.layers.Dense(7), keras.layers.Dense(3)")
     )
@@ -202,8 +227,8 @@ def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(
 
 
 def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the_job(
-    start_job, zoo, iris_csv
-):
+    start_job: Callable[..., Job], zoo: Callable[..., Path], iris_csv: Callable[..., Path]
+) -> None:
     path = iris_csv()
     job = start_job(model_zoo=zoo(GOOD), model_def="model", training_data=path)
     # Written after the check; workers take seconds to import what they need.
@@ -217,7 +242,9 @@ def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the
     assert "their content differs" in told and "written at 1970-01-01" in told, output
 
 
-def test_an_unknown_flag_is_refused_with_the_closest_one(start_job, iris_csv):
+def test_an_unknown_flag_is_refused_with_the_closest_one(
+    start_job: Callable[..., Job], iris_csv: Callable[..., Path]
+) -> None:
     output = refused(
         start_job("train", "--num-workerz", "3", model_def="iris", training_data=iris_csv())
     )
@@ -225,8 +252,8 @@ def test_an_unknown_flag_is_refused_with_the_closest_one(start_job, iris_csv):
 
 
 def test_a_loss_that_is_not_a_number_stops_the_job_and_names_what_it_found(
-    start_job, zoo, iris_csv
-):
+    start_job: Callable[..., Job], zoo: Callable[..., Path], iris_csv: Callable[..., Path]
+) -> None:
     folder = zoo(
         GOOD.replace("return keras.losses", "import keras\n    return float('nan') * keras.losses"),
     )

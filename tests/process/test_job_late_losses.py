@@ -95,7 +95,7 @@ def kill(job: Job, role: str) -> None:
 
 
 def test_all_servers_killed_in_the_final_evaluation_get_the_weights_that_a_worker_has(
-    hold_job,
+    hold_job: Callable[..., Held],
 ) -> None:
     held = hold_job(num_workers=1, num_ps_pods=2)
     kill(held.job, "ps")
@@ -110,7 +110,7 @@ def test_all_servers_killed_in_the_final_evaluation_get_the_weights_that_a_worke
 
 
 def test_training_is_done_again_when_all_that_had_the_weights_were_killed_in_the_final_evaluation(
-    hold_job,
+    hold_job: Callable[..., Held],
 ) -> None:
     held = hold_job(num_workers=1, num_ps_pods=1)
     kill(held.job, "worker")

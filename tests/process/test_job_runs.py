@@ -4,6 +4,7 @@ predicted from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,13 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """1,200 records."""
     return write_iris(tmp_path_factory.mktemp("data") / "iris.csv", 8)
 
 
 @pytest.fixture(scope="module")
-def trained(start_jobs, data) -> Job:
+def trained(start_jobs: Callable[..., Job], data: Path) -> Job:
     """By the issue's own command, which leaves checkpoints, too."""
     job = start_jobs(
         model_def="iris",
@@ -54,7 +55,7 @@ def test_the_issues_own_command_ends_with_a_clean_receipt_and_an_export(
 
 
 def test_a_checkpoint_is_evaluated_on_another_number_of_servers(
-    trained: Job, start_job, data
+    trained: Job, start_job: Callable[..., Job], data: Path
 ) -> None:
     checkpoints = trained.directory / "checkpoints"
     job = start_job(
@@ -73,7 +74,7 @@ def test_a_checkpoint_is_evaluated_on_another_number_of_servers(
 
 
 def test_a_checkpoint_gives_predictions_on_another_number_of_servers(
-    trained: Job, start_job, data, tmp_path
+    trained: Job, start_job: Callable[..., Job], data: Path, tmp_path: Path
 ) -> None:
     job = start_job(
         "predict",
@@ -90,7 +91,9 @@ def test_a_checkpoint_gives_predictions_on_another_number_of_servers(
     assert sum(len(part[part.files[0]]) for part in parts) == 1200
 
 
-def test_a_job_over_thousands_of_files_trains_each_record_once(start_job, tmp_path) -> None:
+def test_a_job_over_thousands_of_files_trains_each_record_once(
+    start_job: Callable[..., Job], tmp_path: Path
+) -> None:
     """Whatever looks at all files for each file shows here: the job takes minutes instead of
     seconds.
     """

@@ -7,17 +7,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from elasticdl.rpc.master_client import MasterClient
+from tests.conftest import Job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 AT_ONCE = max(2, len(os.sched_getaffinity(0)))
 
 
-def test_scaling_to_twenty_workers_starves_nobody_and_loses_nothing(start_job, iris_csv):
+def test_scaling_to_twenty_workers_starves_nobody_and_loses_nothing(
+    start_job: Callable[..., Job], iris_csv: Callable[..., Path]
+) -> None:
     job = start_job(
         model_def="iris",
         training_data=iris_csv(200),

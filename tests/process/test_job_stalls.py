@@ -62,7 +62,7 @@ def elasticdl(*arguments: str) -> str:
 
 
 def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
-    tmp_path, start_locked
+    tmp_path: Path, start_locked: Callable[..., Job]
 ) -> None:
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -86,7 +86,7 @@ def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
 
 
 def test_code_that_never_ends_ends_the_job_with_its_own_exit_code_and_the_diagnosis(
-    tmp_path, start_locked
+    tmp_path: Path, start_locked: Callable[..., Job]
 ) -> None:
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

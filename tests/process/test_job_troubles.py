@@ -84,7 +84,9 @@ class Paced:
 
 
 @pytest.fixture(scope="module")
-def make_paced(tmp_path_factory, start_jobs) -> Callable[[], Paced]:
+def make_paced(
+    tmp_path_factory: pytest.TempPathFactory, start_jobs: Callable[..., Job]
+) -> Callable[[], Paced]:
     def make() -> Paced:
         folder = tmp_path_factory.mktemp("zoo")
         shutil.copy(ROOT / "model_zoo/iris.py", folder / "iris_paced.py")
@@ -160,7 +162,7 @@ def settled(status: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def lost(make_paced) -> Lost:
+def lost(make_paced: Callable[[], Paced]) -> Lost:
     paced = make_paced()
     job = paced.start(
         workers=2,
@@ -315,7 +317,7 @@ def test_one_history_and_one_set_of_curves_come_out_of_a_job_that_loses_workers(
 
 
 def test_a_killed_server_comes_back_from_its_checkpoint_and_what_ctrl_c_stops_can_be_resumed(
-    make_paced,
+    make_paced: Callable[[], Paced],
 ) -> None:
     paced = make_paced()
     job = paced.start(workers=1, checkpoint_steps=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ time.sleep(600)
     with pytest.raises(UserError, match=r"not through after 3 s; it said last:\s+importing"):
         child(program, timeout_s=3)
     for pid in map(int, pids.read_text().split()):
-        until("it is gone", lambda pid=pid: gone(pid), 10)
+        until("it is gone", partial(gone, pid), 10)
 
 
 def test_the_child_has_the_environment_of_the_job() -> None:

@@ -20,7 +20,7 @@ NOTEBOOK = json.loads((ROOT / "docs/notebook/example.ipynb").read_text())
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
-def test_the_notebook_has_the_cells_of_its_source():
+def test_the_notebook_has_the_cells_of_its_source() -> None:
     spec = importlib.util.spec_from_file_location("notebook_script", ROOT / "scripts/notebook.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
@@ -29,7 +29,7 @@ def test_the_notebook_has_the_cells_of_its_source():
     assert [(cell["cell_type"], "".join(cell["source"])) for cell in NOTEBOOK["cells"]] == wanted
 
 
-def test_the_notebook_was_run_and_shows_its_live_view_and_no_token():
+def test_the_notebook_was_run_and_shows_its_live_view_and_no_token() -> None:
     outputs = [output for cell in CODE for output in cell["outputs"]]
     assert all(cell["execution_count"] for cell in CODE)
     assert {output["output_type"] for output in outputs} == {"stream", "display_data"}
@@ -42,7 +42,7 @@ def test_the_notebook_was_run_and_shows_its_live_view_and_no_token():
     assert "token=" not in json.dumps(NOTEBOOK)
 
 
-def test_its_code_runs(tmp_path):
+def test_its_code_runs(tmp_path: Path) -> None:
     program = tmp_path / "example.py"
     program.write_text("\n".join("".join(cell["source"]) for cell in CODE))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}

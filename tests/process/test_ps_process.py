@@ -43,7 +43,7 @@ TOKEN = "the job's token"
 ONES = np.ones(6, np.float32)
 
 
-class Master(MasterServicer):  # type: ignore[misc]
+class Master(MasterServicer):
     """What servers need of a master."""
 
     def __init__(self, job: str, restore_from: str) -> None:
@@ -55,7 +55,7 @@ class Master(MasterServicer):  # type: ignore[misc]
         self._server = grpc.server(
             ThreadPoolExecutor(16), interceptors=[SyncChecks(TOKEN, lambda caller, method: "")]
         )
-        add_MasterServicer_to_server(self, self._server)
+        add_MasterServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]  # generated
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 

@@ -34,6 +34,8 @@ test_job_troubles.py.
 class Browser:
     """One that signed in."""
 
+    cookie = ""
+
     def __init__(self, running: Running) -> None:
         self.page = running.where()["page"]
         self.address = urlsplit(self.page).netloc
@@ -46,7 +48,7 @@ class Browser:
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.address, timeout=20)
-        sent = {**({"Cookie": self.cookie} if hasattr(self, "cookie") else {}), **(headers or {})}
+        sent = {**({"Cookie": self.cookie} if self.cookie else {}), **(headers or {})}
         text = None
         if body is not None:
             text, sent["Content-Type"] = json.dumps(body), "application/json"
@@ -136,7 +138,7 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
     receipt = running.json("receipt.json")
     assert receipt["total"]["lost"] == 0 and receipt["total"]["trained"] == 400
     with pytest.raises(ConnectionError):
-        socket.create_connection(tuple(browser.address.split(":")), 5)  # type: ignore[arg-type]
+        socket.create_connection(tuple(browser.address.split(":")), 5)
 
 
 def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_this_machine(
@@ -149,7 +151,7 @@ def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_thi
     assert stat.S_IMODE((running.directory / "master.json").stat().st_mode) == 0o600
     port = urlsplit(where["page"]).port
     others = {
-        address[4][0]
+        str(address[4][0])
         for address in socket.getaddrinfo(socket.gethostname(), port, type=socket.SOCK_STREAM)
     } - {
         "127.0.0.1",

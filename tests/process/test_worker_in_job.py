@@ -4,6 +4,7 @@ module's own processor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ class CustomModel(keras.Model):
 
 
 @pytest.fixture
-def zoo(tmp_path: Path):
+def zoo(tmp_path: Path) -> Callable[..., Path]:
     """Write a module `model.py` from the common part and more; its directory."""
 
     def write(more: str = "") -> Path:
@@ -66,7 +67,9 @@ def zoo(tmp_path: Path):
     return write
 
 
-def test_a_callback_that_ends_the_process_fails_the_job_and_is_named(start_job, iris_csv, zoo):
+def test_a_callback_that_ends_the_process_fails_the_job_and_is_named(
+    start_job: Callable[..., Job], iris_csv: Callable[..., Path], zoo: Callable[..., Path]
+) -> None:
     more = """
 import sys
 
@@ -110,7 +113,7 @@ class PredictionOutputsProcessor:
 
 
 @pytest.fixture(scope="module")
-def stopped(start_jobs, tmp_path_factory) -> Job:
+def stopped(start_jobs: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A subclassed model whose training a callback ended after 100 steps."""
     folder = tmp_path_factory.mktemp("zoo")
     (folder / "model.py").write_text("import os\n" + MODULE + SUBCLASSED + MORE + PROCESSOR)
@@ -139,7 +142,7 @@ def test_max_steps_stopping_ends_the_training_early_with_an_honest_receipt(stopp
 
 
 def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(
-    stopped: Job, start_job, iris_csv, tmp_path
+    stopped: Job, start_job: Callable[..., Job], iris_csv: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = Path(stopped.spec()["model"]["model_zoo"])
     assert (folder / "export" / "saved_model.pb").exists()

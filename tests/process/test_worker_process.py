@@ -58,7 +58,9 @@ def start(processes: list[subprocess.Popen[str]], body: str) -> subprocess.Popen
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_a_reason_to_drain(processes, number):
+def test_a_signal_is_a_reason_to_drain(
+    processes: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
     process = start(
         processes,
         f"assert ending.wait({LIMIT_S}); print(ending.reason.reason, flush=True); leave(ending)",
@@ -69,7 +71,7 @@ def test_a_signal_is_a_reason_to_drain(processes, number):
     assert process.returncode == ExitCode.DRAINED
 
 
-def test_no_thread_is_there_that_a_signal_could_meet_before_signals_are_held():
+def test_no_thread_is_there_that_a_signal_could_meet_before_signals_are_held() -> None:
     """NumPy starts threads when it is imported, as many as there are cores to use."""
     program = (
         "import elasticdl.worker.main, os, sys; print(len(os.listdir('/proc/self/task')), 'numpy'"
@@ -88,7 +90,9 @@ def test_no_thread_is_there_that_a_signal_could_meet_before_signals_are_held():
     assert done.stdout == "1 False\n"
 
 
-def test_a_main_thread_that_hangs_does_not_outlive_the_limit_of_a_drain(processes):
+def test_a_main_thread_that_hangs_does_not_outlive_the_limit_of_a_drain(
+    processes: list[subprocess.Popen[str]],
+) -> None:
     process = start(processes, "lock = threading.Lock(); lock.acquire(); lock.acquire()")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=LIMIT_S)
@@ -96,7 +100,7 @@ def test_a_main_thread_that_hangs_does_not_outlive_the_limit_of_a_drain(processe
     assert "by force" in output
 
 
-def test_what_was_printed_is_not_lost_at_the_end(processes):
+def test_what_was_printed_is_not_lost_at_the_end(processes: list[subprocess.Popen[str]]) -> None:
     process = start(
         processes, "sys.stdout.write('last words'); ending.fail(ValueError()); leave(ending)"
     )
@@ -107,7 +111,7 @@ def test_what_was_printed_is_not_lost_at_the_end(processes):
     assert process.returncode == ExitCode.JOB_FAILED
 
 
-def test_what_takes_long_gets_all_stacks_dumped_once(tmp_path):
+def test_what_takes_long_gets_all_stacks_dumped_once(tmp_path: Path) -> None:
     clock = ManualClock()
     with (tmp_path / "log").open("w+") as log:
         watch = HangWatch(clock, output=log)
@@ -127,7 +131,7 @@ def test_what_takes_long_gets_all_stacks_dumped_once(tmp_path):
         assert any("test_what_takes_long_gets_all_stacks_dumped_once" in line for line in stack)
 
 
-def test_a_wait_for_work_is_no_hang(tmp_path):
+def test_a_wait_for_work_is_no_hang(tmp_path: Path) -> None:
     clock = ManualClock()
     watch = HangWatch(clock)
     with watch.doing("a step"):
@@ -136,7 +140,7 @@ def test_a_wait_for_work_is_no_hang(tmp_path):
     assert not watch.check()
 
 
-def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest_so_far():
+def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest_so_far() -> None:
     clock = ManualClock()
     watch = HangWatch(clock, long_s=1e9)
     with watch.owing("a part"):
@@ -162,7 +166,7 @@ def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest
             watch.check()
 
 
-def test_one_that_waits_for_others_is_not_hung_and_learns_nothing_from_how_long_they_take():
+def test_one_that_waits_for_others_is_not_hung_and_learns_nothing_from_how_long_they_take() -> None:
     clock = ManualClock()
     watch = HangWatch(clock)
     done = False
@@ -186,7 +190,9 @@ def standing(place: Path, body: str, /, **names: object) -> threading.Thread:
     return threading.Thread(target=lambda: exec(code, dict(names)), daemon=True)
 
 
-def test_user_code_that_stands_at_one_place_is_named_by_file_and_line_after_five_minutes(tmp_path):
+def test_user_code_that_stands_at_one_place_is_named_by_file_and_line_after_five_minutes(
+    tmp_path: Path,
+) -> None:
     clock, go, there = ManualClock(), threading.Event(), threading.Event()
     watch = HangWatch(clock, long_s=1e9)
     body = "with watch.starting('building the model', folder):\n    there.set()\n    go.wait()\n"
@@ -209,7 +215,9 @@ def test_user_code_that_stands_at_one_place_is_named_by_file_and_line_after_five
         thread.join(LIMIT_S)
 
 
-def test_user_code_that_goes_from_place_to_place_may_take_as_long_as_it_likes(tmp_path):
+def test_user_code_that_goes_from_place_to_place_may_take_as_long_as_it_likes(
+    tmp_path: Path,
+) -> None:
     clock, turns = ManualClock(), [threading.Event() for _ in range(8)]
     there = [threading.Event() for _ in range(8)]
     watch = HangWatch(clock, long_s=1e9)
@@ -226,7 +234,7 @@ def test_user_code_that_goes_from_place_to_place_may_take_as_long_as_it_likes(tm
     thread.join(LIMIT_S)
 
 
-def test_a_worker_whose_user_code_stands_still_reports_that_and_ends(tmp_path):
+def test_a_worker_whose_user_code_stands_still_reports_that_and_ends(tmp_path: Path) -> None:
     reported: list[StoodStill] = []
     left, go = threading.Event(), threading.Event()
     shutdown = Shutdown()

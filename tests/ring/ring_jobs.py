@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tests.conftest import Job
 
 RECORDS = 1437
 """Of the digits to train on."""
@@ -17,7 +21,7 @@ LIMIT_S = 240.0
 """On a busy machine processes take long to import, to compile and to warm up."""
 
 
-def start(start_job, digits: Path, **flags):
+def start(start_job: Callable[..., Job], digits: Path, **flags: Any) -> Job:
     return start_job(
         **{
             "model_def": "digits",
@@ -36,20 +40,20 @@ class Paced:
     what a test sees.
     """
 
-    job: object
+    job: Job
     folder: Path
 
     def order(self, what: str) -> None:
         """Leave a file that the module looks for."""
         (self.folder / what).touch()
 
-    def ring(self, members: int, after: int = 0) -> dict:
+    def ring(self, members: int, after: int = 0) -> dict[str, Any]:
         """The status once a ring of so many is complete, in a generation after that one."""
         return self.job.wait_until(
             f"{members} are in a ring after generation {after}", formed(members, after), LIMIT_S
         )
 
-    def signal(self, status: dict, rank: int, number: signal.Signals) -> str:
+    def signal(self, status: dict[str, Any], rank: int, number: signal.Signals) -> str:
         """To the member of that rank; its name."""
         name = status["ring"]["members"][rank]
         where = next(process["where"] for process in status["processes"] if process["name"] == name)
@@ -65,7 +69,9 @@ class Paced:
         )
 
 
-def start_paced(start_job, digits: Path, zoo: Path, folder: Path, **flags) -> Paced:
+def start_paced(
+    start_job: Callable[..., Job], digits: Path, zoo: Path, folder: Path, **flags: Any
+) -> Paced:
     folder.mkdir(exist_ok=True)
     given = {
         "model_zoo": zoo,
@@ -77,19 +83,19 @@ def start_paced(start_job, digits: Path, zoo: Path, folder: Path, **flags) -> Pa
     return Paced(start(start_job, digits, **given), folder)
 
 
-def formed(members: int, after: int = 0):
+def formed(members: int, after: int = 0) -> Callable[[dict[str, Any]], bool]:
     """So many have the weights, in a generation after that one: of one that is still forming some
     may not have them yet.
     """
 
-    def is_formed(status) -> bool:
+    def is_formed(status: dict[str, Any]) -> bool:
         ring = status["ring"]
         return len(ring["members"]) == members and after < ring["generation"] == ring["formed"]
 
     return is_formed
 
 
-def finished(job, epochs: int, accuracy: float = 0.95) -> dict[str, int]:
+def finished(job: Job, epochs: int, accuracy: float = 0.95) -> dict[str, int]:
     """The receipt's total of a job that ended well and lost nothing."""
     code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()

@@ -13,8 +13,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import horovod.tensorflow  # noqa: F401 - so that it is there before members are forked
 import numpy as np
@@ -28,7 +30,7 @@ from elasticdl.model.module import load_module
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
 from elasticdl.rpc.conversation import Finished, RingGeneration
-from elasticdl.shard import Lease, Shard, ShardId, Source, Task, WorkItem
+from elasticdl.shard import Barrier, Lease, Shard, ShardId, Source, Task, WorkItem
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.first_batch import first_batch
 from elasticdl.worker.pipeline.leases import LeaseKeeper
@@ -66,7 +68,7 @@ class MemoryReader:
     def sources(self) -> tuple[Source, ...]:
         return (Source("memory", len(self._rows)),)
 
-    def read(self, shard: Shard):
+    def read(self, shard: Shard) -> Iterator[Block]:
         yield Block(self._rows[shard.begin : shard.end], shard.records)
 
     def close(self) -> None: ...
@@ -75,16 +77,18 @@ class MemoryReader:
 class Items:
     """Two shards an epoch, in a seeded order of records, and pauses between epochs."""
 
-    def __init__(self, setting: dict) -> None:
+    def __init__(self, setting: dict[str, Any]) -> None:
         self._setting = setting
 
-    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
+    def request_item(
+        self, number: int, wait_s: float, *, at_mark: bool = False
+    ) -> WorkItem | Finished:
         records, epochs, batch = (self._setting[name] for name in ("records", "epochs", "batch"))
         if number > 3 * epochs:
             return Finished()
         epoch, place = divmod(number - 1, 3)
         if place == 2:
-            return WorkItem(number, None, mark="pause")
+            return WorkItem(number, None, mark=Barrier.PAUSE)
         half = records // 2
         shard = Shard(ShardId(place), "memory", place * half, half if place == 0 else records)
         return WorkItem(
@@ -100,22 +104,24 @@ class Telling:
     `long`: {name of a member: [steps done, s that its next one then takes]}.
     """
 
-    def __init__(self, delay_s: float, long: list | None) -> None:
+    def __init__(self, delay_s: float, long: tuple[int, float] | None) -> None:
         self._delay_s = delay_s
         self._long = long
         self._steps = 0
 
     def before_step(self, item: WorkItem) -> None:
         self._steps += 1
-        long = self._long is not None and self._steps == self._long[0]
-        threading.Event().wait(self._long[1] if long else self._delay_s)
+        delay_s = self._delay_s
+        if self._long is not None and self._steps == self._long[0]:
+            delay_s = self._long[1]
+        threading.Event().wait(delay_s)
 
     def after_step(self, loss: float | None, version: int) -> None:
         tell(step=version, loss=loss, time=time.monotonic())
 
     def rate(self, version: int, scale: float) -> None: ...
 
-    def at_mark(self, item: WorkItem, version: int, rank: int, stop) -> bool:
+    def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
         return not stop()
 
     def restore(self, directory: str) -> int:
@@ -145,7 +151,7 @@ def report(outbox: Outbox, shutdown: Shutdown) -> None:
             )
 
 
-def main(name: str, setting: dict) -> None:
+def main(name: str, setting: dict[str, Any]) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(3)
     module = load_module(ModelSection(model_zoo=str(ZOO), model_def=setting["model"]))
@@ -157,7 +163,7 @@ def main(name: str, setting: dict) -> None:
     gauges, watch = Gauges(clock), HangWatch(clock, long_s=0.5, hung_s=setting["hung_s"])
     watch.start(shutdown, lambda: leave(shutdown))
     context = WorkerContext(
-        LeaseKeeper(None, outbox, shutdown),
+        LeaseKeeper(None, outbox, shutdown),  # type: ignore[arg-type]  # a ring asks for no lease
         outbox,
         gauges,
         ServerRetry(shutdown, gauges, clock),
@@ -208,7 +214,9 @@ def main(name: str, setting: dict) -> None:
     os._exit(0)
 
 
-def run(name: str, setting: dict, hears: Connection, tells: Connection, errors_at: str) -> None:
+def run(
+    name: str, setting: dict[str, Any], hears: Connection, tells: Connection, errors_at: str
+) -> None:
     """The process: its standard streams are those that a program of its own would have been
     given.
     """

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elasticdl.rpc.conversation import RingGeneration
 from elasticdl.rpc.rendezvous import Rendezvous, new_scope
@@ -42,7 +43,7 @@ def _enter(*arguments: object) -> None:
 class Process:
     """A process forked from the server, with pipes to it and from it."""
 
-    def __init__(self, name: str, setting: dict, errors_at: Path) -> None:
+    def __init__(self, name: str, setting: dict[str, Any], errors_at: Path) -> None:
         hears, self._to = FORKS.Pipe(duplex=False)
         self._from, tells = FORKS.Pipe(duplex=False)
         self._forked = FORKS.Process(
@@ -101,7 +102,7 @@ class Member:
     name: str
     process: Process
     errors_at: Path
-    told: list[dict] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -118,7 +119,7 @@ class Member:
                     self.changed.set()
         self.changed.set()
 
-    async def until(self, found: Callable[[dict], bool]) -> dict:
+    async def until(self, found: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first thing told, of those before and those to come, for which `found` says yes."""
         begin = 0
         async with asyncio.timeout(LIMIT_S):
@@ -133,7 +134,7 @@ class Member:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def step(self, version: int) -> dict:
+    async def step(self, version: int) -> dict[str, Any]:
         return await self.until(lambda one: one.get("step", 0) >= version)
 
     def losses(self) -> dict[int, float]:
@@ -166,7 +167,7 @@ class RingStage:
         self._generation = 0
         self._scope = ""
         self._holders: set[str] = set()
-        self._readers: list[asyncio.Task] = []
+        self._readers: list[asyncio.Task[Any]] = []
         self._all: list[Member] = []
         self._numbers = itertools.count()
 
@@ -216,9 +217,9 @@ class RingStage:
             if member.process.returncode is None:
                 member.process.tell(json.dumps(asdict(generation)) + "\n")
         if wait:
-            generation = self._generation
+            number = self._generation
             for member in members:
-                await member.until(lambda one: one.get("entered", 0) >= generation)
+                await member.until(lambda one: one.get("entered", 0) >= number)
             self._holders = set(names)
 
     def kill(self, *members: Member, with_signal: int = signal.SIGKILL) -> float:
@@ -227,7 +228,7 @@ class RingStage:
             member.process.send_signal(with_signal)
         return time.monotonic()
 
-    async def ends(self) -> list[dict]:
+    async def ends(self) -> list[dict[str, Any]]:
         """What the members of the ring told last."""
         return [await member.until(lambda one: "end" in one) for member in self.members]
 

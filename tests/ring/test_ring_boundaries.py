@@ -4,14 +4,20 @@ ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from tests.conftest import Job
 from tests.ring.ring_jobs import finished, start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def test_a_job_ends_though_boundaries_are_inside_shards(start_job, digits):
+def test_a_job_ends_though_boundaries_are_inside_shards(
+    start_job: Callable[..., Job], digits: Path
+) -> None:
     """72 steps in shards of 8: neither a checkpoint nor an evaluation is due where a shard ends,
     but for one checkpoint.
     """

@@ -5,17 +5,20 @@ whole model.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.conftest import Job
 from tests.ring.ring_jobs import LIMIT_S, start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
-def notes(folder: Path) -> list[dict[int, dict]]:
+def notes(folder: Path) -> list[dict[int, dict[str, Any]]]:
     """Of each member, what it noted of each version."""
     files = sorted(folder.glob("*.jsonl"))
     return [
@@ -24,7 +27,7 @@ def notes(folder: Path) -> list[dict[int, dict]]:
     ]
 
 
-def done(job) -> None:
+def done(job: Job) -> None:
     code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()
     total = job.receipt()["total"]
@@ -36,8 +39,8 @@ def done(job) -> None:
 
 
 def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_those_of_plain_keras(
-    start_job, digits, zoo, tmp_path
-):
+    start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
+) -> None:
     job = start(
         start_job,
         digits,
@@ -78,8 +81,8 @@ def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_thos
 
 
 def test_the_learning_rate_follows_the_version_and_training_ends_at_its_last_step(
-    start_job, digits, zoo, tmp_path
-):
+    start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
+) -> None:
     job = start(
         start_job,
         digits,
@@ -101,7 +104,7 @@ def test_the_learning_rate_follows_the_version_and_training_ends_at_its_last_ste
     assert 60 <= max(of_each[0]) < 200
 
 
-def plain_keras(zoo: Path, directory: Path, digits: Path):
+def plain_keras(zoo: Path, directory: Path, digits: Path) -> tuple[Any, Any, Any]:
     """The model with the weights of the newest checkpoint, and the data to evaluate on."""
     from elasticdl.checkpoint import ring_file, store
     from elasticdl.job import ModelSection

@@ -4,18 +4,23 @@ nobody has to say who made it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.conftest import Job
 from tests.ring.ring_jobs import LIMIT_S, finished, start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def trained(start_jobs, digits, tmp_path_factory):
+def trained(
+    start_jobs: Callable[..., Job], digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Job:
     """A job that is done, with its newest checkpoint at its last version."""
     output = tmp_path_factory.mktemp("output") / "export"
     job = start(
@@ -32,7 +37,7 @@ def trained(start_jobs, digits, tmp_path_factory):
     return job
 
 
-def test_two_workers_train_evaluate_and_leave_checkpoints(trained):
+def test_two_workers_train_evaluate_and_leave_checkpoints(trained: Job) -> None:
     evaluated = [row["version"] for row in trained.metrics() if row["kind"] == "evaluation"]
     assert evaluated == [200, 270]
     kept = sorted(
@@ -57,8 +62,8 @@ def predictions(folder: Path) -> np.ndarray:
     ids=["no flag", "a ring's flag"],
 )
 def test_a_checkpoint_of_a_ring_is_evaluated_whatever_the_flags_say_of_servers(
-    flags, workers, trained, start_job, digits
-):
+    flags: dict[str, Any], workers: int, trained: Job, start_job: Callable[..., Job], digits: Path
+) -> None:
     job = start_job(
         "evaluate",
         model_def="digits",
@@ -73,7 +78,9 @@ def test_a_checkpoint_of_a_ring_is_evaluated_whatever_the_flags_say_of_servers(
     assert job.metrics()[-1]["version"] == trained.metrics()[-1]["version"] > 0
 
 
-def test_a_checkpoint_of_a_ring_gives_predictions(trained, start_job, digits, tmp_path):
+def test_a_checkpoint_of_a_ring_gives_predictions(
+    trained: Job, start_job: Callable[..., Job], digits: Path, tmp_path: Path
+) -> None:
     job = start_job(
         "predict",
         model_def="digits",

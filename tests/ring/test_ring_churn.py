@@ -8,12 +8,14 @@ line for each.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from model_zoo import make_data
 from tests import churn
+from tests.conftest import Job
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +27,7 @@ MOST = 12
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory) -> Path:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
     make_data.MAKERS["digits"](folder, 0)
     return folder
@@ -34,8 +36,8 @@ def digits(tmp_path_factory) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(churn.SEEDS or 2))
 def test_a_ring_whose_members_are_killed_all_the_time_trains_each_record_once(
-    seed, start_job, digits
-):
+    seed: int, start_job: Callable[..., Job], digits: Path
+) -> None:
     choose = random.Random(seed)
     workers = choose.choice(WORKERS)
     job = start_job(

@@ -4,6 +4,8 @@ you like.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.fuzz_jobs.boxed import hold
@@ -13,6 +15,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 def test_jobs_with_random_flags_on_a_ring_train_each_record_as_often_as_their_receipt_says(
-    tmp_path,
-):
+    tmp_path: Path,
+) -> None:
     hold(Strategy.RING, tmp_path)

@@ -5,17 +5,20 @@ are killed, stopped, sent away.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import Job
 from tests.ring.ring_jobs import EPOCHS, LIMIT_S, finished, start_paced
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that_member_only(
-    start_job, digits, zoo, tmp_path
-):
+    start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
+) -> None:
     paced = start_paced(
         start_job, digits, zoo, tmp_path / "orders", num_workers=2, model_def="aborting"
     )
@@ -32,8 +35,8 @@ def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that
 
 
 def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewer_are_wanted(
-    start_job, digits, zoo, tmp_path
-):
+    start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
+) -> None:
     paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2)
     before = paced.ring(2)
     drained = paced.signal(before, 0, signal.SIGTERM)
@@ -54,8 +57,8 @@ def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewe
 
 
 def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_stopped_job_goes_on_where_it_was(
-    start_job, digits, zoo, tmp_path
-):
+    start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
+) -> None:
     paced = start_paced(
         start_job, digits, zoo, tmp_path / "orders", num_workers=2, checkpoint_steps=1000
     )
@@ -74,7 +77,7 @@ def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_stopped_job_goes_on_
     assert code == 130, output + paced.job.tails()
     trained = paced.job.receipt()["total"]["trained"]
     paced.order("hurry")
-    again = start_paced(
+    resumed = start_paced(
         lambda **flags: start_job("train", "--resume", **flags),
         digits,
         zoo,
@@ -83,11 +86,11 @@ def test_a_stopped_member_is_cut_out_and_let_in_again_and_a_stopped_job_goes_on_
         checkpoint_steps=1000,
         job_dir=paced.job.directory,
     )
-    finished(again.job, EPOCHS)
+    finished(resumed.job, EPOCHS)
     assert trained > 0
 
 
-def scale(job, workers: int) -> None:
+def scale(job: Job, workers: int) -> None:
     """As `elasticdl scale` does."""
     from elasticdl.cli.jobs.directory_job import DirectoryJob
     from elasticdl.jobdir.layout import JobDirectory

@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> dict[int, float]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses of a ring of one."""
 
     async def play(stage: RingStage) -> None:
@@ -47,7 +48,7 @@ def undisturbed(tmp_path_factory) -> dict[int, float]:
     return {version: losses.pop() for version, losses in stage.losses().items()}
 
 
-def check(stage: RingStage, ends: list[dict], undisturbed: dict[int, float]) -> None:
+def check(stage: RingStage, ends: list[dict[str, Any]], undisturbed: dict[int, float]) -> None:
     assert {one["end"] for one in ends} == {STEPS}
     assert len({one["digest"] for one in ends}) == 1, "the members' weights differ"
     assert stage.offsets() == {(shard, epoch): 48 for shard in (0, 1) for epoch in (0, 1)}
@@ -58,8 +59,8 @@ def check(stage: RingStage, ends: list[dict], undisturbed: dict[int, float]) -> 
             assert loss == pytest.approx(undisturbed[version], rel=1e-9), f"version {version}"
 
 
-def test_three_members_do_what_one_does(tmp_path, undisturbed) -> None:
-    ends: list[dict] = []
+def test_three_members_do_what_one_does(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    ends: list[dict[str, Any]] = []
 
     async def play(stage: RingStage) -> None:
         await stage.form(list(await asyncio.gather(*(stage.spawn() for _ in range(3)))))
@@ -69,8 +70,10 @@ def test_three_members_do_what_one_does(tmp_path, undisturbed) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_the_ring_goes_on_without_a_killed_member(tmp_path, undisturbed, victim) -> None:
-    ends: list[dict] = []
+def test_the_ring_goes_on_without_a_killed_member(
+    tmp_path: Path, undisturbed: dict[int, float], victim: int
+) -> None:
+    ends: list[dict[str, Any]] = []
 
     async def play(stage: RingStage) -> None:
         members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
@@ -83,8 +86,10 @@ def test_the_ring_goes_on_without_a_killed_member(tmp_path, undisturbed, victim)
     check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
 
 
-def test_a_member_joins_and_gets_the_state_of_those_who_are_there(tmp_path, undisturbed) -> None:
-    ends: list[dict] = []
+def test_a_member_joins_and_gets_the_state_of_those_who_are_there(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    ends: list[dict[str, Any]] = []
 
     async def play(stage: RingStage) -> None:
         members = list(await asyncio.gather(*(stage.spawn() for _ in range(2))))
@@ -97,11 +102,13 @@ def test_a_member_joins_and_gets_the_state_of_those_who_are_there(tmp_path, undi
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_any_script_of_kills_and_joins_ends_with_equal_weights(tmp_path, undisturbed, seed) -> None:
+def test_any_script_of_kills_and_joins_ends_with_equal_weights(
+    tmp_path: Path, undisturbed: dict[int, float], seed: int
+) -> None:
     """Kills hit one, several, rank 0, and rings that are only being formed; joins come at the same
     time.
     """
-    ends: list[dict] = []
+    ends: list[dict[str, Any]] = []
     choice = random.Random(seed)
 
     async def play(stage: RingStage) -> None:
@@ -121,8 +128,10 @@ def test_any_script_of_kills_and_joins_ends_with_equal_weights(tmp_path, undistu
     check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
 
 
-def test_a_ring_that_loses_a_member_while_it_forms_is_formed_anew(tmp_path, undisturbed) -> None:
-    ends: list[dict] = []
+def test_a_ring_that_loses_a_member_while_it_forms_is_formed_anew(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    ends: list[dict[str, Any]] = []
 
     async def play(stage: RingStage) -> None:
         members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
@@ -139,12 +148,12 @@ def test_a_ring_that_loses_a_member_while_it_forms_is_formed_anew(tmp_path, undi
 
 
 def test_a_member_whose_step_takes_three_times_the_silence_that_makes_one_lost_is_waited_for(
-    tmp_path, undisturbed
+    tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     """The others hear of it all the time: silence is what makes a member lost, and 4 s of it are
     enough.
     """
-    ends: list[dict] = []
+    ends: list[dict[str, Any]] = []
 
     async def play(stage: RingStage) -> None:
         await stage.form(list(await asyncio.gather(*(stage.spawn() for _ in range(2)))))
@@ -159,9 +168,9 @@ def test_a_member_whose_step_takes_three_times_the_silence_that_makes_one_lost_i
 
 
 def test_a_member_that_hangs_ends_itself_and_the_others_that_wait_for_it_do_not(
-    tmp_path, undisturbed
+    tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
-    ends: list[dict] = []
+    ends: list[dict[str, Any]] = []
 
     async def play(stage: RingStage) -> None:
         members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
@@ -176,11 +185,13 @@ def test_a_member_that_hangs_ends_itself_and_the_others_that_wait_for_it_do_not(
     check(run(tmp_path, play, long={"worker-1": [6, 3600.0]}, hung_s=4.0), ends, undisturbed)
 
 
-def test_a_stopped_member_is_known_to_be_lost_within_five_seconds(tmp_path, undisturbed) -> None:
+def test_a_stopped_member_is_known_to_be_lost_within_five_seconds(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
     """A process that is stopped is to the others what a node is whose link is cut: connections that
     say nothing.
     """
-    ends: list[dict] = []
+    ends: list[dict[str, Any]] = []
 
     async def play(stage: RingStage) -> None:
         members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))

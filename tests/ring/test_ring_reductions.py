@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,9 @@ except RingBroken:
 """
 
 
-def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_is_compiled():
+def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_is_compiled() -> (
+    None
+):
     done = subprocess.run(
         [sys.executable, "-c", CONSTANTS], capture_output=True, text=True, timeout=120, check=False
     )
@@ -45,8 +48,8 @@ def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_
 
 
 def test_minibatches_of_one_record_with_several_gradient_vectors_are_the_same_on_two_members(
-    tmp_path,
-):
+    tmp_path: Path,
+) -> None:
     """The member without a record has constants for gradients, in a vector of each type."""
 
     def losses(members: int) -> dict[int, float]:

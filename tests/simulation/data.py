@@ -67,7 +67,7 @@ def sources_of(
             scheduler.sleep(slow_s * scheduler.random.random())
         return (window, window) if len(window) else None
 
-    def feed_of(task: Task) -> Callable[[Records], tuple[Any, Any] | None]:
+    def feed_of(task: Task) -> Any:
         return feed
 
     most = sum(one.records for one in training)

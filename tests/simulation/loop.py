@@ -7,12 +7,11 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, final
+from typing import Any
 
 from tests.simulation.scheduler import Scheduler
 
 
-@final
 class Loop(asyncio.AbstractEventLoop):
     """One thread of one process: its callbacks run in the order in which they were put in, other
     processes in between.
@@ -37,9 +36,9 @@ class Loop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return False
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:  # type: ignore[override]
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         if not self._under_way:
@@ -80,13 +79,13 @@ class Loop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(
+    def create_task(  # type: ignore[override]
         self,
         coro: Coroutine[Any, Any, Any],
         *,
         name: str | None = None,
         context: Context | None = None,
-    ) -> Any:  # type: ignore[override]
+    ) -> Any:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -125,7 +125,7 @@ class Master:
         )
         self.archive = Archive(world)
         told = _Told(world)
-        launcher = Launcher(world.cluster, _spec_of)
+        launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here
         means = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told)  # type: ignore[arg-type]
         self._hands = Executor(self.inbox, self.gateway, means)
         self._driver = Driver(

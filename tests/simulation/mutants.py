@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from tests.simulation.runner import Seen, run_jobs
 
@@ -492,7 +493,7 @@ def put_in(mutant: Mutant) -> Iterator[None]:
     *owners, name = path.removesuffix(".fget").split(".")
     owner = functools.reduce(getattr, owners, module)
     before = inspect.getattr_static(owner, name)
-    inner = (
+    inner: Any = (
         before.fget
         if isinstance(before, property)
         else inspect.unwrap(getattr(before, "__func__", before))

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cluster.base import ProcessName
@@ -165,9 +166,7 @@ class Client:
         while True:
             stream = self._stream = _Stream()
             stream.listener = self._scheduler.current
-            self._scheduler.after(
-                self._network.latency_s(), lambda stream=stream: self._open(stream)
-            )
+            self._scheduler.after(self._network.latency_s(), partial(self._open, stream))
             while True:
                 while not stream.orders and stream.broken is None:
                     self._scheduler.park()
@@ -300,7 +299,8 @@ class Client:
     def _handled(self, call: _Call, done: asyncio.Task[Any]) -> None:
         call.handler = None
         if done.cancelled():
-            outcome, error = None, TransientError("the call was cancelled")
+            outcome = None
+            error: BaseException | None = TransientError("the call was cancelled")
         else:
             error = done.exception()
             outcome = done.result() if error is None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -218,7 +219,7 @@ class Hub:
             ring.ending.append(one)
             late_s = tear[1] + 1.0 if tear is not None and one is not first else 0.0
             self._scheduler.after(
-                took_s + late_s + self._latency_s(), lambda one=one: self._ends(ring, one)
+                took_s + late_s + self._latency_s(), partial(self._ends, ring, one)
             )
         if tear is not None and first is not None:
             self.tears.remove(tear)
@@ -248,7 +249,7 @@ class Hub:
         member.kind = ""
         if member.broken:
             raise RingBroken(member.broken)
-        return member.result  # type: ignore[no-any-return]  # None of `enter`, which nobody looks at
+        return member.result  # None of `enter`, which nobody looks at
 
     def _died(self, ring: _Generation, member: _Member) -> None:
         if ring.members.get(member.rank) is member:

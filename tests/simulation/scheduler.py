@@ -239,7 +239,7 @@ class Scheduler:
                 if type(item) is Task:
                     self._resume(item)
                 else:
-                    item()  # type: ignore[operator]
+                    item()
             elif timers:
                 when_s, _, item, token = heapq.heappop(timers)
                 if type(item) is Task and (not item.parked or item.token != token):
@@ -250,7 +250,7 @@ class Scheduler:
                     item.parked = False
                     self._resume(item)
                 else:
-                    item()  # type: ignore[operator]
+                    item()
             else:
                 raise Violation("everybody waits, and nothing will ever happen")
         if self.failure is not None:

@@ -39,20 +39,20 @@ def check(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps"])
-def test_the_jobs_of_these_seeds_end_with_each_record_trained_once(strategy):
+def test_the_jobs_of_these_seeds_end_with_each_record_trained_once(strategy: str) -> None:
     seen = run_jobs((*range(FIXED), *FOUND[strategy]), [strategy])
     check(seen)
     assert seen.jobs == FIXED + len(FOUND[strategy])
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps"])
-def test_random_jobs_end_with_each_record_trained_once(strategy):
+def test_random_jobs_end_with_each_record_trained_once(strategy: str) -> None:
     seen = run_jobs(itertools.count(int.from_bytes(os.urandom(3))), [strategy], seconds=CPU_S)
     check(seen)
     assert seen.jobs > 10
 
 
-def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minute():
+def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minute() -> None:
     """The defect that had ordinary jobs stand still for ever."""
     seen = mutants.look_for(mutants.DONE_AT_ITEM_END, seconds=60.0)
     (failure,) = seen.failures
@@ -64,17 +64,17 @@ def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minut
     [mutants.SILENT_STALL, mutants.STALL_TOO_SOON],
     ids=["not announced", "announced too soon"],
 )
-def test_a_stall_that_is_announced_wrongly_or_not_at_all_is_found(mutant):
+def test_a_stall_that_is_announced_wrongly_or_not_at_all_is_found(mutant: mutants.Mutant) -> None:
     (failure,) = mutants.look_for(mutant, seconds=60.0).failures
     assert mutant.shows in failure.what
 
 
-def test_a_stall_that_is_announced_is_no_silent_one():
+def test_a_stall_that_is_announced_is_no_silent_one() -> None:
     (failure,) = mutants.look_for(mutants.NO_ROOM, seconds=60.0).failures
     assert mutants.SILENT_STALL.shows not in failure.what
 
 
-def test_a_seed_replays_exactly_in_another_process():
+def test_a_seed_replays_exactly_in_another_process() -> None:
     """Nothing may depend on the addresses of objects, or on how strings are hashed there."""
     lines = set()
     for hash_seed in ("1", "2"):
@@ -101,14 +101,14 @@ def test_a_seed_replays_exactly_in_another_process():
     assert len(lines) == 1 and lines != {""}
 
 
-def test_when_nobody_can_ever_go_on_that_is_told_at_once():
+def test_when_nobody_can_ever_go_on_that_is_told_at_once() -> None:
     scheduler = Scheduler(0)
     Process(scheduler, "worker-0").spawn(scheduler.park, "main")
     with pytest.raises(Violation, match="nothing will ever happen"):
         scheduler.run()
 
 
-def test_a_killed_process_runs_no_further_and_a_stopped_one_only_when_it_is_let():
+def test_a_killed_process_runs_no_further_and_a_stopped_one_only_when_it_is_let() -> None:
     scheduler, seen = Scheduler(0), []
     killed, stopped = Process(scheduler, "killed"), Process(scheduler, "stopped")
 

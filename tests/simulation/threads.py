@@ -223,7 +223,7 @@ class Threading:
         return id(_scheduler().current)
 
     @staticmethod
-    def enumerate() -> list[Thread]:
+    def enumerate() -> list[Any]:
         return []
 
 

@@ -310,7 +310,7 @@ class Truth:
             self.violated(f"the receipt is wrong: {total}")
         status = world.master.state.status()
         if (
-            sum(row.records for row in status.processes) + status.records.resumed
+            sum(row.records or 0 for row in status.processes) + status.records.resumed
             != status.records.trained + status.records.undone
         ):
             self.violated(f"what workers did does not come to what was trained: {status.records}")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol, final
 
+import numpy as np
+
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError
 from elasticdl.formatting import GIVING_PART
@@ -62,7 +64,8 @@ class World(Protocol):
 class Works(Protocol):
     """`working.wind_down` wants this of a worker."""
 
-    callbacks: Any
+    @property
+    def callbacks(self) -> Any: ...
 
     def run(self) -> None: ...
 
@@ -102,7 +105,11 @@ class SimulatedWorker:
 def main(world: World, running: Running) -> int:
     """As `worker.main`: from the first word to the master to the exit code."""
     shutdown = Shutdown()
-    running.drain = lambda: shutdown.end(Draining("SIGTERM"))
+
+    def drain() -> None:
+        shutdown.end(Draining("SIGTERM"))
+
+    running.drain = drain
     _end_by_force(running, shutdown, world.scheduler)
     try:
         _run(world, running, shutdown)
@@ -122,7 +129,8 @@ def _run(world: World, running: Running, shutdown: Shutdown) -> None:
     try:
         link.context.outbox.starting("build")
         scheduler.sleep(world.plan.build_s * draw())
-        works = (_on_ring if world.plan.on_ring else _with_servers)(world, worker, client, link)
+        make = _on_ring if world.plan.on_ring else _with_servers
+        works = make(world, worker, client, link)
         works.run()
     except Ended:
         pass
@@ -138,7 +146,7 @@ def _end_by_force(running: Running, shutdown: Shutdown, scheduler: Any) -> None:
     def run() -> None:
         while not shutdown.wait(60.0):
             continue
-        limit_s = {Draining: DRAIN_S, Failed: FAIL_S}.get(type(shutdown.reason), DONE_S)  # type: ignore[arg-type]
+        limit_s = {Draining: DRAIN_S, Failed: FAIL_S}.get(type(shutdown.reason), DONE_S)
         scheduler.sleep(limit_s)
         running.exit_code = int(exit_code(shutdown.reason))
         running.process.kill()
@@ -261,7 +269,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     }
     copies = Copies(exchange, ["weights"], context)  # type: ignore[arg-type]
     preparing = SimpleNamespace(prepare=lambda features, training=False: _NO_PARAMETERS)
-    marks = BarrierTasks(client, sources, tasks, preparing, context)  # type: ignore[arg-type]
+    marks = BarrierTasks(client, sources, tasks, preparing, context)
 
     def restore(directory: str) -> int:
         version, weights = world.disk.rings[directory] if directory else (0, Weights())
@@ -284,7 +292,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
 @final
 class _Whole:
     def dense(self, snapshot: SnapshotId | None) -> Any:
-        return data.np.empty(0, data.np.float32)
+        return np.empty(0, np.float32)
 
     def rows(self, table: int, snapshot: SnapshotId | None) -> Any:
         raise AssertionError("there are no tables")
@@ -360,7 +368,7 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
 
     def start() -> None:
         context.outbox.starting("weights")
-        if trainer.start(_NO_PARAMETERS, data.np.empty(0, data.np.float32)):  # type: ignore[arg-type]
+        if trainer.start(_NO_PARAMETERS, np.empty(0, np.float32)):  # type: ignore[arg-type]
             context.outbox.starting(GIVING_PART)
         link.revival.start(trainer.revive)
         for stage in (reading, feeding, loading):

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, final
 
@@ -38,7 +39,7 @@ class World:
         self.plan = plan
         self.scheduler = Scheduler(plan.number, gives_way=plan.gives_way)
         threads.use(self.scheduler)
-        self.loop = Loop(self.scheduler)
+        self.loop = Loop(self.scheduler)  # type: ignore[abstract]  # what the master does not use
         self.network = Network(self.scheduler, plan.weather)
         self.hub = Hub(self.scheduler, self.network.latency_s, self.stepped)
         self.disk = Disk()
@@ -62,7 +63,7 @@ class World:
         self._after_steps(0)
         for fault in self.plan.faults:
             if fault.after_steps is None:
-                self.scheduler.after(fault.at_s, lambda fault=fault: self._strike(fault))
+                self.scheduler.after(fault.at_s, partial(self._strike, fault))
         self.scheduler.after(_LOOK_S, self._look)
         try:
             self.scheduler.run()
@@ -111,7 +112,7 @@ class World:
             servers.main(self, running)
             if running.name.role is Role.PS
             else workers.main(self, running)
-        )  # type: ignore[arg-type]
+        )
 
     # Time
 
@@ -138,7 +139,7 @@ class World:
     def _after_steps(self, steps: int) -> None:
         for fault in self.plan.faults:
             if fault.after_steps == steps:
-                self.scheduler.after(fault.at_s, lambda fault=fault: self._strike(fault))
+                self.scheduler.after(fault.at_s, partial(self._strike, fault))
 
     def kill(self, process: Process) -> None:
         for running in list(self.cluster.running.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
@@ -57,7 +57,7 @@ class OrderStreams:
             self.put(name, generation)
         self._generations[name] = generation
 
-    async def stream(self, name: ProcessName) -> AsyncIterator[Order]:
+    async def stream(self, name: ProcessName) -> AsyncGenerator[Order]:
         """The servers' addresses, then every order as it comes, until `leave` or a newer stream."""
         self._end_stream(name)
         wake = self._wake[name] = asyncio.Event()

@@ -7,7 +7,7 @@ belongs to whom.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -148,7 +148,7 @@ class ProcessGateway:
             # Handled in order: the last is the last.
             await handled[-1]
 
-    def stream(self, name: ProcessName) -> AsyncIterator[Order]:
+    def stream(self, name: ProcessName) -> AsyncGenerator[Order]:
         """What the master wants of a process, from now on."""
         self.sessions.heard(name)
         return self.orders.stream(name)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.kubernetes.cluster import store
@@ -107,7 +108,7 @@ class Node:
     def program(self, name: str, *flags: str) -> None:
         self.spawn(name, self.programs / name, *flags)
 
-    def wait_for(self, what: str, ready) -> None:
+    def wait_for(self, what: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline:
             try:
