@@ -26,9 +26,10 @@ def main() -> None:
     )
     leave_on_signal()
     try:
-        from elasticdl.ps.serving import ServerEnvironment, serve
+        from elasticdl.cluster.role_environment import RoleEnvironment
+        from elasticdl.ps.serving import serve
 
-        leave(serve(ServerEnvironment.read()))
+        leave(serve(RoleEnvironment.read()))
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
         fail(error)
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.native import _native
 from elasticdl.ps.gauges import Gauges
@@ -31,49 +29,24 @@ _log = logging.getLogger(__name__)
 _CONTROL_THREADS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEnvironment:
-    """What the cluster tells a server."""
-
-    master: str
-    token: str = field(repr=False)
-    name: ProcessName
-    bind_host: str
-
-    @classmethod
-    def read(cls) -> ServerEnvironment:
-        """From ELASTICDL_*; the token is taken out."""
-        try:
-            return cls(
-                os.environ["ELASTICDL_MASTER"],
-                os.environ.pop("ELASTICDL_TOKEN"),
-                ProcessName.parse(os.environ["ELASTICDL_PROCESS"]),
-                os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
-            )
-        except (KeyError, ValueError) as error:
-            raise PermanentError(
-                f"the environment of this server lacks or garbles {error}",
-                hint="jobs start servers",
-            ) from error
-
-    def address(self, port: int) -> str:
-        """How others reach a port of ours: by the address that leads to the master, if we listen on
-        all of them.
-        """
-        host = self.bind_host
-        if host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            peer, _, peer_port = self.master.rpartition(":")
-            family, _, _, _, target = socket.getaddrinfo(
-                peer.strip("[]"), int(peer_port), type=socket.SOCK_DGRAM
-            )[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(target)
-                host = probe.getsockname()[0]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def reachable_address(environment: RoleEnvironment, port: int) -> str:
+    """How others reach a port of ours: by the address that leads to the master, if we listen on all
+    of them.
+    """
+    host = environment.bind_host
+    if host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        peer, _, peer_port = environment.master.rpartition(":")
+        family, _, _, _, target = socket.getaddrinfo(
+            peer.strip("[]"), int(peer_port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            host = probe.getsockname()[0]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def control_server(
-    environment: ServerEnvironment, server: _native.Server, place: PartPlace, guard: TermGuard
+    environment: RoleEnvironment, server: _native.Server, place: PartPlace, guard: TermGuard
 ) -> tuple[grpc.Server, int]:
     """The master's way in, started; and its port."""
     checks = SyncChecks(environment.token, guard.check)
@@ -91,7 +64,7 @@ def control_server(
     return control, port
 
 
-def serve(environment: ServerEnvironment) -> ExitCode:
+def serve(environment: RoleEnvironment) -> ExitCode:
     """Attach, restore, serve and report until the job is over or this process is told to go;
     returns its exit code.
     """
@@ -109,9 +82,9 @@ def serve(environment: ServerEnvironment) -> ExitCode:
     # an older one.
     take = restore_what_is_whole if environment.name.incarnation else restore
     version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
-    bulk = environment.address(server.listen(environment.bind_host))
+    bulk = reachable_address(environment, server.listen(environment.bind_host))
     _control, port = control_server(environment, server, place, guard)
-    client.attach(environment.address(port), bulk, version)
+    client.attach(reachable_address(environment, port), bulk, version)
     _log.info(
         "%s serves %s, version %s",
         environment.name,

@@ -7,7 +7,6 @@ imports it while the main thread attaches and connects.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import traceback
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticdl.clock import Clock, SystemClock
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.role_environment import RoleEnvironment, step_threads
 from elasticdl.data.files import DataChanged
-from elasticdl.errors import ElasticDLError, PermanentError, UserError
+from elasticdl.errors import ElasticDLError, UserError
 from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
 from elasticdl.job import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
@@ -59,37 +58,6 @@ _log = logging.getLogger(__name__)
 
 SETTLE_S = 3.0
 FLUSH_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEnvironment:
-    """What the cluster passes to a worker."""
-
-    master: str
-    token: str
-    name: ProcessName
-    job_dir: Path
-    threads: int
-
-    @classmethod
-    def read(cls) -> WorkerEnvironment:
-        """Read the variables ELASTICDL_*.
-
-        The token is removed, so that user code does not pass it on to processes that it starts.
-        """
-        try:
-            return cls(
-                os.environ["ELASTICDL_MASTER"],
-                os.environ.pop("ELASTICDL_TOKEN"),
-                ProcessName.parse(os.environ["ELASTICDL_PROCESS"]),
-                Path(os.environ["ELASTICDL_JOB_DIR"]),
-                int(os.environ.get("ELASTICDL_THREADS", "0")),
-            )
-        except (KeyError, ValueError) as error:
-            raise PermanentError(
-                f"an environment variable of this worker is missing or invalid: {error}",
-                hint="do not start workers by hand: a job starts them",
-            ) from error
 
 
 def import_tensorflow(threads: int) -> None:
@@ -147,7 +115,7 @@ class Surroundings:
     leave: Callable[[], None]
 
     @classmethod
-    def real(cls, environment: WorkerEnvironment, shutdown: Shutdown) -> Surroundings:
+    def real(cls, environment: RoleEnvironment, shutdown: Shutdown) -> Surroundings:
         """Those of a process on its own."""
         clock = SystemClock()
 
@@ -207,7 +175,7 @@ class Link:
 
 
 def work(
-    environment: WorkerEnvironment, client: MasterClient, link: Link, importing: _Import
+    environment: RoleEnvironment, client: MasterClient, link: Link, importing: _Import
 ) -> Worker | RingWorker:
     """Build the worker and let it work until it ends; `Shutdown` then has the reason."""
     outbox = link.context.outbox
@@ -240,7 +208,7 @@ def work(
     return worker
 
 
-def _work_on_ring(environment: WorkerEnvironment, client: MasterClient, link: Link) -> RingWorker:
+def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link) -> RingWorker:
     from elasticdl.worker.ps.wiring import Assignment
     from elasticdl.worker.ring.wiring import assemble_ring
 
@@ -325,8 +293,8 @@ def log_error(error: BaseException) -> None:
 
 def run(shutdown: Shutdown) -> None:
     """Run a worker's whole life, except for its end as a process."""
-    environment = WorkerEnvironment.read()
-    importing = _Import(environment.threads)
+    environment = RoleEnvironment.read()
+    importing = _Import(step_threads())
     client = MasterClient(environment.master, environment.token, str(environment.name))
     link = Link.make(client, Surroundings.real(environment, shutdown), shutdown)
     worker: Worker | RingWorker | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.role_environment import TOKEN, RoleEnvironment
 from elasticdl.job import JobSpec
 
 COMMANDS = {
@@ -42,19 +44,18 @@ class ProcessEnv:
     def __call__(self, name: ProcessName) -> ProcessSpec:
         """The spec of one process. The user's environment cannot change what is ours."""
         member = self.spec.trains_on_ring and name.role is Role.WORKER
-        bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
+        environment = RoleEnvironment(
+            self.address, self.token, name, Path(self.directory), self.bind_host
+        )
         return ProcessSpec(
             name=name,
             command=COMMANDS[name.role],
             env={
                 **(_FAST_ENDS if member else {}),
                 **self.spec.cluster.envs,
-                "ELASTICDL_MASTER": self.address,
-                "ELASTICDL_PROCESS": str(name),
-                "ELASTICDL_JOB_DIR": self.directory,
-                **bind,
+                **environment.variables(),
             },
-            secrets={"ELASTICDL_TOKEN": self.token},
+            secrets={TOKEN: self.token},
             cores=self._share(name.role),
         )
 

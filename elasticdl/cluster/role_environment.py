@@ -1,0 +1,64 @@
+"""The variables by which a master tells a worker or a parameter server what it is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.errors import PermanentError
+
+TOKEN = "ELASTICDL_TOKEN"  # noqa: S105 - a name
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RoleEnvironment:
+    """One process of a job."""
+
+    master: str
+    """host:port of the master."""
+    token: str = field(repr=False)
+    name: ProcessName
+    job_dir: Path
+    bind_host: str = ""
+    """Where the process listens; '' for this machine only."""
+
+    def variables(self) -> dict[str, str]:
+        """All but the token, which is a secret."""
+        bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
+        return {
+            "ELASTICDL_MASTER": self.master,
+            "ELASTICDL_PROCESS": str(self.name),
+            "ELASTICDL_JOB_DIR": str(self.job_dir),
+            **bind,
+        }
+
+    @classmethod
+    def read(cls) -> RoleEnvironment:
+        """From this process's environment.
+
+        The token is taken out, so that user code does not pass it on to processes that it starts.
+        Raises PermanentError.
+        """
+        try:
+            return cls(
+                os.environ["ELASTICDL_MASTER"],
+                os.environ.pop(TOKEN),
+                ProcessName.parse(os.environ["ELASTICDL_PROCESS"]),
+                Path(os.environ["ELASTICDL_JOB_DIR"]),
+                os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
+            )
+        except (KeyError, ValueError) as error:
+            raise PermanentError(
+                f"an environment variable is missing or invalid: {error}",
+                hint="the master of a job starts its workers and servers",
+            ) from error
+
+
+def step_threads() -> int:
+    """How many threads a step may use, as the cluster says; 0 if it says nothing."""
+    text = os.environ.get("ELASTICDL_THREADS", "0")
+    return int(text) if text.isdecimal() else 0
