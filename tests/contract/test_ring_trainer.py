@@ -105,7 +105,7 @@ class Job:
 
     # the way to the master
 
-    def say(self, report: RingReport) -> None:
+    def say(self, report: RingReport, position: object) -> None:
         if report.broken > report.entered:
             self.when_broken()
 

@@ -115,9 +115,8 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report():
 
 def test_a_member_of_a_ring_tells_its_position_with_each_word():
     outbox = Outbox()
-    outbox.position = lambda: (944, 9, 400)
     assert outbox.take({}).ring is None
-    outbox.say(RingReport(ready=True, entered=2))
+    outbox.say(RingReport(ready=True, entered=2), lambda: (944, 9, 400))
     assert outbox.take({}).ring == RingReport(
         ready=True, entered=2, version=944, number=9, offset=400
     )

@@ -128,6 +128,10 @@ class _Held:
         return progress
 
 
+RingPosition: TypeAlias = Callable[[], tuple[int, int, int]]
+"""Steps in a member's weights, the item that it is at, and the offset in it; from any thread."""
+
+
 @final
 class Outbox:
     """Thread-safe. `urgent` is set while something waits that should be sent at once."""
@@ -142,18 +146,13 @@ class Outbox:
         self._failures: list[Failure] = []
         self._exported = ""
         self._stop_asked = ""
-        self._ring: RingReport | None = None
+        self._ring: tuple[RingReport, RingPosition] | None = None
         self._cuts: list[RingCut] = []
         self._saves: list[RingSaved] = []
         self._starting: list[str] = []
         self._awaited: list[threading.Event] = []
         """Set when the next report has arrived; `_under_way`: when the last one has."""
         self._under_way: list[threading.Event] = []
-        self.position: Callable[[], tuple[int, int, int]] | None = None
-        """On a ring: steps in this member's weights, its current item, and the offset in it.
-
-        Called from any thread.
-        """
         self.urgent = threading.Event()
 
     def tell_all(self) -> tuple[Applied, ...]:
@@ -303,10 +302,10 @@ class Outbox:
             self._stop_asked = reason
         self.urgent.set()
 
-    def say(self, report: RingReport) -> None:
+    def say(self, report: RingReport, position: RingPosition) -> None:
         """This worker's state in the ring, part of each report from now on."""
         with self._lock:
-            self._ring = report
+            self._ring = report, position
         self.urgent.set()
 
     def cut(self, cut: RingCut) -> None:
@@ -321,10 +320,11 @@ class Outbox:
             self._saves.append(saved)
         self.urgent.set()
 
-    def _placed(self, report: RingReport | None) -> RingReport | None:
-        if report is None or self.position is None:
-            return report
-        version, number, offset = self.position()
+    def _ring_report(self) -> RingReport | None:
+        if self._ring is None:
+            return None
+        report, position = self._ring
+        version, number, offset = position()
         return replace(report, version=version, number=number, offset=offset)
 
     def take(self, gauges: Mapping[str, float]) -> Report:
@@ -344,7 +344,7 @@ class Outbox:
                         for cause, count in self._dropped.items()
                     },
                 },
-                ring=self._placed(self._ring),
+                ring=self._ring_report(),
                 ring_cuts=tuple(self._cuts),
                 ring_saves=tuple(self._saves),
                 starting=tuple(self._starting),

@@ -9,6 +9,7 @@ from typing import Protocol, final
 
 from elasticdl.dropped import DropCause
 from elasticdl.rpc.conversation import RingDrop, RingGeneration, RingReport, RingSave
+from elasticdl.worker.pipeline.outbox import RingPosition
 from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
 from elasticdl.worker.process.shutdown import Draining, Shutdown
 
@@ -16,7 +17,7 @@ from elasticdl.worker.process.shutdown import Draining, Shutdown
 class ReportSink(Protocol):
     """Passes reports to the master: the outbox."""
 
-    def say(self, report: RingReport) -> None:
+    def say(self, report: RingReport, position: RingPosition) -> None:
         """Send this with the next report, at once."""
 
 
@@ -103,8 +104,10 @@ class MemberReporter:
     Belongs to the loop's thread, except for `leave`.
     """
 
-    def __init__(self, sink: ReportSink) -> None:
+    def __init__(self, sink: ReportSink, position: RingPosition) -> None:
+        """`position` goes with each report, as it is then."""
         self._sink = sink
+        self._position = position
         self._lock = threading.Lock()
         self._report = RingReport()
 
@@ -127,4 +130,4 @@ class MemberReporter:
     def _say(self, **facts: object) -> None:
         with self._lock:
             self._report = replace(self._report, **facts)  # type: ignore[arg-type]
-            self._sink.say(self._report)
+            self._sink.say(self._report, self._position)

@@ -141,7 +141,7 @@ class RingTrainer:
         self._parts = parts
         self._context = context
         self._generations = generations
-        self._reporter = MemberReporter(context.outbox)
+        self._reporter = MemberReporter(context.outbox, lambda: self._position.numbers()[:3])
         self._position = Position()
         self._unsafe: Advance | None = None
         """What to report of the steps since, once they are safe."""
@@ -198,7 +198,6 @@ class RingTrainer:
         """
         self._context.shutdown.listen(self._leave_if_draining)
         self._pause = Pause()
-        self._context.outbox.position = lambda: self._position.numbers()[:3]
         self._reporter.ready()
         try:
             while True:
