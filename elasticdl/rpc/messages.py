@@ -140,8 +140,8 @@ def lease_from_wire(message: pb.Lease) -> Lease:
     )
 
 
-def _item_to_wire(item: WorkItem) -> pb.RingItem:
-    return pb.RingItem(
+def _item_to_wire(item: WorkItem) -> pb.RingWorkItem:
+    return pb.RingWorkItem(
         number=item.number,
         lease=lease_to_wire(item.lease) if item.lease is not None else None,
         batch=item.batch,
@@ -151,7 +151,7 @@ def _item_to_wire(item: WorkItem) -> pb.RingItem:
     )
 
 
-def _item_from_wire(message: pb.RingItem) -> WorkItem:
+def _item_from_wire(message: pb.RingWorkItem) -> WorkItem:
     mark = Barrier(message.mark)
     if (mark is Barrier.NONE) != message.HasField("lease") or (
         mark is Barrier.NONE and message.batch < 1
@@ -212,7 +212,7 @@ def order_to_wire(order: Order) -> pb.Order:
         case Finish():
             return pb.Order(finish=pb.Done())
         case RingGeneration():
-            return pb.Order(ring_form=ring.generation_to_wire(order))
+            return pb.Order(ring_generation=ring.generation_to_wire(order))
         case RingSave(snapshot, directory):
             return pb.Order(ring_save=pb.RingSave(snapshot=snapshot, directory=directory))
         case RingDrop(snapshot):
@@ -232,8 +232,8 @@ def order_from_wire(message: pb.Order) -> Order:
             return Servers(tuple(message.servers.addresses))
         case "finish":
             return Finish()
-        case "ring_form":
-            return ring.generation_from_wire(message.ring_form)
+        case "ring_generation":
+            return ring.generation_from_wire(message.ring_generation)
         case "ring_save":
             return ring.save_from_wire(message.ring_save)
         case "tell_state":

@@ -27,9 +27,9 @@ def _count(value: int, what: str) -> int:
     return value
 
 
-def report_to_wire(report: RingReport) -> pb.RingWord:
+def report_to_wire(report: RingReport) -> pb.RingReport:
     """RingReport -> message."""
-    return pb.RingWord(
+    return pb.RingReport(
         ready=report.ready,
         entered=report.entered,
         broken=report.broken,
@@ -41,7 +41,7 @@ def report_to_wire(report: RingReport) -> pb.RingWord:
     )
 
 
-def report_from_wire(message: pb.RingWord) -> RingReport:
+def report_from_wire(message: pb.RingReport) -> RingReport:
     """Message -> RingReport. Raises ValueError."""
     return RingReport(
         message.ready,
@@ -103,20 +103,20 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
     )
 
 
-def generation_to_wire(generation: RingGeneration) -> pb.RingForm:
+def generation_to_wire(generation: RingGeneration) -> pb.RingGeneration:
     """RingGeneration -> message."""
-    return pb.RingForm(
-        generation=generation.number,
+    return pb.RingGeneration(
+        number=generation.number,
         members=generation.members,
         holders=generation.holders,
-        first_number=generation.first_item,
+        first_item=generation.first_item,
         restore_from=generation.restore_from,
         port=generation.port,
         scope=generation.scope,
     )
 
 
-def generation_from_wire(message: pb.RingForm) -> RingGeneration:
+def generation_from_wire(message: pb.RingGeneration) -> RingGeneration:
     """Message -> RingGeneration. Raises ValueError."""
     members, holders = tuple(message.members), tuple(message.holders)
     if not 1 <= len(members) <= _MAX_MEMBERS or not all(
@@ -127,10 +127,10 @@ def generation_from_wire(message: pb.RingForm) -> RingGeneration:
             f" {list(holders)}"
         )
     return RingGeneration(
-        number=_count(message.generation, "generation"),
+        number=_count(message.number, "number"),
         members=members,
         holders=holders,
-        first_item=_count(message.first_number, "first_number"),
+        first_item=_count(message.first_item, "first_item"),
         restore_from=message.restore_from,
         port=_count(message.port, "port"),
         scope=message.scope,
