@@ -1,1 +1,1 @@
-"""Checkpoints: one cut of everything, as files that verify themselves."""
+"""Checkpoints: one cut of all state, in files with checksums."""

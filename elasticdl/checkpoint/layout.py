@@ -1,5 +1,4 @@
-"""What a checkpoint consists of: the manifest, and which part of it a server of another layout
-needs. Pure.
+"""The contents of a checkpoint: the manifest and its files. Pure.
 
 `checkpoints/version-<n>/manifest.json` is written last, so a directory with a manifest is complete.
 """
@@ -20,9 +19,7 @@ class _Frozen(BaseModel):
 
 
 class PartFile(_Frozen):
-    """One server's file: its name within the directory, its size and its checksum (`crc32c:` and 8
-    hex digits).
-    """
+    """One server's file: its name, its size and its checksum (`crc32c:` and 8 hex digits)."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     bytes: int = Field(ge=0)
@@ -30,12 +27,15 @@ class PartFile(_Frozen):
 
 
 class Manifest(_Frozen):
-    """One cut of everything. `ledger` is the data ledger as the master's core wrote it (JSON)."""
+    """One cut of all state. `ledger` is the data ledger as JSON, written by the master's core."""
 
     format: int = FORMAT
     version: int = Field(ge=0)
     servers: int = Field(ge=0)
-    """How many wrote it; 0: a ring, which has all of its state in one file and no `parameters`."""
+    """Servers that wrote it.
+
+    0: a ring, which has its whole state in one file and no `parameters`.
+    """
     parameters: ParametersSpec | None
     files: tuple[PartFile, ...]
     rows: int = Field(default=0, ge=0)
@@ -59,7 +59,7 @@ def part_name(server: int, servers: int) -> str:
 
 
 def parse_manifest(text: str, where: str) -> Manifest:
-    """Raises Corrupted naming `where` and the first thing that is wrong."""
+    """Parse a manifest. Raises Corrupted that names `where` and the first problem."""
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -69,6 +69,6 @@ def parse_manifest(text: str, where: str) -> Manifest:
         ) from error
     if manifest.format != FORMAT:
         raise Corrupted(
-            f"{where}: written in format {manifest.format}, this version reads format {FORMAT}"
+            f"{where}: the format is {manifest.format}, this version reads format {FORMAT}"
         )
     return manifest

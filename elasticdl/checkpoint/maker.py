@@ -1,6 +1,4 @@
-"""Who made a checkpoint decides how it is evaluated: with parameter servers that hold it, or with
-workers that have all of it.
-"""
+"""The strategy that made a checkpoint: it decides how the checkpoint is evaluated."""
 
 from __future__ import annotations
 
@@ -12,16 +10,14 @@ from elasticdl.job import Action, JobSpec, Strategy
 
 
 def maker_of(manifest: Manifest) -> Strategy:
-    """The strategy with which a job was trained."""
+    """The strategy of the training job."""
     return Strategy.PARAMETER_SERVER if manifest.servers else Strategy.ALLREDUCE
 
 
 def as_trained(spec: JobSpec) -> JobSpec:
-    """The job with the strategy of the checkpoint that it evaluates or predicts from, whatever its
-    flags say.
+    """The job with the strategy of the checkpoint that it evaluates or predicts from.
 
-    One that trains goes on as it was begun, so it stays as it is; so does one whose checkpoint is
-    not (seen) here.
+    A training job is unchanged, and so is a job whose checkpoint is not visible here.
     """
     if spec.action is Action.TRAIN or not spec.checkpoint.checkpoint_dir_for_init:
         return spec

@@ -1,12 +1,11 @@
-"""One server's file of a checkpoint: what its header says, and what a server of any layout takes
-from it. Pure but for
-`read_header`. The bytes themselves are moved by C++ (checkpoint/native).
+"""One server's file of a checkpoint, and what a server of any layout reads of it.
+
+Pure except for `read_header`; C++ moves the bytes themselves (checkpoint/native).
 
 A file is `EDLPART1`, uint64 size of the header, the header as JSON padded with spaces, and the
-sections in this order:
-trainable weights, each optimizer slot, additive weights (float32 each), then for each table blocks
-of at most 16,384
-rows: int64 ids of the block, then `dim x (1 + slots)` float32 of each row.
+sections in this order: trainable weights, each optimizer slot, additive weights (float32 each),
+then for each table blocks of at most 16,384 rows. A block has its int64 ids, then `dim x (1 +
+slots)` float32 of each row.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ _ID_BYTES = 8
 
 
 class PartHeader(BaseModel):
-    """What is in a file. Ranges are [begin, end) of the trainable and of the additive vector.
+    """The header of a file. Ranges are [begin, end) of the trainable and of the additive vector.
 
-    `workers` has (session, sequence, shard, attempt, offset) of each worker's last push in it. They
-    mean something in
-    the same `run` only. The optimizer's step is `version - step_base`.
+    `workers` has (session, sequence, shard, attempt, offset) of each worker's last push in it,
+    which are valid only within the same `run`. The optimizer's step is `version - step_base`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,9 +54,7 @@ class PartHeader(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class DenseRead:
-    """`count` float32 at `offset` of the file go to [at, at + count) of the reader's slice of
-    `section`.
-    """
+    """Copy `count` float32 at `offset` of the file to [at, at + count) of `section`'s slice."""
 
     section: int
     offset: int
@@ -68,7 +64,7 @@ class DenseRead:
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """`rows` rows of a table begin at `offset`; the reader takes those it owns."""
+    """`rows` rows of a table begin at `offset`; the reader takes those that it owns."""
 
     table: int
     offset: int
@@ -77,13 +73,13 @@ class TableRead:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A header, and where in the file the sections begin."""
+    """A header, and where the sections begin in the file."""
 
     header: PartHeader
     begin: int
 
     def dense_reads(self, server: int, servers: int) -> Iterator[DenseRead]:
-        """What server `server` of `servers` takes of the dense sections."""
+        """What server `server` of `servers` reads of the dense sections."""
         header, spec = self.header, self.header.parameters
         mine = even_slice(spec.trainable_size, server, servers)
         trainable = header.trainable[1] - header.trainable[0]
@@ -96,8 +92,9 @@ class Part:
         )
 
     def table_reads(self, server: int, servers: int) -> Iterator[TableRead]:
-        """Which tables may have rows of server `server` of `servers`: none if no id can belong to
-        both.
+        """Tables that may have rows of server `server` of `servers`.
+
+        None if no id can belong to both.
         """
         if (self.header.server - server) % math.gcd(self.header.servers, servers):
             return
@@ -139,16 +136,18 @@ def _overlap(section: int, begin: int, theirs: tuple[int, int], mine: slice) -> 
 
 
 def read_header(path: Path) -> Part:
-    """Raises Corrupted if this is no part of a checkpoint or its size is not what its header says,
+    """Read a file's header.
+
+    Raises Corrupted if it is no part of a checkpoint or has another size than its header says, and
     OSError.
     """
     with path.open("rb") as file:
         front = file.read(_FRONT.size)
         if len(front) < _FRONT.size:
-            raise Corrupted(f"{path} has {len(front)} bytes: it is no part of a checkpoint")
+            raise Corrupted(f"{path} has only {len(front)} bytes: not a part of a checkpoint")
         magic, size = _FRONT.unpack(front)
         if magic != _MAGIC or size > _MAX_HEADER_BYTES:
-            raise Corrupted(f"{path} begins with {front!r}: it is no part of a checkpoint")
+            raise Corrupted(f"{path} begins with {front!r}: not a part of a checkpoint")
         text = file.read(size)
     try:
         header = PartHeader.model_validate_json(text)

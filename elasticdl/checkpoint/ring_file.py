@@ -1,9 +1,7 @@
-"""The one file of a ring's checkpoint: every array of the training state by name, as it was at one
-step.
+"""The single file of a ring's checkpoint: every array of the training state by name, at one step.
 
-`EDLRING1`, uint64 size of the header, the header as JSON (`version`; of each array name, dtype,
-shape), then the bytes of the
-arrays in that order, little-endian, C order.
+`EDLRING1`, uint64 size of the header, the header as JSON (`version`; name, dtype and shape of each
+array), then the bytes of the arrays in that order, little-endian, C order.
 """
 
 from __future__ import annotations
@@ -46,10 +44,11 @@ class _Header(BaseModel):
 
 def write(directory: Path, version: int, arrays: Mapping[str, NDArray[np.generic]]) -> PartFile:
     """Write the file and make it durable. Raises OSError."""
-    told = tuple(
-        _Array(name=name, dtype=str(one.dtype), shape=one.shape) for name, one in arrays.items()
+    described = tuple(
+        _Array(name=name, dtype=str(array.dtype), shape=array.shape)
+        for name, array in arrays.items()
     )
-    header = _Header(version=version, arrays=told).model_dump_json().encode()
+    header = _Header(version=version, arrays=described).model_dump_json().encode()
     crc, size = 0, 0
     with (directory / NAME).open("wb") as file:
         for piece in (_FRONT.pack(_MAGIC, len(header)), header, *map(_bytes_of, arrays.values())):
@@ -61,17 +60,17 @@ def write(directory: Path, version: int, arrays: Mapping[str, NDArray[np.generic
 
 
 def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
-    """Version and arrays of a checkpoint that a ring wrote.
+    """Version and arrays of a ring's checkpoint.
 
-    Raises Corrupted, and UserError for one of servers.
+    Raises Corrupted, and UserError for a checkpoint of servers.
     """
     manifest = store.read_manifest(directory)
-    part = next((one for one in manifest.files if one.name == NAME), None)
+    part = next((file for file in manifest.files if file.name == NAME), None)
     if part is None:
         raise UserError(
-            f"{directory} was written by parameter servers: a ring cannot go on from it",
+            f"{directory} was written by parameter servers: a ring cannot use it",
             hint=(
-                "train with --distribution-strategy ParameterServerStrategy, or begin without a"
+                "train with --distribution-strategy ParameterServerStrategy, or start without a"
                 " checkpoint"
             ),
         )
@@ -80,13 +79,13 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
     with path.open("rb") as file:
         magic, size = _FRONT.unpack(file.read(_FRONT.size))
         if magic != _MAGIC or size > _MAX_HEADER_BYTES:
-            raise Corrupted(f"{path} begins with {magic!r}: it is no checkpoint of a ring")
+            raise Corrupted(f"{path} begins with {magic!r}: not a checkpoint of a ring")
         try:
             header = _Header.model_validate_json(file.read(size))
         except ValidationError as error:
             raise Corrupted(f"{path}: {error}") from error
         return header.version, {
-            one.name: _array(file.read(_size(one)), one) for one in header.arrays
+            array.name: _array(file.read(_size(array)), array) for array in header.arrays
         }
 
 
@@ -94,9 +93,9 @@ def _bytes_of(array: NDArray[np.generic]) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-def _size(one: _Array) -> int:
-    return int(np.prod(one.shape, dtype=np.int64)) * np.dtype(one.dtype).itemsize
+def _size(array: _Array) -> int:
+    return int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
 
 
-def _array(data: bytes, one: _Array) -> NDArray[np.generic]:
-    return np.frombuffer(data, one.dtype).reshape(one.shape)
+def _array(data: bytes, array: _Array) -> NDArray[np.generic]:
+    return np.frombuffer(data, array.dtype).reshape(array.shape)

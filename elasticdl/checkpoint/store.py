@@ -1,11 +1,9 @@
-"""Checkpoints as directories: made beside their place, renamed into it when complete, verified
-before use.
+"""Checkpoints as directories: written under a temporary name, then renamed; verified at use.
 
-Servers write their parts into the directory that `begin` made; `complete` adds the manifest and
-renames it to
-`version-<n>`, so a crash at any moment leaves the earlier checkpoints and at most a `.making-…`
-directory. One that had the
-same version is `version-<n>.replaced` for that moment.
+Servers write their parts into the directory from `begin`. `complete` adds the manifest and renames
+the directory to `version-<n>`. A crash at any moment leaves the earlier checkpoints and at most a
+`.making-…` directory. During the renaming, an old checkpoint of the same version is
+`version-<n>.replaced`.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A verified checkpoint, and why newer ones were passed over."""
+    """A verified checkpoint, and why newer ones were rejected."""
 
     directory: Path
     manifest: Manifest
@@ -41,7 +39,7 @@ class Found:
 def begin(checkpoints: Path) -> Path:
     """A new directory for the parts of one checkpoint.
 
-    Leftovers of a master that died are removed. Raises OSError.
+    Removes leftovers of a master that died. Raises OSError.
     """
     checkpoints.mkdir(parents=True, exist_ok=True)
     for leftover in checkpoints.glob(f"{_MAKING}*"):
@@ -50,7 +48,7 @@ def begin(checkpoints: Path) -> Path:
 
 
 def complete(making: Path, manifest: Manifest) -> Path:
-    """Write the manifest, make all of it durable and give the directory its name; returns it.
+    """Write the manifest, make everything durable and rename the directory; returns it.
 
     Raises OSError.
     """
@@ -64,8 +62,8 @@ def complete(making: Path, manifest: Manifest) -> Path:
     replaced = final.with_name(final.name + _REPLACED)
     making.chmod(0o755)
     if final.exists():
-        # The same version again: after a resume that trained nothing, or servers that came back
-        # from that checkpoint.
+        # The same version again: a resumed job trained nothing, or servers restarted from that
+        # checkpoint.
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     making.rename(final)
@@ -75,35 +73,31 @@ def complete(making: Path, manifest: Manifest) -> Path:
 
 
 def abandon(making: Path) -> None:
-    """Remove the directory of a checkpoint that did not come about."""
+    """Remove the directory of an incomplete checkpoint."""
     shutil.rmtree(making, ignore_errors=True)
 
 
 def prune(checkpoints: Path, keep: int, newest: int) -> None:
-    """Remove all but `keep` complete checkpoints, that of version `newest` and those before it; 0
-    keeps all.
+    """Keep version `newest` and the complete checkpoints before it, `keep` in all; 0 keeps all.
 
-    What is there of later versions was passed over as damaged; it goes when the job has come past
-    it. Raises OSError.
+    Later versions are damaged ones that were rejected; they are removed once the job has passed
+    them. Raises OSError.
     """
     if keep <= 0:
         return
     for directory in [
         directory for version, directory in _versions(checkpoints) if version <= newest
     ][keep:]:
-        # Without its manifest it is no checkpoint, however far the removal gets.
+        # Without its manifest it is no checkpoint, even if the removal is interrupted.
         with suppress(FileNotFoundError):
             (directory / MANIFEST).unlink()
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def newest(location: Path) -> Found | None:
-    """The newest checkpoint that verifies.
+    """The newest checkpoint that verifies, in `location` or below it.
 
-    `location` is a directory of checkpoints, or one checkpoint.
-
-    None if there is none at all. Raises Corrupted listing what was tried if there are some and none
-    verifies.
+    None if there is none at all. Raises Corrupted, with all that was tried, if none verifies.
     """
     rejected: list[str] = []
     for directory in _candidates(location):
@@ -120,7 +114,7 @@ def newest(location: Path) -> Found | None:
 
 
 def before(directory: Path) -> list[Path]:
-    """Complete checkpoints beside one, of versions before its own, newest first. Not verified."""
+    """Complete checkpoints of earlier versions beside this one, newest first. Not verified."""
     name = _NAME.fullmatch(directory.name)
     return (
         [path for version, path in _versions(directory.parent) if version < int(name.group(1))]
@@ -130,23 +124,18 @@ def before(directory: Path) -> list[Path]:
 
 
 def require(location: Path) -> Found:
-    """As `newest`, where the user named the place: raises UserError if nothing is there."""
+    """As `newest` for a place that the user named: raises UserError if there is no checkpoint."""
     found = newest(location) if location.is_dir() else None
     if found is None:
         raise UserError(
             f"no checkpoint in {location}",
-            hint=(
-                "name a directory that holds version-<n> directories, such as <job-dir>/checkpoints"
-            ),
+            hint=("name a directory with version-<n> directories, such as <job-dir>/checkpoints"),
         )
     return found
 
 
 def peek(location: Path) -> Manifest | None:
-    """The manifest of the newest checkpoint that has one, and nothing verified.
-
-    `location` as for `newest`.
-    """
+    """The manifest of the newest checkpoint, without verification; `location` as for `newest`."""
     for directory in _candidates(location):
         with suppress(Corrupted):
             return read_manifest(directory)
@@ -154,7 +143,7 @@ def peek(location: Path) -> Manifest | None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of one checkpoint, without verifying its parts. Raises Corrupted."""
+    """The manifest of one checkpoint, without verification of its parts. Raises Corrupted."""
     try:
         text = (directory / MANIFEST).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -165,7 +154,7 @@ def read_manifest(directory: Path) -> Manifest:
 def verify(directory: Path) -> Manifest:
     """Read every byte of a checkpoint.
 
-    Raises Corrupted naming the first file that is not what was written.
+    Raises Corrupted that names the first file with a wrong size or checksum.
     """
     manifest = read_manifest(directory)
     for part in manifest.files:
@@ -174,17 +163,17 @@ def verify(directory: Path) -> Manifest:
 
 
 def verify_part(directory: Path, part: PartFile) -> None:
-    """Read every byte of one file. Raises Corrupted naming it if it is not what was written."""
+    """Read every byte of one file. Raises Corrupted if its size or checksum is wrong."""
     path = directory / part.name
     try:
         size = path.stat().st_size
         if size != part.bytes:
-            raise Corrupted(f"{path} has {size} bytes, {part.bytes} were written")
-        found = checksum(path)
+            raise Corrupted(f"{path} has {size} bytes, expected {part.bytes}")
+        actual = checksum(path)
     except OSError as error:
         raise Corrupted(f"{path}: {error.strerror or error}") from error
-    if found != part.checksum:
-        raise Corrupted(f"{path} has checksum {found}, {part.checksum} was written")
+    if actual != part.checksum:
+        raise Corrupted(f"{path} has checksum {actual}, expected {part.checksum}")
 
 
 def checksum(path: Path) -> str:

@@ -1,6 +1,6 @@
-"""Whether two descriptions of parameters are of one model.
+"""Compare two specs of parameters: whether they are of one model.
 
-What may differ: seeds, initializers and constants of the rule.
+Seeds, initializers and constants of the rule may differ.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ _T = TypeVar("_T")
 
 
 def check_fits(there: ParametersSpec, model: ParametersSpec, where: str) -> None:
-    """Raises UserError naming the first variable of the model that `where` does not hold as it
-    is.
-    """
+    """Raise UserError for the first variable of the model that differs in `where`."""
     for mine, theirs in _pairs(model.dense, there.dense):
         if mine != theirs:
             raise _differs("dense variable", mine, theirs, where)
@@ -35,7 +33,7 @@ def check_fits(there: ParametersSpec, model: ParametersSpec, where: str) -> None
         raise UserError(
             f"{where} was made with optimizer {there.optimizer.kind} ({there.optimizer.slots}"
             f" slots), the model uses {model.optimizer.kind} ({model.optimizer.slots} slots)",
-            hint="use the same optimizer",
+            hint="use the optimizer of the job that made it",
         )
 
 
@@ -51,13 +49,13 @@ def _differs(
     kind: str, mine: DenseSpec | TableSpec | None, theirs: DenseSpec | TableSpec | None, where: str
 ) -> UserError:
     return UserError(
-        f"{where} is of another model: the first {kind} that differs is {_words(mine)} in the"
-        f" model, {_words(theirs)} there",
-        hint="use the model that it was made with",
+        f"{where} is of another model: the first {kind} that differs is {_described(mine)} in the"
+        f" model, {_described(theirs)} there",
+        hint="use the model of the job that made it",
     )
 
 
-def _words(variable: DenseSpec | TableSpec | None) -> str:
+def _described(variable: DenseSpec | TableSpec | None) -> str:
     match variable:
         case None:
             return "none"

@@ -1,9 +1,8 @@
-"""How rows begin, in NumPy: the same bits as native/initializer_kernels.h, operation by operation.
+"""Initial values of rows, in NumPy: bit-identical to native/initializer_kernels.h.
 
-The generator's state is a counter over (seed, id, column), so a value needs no other value: not the
-order in which
-rows are made, nor the server that makes them. Only IEEE basic operations are used, which every
-machine rounds alike.
+The generator's state is a counter over (seed, id, column), so a value depends on no other value:
+neither on the order in which rows are made, nor on the server. It uses only basic IEEE operations,
+which every machine rounds alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The table in NumPy: what the C++ one does, in the words of a dictionary and an array.
-
-For tests and for reading.
-"""
+"""The table in NumPy: a readable statement of what the C++ table does. For tests."""
 
 from __future__ import annotations
 

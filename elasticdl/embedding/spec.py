@@ -1,12 +1,10 @@
-"""What parameters a job has, without their values: plain frozen values that travel as JSON to the
-servers.
+"""The parameters of a job without their values: frozen values that travel to the servers as JSON.
 
 Dense weights of a model are one flat float32 vector: first all trainable weights, then the
-*additive* ones
-(non-trainable float state such as BatchNorm's moving averages, of which workers push differences
-and servers add them).
-Server `k` of `n` owns an even slice of each part, whatever variable the elements belong to.
-Rows of a table are owned by server `id mod n` (remainder >= 0, for negative ids too).
+*additive* ones. These are non-trainable float state such as BatchNorm's moving averages; workers
+push differences and servers add them. Server `k` of `n` owns an even slice of each part, whatever
+variable the elements belong to. Server `id mod n` owns a table's row (remainder >= 0, for negative
+ids, too).
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ class _Frozen(BaseModel):
 
 
 class OptimizerKind(StrEnum):
-    """Update rules that servers know. Each equals the Keras optimizer of the same name."""
+    """Update rules of the servers; each equals the Keras optimizer of the same name."""
 
     SGD = "sgd"
     ADAM = "adam"
@@ -30,11 +28,10 @@ class OptimizerKind(StrEnum):
 
 
 class OptimizerSpec(_Frozen):
-    """An update rule and its constants; unused ones stay at their defaults.
+    """An update rule and its constants; unused ones keep their defaults.
 
-    The learning rate is not here: workers evaluate the schedule at the version they computed on and
-    send the value
-    with each push. Clipping is done by workers, too: it needs whole gradients.
+    The learning rate is not part of it: workers evaluate the schedule at the version of their step,
+    and send the value with each push. Workers also clip, since that needs whole gradients.
     """
 
     kind: OptimizerKind
@@ -68,7 +65,7 @@ class OptimizerSpec(_Frozen):
 
 
 class InitializerKind(StrEnum):
-    """How a row begins. A row's values depend only on (table seed, id)."""
+    """The distribution of a row's initial values, which depend only on (table seed, id)."""
 
     CONSTANT = "constant"
     UNIFORM = "uniform"
@@ -112,7 +109,7 @@ class DenseSpec(_Frozen):
 
 
 class ParametersSpec(_Frozen):
-    """Everything a server must know to hold a job's parameters.
+    """Everything that a server must know to hold a job's parameters.
 
     Additive variables come after all others.
     """

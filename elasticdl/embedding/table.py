@@ -1,8 +1,7 @@
-"""Tables of embedding rows by id: the seam between those who serve rows and those who compute on
-them.
+"""Tables of embedding rows by id: the protocol and its implementations.
 
 Two implementations pass one contract suite: `native_table` (C++, used by parameter servers) and
-`reference.ReferenceTable` (NumPy, the readable statement of what the other does).
+`reference.ReferenceTable` (NumPy, the readable statement of its behaviour).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Float32s: TypeAlias = NDArray[np.float32]
 Int64s: TypeAlias = NDArray[np.int64]
 
 LIVE = -1
-"""The view that is no view: rows as they are now."""
+"""The number for the present rows, instead of a view."""
 
 
 class Table(Protocol):
@@ -46,12 +45,13 @@ class Table(Protocol):
         """Rows made so far."""
 
     def lookup(self, ids: Int64s) -> Float32s:
-        """Weights float32[len(ids), dim]; makes missing rows, whose values depend on (seed, id)
-        only. Ids may repeat.
+        """Weights float32[len(ids), dim]; makes missing rows. Ids may repeat.
+
+        The values of a new row depend only on (seed, id).
         """
 
     def peek(self, ids: Int64s, view: int = LIVE) -> Float32s:
-        """As `lookup`, of a view, but makes no rows: those not there read as they would begin."""
+        """As `lookup`, for a view, but makes no rows: missing ones read as their initial values."""
 
     def apply(self, ids: Int64s, gradients: Float32s, learning_rate: float, step: int) -> None:
         """One update of the rows `ids` (distinct) by float32[len(ids), dim]; makes missing rows
@@ -70,7 +70,7 @@ class Table(Protocol):
         """
 
     def end_view(self, view: int) -> None:
-        """Drops a view; absent is success."""
+        """Drop a view; an absent one is no error."""
 
     def view_rows(self, view: int) -> int:
         """Rows in a view."""
@@ -81,9 +81,7 @@ class Table(Protocol):
         """
 
     def insert(self, ids: Int64s, values: Float32s) -> None:
-        """Puts whole rows float32[len(ids), row_floats] as `read` gave them; a row that is there is
-        replaced.
-        """
+        """Insert or replace whole rows float32[len(ids), row_floats] as returned by `read`."""
 
 
 def native_table(spec: TableSpec, optimizer: OptimizerSpec) -> _native.Table:

@@ -1,3 +1,1 @@
-"""A parameter server: pulls and pushes in C++, and the control plane that the master has over
-it.
-"""
+"""A parameter server: pulls and pushes in C++, and the control plane for the master."""

@@ -1,6 +1,4 @@
-"""What people want to know of a server: rates, durations and staleness of the time since the last
-look.
-"""
+"""Gauges of a server for people: rates, durations and staleness since the last reading."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def rss_bytes() -> int:
 def quantile_ms(counts: Sequence[int], share: float) -> float:
     """Milliseconds below which `share` of the durations are; 0 if there were none.
 
-    `counts[i]` is of durations from 2^(i/2) to 2^((i+1)/2) microseconds; the answer is the middle
+    `counts[i]` counts durations from 2^(i/2) to 2^((i+1)/2) microseconds; the answer is the middle
     of its bucket.
     """
     total, seen = sum(counts), 0
@@ -36,7 +34,7 @@ def quantile_ms(counts: Sequence[int], share: float) -> float:
 
 @final
 class Gauges:
-    """Takes differences of the server's counts. Use it from one thread."""
+    """Computes differences of the server's counts. Use it from one thread."""
 
     def __init__(self, server: _native.Server, clock: Clock) -> None:
         self._server = server
@@ -46,7 +44,7 @@ class Gauges:
         self._cpu_s = sum(os.times()[:2])
 
     def read(self) -> dict[str, float]:
-        """Numbers by name, with their units."""
+        """Values by name, with their units."""
         now, at_s = self._server.statistics(), self._clock.now_s()
         before, passed_s = self._before, max(at_s - self._at_s, 1e-3)
         cpu_s, used_s = sum(os.times()[:2]), self._cpu_s

@@ -1,8 +1,7 @@
 """`python -m elasticdl.ps.main`: one parameter server process.
 
-Signals are blocked before the rest is imported: NumPy and gRPC start threads of their own, and a
-signal that meets one
-thread that does not block it ends the process in the middle of whatever it does.
+It blocks signals before it imports the rest. NumPy and gRPC start threads of their own, and a
+signal that reaches a thread that does not block it ends the process in the middle of its work.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from elasticdl.ps.process import fail, hold_signals, leave, leave_on_signal, rai
 
 
 def main() -> None:
-    """The process."""
+    """Run the server process."""
     die_with_parent()
     hold_signals()
     raise_file_limit()

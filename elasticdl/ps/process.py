@@ -1,6 +1,6 @@
-"""This process as the platform sees it: signals in, an exit code out.
+"""The process for the platform: signals in, an exit code out.
 
-Imports nothing that starts threads.
+It imports nothing that starts threads.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def hold_signals() -> None:
     """Block SIGTERM and SIGINT.
 
-    Call it before any thread starts: all inherit it, and only `leave_on_signal` gets them.
+    Call it before any thread starts: threads inherit it, and only `leave_on_signal` receives them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def leave_on_signal() -> None:
-    """Have a thread wait for signals: a long call into C does not delay it, as it would an ordinary
-    handler.
-    """
+    """Start a thread that waits for signals; a long C call would delay an ordinary handler."""
 
     def run() -> None:
         name = signal.Signals(signal.sigwait(_SIGNALS)).name
@@ -44,7 +42,7 @@ def leave_on_signal() -> None:
 
 
 def raise_file_limit() -> None:
-    """Two connections of each worker, and files: the usual 1024 would be few."""
+    """Raise the limit of open files: each worker has two connections, and 1024 is too few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -62,12 +60,12 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
 
 
 def fail(error: Exception) -> NoReturn:
-    """Say what is wrong and end the process."""
+    """Log the error and end the process."""
     if isinstance(error, ElasticDLError):
         _log.error(
             "%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else ""
         )
-        # The master stayed away: that says nothing of this process.
+        # The master was unavailable, which is no failure of this process.
         leave(ExitCode.UNAVAILABLE if isinstance(error, TransientError) else error.exit_code)
     _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
     leave(ExitCode.JOB_FAILED)
@@ -76,7 +74,7 @@ def fail(error: Exception) -> NoReturn:
 def leave(code: ExitCode) -> NoReturn:
     """End the process now.
 
-    Pushes under way were not acknowledged, so their workers make them again elsewhere.
+    Pushes in progress are not acknowledged, so their workers repeat them.
     """
     logging.shutdown()
     sys.stdout.flush()

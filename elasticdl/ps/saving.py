@@ -1,6 +1,4 @@
-"""A server's part of a checkpoint, written from a frozen view and read back into a server of any
-layout.
-"""
+"""Write a server's part of a checkpoint from a view, and restore it into a server of any layout."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class Diverged(PermanentError):
 class PartPlace:
     """Which server this is.
 
-    `run` tells this run of the job from others that its checkpoints may come from.
+    `run` distinguishes this run of the job from others that its checkpoints may come from.
     """
 
     server: int
@@ -38,13 +36,13 @@ class PartPlace:
 
     @classmethod
     def of(cls, server: int, servers: int, token: str) -> PartPlace:
-        """Every run has a token of its own; a piece of its hash names the run."""
+        """Every run has its own token; a part of its hash names the run."""
         return cls(server, servers, hashlib.sha256(token.encode()).hexdigest()[:16])
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One file that was written."""
+    """A file that was written."""
 
     name: str
     bytes: int
@@ -55,12 +53,10 @@ class Saved:
 
 
 def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Path) -> Saved:
-    """Write the view `snapshot` below an existing directory, durably, without holding up pulls and
-    pushes.
+    """Write the view `snapshot` below an existing directory, durably, beside pulls and pushes.
 
-    Raises TransientError with the system's words if the disk does not take it, and Diverged naming
-    the first weight that is NaN or
-    infinite: whoever began with that would have nothing. Nothing is left behind then.
+    Raises TransientError with the system's message if the disk fails, and Diverged with the first
+    weight that is NaN or infinite, since such a checkpoint is useless. No file is left then.
     """
     facts = server.view(snapshot)
     header = PartHeader(
@@ -87,19 +83,18 @@ def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Pat
         os.replace(making, path)
     except OSError as error:
         making.unlink(missing_ok=True)
-        raise TransientError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise TransientError(f"cannot write {path}: {error.strerror or error}") from error
     return Saved(
         path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"]
     )
 
 
 def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
-    """Take this server's share of a checkpoint, or of the newest in a directory of checkpoints;
-    returns its version.
+    """Restore this server's share of a checkpoint; returns its version.
 
-    Every bit of weights, rows and slots is as it was saved, whatever the number of servers was.
-    Only files that hold a
-    share of it are read and verified. Raises Corrupted naming the file.
+    `directory` is a checkpoint, or has checkpoints, of which the newest is taken. Every bit of
+    weights, rows and slots is as it was saved, whatever the number of servers was. Only files with
+    a share are read and verified. Raises Corrupted with the file's name.
     """
     if not (directory / MANIFEST).exists():
         directory = store.require(directory).directory
@@ -107,7 +102,7 @@ def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
     try:
         version = _restore(server, place, directory, manifest)
     except OSError as error:
-        raise Corrupted(f"{directory} cannot be read: {error.strerror or error}") from error
+        raise Corrupted(f"cannot read {directory}: {error.strerror or error}") from error
     _log.info(
         "restored version %d from %s: %d rows", version, directory, server.statistics()["rows"]
     )
@@ -115,19 +110,16 @@ def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
 
 
 def restore_what_is_whole(server: _native.Server, place: PartPlace, directory: Path) -> int:
-    """As `restore`, but from the newest checkpoint before it where this one is damaged: for a
-    server that comes back.
+    """As `restore`, for a restarted server, but try earlier checkpoints if this one is damaged.
 
-    The job goes on as it would without this checkpoint; the version tells how many updates that
-    costs. Raises Corrupted with
-    all that was tried.
+    The version shows how many updates are lost. Raises Corrupted with all that was tried.
     """
     problems: list[str] = []
     for candidate in (directory, *store.before(directory)):
         try:
             return restore(server, place, candidate)
         except Corrupted as error:
-            _log.error("%s: the checkpoint before this one is tried", error.message)
+            _log.error("%s: trying the previous checkpoint", error.message)
             problems.append(error.message)
     raise Corrupted(f"no usable checkpoint for ps-{place.server}: {'; '.join(problems)}")
 
@@ -136,9 +128,9 @@ def _restore(server: _native.Server, place: PartPlace, directory: Path, manifest
     parts = _parts(directory, manifest)
     if manifest.parameters is None:
         raise UserError(
-            f"{directory} was written by a ring of workers: parameter servers cannot go on from it",
+            f"{directory} was written by a ring of workers: parameter servers cannot use it",
             hint=(
-                "train with --distribution-strategy AllreduceStrategy, or begin without a"
+                "train with --distribution-strategy AllreduceStrategy, or start without a"
                 " checkpoint"
             ),
         )
@@ -167,8 +159,8 @@ def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
     )
     if not whole or any(part.header.parameters != manifest.parameters for _, part in parts):
         raise Corrupted(
-            f"{directory} has parts of different checkpoints: of servers {servers}, written by"
-            f" {manifest.servers}"
+            f"{directory} contains parts of different checkpoints: of servers {servers}, while"
+            f" {manifest.servers} wrote it"
         )
     return parts
 
@@ -176,10 +168,9 @@ def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
 def _pushes(
     parts: list[tuple[PartFile, Part]], place: PartPlace
 ) -> dict[str, tuple[int, int, int, int, int]]:
-    """Of each worker its last push here, or with another number of servers the last that every part
-    has.
+    """The last push of each worker here, or with another number of servers that in every part.
 
-    Of another run's workers nothing: their names come again.
+    Pushes of another run are ignored, since its workers' names come again.
     """
     if any(part.header.run != place.run for _, part in parts):
         return {}

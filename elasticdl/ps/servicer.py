@@ -18,29 +18,26 @@ from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
 T = TypeVar("T")
 
 MAX_WAIT_S = 120.0
-"""No gate and no cut may take longer, whatever is asked."""
+"""Longest gate or cut, whatever the request says."""
 
 
 @final
 class TermGuard:
-    """Who may control this server: the newest master that was seen.
-
-    A replaced one is refused, however late it comes.
-    """
+    """Lets only the newest master control this server; a replaced one is refused."""
 
     def __init__(self) -> None:
         self._term = 0
 
     def learn(self, term: int) -> None:
-        """A master told its term."""
+        """Note the term of a master."""
         self._term = max(self._term, term)
 
     def check(self, caller: Caller, method: str) -> str:
-        """Why the caller is refused, '' if it is not. Only masters control servers."""
+        """Why the caller is refused, or ''. Only masters control servers."""
         if caller.name.partition("-")[0] != "master":
-            return f"{caller.name or 'an unnamed process'} is no master: {method} is not for it"
+            return f"{caller.name or 'an unnamed process'} is not a master and may not {method}"
         if caller.term < self._term:
-            return f"the master of term {caller.term} was replaced by that of term {self._term}"
+            return f"the master of term {self._term} has replaced that of term {caller.term}"
         self.learn(caller.term)
         return ""
 
@@ -115,7 +112,7 @@ def _abort(context: grpc.ServicerContext, error: ElasticDLError) -> NoReturn:
         case UserError():
             code = grpc.StatusCode.INVALID_ARGUMENT
         case PermanentError() | _:
-            code = grpc.StatusCode.UNKNOWN  # INTERNAL reads as a torn connection
+            code = grpc.StatusCode.UNKNOWN  # INTERNAL means a broken connection
     context.abort(code, error.message)
 
 

@@ -1,4 +1,4 @@
-"""What a server does from its first word to the master to the end of the job."""
+"""The life of a server, from its registration at the master to the end of the job."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _CONTROL_THREADS = 8
 
 
 def reachable_address(environment: RoleEnvironment, port: int) -> str:
-    """How others reach a port of ours: by the address that leads to the master, if we listen on all
-    of them.
+    """The address of one of our ports for others.
+
+    If the server listens on all interfaces, it is the one that leads to the master.
     """
     host = environment.bind_host
     if host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
@@ -48,7 +49,7 @@ def reachable_address(environment: RoleEnvironment, port: int) -> str:
 def control_server(
     environment: RoleEnvironment, server: _native.Server, place: PartPlace, guard: TermGuard
 ) -> tuple[grpc.Server, int]:
-    """The master's way in, started; and its port."""
+    """Start the gRPC server for the master; returns it with its port."""
     checks = SyncChecks(environment.token, guard.check)
     control = grpc.server(
         ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options()
@@ -65,8 +66,9 @@ def control_server(
 
 
 def serve(environment: RoleEnvironment) -> ExitCode:
-    """Attach, restore, serve and report until the job is over or this process is told to go;
-    returns its exit code.
+    """Attach, restore, serve and report until the job ends or the process has to leave.
+
+    Returns the exit code.
     """
     client = MasterClient(environment.master, environment.token, str(environment.name))
     attached = client.attach()
@@ -78,8 +80,8 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     server = _native.Server(place.server, place.servers, environment.token)
     asked = threading.Event()
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
-    # What a job begins with was verified by the master, and fits its ledger: only later may it be
-    # an older one.
+    # The master has verified the first checkpoint against its ledger, so only a restarted server
+    # may use an older one.
     take = restore_what_is_whole if environment.name.incarnation else restore
     version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
     bulk = reachable_address(environment, server.listen(environment.bind_host))
@@ -96,7 +98,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
             case Finish():
                 return ExitCode.DONE
             case Drain(reason):
-                _log.info("asked to leave: %s", reason)
+                _log.info("draining: %s", reason)
                 return ExitCode.DRAINED
             case TellState():
                 asked.set()
@@ -108,7 +110,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
 def _report(
     server: _native.Server, client: MasterClient, heartbeat_s: float, asked: threading.Event
 ) -> None:
-    """Report until this process ends; `asked`: the master wants to know where the threads are."""
+    """Report until this process ends; `asked` requests the threads' stacks."""
     gauges = Gauges(server, SystemClock())
     tick = threading.Event()
     while True:

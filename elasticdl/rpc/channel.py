@@ -1,6 +1,4 @@
-"""How connections are made and who may use them: options, credentials, and the check of every call
-on the server's side.
-"""
+"""Connections and who may use them: options, credentials, and the server's check of every call."""
 
 from __future__ import annotations
 
@@ -14,10 +12,7 @@ import grpc
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Larger messages are RESOURCE_EXHAUSTED.
-
-Only metric states come near: tensors do not travel here.
-"""
+"""Larger messages fail with RESOURCE_EXHAUSTED; only metric states come near, never tensors."""
 
 _AUTHORIZATION = "authorization"
 _NAME = "x-elasticdl-name"
@@ -36,9 +31,7 @@ _SHARED: Options = [
 
 
 def channel_options() -> Options:
-    """Of clients: notice a silent peer within 15 s, come back within a second, never through a
-    proxy.
-    """
+    """Options of clients: notice a silent peer within 15 s, reconnect within 1 s, use no proxy."""
     return [
         *_SHARED,
         ("grpc.keepalive_time_ms", 10_000),
@@ -54,7 +47,7 @@ def channel_options() -> Options:
 
 
 def server_options() -> Options:
-    """Of servers: allow the clients' pings; a port belongs to one process only."""
+    """Options of servers: allow the clients' pings; a port belongs to one process only."""
     return [
         *_SHARED,
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -67,14 +60,14 @@ def server_options() -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who this process is. `instance` tells two processes that claim one name apart."""
+    """The identity of this process; `instance` distinguishes two processes with one name."""
 
     token: str = field(repr=False)
     name: str
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def metadata(self, term: int) -> tuple[tuple[str, str], ...]:
-        """What goes with every call to a master, or from the master of `term`."""
+        """Metadata of every call to a master, or from the master of `term`."""
         return (
             (_AUTHORIZATION, f"Bearer {self.token}"),
             (_NAME, self.name),
@@ -85,7 +78,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call, as its metadata says. The token was checked before this is looked at."""
+    """The caller of a method, from its metadata; the token has been checked before."""
 
     name: str
     term: int
@@ -93,18 +86,18 @@ class Caller:
 
 
 def caller_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
-    """The caller that invocation metadata names.
+    """The caller in invocation metadata.
 
-    Raises ValueError for an term that is no number.
+    Raises ValueError if the term is not a number.
     """
-    found = {
+    values = {
         key: value if isinstance(value, str) else value.decode("utf-8", "replace")
         for key, value in metadata or ()
     }
     return Caller(
-        name=found.get(_NAME, ""),
-        term=int(found.get(_TERM, "") or 0),
-        instance=found.get(_INSTANCE, ""),
+        name=values.get(_NAME, ""),
+        term=int(values.get(_TERM, "") or 0),
+        instance=values.get(_INSTANCE, ""),
     )
 
 
@@ -137,8 +130,9 @@ def _refusal(token: str, check: Check, call: grpc.HandlerCallDetails) -> _Refusa
 
 @final
 class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """For `grpc.server`: refuses calls without the token (UNAUTHENTICATED) or that `check` refuses
-    (FAILED_PRECONDITION).
+    """For `grpc.server`: refuse calls without the token, or that `check` refuses.
+
+    The status is UNAUTHENTICATED or FAILED_PRECONDITION.
     """
 
     def __init__(self, token: str, check: Check) -> None:

@@ -1,6 +1,6 @@
 """A process's side of the conversation with its master.
 
-It survives a master that is away for up to two minutes.
+It survives an unreachable master for up to two minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elasticdl.shard import Source
 T = TypeVar("T")
 
 AWAY_S = 120.0
-"""How long calls go on trying while the master is away."""
+"""How long calls are retried while the master is unreachable."""
 
 _STREAM_S = 3600.0
 _LONG_POLL_SLACK_S = 10.0
@@ -35,12 +35,11 @@ _LONG_POLL_SLACK_S = 10.0
 
 @final
 class MasterClient:
-    """Thread-safe: leases, reports and orders each have a thread of their own in a worker.
+    """Thread-safe: leases, reports and orders each have their own thread in a worker.
 
-    Every call raises Refused when this process was replaced or its token is wrong (leave with exit
-    code FENCED),
-    TransientError when the master stayed away for `away_s`, UserError when the master found a
-    message nonsensical.
+    Every call raises Refused if this process was replaced or its token is wrong (leave with exit
+    code FENCED), TransientError if the master was unreachable for `away_s`, and UserError if the
+    master rejects a message as invalid.
     """
 
     def __init__(self, address: str, token: str, name: str, *, away_s: float = AWAY_S) -> None:
@@ -126,7 +125,7 @@ class MasterClient:
             raise PermanentError(f"{self._what('lease')}: {error}") from error
 
     def report(self, report: Report) -> None:
-        """Tell progress and that this process lives; due every `Attached.heartbeat_s`.
+        """Report progress, and that this process lives; due every `Attached.heartbeat_s`.
 
         Counted exactly once.
         """
@@ -136,8 +135,7 @@ class MasterClient:
             self._reports += 1
 
     def orders(self) -> Iterator[Order]:
-        """What the master wants, as it comes; blocks between orders and ends when this client is
-        closed.
+        """The master's orders, as they come; ends when this client is closed.
 
         The first order after (re)connecting is always `Servers`.
         """
@@ -170,11 +168,11 @@ class MasterClient:
             raise PermanentError(f"{self._what('status')}: {error}") from error
 
     def stop(self, reason: str) -> None:
-        """Ask that the job end: workers drain, a checkpoint is taken."""
+        """Request the end of the job: workers drain, a checkpoint is taken."""
         self._call(self._stub.Stop, pb.StopRequest(reason=reason), "stop")
 
     def scale(self, min_workers: int, max_workers: int) -> None:
-        """Ask for another range of workers."""
+        """Change the number of workers."""
         self._call(
             self._stub.Scale,
             pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers),
@@ -182,11 +180,11 @@ class MasterClient:
         )
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint now."""
+        """Request a checkpoint now."""
         self._call(self._stub.Checkpoint, pb.CheckpointRequest(), "checkpoint")
 
     def close(self) -> None:
-        """Drop the connection. Calls under way raise TransientError; `orders` ends."""
+        """Close the connection. Calls in progress raise TransientError; `orders` ends."""
         self._closed.set()
         self._channel.close()
 
@@ -212,7 +210,7 @@ class MasterClient:
         )
 
     def _survive(self, error: grpc.RpcError | ValueError, away_s: float) -> None:
-        """Raise what a new stream would not mend, or has not for too long."""
+        """Raise an error that a new stream cannot fix, or that has lasted too long."""
         if isinstance(error, ValueError):
             raise PermanentError(f"{self._what('orders')}: {error}") from error
         problem = mapped(error, self._what("orders"))

@@ -1,7 +1,7 @@
-"""Protobuf messages to frozen values and back.
+"""Convert protobuf messages to frozen values and back.
 
-What makes no sense raises ValueError, which servicers answer with
-INVALID_ARGUMENT, so that nothing behind this border ever checks a number from the wire again.
+Invalid messages raise ValueError, which servicers answer with INVALID_ARGUMENT, so that no code
+behind this module checks a number from the wire again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _task(name: str) -> Task:
 
 
 def _text(text: str) -> str:
-    """The end of a long text: that is where a traceback says what happened."""
+    """The end of a long text, where a traceback says what happened."""
     return text if len(text) <= _MAX_TEXT_CHARS else f"…{text[-_MAX_TEXT_CHARS:]}"
 
 
@@ -385,7 +385,7 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
 
 
 def _start_parts(parts: Iterable[str]) -> tuple[str, ...]:
-    """Those that are known; of a worker of another version there may be others."""
+    """The known parts; a worker of another version may have others."""
     return tuple(part for part in parts if part in START_PARTS or not part)[:_MAX_START_PARTS]
 
 
@@ -400,8 +400,8 @@ def sequences(values: Mapping[str, int]) -> dict[str, int]:
 
 
 def bounded(names: Iterable[str]) -> tuple[str, ...]:
-    """Addresses and the like, as they came. Raises ValueError for one that is absurdly long."""
-    found = tuple(names)
-    if any(len(name) > _MAX_NAME_CHARS for name in found):
+    """Check the length of addresses and the like. Raises ValueError."""
+    checked = tuple(names)
+    if any(len(name) > _MAX_NAME_CHARS for name in checked):
         raise ValueError(f"an address of more than {_MAX_NAME_CHARS} characters")
-    return found
+    return checked

@@ -10,7 +10,7 @@ from elasticdl.native import _native
 
 
 def native_spec(spec: ParametersSpec) -> _native.ParametersSpec:
-    """Numbers for C++, and the whole as JSON for whoever asks a server what it holds."""
+    """Numbers for C++, and the whole spec as JSON for clients that ask a server for it."""
     rule = _native.OptimizerSpec(**spec.optimizer.model_dump(mode="json"))
     native = _native.ParametersSpec(
         rule, spec.trainable_size, spec.additive_size, spec.model_dump_json()

@@ -1,5 +1,4 @@
-"""The parameters of a job as a worker sees them: one pull and one push per step, however many
-servers and tables.
+"""The parameters of a job for a worker: one pull and one push per step, for any number of servers.
 
 `ps_client.py` implements the protocol over the bulk plane; tests implement it in memory.
 """
@@ -22,10 +21,10 @@ Int64s: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Parameters as of `versions` (one a server).
+    """Parameters as of `versions` (one per server).
 
-    `dense` is the flat vector float32[trainable_size + additive_size], None if not asked for.
-    `rows[t]` is float32[len(ids[t]), dim of table t], in the order of the ids asked for.
+    `dense` is the flat vector float32[trainable_size + additive_size], None if not requested.
+    `rows[t]` is float32[len(ids[t]), dim of table t], in the order of the requested ids.
     """
 
     versions: tuple[int, ...]
@@ -62,9 +61,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Versions after the update, and how many updates of others came between pull and push (per
-    server).
-    """
+    """Versions after the update, and updates of others between pull and push, per server."""
 
     versions: tuple[int, ...]
     staleness: tuple[int, ...]
@@ -114,10 +111,10 @@ class Parameters(Protocol):
         """
 
     def move(self, addresses: Sequence[str]) -> None:
-        """Servers have new addresses, in index order; '' is away.
+        """Servers have new addresses, in index order; '' is unavailable.
 
-        Calls under way carry on with the new ones.
+        Calls in progress continue with the new ones.
         """
 
     def close(self) -> None:
-        """Drop the connections. Calls under way raise TransientError."""
+        """Close the connections. Calls in progress raise TransientError."""

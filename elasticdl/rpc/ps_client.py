@@ -1,6 +1,6 @@
 """The parameters of a job over the bulk plane.
 
-What is hot is C++ (rpc/native); here are arrays and their shapes.
+The hot paths are C++ (rpc/native); this module handles arrays and their shapes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ _LIVE = -1
 class ServerPool:
     """`elasticdl.rpc.parameters.Parameters` of real servers.
 
-    Has two connections to each server, one to push and one for all else, and makes them anew when
-    they break. Calls of
-    one direction queue behind one another.
+    Has two connections to each server, one to push and one for everything else, and renews them
+    when they break. Calls of one kind queue.
     """
 
     def __init__(self, addresses: Sequence[str], name: str, token: str) -> None:
@@ -51,7 +50,7 @@ class ServerPool:
                     theirs = ParametersSpec.model_validate_json(json)
                     check_fits(theirs, spec, f"what ps-{server} holds")
             self._spec = spec
-            # Initial values must never come back in the place of trained ones.
+            # Initial values must never replace trained ones.
             self._newest = flat if all(took for took, _ in answers) else None
         return any(took for took, _ in answers)
 
@@ -134,5 +133,5 @@ class ServerPool:
 
     def _known(self) -> ParametersSpec:
         if self._spec is None:
-            raise UserError("initialise() comes before the first pull, push or rows")
+            raise UserError("call initialise() before the first pull, push or rows")
         return self._spec

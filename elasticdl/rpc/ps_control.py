@@ -30,9 +30,7 @@ _SLACK_S = (
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The last push that a server has of a worker it refuses from now on; None if it never saw
-    one.
-    """
+    """The last push of a worker that a server refuses from now on; None if it never saw one."""
 
     applied: Applied | None
     sequence: int
@@ -51,7 +49,7 @@ class ServerCut:
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file that a server wrote, relative to the directory it was told."""
+    """A file that a server wrote, relative to the given directory."""
 
     name: str
     bytes: int
@@ -106,7 +104,7 @@ class ServerControl(Protocol):
 
 @final
 class GrpcServerControl:
-    """The implementation of `ServerControl` over gRPC. Use it from one event loop."""
+    """`ServerControl` over gRPC. Use it from one event loop."""
 
     def __init__(self, name: str, address: str, credentials: Credentials, term: int) -> None:
         self._name = name
@@ -168,8 +166,7 @@ class GrpcServerControl:
         except grpc.RpcError as error:
             raise mapped(error, self._what(method)) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
-            # A channel that is closed cancels its calls: that is no cancellation of the task that
-            # waits here.
+            # A closed channel cancels its calls; that does not cancel the task that waits here.
             task = asyncio.current_task()
             if self._closed and not (task and task.cancelling()):
                 raise TransientError(f"{self._what(method)}: the server was given up") from error
@@ -180,4 +177,4 @@ class GrpcServerControl:
         try:
             yield
         except ValueError as error:
-            raise PermanentError(f"{self._what(what)} answered nonsense: {error}") from error
+            raise PermanentError(f"{self._what(what)}: invalid answer: {error}") from error

@@ -1,16 +1,13 @@
-"""Where the members of a ring find one another: the key-value store over HTTP that Horovod's Gloo
-asks, made fast.
+"""Where ring members find each other: the HTTP key-value store for Horovod's Gloo, made fast.
 
-Horovod opens a connection for each PUT, GET and DELETE of `/SECTION/KEY`, and asks again after 10
-ms for a key that is not there
-yet. Here a GET **waits** until its key is there, so nothing is polled, and a member that is early
-may wait as long as it likes.
+Horovod opens a connection for each PUT, GET and DELETE of `/SECTION/KEY`, and polls every 10 ms for
+a missing key. Here a GET **waits** until its key exists, so nothing polls, and an early member may
+wait as long as it likes.
 
-Each generation of the ring has a *scope* that cannot be guessed; it stands before the section
-(members are given
-`HOST:PORT/SCOPE` as the address, Horovod adds its port once more). So members of different
-generations never meet, and strangers
-cannot join. A scope that is withdrawn answers 410 to everything, also to those who wait.
+Each generation of the ring has an unguessable *scope*, which precedes the section (members use
+`HOST:PORT/SCOPE` as the address; Horovod appends its port once more). So members of different
+generations never meet, and strangers cannot join. A withdrawn scope answers 410 to all requests,
+including waiting ones.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _REASONS: Final = {200: b"OK", 400: b"Bad Request", 410: b"Gone"}
 
 
 def new_scope(generation: int) -> str:
-    """A name for the scope of this generation that nobody can guess."""
+    """An unguessable name for the scope of this generation."""
     return f"g{generation}-{secrets.token_hex(12)}"
 
 
@@ -43,10 +40,7 @@ class _Scope:
 
 @final
 class Rendezvous:
-    """Belongs to one asyncio loop.
-
-    One of them serves all generations of a job's ring, one after the other.
-    """
+    """Serves all generations of a job's ring, one after the other. Belongs to one asyncio loop."""
 
     def __init__(self) -> None:
         self._scopes: dict[bytes, _Scope] = {}
@@ -54,7 +48,7 @@ class Rendezvous:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "", port: int = 0) -> int:
-        """Listen; the port. Raises OSError if that is not possible."""
+        """Listen; returns the port. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connection, host or None, port, backlog=1024)
         return int(self._server.sockets[0].getsockname()[1])
@@ -64,9 +58,7 @@ class Rendezvous:
         self._scopes.setdefault(scope.encode(), _Scope())
 
     def withdraw(self, scope: str) -> None:
-        """This generation will never be complete, or was superseded: tell everybody who asks, and
-        who waits, at once.
-        """
+        """Answer all requests of a superseded or incomplete generation with 410, at once."""
         found = self._scopes.pop(scope.encode(), None)
         for connection in (
             [one for waiting in found.waiting.values() for one in waiting] if found else ()
@@ -124,7 +116,7 @@ _Leave: TypeAlias = "Callable[[_Connection], None]"
 
 @final
 class _Connection(asyncio.Protocol):
-    """One request, one reply, and the end: as Horovod's client has it."""
+    """One request, one reply, then the end, as Horovod's client expects."""
 
     def __init__(self, answer: _Answer, open_ones: set[_Connection], leave: _Leave) -> None:
         self._answer = answer
@@ -169,7 +161,7 @@ class _Connection(asyncio.Protocol):
             self._answer(self, parts[0], parts[1], bytes(rest[:length]))
 
     def reply(self, status: int, value: bytes = b"") -> None:
-        """Answer and close; nothing if the other side is gone."""
+        """Answer and close; does nothing if the peer is gone."""
         self._asked = True
         if self._transport is not None:
             reason = _REASONS[status]
@@ -181,7 +173,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _content_length(headers: list[bytes]) -> int | None:
-    """0 where it is not told, None where it is nonsense."""
+    """0 if the header is missing, None if it is invalid."""
     for header in headers:
         name, _, value = header.partition(b":")
         if name.strip().lower() == b"content-length":

@@ -1,6 +1,4 @@
-"""gRPC's errors become ours here, and calls that may work later are made again within a
-deadline.
-"""
+"""Map gRPC's errors to ours, and retry calls that may succeed later within a deadline."""
 
 from __future__ import annotations
 
@@ -31,15 +29,14 @@ _PASSING = (
 )
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 2.0
-# One attempt waits no longer than this for a connection, so that a half-open one is given up and
-# made again.
+# One attempt waits no longer than this for a connection, so that a half-open one is replaced.
 _LONGEST_ATTEMPT_S = 15.0
 
 
 def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
     """Our error for one of gRPC's.
 
-    `what` names the call and the other side: "lease of worker-1 from 127.0.0.1:7".
+    `what` names the call and the peer: "lease of worker-1 from 127.0.0.1:7".
     """
     code, details = error.code(), error.details() or ""
     message = f"{what}: {details}" if details else f"{what}: {code.name}"
@@ -57,9 +54,7 @@ def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
 
 
 def delay_s(attempt: int) -> float:
-    """Back-off before attempt number `attempt` (from 1), with jitter so that workers do not come
-    back all at once.
-    """
+    """Back-off before attempt `attempt` (from 1), with jitter to spread the workers' retries."""
     return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt - 1, 10)) * random.uniform(
         0.5, 1.0
     )
@@ -73,11 +68,10 @@ def retrying(
     attempt_s: float = _LONGEST_ATTEMPT_S,
     closed: Event,
 ) -> T:
-    """Call `call(timeout_s)` until it works.
+    """Call `call(timeout_s)` until it succeeds.
 
     Blocks for at most `deadline_s`; `closed` ends the wait early. Raises TransientError with the
-    last error when the
-    time is over, and at once whatever is not transient.
+    last error when the time is over, and any other error at once.
     """
     end_s = time.monotonic() + deadline_s
     attempt = 0
@@ -96,7 +90,7 @@ def retrying(
                 ) from error
             closed.wait(wait_s)
         except ValueError as error:
-            # gRPC's way to say that the channel was closed by another thread of this process.
+            # gRPC raises this if another thread of this process has closed the channel.
             if closed.is_set():
                 raise TransientError(
                     f"{what}: the connection was closed by this process"

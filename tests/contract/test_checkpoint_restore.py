@@ -327,7 +327,7 @@ def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(
     stage.cut(2)
     making = store.begin(tmp_path / "made")
     (making / "server-0-of-1.making").symlink_to("/dev/full")
-    with pytest.raises(TransientError, match=r"cannot be written: .*No space left"):
+    with pytest.raises(TransientError, match=r"cannot write .*: .*No space left"):
         save(stage.servers[0], place(stage, 0), 2, making)
     assert list(making.iterdir()) == []
     with pytest.raises(TransientError, match="No such file"):
