@@ -19,6 +19,7 @@ from elasticdl.history.lines import read_lines
 from elasticdl.history.series import SeriesBook
 from elasticdl.history.timeline import Timeline
 from elasticdl.job_status import JobStatus
+from elasticdl.jobdir.outcome import Outcome
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -120,21 +121,21 @@ def snapshot(
     reading: StatusReading,
     record: Record,
     series: Iterable[Mapping[str, Any]],
-    outcome: Mapping[str, Any] | None = None,
+    outcome: Outcome | None = None,
     logs: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, object]:
     """See the module.
 
-    `outcome` has exit_code, message and hint of a job that has ended. NaN and infinity become null.
+    `outcome` is None for a job that goes on. NaN and infinity become null.
 
     `logs` are the ends of logs, `{"process", "text"}`, for a report; the live page reads them by
     itself.
     """
-    ended = (
-        None
-        if outcome is None
-        else {key: outcome.get(key) for key in ("exit_code", "message", "hint")}
-    )
+    ended = outcome and {
+        "exit_code": int(outcome.exit_code),
+        "message": outcome.message,
+        "hint": outcome.hint,
+    }
     whole = {
         "job": asdict(reading.about),
         "status": reading.to_json(),

@@ -64,8 +64,7 @@ class Outcome:
     @property
     def state(self) -> str:
         """One word: done, stopped or failed."""
-        known = {int(ExitCode.DONE): "done", int(ExitCode.INTERRUPTED): "stopped"}
-        return known.get(self.exit_code, "failed")
+        return end_state(self.exit_code)
 
     def error(self) -> ElasticDLError | None:
         """Return the error that `JobHandle.wait` raises, or None if the job is done or was stopped
@@ -81,6 +80,12 @@ class Outcome:
         with suppress(ValueError):
             error.exit_code = ExitCode(self.exit_code)
         return error
+
+
+def end_state(exit_code: int) -> str:
+    """The state of a job that has ended: done, stopped or failed."""
+    known = {int(ExitCode.DONE): "done", int(ExitCode.INTERRUPTED): "stopped"}
+    return known.get(exit_code, "failed")
 
 
 def write_outcome(directory: JobDirectory, outcome: Outcome, status: JobStatus | None) -> None:

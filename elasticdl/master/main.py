@@ -66,7 +66,7 @@ from elasticdl.master.preflight import Preflight, load_preflight, run_preflight,
 from elasticdl.master.preflight_rpc import PreflightRpc, preflight_rpc_server
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
-from elasticdl.master.status.job_view import JobView, end_in_words, job_status
+from elasticdl.master.status.job_view import JobView, job_status
 from elasticdl.master.status.server import StatusServer
 from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.rpc.channel import Credentials
@@ -349,13 +349,9 @@ class Master:
 
     def snapshot(self, finish: FinishJob) -> dict[str, object]:
         """The job as page and report show it, now that it has ended."""
-        status, state = self._last_status(finish), end_in_words(finish.exit_code)
-        reading = StatusReading(self._watched.about, status, state, self.queue.clock.wall_s())
-        outcome = {
-            "exit_code": int(finish.exit_code),
-            "message": finish.message,
-            "hint": finish.hint,
-        }
+        outcome, status = self.outcome(finish)
+        now = self.queue.clock.wall_s()
+        reading = StatusReading(self._watched.about, status, outcome.state, now)
         logs = ends_in(self._environment.directory.logs, status)
         record = record_of(self.event_log, status)
         return snapshot(reading, record, self.collector.as_list(), outcome, logs)

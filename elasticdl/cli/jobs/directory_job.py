@@ -195,14 +195,9 @@ class DirectoryJob:
             record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
         )
         reading = StatusReading(about, report.status, report.state, now)
-        ended = (
-            None
-            if outcome is None
-            else {"exit_code": outcome.exit_code, "message": outcome.message, "hint": outcome.hint}
-        )
         with _readable(self.directory):
             logs = ends_in(self.directory.logs, report.status)
-            return snapshot(reading, record, series_in(self.directory.path), ended, logs)
+            return snapshot(reading, record, series_in(self.directory.path), outcome, logs)
 
     def _record(self) -> Record:
         """What is written down; of a job that goes on, until now."""

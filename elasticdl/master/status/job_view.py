@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, final
 
 from elasticdl.cluster.base import Cluster, ProcessName
-from elasticdl.errors import ExitCode
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.snapshot import About, StatusReading, record_of, snapshot
 from elasticdl.job_status import JobStatus
+from elasticdl.jobdir.outcome import Outcome, end_state
 from elasticdl.master.core.data.shard_list import ShardPage, ShardWish
 from elasticdl.master.core.events import Event
 from elasticdl.master.core.job_context import Phase
@@ -31,7 +31,6 @@ _STATES: dict[str, str] = {
     Phase.CHECKPOINTING: "taking the last checkpoint",
     Phase.EXPORTING: "exporting",
 }
-_ENDS = {ExitCode.DONE: "done", ExitCode.INTERRUPTED: "stopped"}
 
 
 def job_status(core: JobState, desk: ProcessGateway) -> JobStatus:
@@ -43,16 +42,11 @@ def job_status(core: JobState, desk: ProcessGateway) -> JobStatus:
     return replace(status, gauges=desk.gauges(), records_per_s=rate)
 
 
-def end_in_words(exit_code: int) -> str:
-    """Of a job that has ended: done, stopped or failed."""
-    return _ENDS.get(exit_code, "failed")  # type: ignore[call-overload, no-any-return]
-
-
 def state_in_words(status: JobStatus) -> str:
     """One or two words for the head of a page."""
     phase, code = status.phase, status.exit_code
     if code is not None and phase in (Phase.ENDING, Phase.ENDED):
-        return end_in_words(code)
+        return end_state(code)
     if phase == Phase.WORKING and not status.scale.observed:
         return "waiting for workers"
     return _STATES.get(phase or "", "ending")
@@ -107,12 +101,12 @@ class JobView:
         """Bars, generations and marks."""
         return record_of(self.event_log, self.reading().status).timeline
 
-    def outcome(self) -> dict[str, object] | None:
+    def outcome(self) -> Outcome | None:
         """How the job ended; None while it goes on."""
         status = self.reading().status
         if status.exit_code is None or status.phase != Phase.ENDED:
             return None
-        return {"exit_code": status.exit_code, "message": status.outcome, "hint": ""}
+        return Outcome(status.exit_code, status.outcome or "")
 
     def shards(self, wish: ShardWish) -> ShardPage:
         """Some of the shards."""
