@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elasticdl.cli.jobs.kubeconfig import contexts, no_cluster
 from elasticdl.cli.jobs.local_jobs import local_names
 from elasticdl.cli.views.console import silence
+from elasticdl.cluster.kubernetes.kubeconfig import contexts, no_cluster
 from elasticdl.errors import ElasticDLError
 
 if TYPE_CHECKING:

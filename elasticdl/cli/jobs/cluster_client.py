@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from elasticdl.cli.jobs.kubeconfig import no_cluster
+from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import (
     ClusterRefused,
     ElasticDLError,

@@ -21,8 +21,8 @@ import click
 
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.job import Job, JobQuery
-from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
+from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
 from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.layout import JOBS, JobDirectory

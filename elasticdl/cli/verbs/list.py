@@ -12,11 +12,11 @@ import click
 
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, cluster_options
 from elasticdl.cli.jobs.job import Report
-from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_jobs
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain, tell
 from elasticdl.cli.views.documents import Format, render
+from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError
 from elasticdl.jobdir.layout import JOBS
 

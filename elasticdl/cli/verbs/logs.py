@@ -10,12 +10,12 @@ import click
 
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery, LogRequest
-from elasticdl.cli.jobs.kubeconfig import no_cluster
 from elasticdl.cli.jobs.local_jobs import local_names
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import Lines
 from elasticdl.cli.views.console import plain
 from elasticdl.cli.views.documents import Format, render
+from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError
 
 

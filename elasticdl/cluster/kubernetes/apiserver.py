@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
+from elasticdl.cluster.kubernetes.kubeconfig import in_pod, kubeconfig_path
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.errors import ExitCode, PermanentError, TransientError
 
@@ -308,13 +308,13 @@ async def connect(context: str = "", kubeconfig: str = "") -> ApiServer:
     Raises PermanentError.
     """
     configuration = Configuration()
-    within = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not context and not kubeconfig
+    within = in_pod() and not context and not kubeconfig
     try:
         if within:
             kubernetes_config.load_incluster_config(configuration)
             return ApiServer(configuration, _own_namespace(), unsettled=True)
         loader = await kubernetes_config.load_kube_config(
-            kubeconfig or os.environ.get("KUBECONFIG") or None,
+            kubeconfig or kubeconfig_path() or None,
             context or None,
             client_configuration=configuration,
             persist_config=False,

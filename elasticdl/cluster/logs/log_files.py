@@ -89,15 +89,12 @@ def read_tail(path: Path, begin: int = 0) -> str:
     '' if the file is unreadable.
     """
     try:
-        with path.open("rb") as log:
-            size = os.fstat(log.fileno()).st_size
-            start = max(begin, size - TAIL_BYTES)
-            log.seek(start)
-            text = log.read(TAIL_BYTES).decode("utf-8", errors="replace")
+        part = _read_part(path, -TAIL_BYTES, TAIL_BYTES)
     except OSError:
         return ""
+    text = part.data[max(0, begin - part.start) :].decode("utf-8", errors="replace")
     lines = text.splitlines()
-    if start > begin:
+    if part.start > begin:
         lines = lines[1:]  # a partial line
     return "\n".join(lines[-TAIL_LINES:])
 

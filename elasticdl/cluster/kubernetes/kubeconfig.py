@@ -1,6 +1,4 @@
-"""What is known of clusters without a look at one: whether any is set up here, and its kube
-contexts.
-"""
+"""Which clusters are set up here, from files and variables only: asks no cluster."""
 
 from __future__ import annotations
 
@@ -9,23 +7,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def no_cluster() -> str:
-    """Why there is no cluster to look at, in words; '' if one is set up."""
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return ""
+def in_pod() -> bool:
+    """Whether this process runs in a pod of a cluster."""
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def kubeconfig_path() -> str:
+    """What the variable KUBECONFIG names; '' if it is not set."""
+    return os.environ.get("KUBECONFIG", "")
+
+
+def no_cluster() -> str | None:
+    """Why there is no cluster to ask; None if one is set up."""
+    if in_pod():
+        return None
     files = _files()
     if any(file.is_file() for file in files):
-        return ""
+        return None
     return f"no cluster is set up here (there is no {' and no '.join(map(str, files))})"
 
 
 def contexts() -> list[str]:
-    """Names of the kube contexts, in the order of their files. What cannot be read has none."""
+    """Names of the kube contexts, in the order of their files. An unreadable file has none."""
     return list(dict.fromkeys(name for file in _files() for name in _contexts_of(file)))
 
 
 def _files() -> list[Path]:
-    given = os.environ.get("KUBECONFIG", "")
+    given = kubeconfig_path()
     return [Path(part) for part in given.split(os.pathsep) if part] or [
         Path.home() / ".kube" / "config"
     ]
