@@ -403,7 +403,7 @@ def test_only_the_newest_master_controls_a_server(job: Job) -> None:
     asyncio.run(gate(term=4))
     with pytest.raises(Refused, match="replaced that of term 3"):
         asyncio.run(gate(term=3))
-    with pytest.raises(Refused, match="no master"):
+    with pytest.raises(Refused, match="not a master"):
         asyncio.run(gate(term=4, name="worker-3"))
     with pytest.raises(Refused, match="token"):
         asyncio.run(gate(term=4, token="another"))
