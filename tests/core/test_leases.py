@@ -346,8 +346,12 @@ def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench):
     assert job.of(c.RevokeLeases, commands) == [
         c.RevokeLeases(job.worker(1), "training ends early")
     ]
+    assert job.of(c.AskState, commands) == [c.AskState(job.worker(1))]
+    still = Applied(other.shard.id, other.attempt, 8)
+    job.put(e.StateTold(0, job.worker(1), (still,), "", ""))
     job.progress(1, other, 16)
-    job.tick(4)
+    assert c.AskState(job.worker(1)) in job.tick(4), "it held its shard yet"
+    job.put(e.StateTold(0, job.worker(1), (), "", ""))
     assert job.total == {
         "expected": 192,
         "trained": 32,

@@ -227,9 +227,9 @@ def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are
     assert job.total["trained"] == 8
     job.attach(job.ps(0, 1))
     job.progress(0, trained, 16)
-    job.tick(2)
+    job.tick(10)
     assert job.state.status().shards["training"].leased == 1
-    job.tick(2)
+    job.put(e.StateTold(0, job.worker(0), (), "", ""))
     assert job.state.status().shards["training"].leased == 0
     assert job.total["trained"] == 16
 

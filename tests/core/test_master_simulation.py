@@ -117,6 +117,14 @@ class World:
             case c.RevokeLeases(name):
                 if name in self.workers:
                     self.workers[name].leases.clear()
+            case c.AskState(name):
+                if name in self.workers:
+                    held = tuple(
+                        Applied(lease.shard.id, lease.attempt, 0)
+                        for lease in self.workers[name].leases
+                        if lease.shard is not None
+                    )
+                    self.pending.append(e.StateTold(0, name, held, "", ""))
             case c.FenceWorker(name):
                 self.fenced.add(name)
                 told = tuple(

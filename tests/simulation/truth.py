@@ -33,7 +33,6 @@ from elasticdl.shard import Lease, Task
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Reason
 from tests.simulation.scheduler import Violation
 from tests.simulation.servers import Key, View
-from tests.simulation.workload import STOPS
 
 if TYPE_CHECKING:
     from tests.simulation.workers import SimulatedWorker
@@ -153,15 +152,6 @@ class Truth:
             self.complete_records += len(ids)
             self._world.stepped()
 
-    def _pushes_unheard(self) -> bool:
-        """Known: a worker that was stopped while its leases were revoked, as training ends early,
-        pushes one more batch when it goes on.
-
-        Revoked shards are closed after 3 s, whether or not their worker was heard of since.
-        """
-        kinds = {one.kind for one in self._world.plan.faults}
-        return "stop" in kinds and bool(kinds & set(STOPS))
-
     # The master
 
     def shown(self) -> int:
@@ -266,7 +256,7 @@ class Truth:
                     f"{path} has {weights.records} records in its weights, and {trained} in its"
                     " ledger"
                 )
-        elif not self.server_deaths and not self._pushes_unheard():
+        elif not self.server_deaths:
             views: dict[int, View] = self._world.disk.servers[path]
             everywhere = set.intersection(*(set(view.log) for view in views.values()))
             records = sum(len(self._pushes[key][1]) for key in everywhere)
@@ -356,7 +346,7 @@ class Truth:
             self.violated(f"{int(missing.sum())} records were never on all servers")
         if self.server_deaths:
             return
-        if total["left"] and complete.sum() != total["trained"] and not self._pushes_unheard():
+        if total["left"] and complete.sum() != total["trained"]:
             self.violated(f"{total['trained']} records are told, all servers have {complete.sum()}")
         if (complete > 1).any():
             self.violated(f"{int((complete > 1).sum())} records were trained more than once")

@@ -268,8 +268,10 @@ class JobState:
                 if event.ready:
                     self._lifecycle.went_on(event.worker, "")
                 self._coordination.member_told(event)
-            case events.ActivityTold() | events.StateTold():
-                pass  # `Stalls.saw` takes them in.
+            case events.StateTold():
+                self._leasing.state_told(event)
+            case events.ActivityTold():
+                pass  # `Stalls.saw` takes it in.
             case events.ConnectionLost():
                 self._coordination.lost_connection(event)
             case events.MessagesDropped():

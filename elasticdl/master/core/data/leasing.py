@@ -12,7 +12,13 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
-from elasticdl.master.core.commands import GrantLease, NoLeaseNow, RevokeLeases, WorkFinished
+from elasticdl.master.core.commands import (
+    AskState,
+    GrantLease,
+    NoLeaseNow,
+    RevokeLeases,
+    WorkFinished,
+)
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.ledger import Blame, HeldShard, Ledger, Stage
 from elasticdl.master.core.data.stragglers import StragglerBounds
@@ -23,6 +29,7 @@ from elasticdl.master.core.events import (
     LeaseRequested,
     LeaseReturned,
     ProgressReported,
+    StateTold,
     TaskFailed,
 )
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -31,7 +38,7 @@ from elasticdl.shard import Applied, Lease, Task
 
 LEASES_PER_WORKER = 2
 _LEAVE_LIMIT_S = 60.0
-_CLOSE_AFTER_S = 3.0
+_ASK_AGAIN_S = 3.0
 
 
 @final
@@ -45,6 +52,8 @@ class Leasing:
         self._evaluation = evaluation
         self._reconciliation = reconciliation
         self.pace = StragglerBounds()
+        self._asked_s: dict[ProcessName, float] = {}
+        """When workers that hold revoked shards were last asked."""
 
     # requests
 
@@ -414,33 +423,47 @@ class Leasing:
             return
         process.revoked = True
         self._evaluation.lost(worker, "")
-        for held in work.held_by(worker) if work else ():
+        held_by = work.held_by(worker) if work else ()
+        for held in held_by:
             if held.stage is Stage.LEASED:
                 held.stage, held.since_s = Stage.CLOSING, self._context.now_s
         self._context.orders.give(RevokeLeases(worker, reason))
+        if held_by:
+            self._ask_for(worker)
+
+    def _ask_for(self, worker: ProcessName) -> None:
+        """What it holds yet. It is told of that order after the revocation."""
+        self._asked_s[worker] = self._context.now_s
+        self._context.orders.give(AskState(worker))
+
+    def state_told(self, event: StateTold) -> None:
+        """Revoked shards that a worker does not hold any more go back: it pushes nothing more of
+        them, and all that it pushed was reported before.
+        """
+        work = self._context.work
+        told = {(applied.shard, applied.attempt) for applied in event.held}
+        closed = [
+            held
+            for held in (work.held_by(event.process) if work else ())
+            if held.stage is Stage.CLOSING and (held.piece.shard.id, held.piece.attempt) not in told
+        ]
+        for held in closed:
+            assert work is not None
+            work.give_back(held)
+        if closed:
+            self._context.orders.announce("shard", f"{len(closed)} revoked shards came back")
 
     def tick(self) -> None:
-        """Close what was revoked long enough ago."""
-        work = self._context.work
-        # A push may be waiting for a server that is away: its outcome is not known yet.
-        if work is None or self._context.servers_away():
-            return
-        due_s = self._context.now_s - _CLOSE_AFTER_S
-        closing = [
-            held
-            for held in work.held.values()
-            if held.stage is Stage.CLOSING and held.since_s <= due_s
-        ]
-        for held in closing:
-            work.give_back(held)
-        if closing:
-            self._context.orders.announce("shard", f"{len(closing)} revoked shards came back")
-
-    def put_off_closing(self) -> None:
-        """Servers are back: pushes that waited for them go through now."""
-        for held in self._context.work.held.values() if self._context.work else ():
-            if held.stage is Stage.CLOSING:
-                held.since_s = self._context.now_s
+        """Ask again who holds revoked shards: a push may be under way, or the order was lost."""
+        work, now_s = self._context.work, self._context.now_s
+        holders = {
+            held.worker
+            for held in (work.held.values() if work else ())
+            if held.stage is Stage.CLOSING
+        }
+        for worker in sorted(holders):
+            if now_s - self._asked_s.get(worker, 0.0) >= _ASK_AGAIN_S:
+                self._ask_for(worker)
 
     def limit_s(self, process: Process) -> float | None:
         """How long that worker may be without progress with what it holds; None if it holds

@@ -212,7 +212,6 @@ class ProcessLifecycle:
             process.deadline_s = (
                 None if process.deadline_s is None else process.deadline_s + stalled_s
             )
-        self._leasing.put_off_closing()
 
     # ending
 
