@@ -54,7 +54,7 @@ def control_server(
     control = grpc.server(
         ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options()
     )
-    add_ParameterServerServicer_to_server(ControlService(server, place), control)  # type: ignore[no-untyped-call]
+    add_ParameterServerServicer_to_server(ControlService(server, place), control)
     host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
     port = control.add_insecure_port(f"{host or '[::]'}:0")
     if port == 0:

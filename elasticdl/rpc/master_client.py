@@ -52,7 +52,7 @@ class MasterClient:
         self._term = 0
         self._closed = threading.Event()
         self._channel = grpc.insecure_channel(address, options=channel_options())
-        self._stub: Any = MasterStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = MasterStub(self._channel)
         self._report_lock = threading.Lock()
         self._reports = 0
         self._lease_lock = threading.Lock()

@@ -112,7 +112,7 @@ class GrpcServerControl:
         self._metadata = credentials.metadata(term)
         self._closed = False
         self._channel = grpc.aio.insecure_channel(address, options=channel_options())
-        self._stub: Any = ParameterServerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = ParameterServerStub(self._channel)
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
         reply: pb.FenceReply = await self._call("Fence", pb.FenceRequest(worker=worker), timeout_s)

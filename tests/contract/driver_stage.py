@@ -108,7 +108,7 @@ class ListJournal:
         self._pending = []
 
 
-class ScriptedServer(ParameterServerServicer):  # type: ignore[misc]
+class ScriptedServer(ParameterServerServicer):
     """One parameter server: a gate, some workers' last pushes, and things that go wrong on
     demand.
     """
@@ -168,10 +168,6 @@ class ScriptedServer(ParameterServerServicer):  # type: ignore[misc]
         return pb.Done()
 
 
-async def no_preflight() -> None:
-    """These tests begin their jobs themselves."""
-
-
 class NoArchive:
     async def save(self, command: do.SaveSnapshot, snapshots: Snapshots) -> tuple[str, int]:
         raise PermanentError("no space left on device")
@@ -189,7 +185,7 @@ class Stage:
         self.directory = directory
         self.core = core or ScriptedCore()
         self.journal = ListJournal()
-        self.clock = clock or ManualClock()
+        self.clock: Any = clock or ManualClock()
         self.servers: dict[ProcessName, ScriptedServer] = {}
         self.clients: list[MasterClient] = []
         self._loop = asyncio.new_event_loop()
@@ -219,10 +215,9 @@ class Stage:
             launcher,
             fences,
             Snapshots(self.roster),
-            NoArchive(),
+            NoArchive(),  # type: ignore[arg-type]
             self.events,
             self.metrics,
-            no_preflight,
         )
         driver = Driver(
             self.core,
@@ -242,7 +237,7 @@ class Stage:
         self._service = service
         self._master = MasterServer(service, TOKEN)
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"
-        self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster.observe()))
+        self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster))
 
     def status_json(self) -> str:
         gauges, rate = self.gateway.gauges(), self.gateway.records_per_s()

@@ -89,10 +89,6 @@ class CountingServer:
     async def close(self) -> None: ...
 
 
-async def no_preflight() -> None:
-    """These tests begin their jobs themselves."""
-
-
 class NoArchive:
     async def save(self, command: object, snapshots: object) -> tuple[str, int]:
         raise PermanentError("nothing is kept here")
@@ -141,9 +137,7 @@ class FakeJob:
         )
         self.events_path = directory / "events.jsonl"
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("train",)))
-        means = ExecutorDeps(
-            launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines, no_preflight
-        )
+        means = ExecutorDeps(launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines)
         self._driver = driver.Driver(
             self.core,
             NoJournal(),
@@ -160,7 +154,7 @@ class FakeJob:
         script = asyncio.create_task(scenario(self)) if scenario else None
         try:
             async with asyncio.timeout(LIMIT_S):
-                finish = await self._driver.run(self.cluster.observe())
+                finish = await self._driver.run(self.cluster)
                 if script is not None:
                     await script
                 return finish

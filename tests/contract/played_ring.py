@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,17 +17,17 @@ class PlayedRing:
     Nothing is summed.
     """
 
-    def met(self, name: str, mine):
+    def met(self, name: str, mine: Any) -> None:
         raise NotImplementedError
 
-    def enter(self, place) -> None: ...
+    def enter(self, place: Any) -> None: ...
 
     def leave(self) -> None: ...
 
-    def reduced(self, name, tensor):
+    def reduced(self, name: str, tensor: Any) -> None:
         raise AssertionError("nothing is summed")
 
-    def gathered(self, name, tensor):
+    def gathered(self, name: str, tensor: Any) -> Any:
         made = tf.py_function(lambda mine: self.met(name, mine), [tensor], tensor.dtype)
         made.set_shape([None, *tensor.shape[1:]])
         return made

@@ -54,10 +54,6 @@ class NoJournal:
         """Nothing is on disk."""
 
 
-async def no_preflight() -> None:
-    """These tests begin their jobs themselves."""
-
-
 class NoArchive:
     async def save(self, command: do.SaveSnapshot, snapshots: Any) -> tuple[str, int]:
         raise PermanentError("no space left on device")
@@ -135,14 +131,11 @@ class Stage:
             NoArchive(),
             self.chronicle,
             self._metrics,
-            no_preflight,
         )
         hands = Executor(self.inbox, self.gateway, means)
         self.port = await self.server.start("127.0.0.1", 0)
         self.running = asyncio.ensure_future(
-            Driver(self.core, NoJournal(), self.inbox, self.gateway, hands).run(
-                self.cluster.observe()
-            )
+            Driver(self.core, NoJournal(), self.inbox, self.gateway, hands).run(self.cluster)
         )
         await self.post(happened.JobStarted(self.inbox.at_s(), (Source("iris.csv", records),)))
 
@@ -161,7 +154,7 @@ class Stage:
 
     async def attach(self, *names: ProcessName) -> None:
         for name in names:
-            at = (
+            at: dict[str, Any] = (
                 {"control_address": "127.0.0.1:1", "bulk_address": "127.0.0.1:2"}
                 if name.role == "ps"
                 else {}

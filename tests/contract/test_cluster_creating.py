@@ -20,7 +20,7 @@ pytestmark = pytest.mark.contract
 POD = {"kind": "Pod", "metadata": {"name": "w"}}
 MADE = item("u", 1, "w", **{JOB_UID_LABEL: "mine"})
 FOREIGN = item("v", 1, "w", **{JOB_UID_LABEL: "other"})
-TAKEN = (409, status(409, "AlreadyExists", 'pods "w" already exists'), {})
+TAKEN: tuple[Any, ...] = (409, status(409, "AlreadyExists", 'pods "w" already exists'), {})
 
 
 def create(server: Server, times: int = 1) -> list[dict[str, Any]]:

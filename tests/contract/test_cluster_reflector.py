@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -55,7 +56,7 @@ class Heard:
                 await self._news.wait()
 
 
-def _name(pod: dict) -> str:
+def _name(pod: dict[str, Any]) -> str:
     return f"{pod['metadata']['uid']}@{pod['metadata']['resourceVersion']}"
 
 
@@ -180,7 +181,9 @@ def test_nonsense_and_refusals_end_in_another_list(nonsense: object) -> None:
     "nonsense",
     [{"items": None, "metadata": {}}, {"kind": "PodList"}, status(500), status(403), status(429)],
 )
-def test_a_list_that_makes_no_sense_or_is_refused_is_asked_for_again(nonsense: dict) -> None:
+def test_a_list_that_makes_no_sense_or_is_refused_is_asked_for_again(
+    nonsense: dict[str, Any],
+) -> None:
     server = Server()
     server.lists = [nonsense, [item("a", 1)]]
     assert heard_until(server, "whole") == ["+a@1", "whole"]

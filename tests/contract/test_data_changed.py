@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -59,7 +60,7 @@ def test_data_that_stayed_as_it_was_counted_is_read(tmp_path: Path) -> None:
             r"data\.csv changed since .*: it had 12 bytes, now 8",
         ),
         (
-            lambda path: (path.write_text("a,b\n1,2\n3,5\n"), later(path)),
+            lambda path: (path.write_text("a,b\n1,2\n3,5\n"), later(path)),  # type: ignore[func-returns-value]
             (
                 r"data\.csv changed since .*: it still has 12 bytes, but their content differs,"
                 r" written at .* UTC"
@@ -88,7 +89,9 @@ def test_the_same_bytes_at_another_time_are_the_same_data(tmp_path: Path) -> Non
     assert same_data(source, open_reader(str(path), {}).sources()[0])
 
 
-def test_of_more_data_than_digests_are_taken_of_the_times_tell(tmp_path: Path, monkeypatch) -> None:
+def test_of_more_data_than_digests_are_taken_of_the_times_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("elasticdl.data.files.DIGESTED_BYTES", 12)
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text("a,b\n1,2\n3,4\n")
@@ -185,7 +188,7 @@ class Own:
         self.asked += 1
         return (Source("table", 3, self.fingerprint),)
 
-    def read(self, shard: Shard):
+    def read(self, shard: Shard) -> Any:
         yield Block(np.arange(shard.begin, shard.end), shard.records)
 
     def close(self) -> None: ...
@@ -209,10 +212,10 @@ def test_a_reader_of_ones_own_is_compared_where_it_has_fingerprints() -> None:
 
 def test_a_table_of_ones_own_that_grew_is_told() -> None:
     class Theirs:
-        def create_shards(self):
+        def create_shards(self) -> Any:
             return {"table": (0, 5)}
 
-        def read_records(self, task):
+        def read_records(self, task: Any) -> Any:
             yield from range(task.start, task.end)
 
     reader = UserReader(
@@ -232,10 +235,10 @@ class OfDatabase:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def create_shards(self):
+    def create_shards(self) -> Any:
         return {"table": (0, self.count)}
 
-    def read_records(self, task):
+    def read_records(self, task: Any) -> Any:
         yield from range(task.start, task.end)
 
 

@@ -10,6 +10,7 @@ import io
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -28,21 +29,23 @@ fields = st.one_of(
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
-def rows_of(path, params, begin=0, end=None, max_bad_records=0):
+def rows_of(
+    path: Path, params: Any, begin: int = 0, end: int | None = None, max_bad_records: Any = 0
+) -> Any:
     reader = open_reader(str(path), params, max_bad_records=max_bad_records)
     (source,) = reader.sources()
     blocks = list(
         reader.read(Shard(ShardId(1), source.name, begin, source.records if end is None else end))
     )
-    return [[field.decode() for field in row] for block in blocks for row in block.records], blocks
+    return [[field.decode() for field in row] for block in blocks for row in block.records], blocks  # type: ignore[union-attr]
 
 
 @st.composite
-def tables(draw):
+def tables(draw: Any) -> Any:
     width = draw(st.integers(1, 4))
     return draw(st.lists(st.lists(fields, min_size=width, max_size=width), min_size=1, max_size=12))
 
@@ -59,8 +62,8 @@ def tables(draw):
 )
 @example([["a\r", '"'], ["", "\n"]], csv.QUOTE_MINIMAL, "\r\n", ",", False, True, [1])
 def test_every_cut_of_a_file_gives_what_python_s_csv_module_reads(
-    table, quoting, newline, delimiter, last_newline, bom, cuts
-):
+    table: Any, quoting: Any, newline: Any, delimiter: Any, last_newline: Any, bom: Any, cuts: Any
+) -> None:
     out = io.StringIO(newline="")
     csv.writer(out, quoting=quoting, lineterminator=newline, delimiter=delimiter).writerows(table)
     text = out.getvalue()
@@ -84,13 +87,15 @@ def test_every_cut_of_a_file_gives_what_python_s_csv_module_reads(
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.sampled_from('ab",\r\n'), min_size=1, max_size=40), st.integers(1, 5), st.data())
-def test_any_text_at_all_is_read_the_same_however_it_is_cut(text, columns, data):
+def test_any_text_at_all_is_read_the_same_however_it_is_cut(
+    text: str, columns: Any, data: Any
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.csv"
         path.write_bytes(text.encode())
         params = {"header": False, "column_names": ",".join("abcde"[:columns])}
         try:
-            reader = open_reader(str(path), params, max_bad_records=100)
+            reader = open_reader(str(path), params, max_bad_records=100)  # type: ignore[arg-type]
             (source,) = reader.sources()
         except UserError:
             # an open quote, no record, or another number of columns: there is nothing to read
@@ -105,7 +110,7 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(text, columns, data)
         )
 
 
-def test_the_index_and_the_parser_agree_over_many_strides_and_blocks(tmp_path):
+def test_the_index_and_the_parser_agree_over_many_strides_and_blocks(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     rows = [
         [f"{i}", "x" * (i % 50), 'say "hi",\nthen go' if i % 3 == 0 else "plain"]
@@ -116,7 +121,7 @@ def test_the_index_and_the_parser_agree_over_many_strides_and_blocks(tmp_path):
     assert rows_of(path, {}, 12_345, 29_999)[0] == rows[12_345:29_999]
 
 
-def test_rows_longer_than_the_scanner_s_buffer_are_whole(tmp_path):
+def test_rows_longer_than_the_scanner_s_buffer_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     rows = [[str(i), ("line\n" if i % 2 else "word ") * 700_000] for i in range(4)]
     with path.open("w", newline="") as file:
@@ -124,19 +129,19 @@ def test_rows_longer_than_the_scanner_s_buffer_are_whole(tmp_path):
     assert rows_of(path, {})[0] == rows
 
 
-def test_a_file_of_one_row_without_newline_at_the_end(tmp_path):
+def test_a_file_of_one_row_without_newline_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("a,b\n1,2")
     assert rows_of(path, {})[0] == [["1", "2"]]
 
 
-def test_header_names_come_without_the_byte_order_mark_and_quotes(tmp_path):
+def test_header_names_come_without_the_byte_order_mark_and_quotes(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(b'\xef\xbb\xbf"the, first",second\r\n1,2\r\n')
     assert open_reader(str(path), {}).metadata.column_names == ("the, first", "second")
 
 
-def test_names_can_be_given_with_and_without_a_header(tmp_path):
+def test_names_can_be_given_with_and_without_a_header(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("a,b\n1,2\n")
     assert open_reader(str(path), {"column_names": "x, y"}).metadata.column_names == ("x", "y")
@@ -148,14 +153,14 @@ def test_names_can_be_given_with_and_without_a_header(tmp_path):
     )
 
 
-def test_a_header_alone_is_an_error(tmp_path):
+def test_a_header_alone_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("a,b\n")
     with pytest.raises(UserError, match=r"data\.csv has no records"):
         open_reader(str(path), {}).sources()
 
 
-def test_a_missing_header_is_noticed_instead_of_losing_the_first_record(tmp_path):
+def test_a_missing_header_is_noticed_instead_of_losing_the_first_record(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("5.1,3.5,setosa\n4.9,3.0,setosa\n")
     with pytest.raises(
@@ -165,7 +170,7 @@ def test_a_missing_header_is_noticed_instead_of_losing_the_first_record(tmp_path
     assert "header=false" in caught.value.hint
 
 
-def test_the_first_bad_row_is_told_with_its_line_before_anything_starts(tmp_path):
+def test_the_first_bad_row_is_told_with_its_line_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text('a,b\n1,"two\nlines"\n\n3\n4,5,6\n7,8\n')
     with pytest.raises(UserError) as caught:
@@ -176,7 +181,7 @@ def test_the_first_bad_row_is_told_with_its_line_before_anything_starts(tmp_path
     )
 
 
-def test_bad_rows_within_the_limit_are_counted_and_left_out(tmp_path):
+def test_bad_rows_within_the_limit_are_counted_and_left_out(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text('a,b\n1,2\n3\n"x"y,5\n7,8\n')
     rows, blocks = rows_of(path, {}, max_bad_records=2)
@@ -188,14 +193,14 @@ def test_bad_rows_within_the_limit_are_counted_and_left_out(tmp_path):
     )
 
 
-def test_lines_are_right_far_into_the_file(tmp_path):
+def test_lines_are_right_far_into_the_file(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("a,b\n" + '"1\n\n",2\n\n' * 5000 + "bad\n")
     _, blocks = rows_of(path, {}, 4990, max_bad_records=1)
     assert blocks[-1].bad_examples[0].startswith(f"{path}:20002: ")
 
 
-def test_a_quote_that_is_never_closed_is_told_with_its_line(tmp_path):
+def test_a_quote_that_is_never_closed_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text('a,b\n1,2\n3,"4\n5,6\n7,8\n')
     with pytest.raises(
@@ -206,7 +211,7 @@ def test_a_quote_that_is_never_closed_is_told_with_its_line(tmp_path):
     assert rows_of(path, {"quoting": False})[0] == [["1", "2"], ["3", '"4'], ["5", "6"], ["7", "8"]]
 
 
-def test_files_with_other_columns_are_refused(tmp_path):
+def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("a,b\n1,2\n")
     (tmp_path / "2.csv").write_text("b,a\n1,2\n")
     with pytest.raises(
@@ -215,7 +220,7 @@ def test_files_with_other_columns_are_refused(tmp_path):
         open_reader(str(tmp_path), {}).sources()
 
 
-def test_headless_files_with_another_number_of_columns_are_refused(tmp_path):
+def test_headless_files_with_another_number_of_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("1,2\n")
     (tmp_path / "2.csv").write_text("1,2,3\n")
     with pytest.raises(UserError, match=r"2\.csv has other columns"):
@@ -232,14 +237,14 @@ def test_headless_files_with_another_number_of_columns_are_refused(tmp_path):
         (b"\n\n\n", "first row is missing"),
     ],
 )
-def test_headers_that_cannot_be_used_are_refused(tmp_path, content, words):
+def test_headers_that_cannot_be_used_are_refused(tmp_path: Path, content: Any, words: str) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(content)
     with pytest.raises(UserError, match=words):
         open_reader(str(path), {}).sources()
 
 
-def test_a_row_that_does_not_end_is_told_from_an_open_quote(tmp_path):
+def test_a_row_that_does_not_end_is_told_from_an_open_quote(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(b"a,b\n1,2\n" + b"x" * (65 << 20) + b"\n")
     with pytest.raises(UserError, match=r"data\.csv:3: a row is longer than 64 MiB \(offset 8\)"):
@@ -249,7 +254,7 @@ def test_a_row_that_does_not_end_is_told_from_an_open_quote(tmp_path):
         open_reader(str(path), {}).sources()
 
 
-def test_a_compressed_file_is_refused_in_words(tmp_path):
+def test_a_compressed_file_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "data.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
     for params in ({}, {"format": "csv"}, {"header": False}):
@@ -257,9 +262,9 @@ def test_a_compressed_file_is_refused_in_words(tmp_path):
             open_reader(str(path), params).sources()
 
 
-def test_bytes_that_are_no_text_reach_feed_as_they_are(tmp_path):
+def test_bytes_that_are_no_text_reach_feed_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(b"a,b\n\xff\x00,2\n")
     reader = open_reader(str(path), {})
     (block,) = reader.read(Shard(ShardId(1), reader.sources()[0].name, 0, 1))
-    assert block.records.tolist() == [[b"\xff\x00", b"2"]]
+    assert block.records.tolist() == [[b"\xff\x00", b"2"]]  # type: ignore[union-attr]

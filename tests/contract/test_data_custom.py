@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.contract
 
 
 class Reader:
-    def __init__(self, shards, records=lambda i: b"%d" % i, extra=0):
-        self.shards, self.records, self.extra, self.tasks, self.closed = (
+    def __init__(self, shards: Any, records: Any = lambda i: b"%d" % i, extra: Any = 0) -> None:
+        self.shards, self.records, self.extra, self.tasks, self.closed = (  # type: ignore[var-annotated]
             shards,
             records,
             extra,
@@ -24,10 +25,10 @@ class Reader:
             False,
         )
 
-    def create_shards(self):
+    def create_shards(self) -> Any:
         return self.shards
 
-    def read_records(self, task):
+    def read_records(self, task: Any) -> Any:
         self.tasks.append(task)
         assert (task.shard.name, task.shard.start, task.shard.end) == (
             task.shard_name,
@@ -37,22 +38,22 @@ class Reader:
         for i in range(task.start, task.end + self.extra):
             yield self.records(i)
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
-def opened(inner):
+def opened(inner: Any) -> Any:
     return open_custom_reader(lambda origin, records_per_task=None, **kwargs: inner, "origin", {})
 
 
-def read(reader, source, begin, end):
+def read(reader: Any, source: Any, begin: int, end: int) -> Any:
     return list(reader.read(Shard(ShardId(1), source, begin, end)))
 
 
-def test_the_factory_gets_the_origin_the_task_size_and_the_parameters():
+def test_the_factory_gets_the_origin_the_task_size_and_the_parameters() -> None:
     seen = []
 
-    def custom_data_reader(data_origin, records_per_task=None, **kwargs):
+    def custom_data_reader(data_origin: Any, records_per_task: Any = None, **kwargs: Any) -> Any:
         seen.append((data_origin, records_per_task, kwargs))
         return Reader({"a": (0, 1)})
 
@@ -60,7 +61,7 @@ def test_the_factory_gets_the_origin_the_task_size_and_the_parameters():
     assert seen == [("table", 64, {"part": 3})]
 
 
-def test_adjoining_shards_of_one_name_are_one_source_and_others_keep_their_place():
+def test_adjoining_shards_of_one_name_are_one_source_and_others_keep_their_place() -> None:
     inner = Reader(
         [
             ("a", 10, 5),
@@ -91,12 +92,12 @@ def test_adjoining_shards_of_one_name_are_one_source_and_others_keep_their_place
         (lambda i: i, [0, 1]),
     ],
 )
-def test_records_of_many_kinds_are_stacked(record, expected):
+def test_records_of_many_kinds_are_stacked(record: Any, expected: Any) -> None:
     (block,) = read(opened(Reader({"a": (0, 2)}, record)), "a", 0, 2)
     assert block.records.tolist() == expected
 
 
-def test_dicts_become_columns():
+def test_dicts_become_columns() -> None:
     (block,) = read(
         opened(Reader({"a": (0, 2)}, lambda i: {"x": np.ones(3), "y": i, "z": "t"})), "a", 0, 2
     )
@@ -107,9 +108,9 @@ def test_dicts_become_columns():
     }
 
 
-def test_column_names_come_from_the_readers_metadata():
+def test_column_names_come_from_the_readers_metadata() -> None:
     inner = Reader({"a": (0, 1)})
-    inner.metadata = SimpleNamespace(
+    inner.metadata = SimpleNamespace(  # type: ignore[attr-defined]
         column_names=["x", "y"], column_dtypes={"x": np.dtype("float32")}
     )
     assert opened(inner).metadata.column_names == ("x", "y")
@@ -118,7 +119,7 @@ def test_column_names_come_from_the_readers_metadata():
 
 
 @pytest.mark.parametrize("extra", [-1, 1])
-def test_more_or_fewer_records_than_asked_for_are_refused(extra):
+def test_more_or_fewer_records_than_asked_for_are_refused(extra: int) -> None:
     with pytest.raises(UserError, match=r"read_records\(\) returned"):
         read(opened(Reader({"a": (0, 20)}, extra=extra)), "a", 0, 20)
 
@@ -128,7 +129,7 @@ def test_more_or_fewer_records_than_asked_for_are_refused(extra):
     [{}, [("a", 0)], {"a": (0, -1)}, [(1, 0, 2)], {"a": 5}, [("a", 0, 5), ("a", 3, 5)]],
     ids=str,
 )
-def test_shards_that_make_no_sense_are_refused(shards):
+def test_shards_that_make_no_sense_are_refused(shards: dict[str, Any] | list[Any]) -> None:
     with pytest.raises(UserError, match="create_shards"):
         opened(Reader(shards)).sources()
 
@@ -136,19 +137,19 @@ def test_shards_that_make_no_sense_are_refused(shards):
 @pytest.mark.parametrize(
     "record", [lambda i: ["a"] * (i + 1), lambda i: np.zeros(i + 1)], ids=["text", "numbers"]
 )
-def test_records_that_do_not_fit_together_are_refused(record):
+def test_records_that_do_not_fit_together_are_refused(record: Any) -> None:
     with pytest.raises(UserError, match="read_records"):
         read(opened(Reader({"a": (0, 2)}, record)), "a", 0, 2)
 
 
-def test_the_users_own_error_comes_through():
-    def broken(i):
+def test_the_users_own_error_comes_through() -> None:
+    def broken(i: Any) -> None:
         raise KeyError("column")
 
     with pytest.raises(KeyError, match="column"):
         read(opened(Reader({"a": (0, 2)}, broken)), "a", 0, 2)
 
 
-def test_something_else_is_refused():
+def test_something_else_is_refused() -> None:
     with pytest.raises(UserError, match="returned a list, which is not a reader"):
         open_custom_reader(lambda origin, records_per_task: [], "x", {})

@@ -20,7 +20,9 @@ GOOD = "a,b\n1,2\n3,4\n"
 
 
 @pytest.fixture(autouse=True)
-def in_a_place_of_its_own(tmp_path_factory, tmp_path, monkeypatch):
+def in_a_place_of_its_own(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.chdir(tmp_path)
 
@@ -125,7 +127,7 @@ def test_rows_with_any_end_behind_a_byte_order_mark_are_read(tmp_path: Path) -> 
     rows = [
         row
         for block in reader.read(Shard(ShardId(0), source.name, 0, source.records))
-        for row in block.records.tolist()
+        for row in block.records.tolist()  # type: ignore[union-attr]
     ]
     assert reader.metadata.column_names == ("a", "b")
     assert [row[0] for row in rows] == [b"1", b"3", b"5", b"7"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ from elasticdl.shard import Shard, ShardId
 pytestmark = pytest.mark.contract
 
 
-def blocks_of(path, params=None, begin=0, end=None):
+def blocks_of(path: Path, params: Any = None, begin: int = 0, end: int | None = None) -> Any:
     reader = open_reader(str(path), params or {})
     (source,) = reader.sources()
     return list(
@@ -25,13 +27,13 @@ def blocks_of(path, params=None, begin=0, end=None):
     )
 
 
-def write(tmp_path, columns, **options):
+def write(tmp_path: Path, columns: Any, **options: Any) -> Any:
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table(columns), path, **options)
     return path
 
 
-def test_columns_keep_their_types(tmp_path):
+def test_columns_keep_their_types(tmp_path: Path) -> None:
     day = datetime.date(1970, 1, 3)
     columns = {
         "i8": pa.array([1, 2], pa.int8()),
@@ -59,7 +61,7 @@ def test_columns_keep_their_types(tmp_path):
     assert dtypes["f32"] == "float32"
 
 
-def test_nulls_are_empty_text_and_nan_and_else_bad_records(tmp_path):
+def test_nulls_are_empty_text_and_nan_and_else_bad_records(tmp_path: Path) -> None:
     path = write(tmp_path, {"text": ["a", None, "c"], "x": [None, 1.0, 2.0], "n": [1, 2, None]})
     (block,) = blocks_of(path)
     assert (block.count, block.bad) == (3, 1)
@@ -69,7 +71,7 @@ def test_nulls_are_empty_text_and_nan_and_else_bad_records(tmp_path):
     assert block.bad_examples == (f"{path}: record 2: column 'n' is null",)
 
 
-def test_a_value_can_be_given_for_nulls(tmp_path):
+def test_a_value_can_be_given_for_nulls(tmp_path: Path) -> None:
     path = write(tmp_path, {"x": [None, 1.0], "n": [1, None]})
     (block,) = blocks_of(path, {"fill_null": -1})
     assert block.records["x"].tolist() == [-1, 1]
@@ -77,7 +79,7 @@ def test_a_value_can_be_given_for_nulls(tmp_path):
     assert block.bad == 0
 
 
-def test_lists_of_one_length_are_rows_of_a_matrix_and_others_are_bad(tmp_path):
+def test_lists_of_one_length_are_rows_of_a_matrix_and_others_are_bad(tmp_path: Path) -> None:
     columns = {
         "v": pa.array([[1, 2], [3], None, [4, 5], [6, None]]),
         "w": pa.array([[1.0]] * 5, pa.list_(pa.float32(), 1)),
@@ -90,7 +92,7 @@ def test_lists_of_one_length_are_rows_of_a_matrix_and_others_are_bad(tmp_path):
     assert blocks_of(path, {}, 1, 3)[0].records["v"].shape == (0, 2)
 
 
-def test_rows_are_found_across_row_groups(tmp_path):
+def test_rows_are_found_across_row_groups(tmp_path: Path) -> None:
     path = write(tmp_path, {"n": list(range(1000))}, row_group_size=7)
     for begin, end in [(0, 1000), (6, 8), (13, 29), (999, 1000)]:
         assert [
@@ -98,14 +100,14 @@ def test_rows_are_found_across_row_groups(tmp_path):
         ] == list(range(begin, end))
 
 
-def test_only_the_named_columns_are_read_in_their_order(tmp_path):
+def test_only_the_named_columns_are_read_in_their_order(tmp_path: Path) -> None:
     path = write(tmp_path, {"a": [1], "b": [2], "c": [{"x": 1}]})
     reader = open_reader(str(path), {"columns": "b,a"})
     assert reader.metadata.column_names == ("b", "a")
     assert list(blocks_of(path, {"columns": "b,a"})[0].records) == ["b", "a"]
 
 
-def test_columns_that_cannot_be_used_are_named(tmp_path):
+def test_columns_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, {"a": [1], "c": [{"x": 1}]})
     with pytest.raises(UserError, match="column 'c' has type struct"):
         open_reader(str(path), {}).sources()
@@ -113,7 +115,7 @@ def test_columns_that_cannot_be_used_are_named(tmp_path):
         open_reader(str(path), {"columns": "z"}).sources()
 
 
-def test_a_damaged_row_group_is_named(tmp_path):
+def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, {"n": list(range(10_000))}, compression="snappy", use_dictionary=False)
     with path.open("r+b") as file:
         file.seek(30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -83,10 +84,10 @@ def test_a_record_without_lines_is_told_by_its_number(tmp_path: Path) -> None:
 
 def test_a_reader_of_ones_own_may_tell_places_and_need_not() -> None:
     class Plain:
-        def create_shards(self):
+        def create_shards(self) -> Any:
             return {"table": (0, 10)}
 
-        def read_records(self, task):
+        def read_records(self, task: Any) -> Any:
             yield from (str(number) for number in range(task.start, task.end))
 
     plain = UserReader(
@@ -97,13 +98,13 @@ def test_a_reader_of_ones_own_may_tell_places_and_need_not() -> None:
     class Telling:
         metadata = None
 
-        def sources(self):
+        def sources(self) -> Any:
             return ()
 
-        def read(self, shard):
+        def read(self, shard: Any) -> Any:
             yield from ()
 
-        def place(self, source, number):
+        def place(self, source: Any, number: Any) -> Any:
             return f"row {number} of {source}"
 
     telling = UserReader(

@@ -30,7 +30,7 @@ IN_FILES = FORMATS[:6]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -106,7 +106,7 @@ def open_kind(kind: str, tmp_path: Path, records: int = RECORDS) -> Reader:
 def numbers_of(records: Records) -> list[int]:
     if isinstance(records, dict):
         return [int(i) for i in records["number"]]
-    first = records if records.ndim == 1 else records[:, 0]
+    first = records if records.ndim == 1 else records[:, 0]  # type: ignore[index, union-attr]
     return [int(i) for i in first]
 
 
@@ -121,11 +121,11 @@ def read(reader: Reader, source: str, begin: int, end: int) -> list[int]:
 
 
 @pytest.fixture(params=FORMATS)
-def kind(request):
+def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_any_cut_into_shards_gives_every_record_exactly_once(kind, tmp_path):
+def test_any_cut_into_shards_gives_every_record_exactly_once(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path)
     (source,) = reader.sources()
     assert source.records == RECORDS
@@ -141,7 +141,9 @@ def test_any_cut_into_shards_gives_every_record_exactly_once(kind, tmp_path):
     reader.close()
 
 
-def test_another_process_s_reader_reads_a_shard_without_asking_for_sources(kind, tmp_path):
+def test_another_process_s_reader_reads_a_shard_without_asking_for_sources(
+    kind: Any, tmp_path: Path
+) -> None:
     first = open_kind(kind, tmp_path)
     (source,) = first.sources()
     assert read(
@@ -156,7 +158,7 @@ def test_another_process_s_reader_reads_a_shard_without_asking_for_sources(kind,
     ]
 
 
-def test_blocks_come_lazily_and_are_small(kind, tmp_path):
+def test_blocks_come_lazily_and_are_small(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path)
     (source,) = reader.sources()
     blocks = reader.read(Shard(ShardId(1), source.name, 3, RECORDS))
@@ -164,13 +166,13 @@ def test_blocks_come_lazily_and_are_small(kind, tmp_path):
     assert sum(block.count for block in blocks) > 0
 
 
-def test_an_empty_shard_has_no_records(kind, tmp_path):
+def test_an_empty_shard_has_no_records(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path, 10)
     (source,) = reader.sources()
     assert read(reader, source.name, 4, 4) == []
 
 
-def test_a_shard_of_a_source_that_is_not_there_is_refused(kind, tmp_path):
+def test_a_shard_of_a_source_that_is_not_there_is_refused(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path, 10)
     reader.sources()
     with pytest.raises(UserError):
@@ -178,7 +180,7 @@ def test_a_shard_of_a_source_that_is_not_there_is_refused(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", IN_FILES)
-def test_a_shard_behind_the_end_is_refused(kind, tmp_path):
+def test_a_shard_behind_the_end_is_refused(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path, 10)
     (source,) = reader.sources()
     with pytest.raises(UserError, match="10"):
@@ -187,7 +189,9 @@ def test_a_shard_behind_the_end_is_refused(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", IN_FILES)
 @pytest.mark.parametrize("change", ["touched", "grown", "cut", "removed", "replaced"])
-def test_a_file_that_changes_during_the_job_is_named(kind, change, tmp_path):
+def test_a_file_that_changes_during_the_job_is_named(
+    kind: Any, change: str, tmp_path: Path
+) -> None:
     reader = open_kind(kind, tmp_path)
     (source,) = reader.sources()
     path = Path(source.name)
@@ -209,7 +213,7 @@ def test_a_file_that_changes_during_the_job_is_named(kind, change, tmp_path):
 
 
 @pytest.mark.parametrize("kind", IN_FILES)
-def test_a_file_that_is_cut_between_two_blocks_is_named(kind, tmp_path):
+def test_a_file_that_is_cut_between_two_blocks_is_named(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path)
     (source,) = reader.sources()
     blocks = reader.read(Shard(ShardId(1), source.name, 0, RECORDS))
@@ -220,7 +224,7 @@ def test_a_file_that_is_cut_between_two_blocks_is_named(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", IN_FILES)
-def test_the_fingerprint_tells_that_a_file_changed(kind, tmp_path):
+def test_the_fingerprint_tells_that_a_file_changed(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path, 10)
     (before,) = reader.sources()
     assert before.fingerprint
@@ -232,7 +236,7 @@ def test_the_fingerprint_tells_that_a_file_changed(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", IN_FILES)
-def test_a_missing_file_is_an_error_with_its_name(kind, tmp_path):
+def test_a_missing_file_is_an_error_with_its_name(kind: Any, tmp_path: Path) -> None:
     path = Path(write(kind, tmp_path / "number", range(3)))
     path.unlink()
     with pytest.raises(UserError, match=path.name):
@@ -240,7 +244,7 @@ def test_a_missing_file_is_an_error_with_its_name(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", IN_FILES)
-def test_an_empty_file_is_an_error_with_its_name(kind, tmp_path):
+def test_an_empty_file_is_an_error_with_its_name(kind: Any, tmp_path: Path) -> None:
     path = Path(write(kind, tmp_path / "number", range(3)))
     path.write_bytes(b"")
     with pytest.raises(UserError, match=rf"{path.name} is empty"):
@@ -248,14 +252,14 @@ def test_an_empty_file_is_an_error_with_its_name(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind != "tfrecord"])
-def test_a_file_without_records_is_an_error_with_its_name(kind, tmp_path):
+def test_a_file_without_records_is_an_error_with_its_name(kind: Any, tmp_path: Path) -> None:
     path = Path(write(kind, tmp_path / "number", range(0)))
     with pytest.raises(UserError, match="no records"):
         open_reader(str(path), {}).sources()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind != "csv"])
-def test_a_truncated_file_is_an_error_with_its_name(kind, tmp_path):
+def test_a_truncated_file_is_an_error_with_its_name(kind: Any, tmp_path: Path) -> None:
     path = Path(write(kind, tmp_path / "number", range(1000)))
     os.truncate(path, path.stat().st_size - 7)
     with pytest.raises(UserError, match=path.name):
@@ -264,7 +268,9 @@ def test_a_truncated_file_is_an_error_with_its_name(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind != "npy"])
-def test_a_directory_and_a_glob_give_a_source_for_each_file_in_order(kind, tmp_path):
+def test_a_directory_and_a_glob_give_a_source_for_each_file_in_order(
+    kind: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "parts"
     folder.mkdir()
     for part in (2, 0, 1):

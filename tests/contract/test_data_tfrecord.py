@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,12 +22,12 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A file by TensorFlow's writer, and what is in it: small, empty and large records."""
     import tensorflow as tf
 
@@ -41,11 +43,11 @@ def written(tmp_path_factory):
     return path, records
 
 
-def blocks_of(path, begin, end):
+def blocks_of(path: Path, begin: int, end: int) -> Any:
     return list(open_reader(str(path), {}).read(Shard(ShardId(1), str(path), begin, end)))
 
 
-def test_what_tensorflow_wrote_is_read(written):
+def test_what_tensorflow_wrote_is_read(written: Any) -> None:
     path, records = written
     (source,) = open_reader(str(path), {}).sources()
     assert source.records == len(records)
@@ -55,7 +57,7 @@ def test_what_tensorflow_wrote_is_read(written):
         ] == records[begin:end]
 
 
-def test_tensorflow_reads_the_same(written):
+def test_tensorflow_reads_the_same(written: Any) -> None:
     import tensorflow as tf
 
     path, records = written
@@ -64,7 +66,7 @@ def test_tensorflow_reads_the_same(written):
 
 @settings(deadline=None)
 @given(st.binary(), st.binary())
-def test_the_checksum_can_be_gone_on_with(first, second):
+def test_the_checksum_can_be_gone_on_with(first: Any, second: Any) -> None:
     assert crc32c(second, crc32c(first)) == crc32c(first + second)
 
 
@@ -79,12 +81,12 @@ def by_definition(data: bytes) -> int:
 
 @settings(deadline=None)
 @given(st.binary(max_size=70))
-def test_the_checksum_is_the_polynomial_s(data):
+def test_the_checksum_is_the_polynomial_s(data: Any) -> None:
     assert crc32c(data) == by_definition(data)
     assert crc32c(b"123456789") == 0xE3069283
 
 
-def copy(written, tmp_path):
+def copy(written: Any, tmp_path: Path) -> Any:
     path, records = written
     other = tmp_path / "data.tfrecord"
     other.write_bytes(path.read_bytes())
@@ -94,7 +96,7 @@ def copy(written, tmp_path):
     return other, records, offsets
 
 
-def flip(path, at):
+def flip(path: Path, at: Any) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)
@@ -102,7 +104,7 @@ def flip(path, at):
         file.write(bytes([byte ^ 4]))
 
 
-def test_a_flipped_bit_in_data_makes_one_bad_record(written, tmp_path):
+def test_a_flipped_bit_in_data_makes_one_bad_record(written: Any, tmp_path: Path) -> None:
     path, records, offsets = copy(written, tmp_path)
     bad = next(i for i in range(1500, 2500) if len(records[i]) == 5000)
     flip(path, offsets[bad] + 12 + 77)
@@ -119,7 +121,7 @@ def test_a_flipped_bit_in_data_makes_one_bad_record(written, tmp_path):
     )
 
 
-def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written, tmp_path):
+def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written: Any, tmp_path: Path) -> None:
     path, _, offsets = copy(written, tmp_path)
     flip(path, offsets[700] + 1)
     with pytest.raises(
@@ -133,7 +135,9 @@ def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written, tmp_path):
 
 
 @pytest.mark.parametrize("missing", [1, 4, 5, 8, 15, 18])
-def test_a_truncated_file_is_told_with_the_offset_of_the_record(written, tmp_path, missing):
+def test_a_truncated_file_is_told_with_the_offset_of_the_record(
+    written: Any, tmp_path: Path, missing: int
+) -> None:
     path, records, offsets = copy(written, tmp_path)
     os.truncate(path, offsets[-1] - missing)
     with pytest.raises(
@@ -142,7 +146,9 @@ def test_a_truncated_file_is_told_with_the_offset_of_the_record(written, tmp_pat
         open_reader(str(path), {}).sources()
 
 
-def test_a_bit_flipped_while_size_and_time_stay_is_found_when_read(written, tmp_path):
+def test_a_bit_flipped_while_size_and_time_stay_is_found_when_read(
+    written: Any, tmp_path: Path
+) -> None:
     path, _, offsets = copy(written, tmp_path)
     reader = open_reader(str(path), {})
     (source,) = reader.sources()
@@ -153,7 +159,7 @@ def test_a_bit_flipped_while_size_and_time_stay_is_found_when_read(written, tmp_
         list(reader.read(Shard(ShardId(1), source.name, 690, 710)))
 
 
-def test_a_compressed_file_is_refused_in_words(tmp_path):
+def test_a_compressed_file_is_refused_in_words(tmp_path: Path) -> None:
     import gzip
 
     path = tmp_path / "data.tfrecord"
@@ -162,14 +168,16 @@ def test_a_compressed_file_is_refused_in_words(tmp_path):
         open_reader(str(path), {}).sources()
 
 
-def test_a_file_without_a_telling_name_is_known_by_its_first_bytes(written, tmp_path):
+def test_a_file_without_a_telling_name_is_known_by_its_first_bytes(
+    written: Any, tmp_path: Path
+) -> None:
     path, records = written
     plain = tmp_path / "part-00000"
     plain.write_bytes(path.read_bytes())
     assert open_reader(str(plain), {}).sources()[0].records == len(records)
 
 
-def test_readers_do_not_import_tensorflow(written):
+def test_readers_do_not_import_tensorflow(written: Any) -> None:
     path, records = written
     code = (
         "import sys; from elasticdl.data import open_reader; reader = open_reader(sys.argv[1], {});"

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -439,7 +440,7 @@ def test_a_client_survives_a_master_that_is_away(
     next(orders)
     stage.call(stage.vanish())
     failure = Report(failures=(Failure(Task.TRAINING, ShardId(6), 0, "boom"),))
-    calls = [
+    calls: list[concurrent.futures.Future[Any]] = [
         pool.submit(client.report, failure),
         pool.submit(client.request_lease, 0.2),
         pool.submit(next, orders),

@@ -115,8 +115,8 @@ def test_a_cut_lets_all_servers_reach_the_same_push_and_opens_the_gates(stage: S
     second.version = 12
     gated: list[bool] = []
     stage.core.answers[happened.SnapshotCut] = lambda _: (
-        gated.append(first.gated and second.gated) or ()
-    )  # type: ignore[func-returns-value]
+        gated.append(first.gated and second.gated) or ()  # type: ignore[func-returns-value]
+    )
     stage.order(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
     cut = stage.core.wait_for(happened.SnapshotCut)
     assert first.admitted == second.admitted == {"worker-1": 8, "worker-2": 1}

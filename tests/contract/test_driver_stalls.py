@@ -149,7 +149,9 @@ def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends
         servers = threading.Thread(target=lambda: _beat(stage.clients[:2], quiet))
         servers.start()
         idle.append(Idle(stage.client("worker-0")))
-        status = until("the stall is diagnosed", lambda: (found := core.status()).stall and found)
+        status = until(
+            "the stall is diagnosed", lambda: found if (found := core.status()).stall else None
+        )
         assert "a worker to ask for one of" in status.stall.waits_for
         assert status.stall.debtors == ("worker-0",)
         assert "booked 0 of 640 records" in status.stall.numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ EXTREMES = np.array([0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**32), 12345678901
 
 
 @pytest.fixture(params=sorted(MAKERS))
-def make(request):
+def make(request: pytest.FixtureRequest) -> Any:
     return MAKERS[request.param]
 
 
@@ -55,7 +56,7 @@ def gradients_of(count: int, dim: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
 
 
-def test_every_int64_is_an_id_and_keeps_its_own_row(make):
+def test_every_int64_is_an_id_and_keeps_its_own_row(make: Any) -> None:
     table = make(TableSpec(name="t", dim=3), ADAM)
     values = gradients_of(len(EXTREMES), table.row_floats)
     table.insert(EXTREMES, values)
@@ -64,7 +65,7 @@ def test_every_int64_is_an_id_and_keeps_its_own_row(make):
     assert len(table) == len(EXTREMES)
 
 
-def test_a_row_begins_the_same_in_whatever_order_and_company_it_is_made(make):
+def test_a_row_begins_the_same_in_whatever_order_and_company_it_is_made(make: Any) -> None:
     spec = TableSpec(name="t", dim=5, seed=9)
     together = make(spec, ADAM).lookup(EXTREMES)
     alone = np.concatenate(
@@ -78,7 +79,7 @@ def test_a_row_begins_the_same_in_whatever_order_and_company_it_is_made(make):
 
 @pytest.mark.parametrize("initializer", sorted(INITIALIZERS))
 @pytest.mark.parametrize("dim", [1, 7, 16, 130])
-def test_initial_rows_are_equal_to_the_bit_in_both(initializer, dim):
+def test_initial_rows_are_equal_to_the_bit_in_both(initializer: Any, dim: int) -> None:
     spec = TableSpec(name="t", dim=dim, initializer=INITIALIZERS[initializer], seed=2**64 - 3)
     ids = np.concatenate([EXTREMES, np.arange(1000)])
     np.testing.assert_array_equal(
@@ -86,7 +87,7 @@ def test_initial_rows_are_equal_to_the_bit_in_both(initializer, dim):
     )
 
 
-def test_initial_rows_have_the_moments_and_bounds_of_their_distribution(make):
+def test_initial_rows_have_the_moments_and_bounds_of_their_distribution(make: Any) -> None:
     def drawn(kind: str) -> np.ndarray:
         return (
             make(TableSpec(name="t", dim=64, initializer=INITIALIZERS[kind]), ADAM)
@@ -110,7 +111,7 @@ def test_initial_rows_have_the_moments_and_bounds_of_their_distribution(make):
     assert abs(np.corrcoef(normal[:, 0], normal[:, 1])[0, 1]) < 0.06
 
 
-def test_peeking_makes_no_rows_and_reads_what_a_lookup_would(make):
+def test_peeking_makes_no_rows_and_reads_what_a_lookup_would(make: Any) -> None:
     table = make(TableSpec(name="t", dim=4, seed=3), ADAM)
     seen = table.peek(EXTREMES)
     assert len(table) == 0
@@ -119,7 +120,7 @@ def test_peeking_makes_no_rows_and_reads_what_a_lookup_would(make):
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("dim", [1, 8, 13, 16, 32, 64])
-def test_updates_are_equal_to_the_bit_in_both(optimizer, dim):
+def test_updates_are_equal_to_the_bit_in_both(optimizer: Any, dim: int) -> None:
     spec = TableSpec(name="t", dim=dim, seed=1)
     native, reference = (
         native_table(spec, OPTIMIZERS[optimizer]),
@@ -135,7 +136,7 @@ def test_updates_are_equal_to_the_bit_in_both(optimizer, dim):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_row_that_is_not_named_does_not_move(make):
+def test_a_row_that_is_not_named_does_not_move(make: Any) -> None:
     table = make(TableSpec(name="t", dim=4), OPTIMIZERS["adamw"])
     table.apply(ids_of(1, 2), gradients_of(2, 4), 0.1, 1)
     before = table.read(LIVE, 0, 2)[1]
@@ -145,7 +146,9 @@ def test_a_row_that_is_not_named_does_not_move(make):
     assert not np.array_equal(before[1], after[1])
 
 
-def test_bias_is_corrected_by_the_models_step_for_a_row_touched_for_the_first_time(make):
+def test_bias_is_corrected_by_the_models_step_for_a_row_touched_for_the_first_time(
+    make: Any,
+) -> None:
     late, early = (
         make(TableSpec(name="t", dim=1, initializer=INITIALIZERS["constant"]), ADAM)
         for _ in range(2)
@@ -157,7 +160,7 @@ def test_bias_is_corrected_by_the_models_step_for_a_row_touched_for_the_first_ti
     assert late.lookup(ids_of(1))[0, 0] == pytest.approx(0.25 - 0.1 * 0.1 / 0.001**0.5, abs=1e-4)
 
 
-def test_a_view_stays_as_it_was_while_rows_change_and_come(make):
+def test_a_view_stays_as_it_was_while_rows_change_and_come(make: Any) -> None:
     table = make(TableSpec(name="t", dim=2, seed=5), ADAM)
     table.apply(ids_of(1, 2, 3), gradients_of(3, 2), 0.1, 1)
     frozen_ids, frozen_values = table.read(LIVE, 0, 10)
@@ -176,7 +179,7 @@ def test_a_view_stays_as_it_was_while_rows_change_and_come(make):
         table.read(4, 0, 1)
 
 
-def test_rows_are_read_in_parts_in_the_order_they_were_made(make):
+def test_rows_are_read_in_parts_in_the_order_they_were_made(make: Any) -> None:
     table = make(TableSpec(name="t", dim=2), ADAM)
     ids = np.random.default_rng(0).permutation(1000).astype(np.int64)
     values = table.lookup(ids)
@@ -185,7 +188,7 @@ def test_rows_are_read_in_parts_in_the_order_they_were_made(make):
     np.testing.assert_array_equal(np.concatenate([part[1] for part in parts])[:, :2], values)
 
 
-def test_what_was_read_can_be_put_into_another_table_bit_for_bit(make):
+def test_what_was_read_can_be_put_into_another_table_bit_for_bit(make: Any) -> None:
     spec = TableSpec(name="t", dim=3)
     table, other = make(spec, OPTIMIZERS["ftrl"]), make(spec, OPTIMIZERS["ftrl"])
     table.apply(EXTREMES, gradients_of(len(EXTREMES), 3), 0.1, 1)
@@ -196,7 +199,7 @@ def test_what_was_read_can_be_put_into_another_table_bit_for_bit(make):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_arrays_of_another_dtype_shape_or_layout_are_refused(make):
+def test_arrays_of_another_dtype_shape_or_layout_are_refused(make: Any) -> None:
     table = make(TableSpec(name="t", dim=4), ADAM)
     good = gradients_of(2, 4)
     for ids in (
@@ -221,7 +224,7 @@ def test_arrays_of_another_dtype_shape_or_layout_are_refused(make):
     assert len(table) == 0
 
 
-def test_views_that_cannot_be_are_refused_by_number(make):
+def test_views_that_cannot_be_are_refused_by_number(make: Any) -> None:
     table = make(TableSpec(name="t", dim=1), ADAM)
     table.begin_view(0)
     for view in (0, 8, -1):
@@ -232,7 +235,7 @@ def test_views_that_cannot_be_are_refused_by_number(make):
     table.end_view(3)
 
 
-def test_no_ids_are_fine(make):
+def test_no_ids_are_fine(make: Any) -> None:
     table = make(TableSpec(name="t", dim=3), ADAM)
     none = np.empty(0, np.int64)
     table.apply(none, np.empty((0, 3), np.float32), 0.1, 1)
@@ -240,7 +243,7 @@ def test_no_ids_are_fine(make):
     assert table.read(LIVE, 0, 5)[1].shape == (0, table.row_floats)
 
 
-def test_threads_that_read_and_write_at_once_lose_no_update(make):
+def test_threads_that_read_and_write_at_once_lose_no_update(make: Any) -> None:
     table = make(
         TableSpec(name="t", dim=4, initializer=INITIALIZERS["constant"]), OPTIMIZERS["sgd"]
     )
@@ -274,7 +277,7 @@ operations = st.lists(
 )
 
 
-def perform(table: Table, operation: str, argument: object, step: int) -> None:
+def perform(table: Table, operation: str, argument: Any, step: int) -> None:
     if operation in ("begin", "end"):
         table.end_view(argument)
         if operation == "begin":
@@ -296,7 +299,7 @@ def everything(table: Table, ids: np.ndarray, views: list[int]) -> list[np.ndarr
     parts = [table.peek(ids)]
     for view in [LIVE, *views]:
         parts += [
-            *table.read(view, 0, 10_000),
+            *table.read(view, 0, 10_000),  # type: ignore[list-item]
             table.peek(ids, view),
             np.array(table.view_rows(view)),
         ]
@@ -310,14 +313,16 @@ def everything(table: Table, ids: np.ndarray, views: list[int]) -> list[np.ndarr
     st.sampled_from(sorted(INITIALIZERS)),
     st.integers(1, 20),
 )
-def test_any_sequence_of_operations_leaves_both_equal(sequence, optimizer, initializer, dim):
+def test_any_sequence_of_operations_leaves_both_equal(
+    sequence: Any, optimizer: Any, initializer: Any, dim: int
+) -> None:
     spec = TableSpec(name="t", dim=dim, initializer=INITIALIZERS[initializer], seed=dim)
     tables = [make(spec, OPTIMIZERS[optimizer]) for make in MAKERS.values()]
     views: set[int] = set()
     seen = list(range(-3, 3))
     for step, (operation, argument) in enumerate(sequence, 1):
         for table in tables:
-            perform(table, operation, argument, step)
+            perform(table, operation, argument, step)  # type: ignore[arg-type]
         if operation == "begin":
             views.add(argument)
         elif operation == "end":
@@ -326,6 +331,7 @@ def test_any_sequence_of_operations_leaves_both_equal(sequence, optimizer, initi
             seen += argument
     ids = np.array(seen, np.int64)
     for mine, theirs in zip(
-        *(everything(table, ids, sorted(views)) for table in tables), strict=True
+        *(everything(table, ids, sorted(views)) for table in tables),  # type: ignore[arg-type]
+        strict=True,
     ):
         np.testing.assert_array_equal(mine, theirs)

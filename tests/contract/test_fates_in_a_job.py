@@ -44,7 +44,7 @@ def play(
         scenario: Callable[[FakeJob], Any] | None = None,
         prepare: Callable[[FakeJob], None] | None = None,
         **flags: Any,
-    ):
+    ) -> Any:
         async def whole() -> tuple[FinishJob, FakeJob]:
             job = FakeJob(tmp_path, **flags)
             if prepare:
@@ -76,14 +76,14 @@ def whole(job: FakeJob) -> bool:
 
 
 def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_cause_is_named(
-    play,
+    play: Callable[..., tuple[FinishJob, FakeJob]],
 ) -> None:
     async def scenario(job: FakeJob) -> None:
         for facts in (PREEMPTED, EVICTED, DELETED, NODE_TAINTED):
             before = job.trained
             await job.until(
                 "some progress",
-                lambda job, before=before: job.trained > before and len(job.workers) == 2,
+                lambda job, before=before: job.trained > before and len(job.workers) == 2,  # type: ignore[misc]
             )
             job.cluster.exit(job.workers[0], facts)
         await job.until("two workers", lambda job: len(job.workers) == 2)
@@ -105,7 +105,7 @@ def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_c
 
 
 def test_a_quota_for_half_of_the_processes_is_one_wait_and_the_job_runs_with_what_it_has(
-    play,
+    play: Callable[..., tuple[FinishJob, FakeJob]],
 ) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("training with two", lambda job: job.trained > 64)
@@ -122,7 +122,9 @@ def test_a_quota_for_half_of_the_processes_is_one_wait_and_the_job_runs_with_wha
     assert waits[-1] == "every process has its place" and len(waits) <= 4
 
 
-def test_a_server_that_no_node_has_room_for_is_a_named_wait_that_ends_when_there_is(play) -> None:
+def test_a_server_that_no_node_has_room_for_is_a_named_wait_that_ends_when_there_is(
+    play: Callable[..., tuple[FinishJob, FakeJob]],
+) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until(
             "the wait is told",
@@ -137,7 +139,9 @@ def test_a_server_that_no_node_has_room_for_is_a_named_wait_that_ends_when_there
     assert f"1 of 2 parameter servers placed; {words}" in [event["text"] for event in events(job)]
 
 
-def test_an_image_that_cannot_be_had_fails_the_job_with_the_registrys_words(play) -> None:
+def test_an_image_that_cannot_be_had_fails_the_job_with_the_registrys_words(
+    play: Callable[..., tuple[FinishJob, FakeJob]],
+) -> None:
     words = "image r/zoo:1 cannot be pulled (ErrImagePull): 401 Unauthorized"
     finish, job = play(None, lambda job: job.cluster.doom(no_image(words), times=9))
     assert (finish.exit_code, words in finish.message) == (ExitCode.JOB_FAILED, True)
@@ -145,7 +149,9 @@ def test_an_image_that_cannot_be_had_fails_the_job_with_the_registrys_words(play
     assert set(causes(job)) == {"image_unavailable"}
 
 
-def test_a_command_that_is_not_there_fails_the_job_with_the_runtimes_words(play) -> None:
+def test_a_command_that_is_not_there_fails_the_job_with_the_runtimes_words(
+    play: Callable[..., tuple[FinishJob, FakeJob]],
+) -> None:
     def prepare(job: FakeJob) -> None:
         for index in range(9):
             job.cluster.doom(
@@ -157,7 +163,9 @@ def test_a_command_that_is_not_there_fails_the_job_with_the_runtimes_words(play)
     assert set(causes(job)) == {"start_error"}
 
 
-def test_an_image_that_is_away_for_a_while_costs_only_pauses_where_workers_ran_before(play) -> None:
+def test_an_image_that_is_away_for_a_while_costs_only_pauses_where_workers_ran_before(
+    play: Callable[..., tuple[FinishJob, FakeJob]],
+) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("some progress", lambda job: job.trained > 0)
         job.cluster.preempt(job.workers[0])
@@ -171,7 +179,9 @@ def test_an_image_that_is_away_for_a_while_costs_only_pauses_where_workers_ran_b
     assert causes(job) == ["preempted", "image_unavailable", "start_error"]
 
 
-def test_rights_that_are_missing_for_ever_exit_with_3_and_name_verb_and_resource(play) -> None:
+def test_rights_that_are_missing_for_ever_exit_with_3_and_name_verb_and_resource(
+    play: Callable[..., tuple[FinishJob, FakeJob]],
+) -> None:
     words = (
         "service account elasticdl of namespace ns may not create pods in namespace ns;"
         " docker/rbac.yaml grants the rights"
@@ -180,13 +190,15 @@ def test_rights_that_are_missing_for_ever_exit_with_3_and_name_verb_and_resource
     assert (finish.exit_code, words in finish.message) == (ExitCode.CLUSTER_REFUSED, True)
 
 
-def test_a_worker_out_of_memory_comes_back_with_more_and_the_job_ends_whole(play) -> None:
+def test_a_worker_out_of_memory_comes_back_with_more_and_the_job_ends_whole(
+    play: Callable[..., tuple[FinishJob, FakeJob]],
+) -> None:
     async def scenario(job: FakeJob) -> None:
         for _ in range(2):
             before = job.trained
             await job.until(
                 "some progress",
-                lambda job, before=before: job.trained > before and len(job.workers) == 1,
+                lambda job, before=before: job.trained > before and len(job.workers) == 1,  # type: ignore[misc]
             )
             job.cluster.exit(job.workers[0], OUT_OF_MEMORY)
 
@@ -211,13 +223,14 @@ def test_a_worker_out_of_memory_comes_back_with_more_and_the_job_ends_whole(play
 
 
 def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_limit_and_peak(
-    play,
+    play: Callable[..., tuple[FinishJob, FakeJob]],
 ) -> None:
     async def scenario(job: FakeJob) -> None:
         for index in range(3):
             worker = ProcessName(Role.WORKER, index)
             await job.until(
-                f"{worker} has work", lambda job, worker=worker: "shard 0" in shard_of(job, worker)
+                f"{worker} has work",
+                lambda job, worker=worker: "shard 0" in shard_of(job, worker),  # type: ignore[misc]
             )
             job.cluster.exit(worker, OUT_OF_MEMORY)
 

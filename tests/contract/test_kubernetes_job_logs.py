@@ -78,7 +78,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesJob]:
     monkeypatch.setattr(
         KubernetesJob, "facts", lambda _self, whole=False: JobFacts(JOB, (RUNNING,))
     )
-    yield KubernetesJob(SimpleNamespace(api=None, namespace="ns"), "ads")
+    yield KubernetesJob(SimpleNamespace(api=None, namespace="ns"), "ads")  # type: ignore[arg-type]
     page.shutdown()
     page.server_close()
 

@@ -170,7 +170,7 @@ def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_fault(
 
 
 def test_hundreds_of_pods_that_end_are_read_a_few_at_a_time_and_the_oldest_make_room(
-    tmp_path: Path, monkeypatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_archive, "ALL_BYTES", 20_000)
 
@@ -205,7 +205,7 @@ def test_a_cluster_lists_pods_that_are_there_and_what_was_kept_of_those_that_are
     tmp_path: Path,
 ) -> None:
     def known(version: int, index: int, **more: bool) -> dict[str, Any]:
-        made = pod(index, **more)
+        made = pod(index, **more)  # type: ignore[arg-type]
         made["metadata"] |= {
             "resourceVersion": str(version),
             "labels": {**made["metadata"]["labels"], JOB_UID_LABEL: "uid"},

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -97,7 +98,7 @@ def expected(
     module: ModelModule,
     dense: np.ndarray,
     tables: list[tuple[np.ndarray, np.ndarray]],
-) -> dict:
+) -> dict[str, Any]:
     step = CompiledStep(served, module)
     features = {name: tf.constant(value) for name, value in FEATURES.items()}
     lookups = step.prepare(features)

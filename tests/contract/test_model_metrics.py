@@ -82,7 +82,7 @@ def test_four_workers_give_what_one_gives(tmp_path: Path) -> None:
     for number, worker in enumerate(workers):
         part = slice(50 * number, 50 * (number + 1))
         states.append(worker._states(features[part], labels[part]))
-    merged = json.loads(json.dumps(summed(states)))
+    merged = json.loads(json.dumps(summed(states)))  # type: ignore[arg-type]
     values = workers[0].step.metric_values(
         {name: tuple(map(tuple, arrays)) for name, arrays in merged.items()}
     )

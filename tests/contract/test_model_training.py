@@ -158,7 +158,7 @@ def batch(number: int, size: int = 16) -> tuple[dict[str, np.ndarray], np.ndarra
         "x": rng.standard_normal((size, 4)).astype(np.float32),
         "text": rng.choice([b"a", b"b", b"c", b"d", b"e"], (size, 2)).astype(object),
     }
-    return features, rng.integers(0, 2, (size, 1)).astype(np.float32)
+    return features, rng.integers(0, 2, (size, 1)).astype(np.float32)  # type: ignore[return-value]
 
 
 def only(features: dict[str, np.ndarray], *names: str) -> Any:

@@ -311,7 +311,7 @@ def test_wrong_shapes_are_refused_before_anything_is_sent(pair: Stage) -> None:
     with pytest.raises(UserError, match="ids of 2 tables, the model has 1"):
         pool.pull([as_ids([1]), as_ids([2])], timeout_s=LIMIT_S)
     with pytest.raises(TypeError):
-        pool.pull([np.array([1], np.int32)], timeout_s=LIMIT_S)  # type: ignore[list-item]
+        pool.pull([np.array([1], np.int32)], timeout_s=LIMIT_S)
     assert pair.servers[0].version == 0
 
 

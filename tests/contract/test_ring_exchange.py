@@ -4,6 +4,8 @@ the ring breaks, nothing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ class Wire(PlayedRing):
         self.breaks_at: int | None = None
         """Of the exchanges of one that takes, the one in which the ring breaks."""
 
-    def met(self, name, mine):
+    def met(self, name: str, mine: Any) -> Any:
         if len(mine):
             self.sent[name] = mine.numpy()
             return mine
@@ -68,7 +70,7 @@ def two_members() -> tuple[Wire, Exchange, Exchange]:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_one_that_takes_has_every_value_of_the_one_that_gives(whole):
+def test_the_one_that_takes_has_every_value_of_the_one_that_gives(whole: bool) -> None:
     wire, giver, taker = two_members()
     before = values(giver)
     taker.hand_over(giving=False, whole=whole)
@@ -76,7 +78,9 @@ def test_the_one_that_takes_has_every_value_of_the_one_that_gives(whole):
     assert sorted(wire.asked) == sorted(wire.sent)
 
 
-def test_a_ring_that_breaks_at_any_place_of_a_hand_over_leaves_the_one_that_takes_as_it_was():
+def test_a_ring_that_breaks_at_any_place_of_a_hand_over_leaves_the_one_that_takes_as_it_was() -> (
+    None
+):
     """It may be the only one left, and what the master counts on: half of another's weights are
     nobody's.
     """
@@ -92,7 +96,7 @@ def test_a_ring_that_breaks_at_any_place_of_a_hand_over_leaves_the_one_that_take
     assert values(taker) == values(giver)
 
 
-def test_values_that_are_loaded_are_those_that_were_copied():
+def test_values_that_are_loaded_are_those_that_were_copied() -> None:
     _, giver, taker = two_members()
     taker.load(giver.copied())
     assert values(taker) == values(giver)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from elasticdl.checkpoint import ring_file, store
 from elasticdl.checkpoint.layout import Manifest
@@ -13,7 +15,7 @@ from elasticdl.errors import Corrupted, UserError
 
 pytestmark = pytest.mark.contract
 
-ARRAYS = {
+ARRAYS: dict[str, NDArray[Any]] = {
     "model/dense/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
     "optimizer/iteration": np.array(7, np.int64),
     "random/seed": np.array([1, 2], np.uint32),
@@ -30,7 +32,7 @@ def checkpoint(root: Path, version: int = 12) -> Path:
     )
 
 
-def test_every_array_comes_back_bit_for_bit_with_its_version(tmp_path):
+def test_every_array_comes_back_bit_for_bit_with_its_version(tmp_path: Path) -> None:
     version, arrays = ring_file.read(checkpoint(tmp_path))
     assert version == 12
     assert arrays.keys() == ARRAYS.keys()
@@ -43,7 +45,7 @@ def test_every_array_comes_back_bit_for_bit_with_its_version(tmp_path):
     assert found.manifest.parameters is None
 
 
-def test_a_flipped_bit_is_found(tmp_path):
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     directory = checkpoint(tmp_path)
     data = bytearray((directory / ring_file.NAME).read_bytes())
     data[-1] ^= 1
@@ -52,7 +54,7 @@ def test_a_flipped_bit_is_found(tmp_path):
         ring_file.read(directory)
 
 
-def test_a_checkpoint_of_servers_is_refused_by_name(tmp_path):
+def test_a_checkpoint_of_servers_is_refused_by_name(tmp_path: Path) -> None:
     making = store.begin(tmp_path)
     directory = store.complete(making, Manifest(version=1, servers=0, parameters=None, files=()))
     with pytest.raises(UserError, match="written by parameter servers"):

@@ -5,6 +5,7 @@ generation is withdrawn.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.contract
 LIMIT_S = 20.0
 
 
-def run(play) -> None:
+def run(play: Any) -> None:
     async def main() -> None:
         rendezvous = Rendezvous()
         port = await rendezvous.start("127.0.0.1")
@@ -43,12 +44,12 @@ async def ask(
     answer = await reader.read()
     writer.close()
     await writer.wait_closed()
-    head, _, value = answer.partition(b"\r\n\r\n")
+    head, _, value = answer.partition(b"\r\n\r\n")  # type: ignore[assignment]
     return int(head.split()[1]), value
 
 
 def test_a_value_is_given_to_those_who_ask_before_and_after_it_is_there() -> None:
-    async def play(rendezvous, port) -> None:
+    async def play(rendezvous: Any, port: int) -> None:
         rendezvous.open("g1-a")
         early = [asyncio.create_task(ask(port, "GET", f"/g1-a:{port}/global/0")) for _ in range(3)]
         assert await ask(port, "PUT", f"/g1-a:{port}/global/0", b"\x00\xffaddress", pieces=7) == (
@@ -63,7 +64,7 @@ def test_a_value_is_given_to_those_who_ask_before_and_after_it_is_there() -> Non
 
 
 def test_generations_do_not_see_one_another() -> None:
-    async def play(rendezvous, port) -> None:
+    async def play(rendezvous: Any, port: int) -> None:
         first, second = new_scope(1), new_scope(2)
         rendezvous.open(first)
         rendezvous.open(second)
@@ -76,7 +77,7 @@ def test_generations_do_not_see_one_another() -> None:
 
 
 def test_a_withdrawn_generation_is_gone_for_those_who_wait_and_for_those_who_come() -> None:
-    async def play(rendezvous, port) -> None:
+    async def play(rendezvous: Any, port: int) -> None:
         rendezvous.open("g1-a")
         waiting = asyncio.create_task(ask(port, "GET", "/g1-a/global/1"))
         await ask(port, "PUT", "/g1-a/global/0", b"here")  # after this one, the other is waiting
@@ -89,8 +90,8 @@ def test_a_withdrawn_generation_is_gone_for_those_who_wait_and_for_those_who_com
 
 
 @pytest.mark.parametrize("path", ["/", "/g1-a", "/g1-a/a/b/c", "/G1/a/b", "/g1-a/a/" + "k" * 300])
-def test_nonsense_is_refused(path) -> None:
-    async def play(rendezvous, port) -> None:
+def test_nonsense_is_refused(path: str) -> None:
+    async def play(rendezvous: Any, port: int) -> None:
         rendezvous.open("g1-a")
         assert (await ask(port, "GET", path))[0] == 400
 
@@ -98,7 +99,7 @@ def test_nonsense_is_refused(path) -> None:
 
 
 def test_who_goes_away_while_waiting_leaves_nothing_behind() -> None:
-    async def play(rendezvous, port) -> None:
+    async def play(rendezvous: Any, port: int) -> None:
         rendezvous.open("g1-a")
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /g1-a/global/1 HTTP/1.1\r\n\r\n")

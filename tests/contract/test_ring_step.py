@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import keras
 import numpy as np
@@ -36,12 +38,12 @@ class Others:
         self.after: dict[str, tf.Variable] = {}
         self.mine: dict[str, tf.Variable] = {}
 
-    def reduced(self, name, tensor):
+    def reduced(self, name: str, tensor: Any) -> Any:
         self._make(name, tensor, np.zeros(tensor.shape, tensor.dtype.as_numpy_dtype), tensor.shape)
         self.mine[name].assign(tensor)
         return self.before[name] + tensor + self.after[name]
 
-    def gathered(self, name, tensor):
+    def gathered(self, name: str, tensor: Any) -> Any:
         self._make(
             name,
             tensor,
@@ -51,10 +53,10 @@ class Others:
         self.mine[name].assign(tensor)
         return tf.concat([self.before[name], tensor, self.after[name]], 0)
 
-    def guarded(self):
+    def guarded(self) -> Any:
         return nullcontext()
 
-    def _make(self, name, tensor, value, shape) -> None:
+    def _make(self, name: str, tensor: Any, value: Any, shape: Any) -> None:
         if name not in self.mine:
             with tf.init_scope():
                 for place in (self.before, self.after, self.mine):
@@ -62,7 +64,7 @@ class Others:
 
 
 def module_of(
-    loss, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9), build=None
+    loss: Any, optimizer: Any = lambda: keras.optimizers.SGD(0.1, momentum=0.9), build: Any = None
 ) -> ModelModule:
     return ModelModule("m.py", ".", build or model, loss, optimizer, feed_batch=lambda *_: None)
 
@@ -82,15 +84,15 @@ def model() -> keras.Model:
     )
 
 
-def mean_loss(labels, predictions):
+def mean_loss(labels: Any, predictions: Any) -> Any:
     return tf.reduce_mean(tf.square(labels - predictions[:, 0]))
 
 
-def loss_per_example(labels, predictions):
+def loss_per_example(labels: Any, predictions: Any) -> Any:
     return tf.square(labels - predictions[:, 0])
 
 
-def batch(count: int, seed: int = 0):
+def batch(count: int, seed: int = 0) -> Any:
     random = np.random.default_rng(seed)
     features = {
         "ids": random.integers(0, IDS, (count, 3)),
@@ -99,7 +101,7 @@ def batch(count: int, seed: int = 0):
     return features, random.normal(size=count)
 
 
-def part_of(whole, rank: int, size: int):
+def part_of(whole: Any, rank: int, size: int) -> Any:
     count = len(whole[1])
     begin, end = slice_of(0, count, rank, size)
     if begin == end:
@@ -115,22 +117,22 @@ class Member:
         self.run(batch(4, seed=9))  # compiled, as a joiner is
         self.reset(self.values)
 
-    values: list
+    values: list[Any]
 
-    def run(self, part, rank=0, iteration=0):
+    def run(self, part: Any, rank: int = 0, iteration: int = 0) -> Any:
         if not hasattr(self, "values"):
             self.values = [one.numpy() for one in self.model.state().values()]
         return self.step.train(part, rank=rank, iteration=iteration)
 
-    def reset(self, values) -> None:
+    def reset(self, values: Any) -> None:
         for one, value in zip(self.model.state().values(), values, strict=True):
             one.assign(value)
 
-    def state(self):
+    def state(self) -> Any:
         return [one.numpy() for one in self.model.state().values()]
 
 
-def step_of_all(members: list[Member], whole, iteration: int):
+def step_of_all(members: list[Member], whole: Any, iteration: int) -> Any:
     """First each alone, to learn what it brings; then all, each with what the others bring."""
     for rank, member in enumerate(members):
         kept = member.state()
@@ -166,7 +168,7 @@ def step_of_all(members: list[Member], whole, iteration: int):
 
 
 @pytest.fixture(params=["sparse", "dense"], autouse=True)
-def small_bytes(request, monkeypatch) -> None:
+def small_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of the embedding travels as rows, or as that of a small variable."""
     monkeypatch.setattr(ring_step, "SMALL_BYTES", 0 if request.param == "sparse" else 1 << 20)
 
@@ -174,7 +176,7 @@ def small_bytes(request, monkeypatch) -> None:
 @pytest.mark.parametrize("loss", [mean_loss, loss_per_example])
 @pytest.mark.parametrize(("size", "count"), [(2, 8), (3, 7), (4, 3)])
 def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(
-    loss, size, count
+    loss: Any, size: int, count: int
 ) -> None:
     module = module_of(loss)
     alone, members = Member(module), [Member(module) for _ in range(size)]
@@ -253,7 +255,7 @@ def test_members_drop_out_differently_and_yet_stay_alike() -> None:
     members = [Member2(noisy) for _ in range(2)]
     features = np.random.default_rng(0).normal(size=(4, 2))
     same_part = np.concatenate([features, features]), np.zeros(8)
-    step_of_all(members, same_part, 3)
+    step_of_all(members, same_part, 3)  # type: ignore[arg-type]
     first, second = (member.others.mine["float64.0"].numpy() for member in members)
     assert not np.array_equal(first, second)
     for mine, theirs in zip(members[0].state(), members[1].state(), strict=True):
@@ -271,11 +273,11 @@ class Breaking:
         self.broken = False
         self.applied = lambda: False
 
-    def reduced(self, name, tensor):
-        def met(value):
+    def reduced(self, name: str, tensor: Any) -> Any:
+        def met(value: Any) -> Any:
             if self.broken and name == self._breaks_in:
                 deadline = time.monotonic() + 1.0
-                while not self.applied() and time.monotonic() < deadline:
+                while not self.applied() and time.monotonic() < deadline:  # type: ignore[no-untyped-call]
                     threading.Event().wait(0.01)
                 raise ConnectionResetError("a peer is gone")
             return value
@@ -285,11 +287,11 @@ class Breaking:
         made.set_shape(tensor.shape)
         return made
 
-    def gathered(self, name, tensor):
+    def gathered(self, name: str, tensor: Any) -> Any:
         return self.reduced(name, tensor)
 
     @contextmanager
-    def guarded(self):
+    def guarded(self) -> Iterator[None]:
         try:
             yield
         except tf.errors.OpError as error:
@@ -298,7 +300,7 @@ class Breaking:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_step(
-    monkeypatch, number
+    monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Those of the moving averages: what is done with gradients waits for them, too."""
     monkeypatch.setattr(ring_step, "BUCKET_BYTES", 1)
@@ -314,16 +316,16 @@ def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_st
     ring.broken = True
     with pytest.raises(RingBroken):
         step.train(whole, rank=0, iteration=1)
-    assert not ring.applied()
+    assert not ring.applied()  # type: ignore[no-untyped-call]
     ring.broken = False
     step.train(whole, rank=0, iteration=1)
-    assert ring.applied()
+    assert ring.applied()  # type: ignore[no-untyped-call]
 
 
 class Member2(Member):
     """Of a model with one array of features."""
 
-    def __init__(self, build) -> None:
+    def __init__(self, build: Any) -> None:
         self.others = Others()
         self.model = RingModel.build(module_of(mean_loss, build=build), {}, seed=5)
         self.step = RingStep(self.model, self.others)
@@ -337,8 +339,8 @@ class Held:
     def __init__(self) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
 
-    def reduced(self, name, tensor):
-        def wait(value):
+    def reduced(self, name: str, tensor: Any) -> Any:
+        def wait(value: Any) -> Any:
             self.reached.set()
             assert self.go_on.wait(60)
             return value
@@ -347,18 +349,18 @@ class Held:
         made.set_shape(tensor.shape)
         return made
 
-    def gathered(self, name, tensor):
+    def gathered(self, name: str, tensor: Any) -> Any:
         return self.reduced(name, tensor)
 
-    def guarded(self):
+    def guarded(self) -> Any:
         return nullcontext()
 
 
 def test_it_is_known_from_outside_whether_a_member_computes_or_waits_for_others() -> None:
     held, computing, go_on = Held(), threading.Event(), threading.Event()
 
-    def slow_loss(labels, predictions):
-        def wait(value):
+    def slow_loss(labels: Any, predictions: Any) -> Any:
+        def wait(value: Any) -> Any:
             computing.set()
             assert go_on.wait(60)
             return value
@@ -367,7 +369,7 @@ def test_it_is_known_from_outside_whether_a_member_computes_or_waits_for_others(
             wait, [mean_loss(labels, predictions)], tf.float64, name="slow"
         ) + 0 * mean_loss(labels, predictions)
 
-    def loss(labels, predictions):
+    def loss(labels: Any, predictions: Any) -> Any:
         value = slow_loss(labels, predictions)
         value.set_shape([])
         return value

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import keras
 import numpy as np
@@ -48,10 +49,10 @@ class Peer(PlayedRing):
         self.chunks = 0
         self.size = 1
 
-    def enter(self, place) -> None:
+    def enter(self, place: Any) -> None:
         self.size = place.size
 
-    def met(self, name, mine):
+    def met(self, name: str, mine: Any) -> Any:
         if self.size == 1:
             return mine
         if name.startswith("numbers"):
@@ -71,12 +72,12 @@ class Job:
 
     def __init__(self) -> None:
         self.peer, self.shutdown, self.outbox = Peer(), Shutdown(), Outbox()
-        self.outbox.say = self.say
+        self.outbox.say = self.say  # type: ignore[method-assign]
         self.variables = [
             keras.Variable(np.zeros(shape, np.float32), trainable=False) for shape in SHAPES
         ]
         self.generations = Generations(self.shutdown)
-        self.script: deque = deque()
+        self.script: deque[Any] = deque()
         self.when_broken = lambda: None
         """What the master does when it hears of that."""
         self.steps_left = 0
@@ -93,11 +94,17 @@ class Job:
             self.shutdown,
         )
         parts = RingParts(
-            self.peer, Exchange(self.peer, self.variables, chunk_bytes=1), self, self, self
+            self.peer,
+            Exchange(self.peer, self.variables, chunk_bytes=1),
+            self,
+            self,  # type: ignore[arg-type]
+            self,
         )
         self.trainer = RingTrainer(ME, "here", parts, context, self.generations)
 
-    def form(self, generation: int, members=(ME,), holders=(), first_item=1) -> None:
+    def form(
+        self, generation: int, members: Any = (ME,), holders: Any = (), first_item: Any = 1
+    ) -> None:
         self.generations.put(RingGeneration(generation, members, holders, first_item))
 
     def values(self) -> set[float]:
@@ -107,17 +114,17 @@ class Job:
 
     def say(self, report: RingReport, position: object) -> None:
         if report.broken > report.entered:
-            self.when_broken()
+            self.when_broken()  # type: ignore[no-untyped-call]
 
     # the reading
 
-    def begin(self, plan) -> None:
+    def begin(self, plan: Any) -> None:
         self.begun.append(plan.offset)
         self.offset = plan.offset or 0
 
     def wake(self) -> None: ...
 
-    def next(self, stop):
+    def next(self, stop: Any) -> Any:
         while self.steps_left == 0 and not stop() and self.script:
             self.script.popleft()()
         if stop():
@@ -130,7 +137,7 @@ class Job:
 
     # the step
 
-    def train(self, part, *, rank, iteration, wish=False) -> RingOutcome:
+    def train(self, part: Any, *, rank: int, iteration: int, wish: bool = False) -> RingOutcome:
         """Adds one to all that the model has."""
         for one in self.variables:
             one.assign(one + 1)
@@ -141,16 +148,16 @@ class Job:
 
     # the listener
 
-    def before_step(self, item) -> None: ...
+    def before_step(self, item: Any) -> None: ...
 
-    def after_step(self, loss, version) -> None: ...
+    def after_step(self, loss: Any, version: int) -> None: ...
 
-    def rate(self, version, scale) -> None: ...
+    def rate(self, version: int, scale: Any) -> None: ...
 
-    def at_mark(self, item, version, rank, stop) -> bool:
+    def at_mark(self, item: Any, version: int, rank: int, stop: Any) -> bool:
         raise AssertionError("there are no marks")
 
-    def restore(self, directory) -> int:
+    def restore(self, directory: str) -> int:
         for one in self.variables:
             one.assign(one * 0)
         return 0
@@ -158,8 +165,8 @@ class Job:
 
 @pytest.mark.parametrize("chunks", range(len(SHAPES)))
 def test_a_member_that_lacks_a_step_keeps_its_weights_if_the_ring_breaks_while_it_takes_the_others(
-    chunks,
-):
+    chunks: Any,
+) -> None:
     """The other had one step more, began to hand its weights over, and died: this one is all that
     is left.
     """
@@ -209,7 +216,7 @@ class Sequence(Job):
         self.bad_of_step = 0
         self.before: dict[int, object] = {}
         """What happens before the step of that number."""
-        self.outbox.arrival = self.arrival
+        self.outbox.arrival = self.arrival  # type: ignore[method-assign]
 
     def arrival(self) -> threading.Event:
         """As if a report went at once."""
@@ -230,7 +237,7 @@ class Sequence(Job):
             for shard, _, _ in self.reports
         }
 
-    def begin(self, plan) -> None:
+    def begin(self, plan: Any) -> None:
         at = next(
             (i for i, item in enumerate(self.items) if item.number == plan.number), len(self.items)
         )
@@ -238,10 +245,10 @@ class Sequence(Job):
         if at < len(self.items) and self.items[at].lease and self.at[1] >= self.items[at].lease.end:
             self.at = (at + 1, 0)
 
-    def next(self, stop):
+    def next(self, stop: Any) -> Any:
         happens = self.before.pop(self.trainer.version, None)
         if happens is not None:
-            happens()
+            happens()  # type: ignore[operator]
         if stop():
             return None
         index, offset = self.at
@@ -256,10 +263,10 @@ class Sequence(Job):
         self.at = (index, end) if end < item.lease.end else (index + 1, 0)
         return BatchPart(item, begin, end, end - begin, self.bad_of_step, batch=(None, None))
 
-    def after_step(self, loss, version) -> None:
+    def after_step(self, loss: Any, version: int) -> None:
         self.take()
 
-    def at_mark(self, item, version, rank, stop) -> bool:
+    def at_mark(self, item: Any, version: int, rank: int, stop: Any) -> bool:
         if item.mark == "pause":
             self.take()
             self.at_pause.append(self.told())
@@ -273,7 +280,7 @@ def part_of(shard: Shard, number: int, begin: int, end: int) -> WorkItem:
 
 
 @pytest.mark.parametrize("boundary", [Kind.CHECKPOINT, Kind.PAUSE])
-def test_all_of_a_shard_is_told_though_an_item_ended_inside_it(boundary):
+def test_all_of_a_shard_is_told_though_an_item_ended_inside_it(boundary: Any) -> None:
     items = [
         part_of(SHARD, 1, 0, 24),
         WorkItem(2, None, mark=boundary),
@@ -290,7 +297,7 @@ def test_all_of_a_shard_is_told_though_an_item_ended_inside_it(boundary):
     assert boundary is not Kind.PAUSE or job.at_pause[0] == {0: 24}
 
 
-def test_a_shard_is_told_done_once_at_its_own_end():
+def test_a_shard_is_told_done_once_at_its_own_end() -> None:
     items = [
         part_of(SHARD, 1, 0, 24),
         WorkItem(2, None, mark=Kind.CHECKPOINT),
@@ -308,8 +315,8 @@ def test_a_shard_is_told_done_once_at_its_own_end():
 @pytest.mark.parametrize("taken", [True, False], ids=["reported", "not reported yet"])
 @pytest.mark.parametrize("version", range(1, 6))
 def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing_twice(
-    version, taken
-):
+    version: int, taken: bool
+) -> None:
     """The new generation begins inside an item, at the end of one, and at the end of a shard."""
     short = replace(SHARD, end=32)
     items = [
@@ -322,7 +329,7 @@ def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing
     job = Sequence(*items)
     job.bad_of_step = 1
     if not taken:
-        job.after_step = lambda loss, version: None
+        job.after_step = lambda loss, version: None  # type: ignore[method-assign]
     job.before[version] = lambda: job.form(2, (ME,), (0,))
     job.form(1)
     job.trainer.run()
@@ -331,7 +338,7 @@ def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing
 
 
 @pytest.mark.parametrize("steps", range(1, 7))
-def test_a_member_that_becomes_the_first_tells_all_that_the_ring_did_of_a_shard(steps):
+def test_a_member_that_becomes_the_first_tells_all_that_the_ring_did_of_a_shard(steps: int) -> None:
     """Whoever told before is gone, and with it what it had not told."""
     short = replace(SHARD, end=32)
     job = Sequence(

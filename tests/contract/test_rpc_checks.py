@@ -41,7 +41,7 @@ def check(caller: Caller, method: str) -> str:
     return "only the master may fence" if method == "Fence" and caller.name != "master" else ""
 
 
-class Acting(ParameterServerServicer):  # type: ignore[misc]
+class Acting(ParameterServerServicer):
     """Remembers what it did."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -59,7 +60,9 @@ def test_without_the_right_token_nothing_is_told_and_nothing_is_done(
                     stage, **options, cookie_jar=aiohttp.CookieJar(unsafe=True)
                 ) as session:
                     for method, path in NEEDS_TOKEN:
-                        body = {"json": {"min": 9, "max": 9}} if method == "POST" else {}
+                        body: dict[str, Any] = (
+                            {"json": {"min": 9, "max": 9}} if method == "POST" else {}
+                        )
                         async with session.request(method, path, **body) as answer:
                             assert answer.status == 401, path
                             assert "iris" not in await answer.text()
@@ -346,8 +349,8 @@ def test_a_body_that_is_too_long_is_not_read(tmp_path: Path) -> None:
             f"POST /api/v1/stop HTTP/1.1\r\nHost: {stage.host}\r\nAuthorization: Bearer"
             f" {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
         )
-        answer = await raw(stage, claims.encode() + b"x" * (1 << 20), at_most=64)
-        assert answer.startswith(b"HTTP/1.1 413 ")
+        told = await raw(stage, claims.encode() + b"x" * (1 << 20), at_most=64)
+        assert told.startswith(b"HTTP/1.1 413 ")
         for nonsense in (b"[" * 60_000, b"\xff\xfe", b'{"reason": "\\ud800"}', b"NaN", b"1e999999"):
             async with session.post(
                 "/api/v1/stop", data=nonsense, headers={"Content-Type": "application/json"}

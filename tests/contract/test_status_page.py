@@ -225,7 +225,7 @@ def test_scale_stop_and_checkpoint_reach_the_job(tmp_path: Path) -> None:
         assert stage.core.status().outcome == "stopped: enough for today"
         assert stage.running is not None
         for name in (ProcessName.parse("worker-0"), PS):
-            await until_async(f"{name} has ended", lambda name=name: name not in stage.fake.live)
+            await until_async(f"{name} has ended", lambda name=name: name not in stage.fake.live)  # type: ignore[misc]
         await stage.running
         found = await ask(session, "scale", {"min": 1, "max": 2}, expected=409)
         assert "the job has ended" in str(found["error"])

@@ -119,7 +119,7 @@ def serve(loop: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             done.set()
 
         async def begin() -> None:
-            cluster.life = asyncio.ensure_future(life())
+            cluster.life = asyncio.ensure_future(life())  # type: ignore[attr-defined]
 
         loop.run(begin())
         host = loop.run(asyncio.wait_for(ready, 10))
@@ -278,7 +278,7 @@ def test_what_a_node_says_while_it_prepares_the_masters_pod_is_told(serve: Any) 
 
 def test_why_the_cluster_has_not_made_the_masters_pod_is_told(serve: Any) -> None:
     cluster = serve(SmallCluster())
-    template = {"template": {"spec": {"containers": []}}}
+    template: dict[str, Any] = {"template": {"spec": {"containers": []}}}
     cluster.put(
         JOBS,
         {

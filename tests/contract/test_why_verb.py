@@ -73,7 +73,9 @@ def at_shard_0(index: int) -> Callable[[FakeJob], bool]:
     )
 
 
-def test_workers_out_of_memory_on_one_shard_are_counted_by_shard(play, tmp_path, capsys) -> None:
+def test_workers_out_of_memory_on_one_shard_are_counted_by_shard(
+    play: Callable[..., FinishJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def scenario(job: FakeJob) -> None:
         for index in range(3):
             await job.until(f"worker-{index} has the shard", at_shard_0(index))
@@ -93,7 +95,7 @@ def test_workers_out_of_memory_on_one_shard_are_counted_by_shard(play, tmp_path,
 
 
 def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(
-    play, tmp_path, capsys
+    play: Callable[..., FinishJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("the wait is told", lambda job: "8 of 8" in job.events_path.read_text())
@@ -130,7 +132,9 @@ def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(
     )
 
 
-def test_report_writes_one_file_and_says_where(play, tmp_path, capsys) -> None:
+def test_report_writes_one_file_and_says_where(
+    play: Callable[..., FinishJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("some progress", lambda job: job.trained > 0)
 
@@ -149,14 +153,16 @@ def test_report_writes_one_file_and_says_where(play, tmp_path, capsys) -> None:
     assert capsys.readouterr().out.rstrip().endswith("</html>")
 
 
-def test_a_job_that_is_not_there_is_no_job_to_tell_of(tmp_path, capsys) -> None:
+def test_a_job_that_is_not_there_is_no_job_to_tell_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for verb in ("why", "report"):
         assert run([verb, "--job-dir", str(tmp_path)]) == ExitCode.NO_SUCH_JOB
     assert "there is no job in" in capsys.readouterr().err
 
 
 def test_a_job_that_failed_before_it_began_says_that_nothing_is_written_down(
-    tmp_path, capsys
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory, finish = (
         JobDirectory(tmp_path),
@@ -174,7 +180,9 @@ def test_a_job_that_failed_before_it_began_says_that_nothing_is_written_down(
     )
 
 
-def test_a_report_that_cannot_be_made_changes_no_outcome(tmp_path, caplog) -> None:
+def test_a_report_that_cannot_be_made_changes_no_outcome(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken() -> dict[str, Any]:
         raise KeyError("a bug of the page")
 
@@ -184,7 +192,10 @@ def test_a_report_that_cannot_be_made_changes_no_outcome(tmp_path, caplog) -> No
 
 
 def test_a_story_comes_back_from_a_log_whatever_is_around_its_lines(
-    play, tmp_path, capsys, caplog
+    play: Callable[..., FinishJob],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(job: FakeJob) -> None:
         await job.until("some progress", lambda job: job.trained > 0)

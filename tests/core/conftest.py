@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -36,7 +37,7 @@ class Bench:
 
     worker, ps, KILLED = staticmethod(worker), staticmethod(ps), KILLED
 
-    def __init__(self, action: Action = Action.TRAIN, **flags) -> None:
+    def __init__(self, action: Action = Action.TRAIN, **flags: Any) -> None:
         base = {
             "model_zoo": "z",
             "model_def": "m",
@@ -68,7 +69,9 @@ class Bench:
         self.t += seconds
         return self.put(e.Tick(0))
 
-    def start(self, *, ledger: str = "", version: int = 0, training=TRAINING) -> list[c.Command]:
+    def start(
+        self, *, ledger: str = "", version: int = 0, training: tuple[Source, ...] = TRAINING
+    ) -> list[c.Command]:
         return self.put(
             e.JobStarted(
                 0,
@@ -87,7 +90,7 @@ class Bench:
             for command in self.put(e.ProcessAttached(0, name, "c", f"at-{name}", restored))
         ]
 
-    def up(self, workers: int = 1, **start) -> None:
+    def up(self, workers: int = 1, **start: Any) -> None:
         """Start, and let all servers and the first `workers` attach."""
         self.start(**start)
         self.attach(*(ps(index) for index in range(self.spec.cluster.num_ps_pods)))
@@ -107,11 +110,11 @@ class Bench:
         assert reasons, commands
         return reasons[0]
 
-    def progress(self, index: int, lease: Lease, offset: int, **more) -> list[c.Command]:
+    def progress(self, index: int, lease: Lease, offset: int, **more: Any) -> list[c.Command]:
         applied = Applied(lease.shard.id, lease.attempt, offset)
         return self.put(e.ProgressReported(0, worker(index), lease.task, applied, **more))
 
-    def finish(self, index: int, lease: Lease, **more) -> list[c.Command]:
+    def finish(self, index: int, lease: Lease, **more: Any) -> list[c.Command]:
         return self.progress(index, lease, lease.shard.records, done=True, **more)
 
     def train_all(self, index: int = 0) -> None:
@@ -127,7 +130,7 @@ class Bench:
     def fenced(self, index: int, *told: Applied | None) -> list[c.Command]:
         return self.put(e.WorkerFenced(0, worker(index), told))
 
-    def of(self, kind: type[c.Command], commands=None) -> list:
+    def of(self, kind: type[c.Command], commands: list[c.Command] | None = None) -> list[Any]:
         return [
             command
             for command in (self.given if commands is None else commands)
@@ -149,6 +152,6 @@ class Bench:
 
 
 @pytest.fixture
-def bench():
+def bench() -> type[Bench]:
     """Makes a bench: `bench(num_workers="1:3")`, `bench(Action.EVALUATE)`."""
     return Bench

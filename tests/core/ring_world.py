@@ -9,6 +9,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from elasticdl.cluster.base import ExitFacts, ProcessName, Role
 from elasticdl.dropped import WRONG
@@ -17,7 +18,7 @@ from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
-from elasticdl.shard import Applied, Barrier, Lease, Source, Task, WorkItem
+from elasticdl.shard import Applied, Barrier, Lease, SnapshotId, Source, Task, WorkItem
 
 TRAIN = (Source("a", 70), Source("b", 33))
 VALIDATION = (Source("v", 50),)
@@ -25,8 +26,13 @@ BATCH = 8
 KILLED = ExitFacts(signal=9)
 
 
-def make_spec(**flags) -> JobSpec:
-    base = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v"}
+def make_spec(**flags: int | str) -> JobSpec:
+    base: dict[str, Any] = {
+        "model_zoo": "z",
+        "model_def": "m",
+        "training_data": "t",
+        "validation_data": "v",
+    }
     base |= {
         "minibatch_size": BATCH,
         "num_epochs": 2,
@@ -56,7 +62,7 @@ class Weights:
     def version(self) -> int:
         return len(self.windows)
 
-    def records(self) -> Counter:
+    def records(self) -> Counter[Any]:
         return Counter(
             (epoch, source, i)
             for epoch, source, begin, end in self.windows
@@ -215,7 +221,7 @@ class RingWorld:
     def save(self, snapshot: int, version: int, ledger: str) -> None:
         found = self.copies.pop(snapshot, None)
         if found is None or found[0].name not in self.workers:
-            self.pending.append(e.SnapshotFailed(0, snapshot, "the copy is gone"))
+            self.pending.append(e.SnapshotFailed(0, SnapshotId(snapshot), "the copy is gone"))
             return
         weights = found[1]
         assert weights.version == version
@@ -223,7 +229,9 @@ class RingWorld:
             weights.records().values()
         )
         self.saved[f"version-{version}"] = weights
-        self.pending.append(e.SnapshotSaved(0, snapshot, version, f"version-{version}", 10))
+        self.pending.append(
+            e.SnapshotSaved(0, SnapshotId(snapshot), version, f"version-{version}", 10)
+        )
 
     # Processes
 
@@ -367,7 +375,7 @@ class RingWorld:
                 assert worker.weights.version == lease.version
                 self.rounds.append(lease.version)
                 shard = lease.shard
-                metrics = {"sum": ((float(sum(range(shard.begin, shard.end))),),)}
+                metrics: Any = {"sum": ((float(sum(range(shard.begin, shard.end))),),)}
                 applied = Applied(shard.id, lease.attempt, shard.records)
                 worker.reports.append(
                     e.ProgressReported(
@@ -494,7 +502,7 @@ class RingWorld:
         self.newest = inside[0].weights
         self.tell(inside[0], before)
 
-    def window(self, worker: Worker):
+    def window(self, worker: Worker) -> tuple[WorkItem, int, int] | None:
         item = worker.items.get(worker.weights.number)
         if item is None or item.mark is not Barrier.NONE:
             return None
@@ -503,7 +511,7 @@ class RingWorld:
         end = min(begin + item.batch, lease.limit or lease.shard.records)
         return item, begin, end
 
-    def apply(self, worker: Worker, window) -> None:
+    def apply(self, worker: Worker, window: tuple[WorkItem, int, int]) -> None:
         item, begin, end = window
         lease, shard = item.lease, item.lease.shard
         windows = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ DATA = {
 }
 
 
-def spec(action: Action, checkpoints: Path, **flags) -> JobSpec:
+def spec(action: Action, checkpoints: Path, **flags: Any) -> JobSpec:
     given = {"model_zoo": "zoo", "model_def": "m", DATA[action]: "data.csv", "output": "out"}
     return JobSpec.from_flags(
         action, {**given, "checkpoint_dir_for_init": str(checkpoints), **flags}
@@ -39,7 +40,7 @@ def write(root: Path, *, version: int, servers: int) -> Path:
 
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
-def test_a_checkpoint_of_a_ring_needs_no_servers(action, tmp_path) -> None:
+def test_a_checkpoint_of_a_ring_needs_no_servers(action: Action, tmp_path: Path) -> None:
     write(tmp_path, version=3, servers=0)
     found = as_trained(spec(action, tmp_path, num_ps_pods=2))
     assert (found.training.distribution_strategy, found.cluster.num_ps_pods) == (
@@ -50,7 +51,7 @@ def test_a_checkpoint_of_a_ring_needs_no_servers(action, tmp_path) -> None:
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
 def test_a_checkpoint_of_servers_needs_some_even_where_a_ring_was_asked_for(
-    action, tmp_path
+    action: Action, tmp_path: Path
 ) -> None:
     directory = write(tmp_path, version=3, servers=4)
     found = as_trained(spec(action, directory, distribution_strategy="AllreduceStrategy"))
@@ -62,13 +63,13 @@ def test_a_checkpoint_of_servers_needs_some_even_where_a_ring_was_asked_for(
     assert kept.cluster.num_ps_pods == 3
 
 
-def test_training_stays_what_it_was_asked_to_be(tmp_path) -> None:
+def test_training_stays_what_it_was_asked_to_be(tmp_path: Path) -> None:
     write(tmp_path, version=3, servers=0)
     asked = spec(Action.TRAIN, tmp_path)
     assert as_trained(asked) == asked
 
 
-def test_the_newest_checkpoint_with_a_readable_manifest_decides(tmp_path) -> None:
+def test_the_newest_checkpoint_with_a_readable_manifest_decides(tmp_path: Path) -> None:
     write(tmp_path, version=3, servers=2)
     (write(tmp_path, version=4, servers=0) / MANIFEST).write_text("{")
     assert (
@@ -77,12 +78,12 @@ def test_the_newest_checkpoint_with_a_readable_manifest_decides(tmp_path) -> Non
     )
 
 
-def test_a_place_without_checkpoints_changes_nothing(tmp_path) -> None:
+def test_a_place_without_checkpoints_changes_nothing(tmp_path: Path) -> None:
     asked = spec(Action.EVALUATE, tmp_path / "none")
     assert as_trained(asked) == asked
 
 
-def test_the_job_that_is_settled_and_the_one_that_a_pod_finds_are_made_so(tmp_path) -> None:
+def test_the_job_that_is_settled_and_the_one_that_a_pod_finds_are_made_so(tmp_path: Path) -> None:
     write(tmp_path, version=3, servers=0)
     given = {
         "model_zoo": "zoo",

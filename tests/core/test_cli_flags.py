@@ -616,7 +616,7 @@ def test_a_verb_has_no_flag_that_it_does_not_heed(
         assert capsys.readouterr().err == errors, "check says the same"
         with pytest.raises(SpecError, match=f"does not accept {flag(name)}"):
             start(action, {name: OTHERS.get(name, ("9", 9))[1]})
-    of_file = {
+    of_file: dict[str, Any] = {
         "model_zoo": "z",
         "model_def": "m",
         "training_data": "t",
@@ -640,7 +640,11 @@ def test_all_namespaces_and_one_of_them_is_no_question(capsys: pytest.CaptureFix
     assert "say one of them" in capsys.readouterr().err
 
 
-NOT_OF_RINGS = ("max_staleness", "max_nonfinite_steps", "embedding_threshold_bytes")
+NOT_OF_RINGS: tuple[str, ...] = (
+    "max_staleness",
+    "max_nonfinite_steps",
+    "embedding_threshold_bytes",
+)
 NOT_OF_RINGS += ("ps_resource_request", "ps_resource_limit", "ps_pod_priority")
 
 

@@ -11,7 +11,8 @@ from elasticdl.cli.jobs.job import JobLocation, Kind, Report
 from elasticdl.cli.jobs.pod_status import rows
 from elasticdl.cli.jobs.start_diagnosis import CannotStart, Patience
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.kubernetes.checking import Weight, image, judged, needs
+from elasticdl.cluster.findings import Weight
+from elasticdl.cluster.kubernetes.checking import image, judged, needs
 from elasticdl.cluster.kubernetes.job_facts import JobStage, job_facts
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels, pod_name
 from elasticdl.cluster.kubernetes.pod_logs import chosen, entries
@@ -299,7 +300,7 @@ def on_cluster(**flags: object) -> JobSpec:
 
 def test_what_a_job_takes_is_counted_as_quotas_count_it() -> None:
     found = needs(on_cluster(num_ps_pods=2), workers=4)
-    assert (found["requests.cpu"], found["cpu"], found["limits.cpu"], found["pods"]) == (4, 4, 2, 7)
+    assert (found["requests.cpu"], found["cpu"], found["limits.cpu"], found["pods"]) == (4, 4, 2, 7)  # type: ignore[comparison-overlap]
     assert found["requests.memory"] == Decimal(4 << 30)
 
 

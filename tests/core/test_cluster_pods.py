@@ -6,6 +6,7 @@ Descriptions as real clusters wrote them, cut to what matters.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,14 @@ BACK_OFF = {
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 
 
-def pod(state=None, *, uid="u", node="node0", deleted=None, **status) -> dict:
+def pod(
+    state: dict[str, Any] | None = None,
+    *,
+    uid: str = "u",
+    node: str = "node0",
+    deleted: int | None = None,
+    **status: Any,
+) -> dict[str, Any]:
     metadata = {
         "uid": uid,
         "name": "job-worker-0",
@@ -53,7 +61,7 @@ def pod(state=None, *, uid="u", node="node0", deleted=None, **status) -> dict:
     if deleted is not None:
         metadata |= {
             "deletionTimestamp": "2026-11-21T08:23:18Z",
-            "deletionGracePeriodSeconds": deleted,
+            "deletionGracePeriodSeconds": deleted,  # type: ignore[dict-item]
         }
     containers = [{"name": "process", "state": state}] if state else []
     spec = {
@@ -67,7 +75,7 @@ def pod(state=None, *, uid="u", node="node0", deleted=None, **status) -> dict:
     }
 
 
-def terminated(code: int, reason: str = "Error", message: str = "") -> dict:
+def terminated(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
     return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
 
 
@@ -129,7 +137,7 @@ RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
         ),
     ],
 )
-def test_facts_of_an_end_are_the_platforms_own(found: dict, expected: ExitFacts) -> None:
+def test_facts_of_an_end_are_the_platforms_own(found: dict[str, Any], expected: ExitFacts) -> None:
     assert exit_facts(found, asked=False) == expected
 
 
@@ -173,7 +181,7 @@ def test_facts_of_an_end_are_the_platforms_own(found: dict, expected: ExitFacts)
         (pod({"waiting": {"reason": "Odd"}}), "Odd"),
     ],
 )
-def test_what_a_pod_waits_for_is_told_in_words(found: dict, words: str) -> None:
+def test_what_a_pod_waits_for_is_told_in_words(found: dict[str, Any], words: str) -> None:
     assert trouble(found).text == words
     assert observed(found) == ProcessObserved(
         W0, running=False, where=found["spec"].get("nodeName", ""), waiting_for=words
@@ -335,7 +343,7 @@ def test_the_same_news_is_not_told_twice_and_a_running_process_does_not_go_back_
         for state in (None, None, RUNNING, RUNNING, {"waiting": {"reason": "Odd"}}):
             desk.book.changed(pod(state))
         desk.board.close()
-        return [(await first).running] + [event.running async for event in events]
+        return [(await first).running] + [event.running async for event in events]  # type: ignore[union-attr]
 
     assert asyncio.run(scenario()) == [False, True]
 
@@ -450,7 +458,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("found", "cause"), WORDS)
-def test_every_word_of_the_platform_has_its_cause(found: dict, cause: Cause) -> None:
+def test_every_word_of_the_platform_has_its_cause(found: dict[str, Any], cause: Cause) -> None:
     told = verdict(exit_facts(found, asked=False))
     assert told.cause is cause and told.text
     spoken = found["status"].get("message") or (

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ DAY_S = 86400.0
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path))
     return tmp_path / "indexes"
 
@@ -27,11 +28,11 @@ def used(name: str, days_ago: float) -> None:
     os.utime(index_cache.path_of(name), (at, at))
 
 
-def kept(cache) -> set[str]:
+def kept(cache: Path) -> set[str]:
     return {path.stem for path in cache.iterdir()}
 
 
-def test_what_was_not_used_for_a_month_goes_when_the_next_comes(cache):
+def test_what_was_not_used_for_a_month_goes_when_the_next_comes(cache: Path) -> None:
     used("old", 31)
     used("young", 29)
     index_cache.keep("new", b"x")
@@ -39,7 +40,7 @@ def test_what_was_not_used_for_a_month_goes_when_the_next_comes(cache):
     assert kept(cache) == {"young", "new"}
 
 
-def test_use_keeps_an_index_and_costs_a_write_a_day_at_most(cache):
+def test_use_keeps_an_index_and_costs_a_write_a_day_at_most(cache: Path) -> None:
     used("old", 29)
     assert index_cache.read("old") == b"old"
     noted = index_cache.path_of("old").stat().st_mtime
@@ -51,7 +52,9 @@ def test_use_keeps_an_index_and_costs_a_write_a_day_at_most(cache):
     assert index_cache.read("nothing") is None
 
 
-def test_of_too_many_the_longest_unused_go_and_never_the_one_that_was_just_made(cache):
+def test_of_too_many_the_longest_unused_go_and_never_the_one_that_was_just_made(
+    cache: Path,
+) -> None:
     for number in range(10):
         used(str(number), 10 - number)
     index_cache.prune(cache, files_max=3)
@@ -62,7 +65,7 @@ def test_of_too_many_the_longest_unused_go_and_never_the_one_that_was_just_made(
     assert kept(cache) == {"9"}
 
 
-def test_what_somebody_is_making_stays_and_what_somebody_left_half_made_goes(cache):
+def test_what_somebody_is_making_stays_and_what_somebody_left_half_made_goes(cache: Path) -> None:
     index_cache.keep("a", b"a")
     (cache / "making.tmp").touch()
     (cache / "left.tmp").touch()
@@ -79,7 +82,7 @@ def test_what_somebody_is_making_stays_and_what_somebody_left_half_made_goes(cac
     }, "only what is ours goes"
 
 
-def test_what_earlier_versions_left_beside_the_folder_goes(cache, tmp_path):
+def test_what_earlier_versions_left_beside_the_folder_goes(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "0123.index").touch()
     (tmp_path / "image").touch()
     index_cache.keep("a", b"a")
@@ -87,7 +90,7 @@ def test_what_earlier_versions_left_beside_the_folder_goes(cache, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"image", "indexes"}
 
 
-def test_processes_that_add_and_remove_at_once_fail_at_nothing(cache):
+def test_processes_that_add_and_remove_at_once_fail_at_nothing(cache: Path) -> None:
     program = """
 import sys
 from elasticdl.data import index_cache
@@ -110,7 +113,9 @@ for number in range(60):
     assert 1 <= len(kept(cache)) <= 5
 
 
-def test_the_cache_stays_bounded_without_a_look_at_all_of_it_for_each_file(cache, monkeypatch):
+def test_the_cache_stays_bounded_without_a_look_at_all_of_it_for_each_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = []
     monkeypatch.setattr(index_cache, "prune", lambda *_, **__: looks.append(1))
     for number in range(640):

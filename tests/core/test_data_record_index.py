@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +24,9 @@ def index_of(moves: list[tuple[int, int]]) -> RecordIndex:
 
 
 @given(steps, st.data())
-def test_spans_cover_a_range_once_and_begin_at_index_entries(moves, data):
+def test_spans_cover_a_range_once_and_begin_at_index_entries(
+    moves: list[tuple[int, int]], data: Any
+) -> None:
     index = index_of(moves)
     begin = data.draw(st.integers(0, index.records))
     end = data.draw(st.integers(begin, index.records))
@@ -38,7 +42,9 @@ def test_spans_cover_a_range_once_and_begin_at_index_entries(moves, data):
 
 
 @given(steps)
-def test_spans_are_bounded_by_records_and_bytes_unless_one_entry_is_larger(moves):
+def test_spans_are_bounded_by_records_and_bytes_unless_one_entry_is_larger(
+    moves: list[tuple[int, int]],
+) -> None:
     index = index_of(moves)
     largest = max(move[1] for move in moves)
     for span in index.spans(0, index.records):
@@ -47,7 +53,9 @@ def test_spans_are_bounded_by_records_and_bytes_unless_one_entry_is_larger(moves
 
 
 @given(steps, st.integers(0, 5), st.lists(st.text(), max_size=3))
-def test_an_index_survives_being_kept(moves, bad, examples):
+def test_an_index_survives_being_kept(
+    moves: list[tuple[int, int]], bad: int, examples: list[str]
+) -> None:
     index = RecordIndex(index_of(moves).entries, 4, bad, tuple(examples))
     again = decode(encode(index, "key"), "key")
     assert np.array_equal(again.entries, index.entries)
@@ -55,7 +63,7 @@ def test_an_index_survives_being_kept(moves, bad, examples):
 
 
 @given(st.data())
-def test_a_kept_index_with_a_flipped_bit_or_a_missing_end_is_refused(data):
+def test_a_kept_index_with_a_flipped_bit_or_a_missing_end_is_refused(data: Any) -> None:
     kept = bytearray(encode(index_of([(3, 10), (4, 12)]), "key"))
     at = data.draw(st.integers(0, len(kept) - 1))
     kept[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -66,11 +74,11 @@ def test_a_kept_index_with_a_flipped_bit_or_a_missing_end_is_refused(data):
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))], "key")
 
 
-def test_the_index_of_another_file_is_not_taken():
+def test_the_index_of_another_file_is_not_taken() -> None:
     assert decode(encode(index_of([(1, 1)]), "other"), "key") is None
 
 
-def test_an_index_cut_off_behind_its_magic_is_refused():
+def test_an_index_cut_off_behind_its_magic_is_refused() -> None:
     whole = encode(index_of([(1, 1)]), "key")
     for length in range(len(whole)):
         with pytest.raises(Corrupted):

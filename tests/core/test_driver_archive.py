@@ -181,7 +181,9 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(
         )
         rename = Path.rename
         patched.setattr(
-            Path, "rename", lambda path, target: acts.append("rename") or rename(path, target)
+            Path,
+            "rename",
+            lambda path, target: acts.append("rename") or rename(path, target),  # type: ignore[func-returns-value]
         )
         Bench(tmp_path).save(3)
     manifest, making, *rest = acts

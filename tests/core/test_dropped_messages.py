@@ -5,6 +5,9 @@ correct process sends it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,39 +16,46 @@ from elasticdl.dropped import WRONG, DropCause, told_by
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.events import ProgressReported
 from elasticdl.master.core.state import JobState
 from elasticdl.master.gateway.sessions import Session
 from elasticdl.master.journal import JournalFile, replay
 from elasticdl.master.journal_rules import may_free_work, worth_keeping
 from elasticdl.shard import Applied, ShardId, SnapshotId, Task
+from tests.core.conftest import Bench
 from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
 
 pytestmark = pytest.mark.core
 
 
-def errors(job) -> list[str]:
+def errors(job: Bench) -> list[str]:
     return [line.text for line in job.of(c.Announce) if line.details.get("dropped")]
 
 
-def dropped(job) -> dict[str, int]:
+def dropped(job: Bench) -> dict[str, int]:
     return job.state.status().dropped
 
 
 @pytest.fixture
-def job(bench):
+def job(bench: type[Bench]) -> Bench:
     """One worker in hand, another that has ended; the first shard is done."""
     made = bench(num_workers=2, evaluation_steps=10, validation_data="v", checkpoint_steps=100)
     made.up(2)
     made.die(made.worker(1))
-    made.done = made.lease(0)
-    made.finish(0, made.done)
-    made.held = made.lease(0)
+    made.done = made.lease(0)  # type: ignore[attr-defined]
+    made.finish(0, made.done)  # type: ignore[attr-defined]
+    made.held = made.lease(0)  # type: ignore[attr-defined]
     return made
 
 
 def progress(
-    worker: ProcessName, shard: int, attempt: int, offset: int, task: Task = Task.TRAINING, **more
-):
+    worker: ProcessName,
+    shard: int,
+    attempt: int,
+    offset: int,
+    task: Task = Task.TRAINING,
+    **more: Any,
+) -> ProgressReported:
     return e.ProgressReported(0, worker, task, Applied(ShardId(shard), attempt, offset), **more)
 
 
@@ -101,7 +111,9 @@ def progress(
         ),
     ],
 )
-def test_each_is_counted_once_and_changes_nothing_else(job, message, cause):
+def test_each_is_counted_once_and_changes_nothing_else(
+    job: Bench, message: Callable[..., Any], cause: DropCause
+) -> None:
     before = job.state.receipt(), len(errors(job))
     job.put(message(job, job.worker(0)))
     assert dropped(job) == {cause: 1}
@@ -109,9 +121,11 @@ def test_each_is_counted_once_and_changes_nothing_else(job, message, cause):
     assert len(errors(job)) - before[1] == (cause in WRONG)
 
 
-def test_more_records_than_a_shard_has_and_fewer_than_before_are_defects_that_are_said_once(job):
+def test_more_records_than_a_shard_has_and_fewer_than_before_are_defects_that_are_said_once(
+    job: Bench,
+) -> None:
     for offset in (12, 8, 4, 17, 18):
-        job.progress(0, job.held, offset)
+        job.progress(0, job.held, offset)  # type: ignore[attr-defined]
     assert dropped(job) == {"backward": 2, "beyond_lease": 2}
     assert job.total["trained"] == 32, "no more is booked than the shard has"
     first, second = errors(job)
@@ -121,7 +135,7 @@ def test_more_records_than_a_shard_has_and_fewer_than_before_are_defects_that_ar
     )
 
 
-def test_a_lease_of_another_worker_is_none_that_could_be_over(bench):
+def test_a_lease_of_another_worker_is_none_that_could_be_over(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.up(2)
     lease = job.lease(0)
@@ -129,7 +143,9 @@ def test_a_lease_of_another_worker_is_none_that_could_be_over(bench):
     assert (dropped(job), job.total["trained"]) == ({"unknown_lease": 1}, 0)
 
 
-def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect(bench):
+def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2)
     job.up(2)
     lease = job.lease(0)
@@ -142,7 +158,7 @@ def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect(bench):
     assert (dropped(job), errors(job)) == ({"voided_lease": 1}, [])
 
 
-def test_a_summary_that_comes_too_late_is_counted(bench):
+def test_a_summary_that_comes_too_late_is_counted(bench: type[Bench]) -> None:
     job = bench(Action.EVALUATE)
     job.up()
     lease = job.lease()
@@ -166,7 +182,7 @@ def ring_of_two() -> RingWorld:
     return world
 
 
-def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_defect():
+def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_defect() -> None:
     world = ring_of_two()
     member, lease = world.ring.members[0], world.newest.last[0]
     counted = dict(world.state.status().dropped)
@@ -190,7 +206,7 @@ def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_de
     assert new(progress(member, lease.shard.id, lease.attempt, 1000))["beyond_lease"] == 1
 
 
-def test_the_journal_brings_the_counts_back(job, tmp_path):
+def test_the_journal_brings_the_counts_back(job: Bench, tmp_path: Path) -> None:
     journal = JournalFile(tmp_path)
     spec, live = job.spec, JobState(job.spec)
     event = e.MessagesDropped(1.0, ProcessName(Role.WORKER, 0), DropCause.VOIDED_LEASE, 3)
@@ -204,7 +220,9 @@ def test_the_journal_brings_the_counts_back(job, tmp_path):
     assert again.status().dropped == live.status().dropped == {"voided_lease": 3}
 
 
-def test_what_processes_count_themselves_is_taken_as_the_difference_to_what_they_told_before():
+def test_what_processes_count_themselves_is_taken_as_the_difference_to_what_they_told_before() -> (
+    None
+):
     presence = Session("here")
     assert presence.told(
         {"dropped_voided_lease": 2.0, "repeated_pushes": 1.0, "dropped_nonsense": 9.0}
@@ -219,11 +237,11 @@ def test_what_processes_count_themselves_is_taken_as_the_difference_to_what_they
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e300])
-def test_a_gauge_that_is_no_count_counts_nothing(value):
+def test_a_gauge_that_is_no_count_counts_nothing(value: float) -> None:
     assert told_by({"dropped_voided_lease": value, "repeated_pushes": value}) == {}
 
 
-def test_causes_are_one_kind_or_the_other():
+def test_causes_are_one_kind_or_the_other() -> None:
     assert {cause.value for cause in WRONG} == {
         "unknown_lease",
         "other_task",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -82,7 +85,9 @@ def rate_at(step: int) -> float:
     return 0.01 * 0.99**step
 
 
-def keras_weights(make_optimizer, start: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+def keras_weights(
+    make_optimizer: Callable[..., Any], start: np.ndarray, gradients: np.ndarray
+) -> np.ndarray:
     optimizer = make_optimizer(rate_at(1))
     variable = keras.Variable(start)
     for step, gradient in enumerate(gradients, 1):
@@ -98,7 +103,9 @@ def gradients() -> np.ndarray:
 
 @pytest.mark.parametrize("name", sorted(PAIRS))
 @pytest.mark.parametrize("make", [native_table, ReferenceTable])
-def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(name, make, gradients):
+def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(
+    name: str, make: Callable[..., Any] | type[ReferenceTable], gradients: np.ndarray
+) -> None:
     make_optimizer, spec = PAIRS[name]
     table = make(
         TableSpec(
@@ -119,7 +126,7 @@ def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(name, make
 
 
 @pytest.mark.parametrize("name", sorted(PAIRS))
-def test_dense_weights_equal_kerass_over_a_hundred_steps(name, gradients):
+def test_dense_weights_equal_kerass_over_a_hundred_steps(name: str, gradients: np.ndarray) -> None:
     make_optimizer, spec = PAIRS[name]
     start = np.random.default_rng(4).normal(scale=0.3, size=(ROWS, DIM)).astype(np.float32)
     weights = start.copy().reshape(-1)

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.core
         (1_000_000, "1,000,000 records"),
     ],
 )
-def test_one_is_said_without_an_s_and_many_with_commas(number, said):
+def test_one_is_said_without_an_s_and_many_with_commas(number: int, said: str) -> None:
     assert amount(number, "record") == said
 
 
-def test_a_plural_of_its_own_is_said():
+def test_a_plural_of_its_own_is_said() -> None:
     assert (amount(1, "entry", "entries"), amount(2, "entry", "entries")) == (
         "1 entry",
         "2 entries",
@@ -38,7 +38,7 @@ def test_a_plural_of_its_own_is_said():
         (10**12, "1.00e12"), (float("nan"), "–"),
     ],
 )  # fmt: skip
-def test_numbers_have_three_digits_that_say_something(value, said):
+def test_numbers_have_three_digits_that_say_something(value: float | None, said: str) -> None:
     assert number(value) == said
 
 
@@ -49,7 +49,7 @@ def test_numbers_have_three_digits_that_say_something(value, said):
         (187, "3:07"), (3723, "1:02:03"), (2 * 86400, "2 d 00:00"),
     ],
 )  # fmt: skip
-def test_durations_are_read_at_a_glance_and_halves_go_up(seconds, said):
+def test_durations_are_read_at_a_glance_and_halves_go_up(seconds: float | None, said: str) -> None:
     assert duration(seconds) == said
 
 
@@ -64,7 +64,9 @@ def test_durations_are_read_at_a_glance_and_halves_go_up(seconds, said):
         (7, 5, "100 %"),
     ],
 )
-def test_a_share_is_rounded_down_so_that_all_is_only_said_of_all(done, expected, said):
+def test_a_share_is_rounded_down_so_that_all_is_only_said_of_all(
+    done: int, expected: int, said: str
+) -> None:
     assert percent(done, expected) == said
 
 
@@ -79,7 +81,7 @@ def test_a_share_is_rounded_down_so_that_all_is_only_said_of_all(done, expected,
         (216_000, "2.5 d"),
     ],
 )
-def test_a_time_in_a_sentence_is_as_exact_as_it_matters(seconds, said):
+def test_a_time_in_a_sentence_is_as_exact_as_it_matters(seconds: float, said: str) -> None:
     assert spoken(seconds) == said
 
 
@@ -94,5 +96,5 @@ def test_a_time_in_a_sentence_is_as_exact_as_it_matters(seconds, said):
         (1.5 * 2**30, "1.50 GiB"),
     ],
 )
-def test_a_size_has_the_unit_that_fits_it(size_bytes, said):
+def test_a_size_has_the_unit_that_fits_it(size_bytes: float | None, said: str) -> None:
     assert size(size_bytes) == said

@@ -16,7 +16,7 @@ SEEDS = range(400)
 BOTH = pytest.mark.parametrize("strategy", list(Strategy))
 
 
-def test_every_flag_of_train_is_fuzzed_or_excluded_with_a_reason():
+def test_every_flag_of_train_is_fuzzed_or_excluded_with_a_reason() -> None:
     offered = {parameter.name for parameter in train.params}
     assert offered == set(DRAWN) | set(EXCLUDED)
     assert not set(DRAWN) & set(EXCLUDED)
@@ -24,7 +24,7 @@ def test_every_flag_of_train_is_fuzzed_or_excluded_with_a_reason():
 
 
 @BOTH
-def test_every_flag_that_is_fuzzed_comes(strategy):
+def test_every_flag_that_is_fuzzed_comes(strategy: Strategy) -> None:
     servers_only = (
         {"max_staleness", "embedding_threshold_bytes", "max_nonfinite_steps"}
         if strategy is Strategy.RING
@@ -35,7 +35,7 @@ def test_every_flag_that_is_fuzzed_comes(strategy):
 
 
 @BOTH
-def test_no_job_is_drawn_that_is_refused_and_none_that_takes_for_ever(strategy):
+def test_no_job_is_drawn_that_is_refused_and_none_that_takes_for_ever(strategy: Strategy) -> None:
     for seed in SEEDS:
         draft = draw(seed, strategy)
         flags = {
@@ -50,5 +50,5 @@ def test_no_job_is_drawn_that_is_refused_and_none_that_takes_for_ever(strategy):
 
 
 @BOTH
-def test_a_seed_is_one_job(strategy):
+def test_a_seed_is_one_job(strategy: Strategy) -> None:
     assert draw(7, strategy).flags == draw(7, strategy).flags != draw(8, strategy).flags

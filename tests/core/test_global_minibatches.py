@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from elasticdl.clock import SystemClock
 from elasticdl.data.base import Block, Metadata
 from elasticdl.rpc.conversation import Finished, Wait
-from elasticdl.shard import Lease, Shard, ShardId, Source, Task, WorkItem
+from elasticdl.shard import Barrier, Lease, Shard, ShardId, Source, Task, WorkItem
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.hang_watch import HangWatch
@@ -38,10 +41,10 @@ SHARD, BATCH = 20, 6
 class Reader:
     metadata = Metadata(())
 
-    def sources(self):
+    def sources(self) -> Any:
         return (Source("memory", SHARD),)
 
-    def read(self, shard: Shard):
+    def read(self, shard: Shard) -> Iterator[Block]:
         rows = np.arange(shard.begin, shard.end)
         yield Block(rows[:8], 8)
         yield Block(rows[8:-1], len(rows) - 8, bad=1, bad_examples=("row 19 is bad",))
@@ -55,10 +58,12 @@ class Items:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
+    def request_item(
+        self, number: int, wait_s: float, *, at_mark: bool = False
+    ) -> Finished | Wait | WorkItem:
         self.asked.append(number)
         if number == 2:
-            return WorkItem(2, None, mark="pause")
+            return WorkItem(2, None, mark=Barrier.PAUSE)
         if number > 3:
             return Finished() if self.asked.count(number) > 1 else Wait("not yet")
         return WorkItem(
@@ -69,7 +74,7 @@ class Items:
 
 
 @pytest.fixture
-def shutdown():
+def shutdown() -> Iterator[Shutdown]:
     made = Shutdown()
     yield made
     made.fail(RuntimeError("the test is over"))
@@ -95,7 +100,9 @@ def until_mark(reading: RingReading) -> list[BatchPart]:
 
 
 @given(begin=st.integers(0, 50), length=st.integers(0, 40), size=st.integers(1, 9))
-def test_slices_follow_one_another_and_differ_by_at_most_one(begin, length, size) -> None:
+def test_slices_follow_one_another_and_differ_by_at_most_one(
+    begin: int, length: int, size: int
+) -> None:
     slices = [slice_of(begin, begin + length, rank, size) for rank in range(size)]
     assert [one for low, high in slices for one in range(low, high)] == list(
         range(begin, begin + length)
@@ -106,7 +113,7 @@ def test_slices_follow_one_another_and_differ_by_at_most_one(begin, length, size
 
 @settings(max_examples=15, deadline=None)
 @given(size=st.integers(1, 5), offset=st.integers(0, SHARD))
-def test_members_together_read_each_record_of_each_window_once(size, offset) -> None:
+def test_members_together_read_each_record_of_each_window_once(size: int, offset: int) -> None:
     shutdown = Shutdown()
     try:
         of_all = []
@@ -128,7 +135,9 @@ def test_members_together_read_each_record_of_each_window_once(size, offset) -> 
         shutdown.fail(RuntimeError("the test is over"))
 
 
-def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again(shutdown) -> None:
+def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again(
+    shutdown: Shutdown,
+) -> None:
     items = Items()
     reading = reading_of(shutdown, items)
     reading.begin(ReadPlan(1, None, 0, 2))
@@ -142,16 +151,18 @@ def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again
     assert shutdown.reason is None
 
 
-def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(shutdown) -> None:
+def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(
+    shutdown: Shutdown,
+) -> None:
     read: list[Shard] = []
 
     class Counting(Reader):
-        def read(self, shard: Shard):
+        def read(self, shard: Shard) -> Iterator[Block]:
             read.append(shard)
             yield from super().read(shard)
 
     items = Items()
-    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(
+    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(  # type: ignore[method-assign, misc]
         items, number or 3, wait_s
     )
     reader = Counting()
@@ -170,18 +181,18 @@ def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(shutdo
     assert len(read) == 1
 
 
-def test_a_plan_that_is_being_made_is_not_begun_again(shutdown) -> None:
+def test_a_plan_that_is_being_made_is_not_begun_again(shutdown: Shutdown) -> None:
     fed: list[int] = []
     first = threading.Event()
 
-    def feed(rows):
+    def feed(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         fed.append(len(rows))
         first.set()
         return rows, rows
 
     reading = RingReading(
         Items(),
-        Sources(lambda task: Reader(), lambda task: feed, BATCH),
+        Sources(lambda task: Reader(), lambda task: feed, BATCH),  # type: ignore[arg-type, return-value]
         HangWatch(SystemClock()),
         shutdown,
     )
@@ -196,19 +207,19 @@ def test_a_plan_that_is_being_made_is_not_begun_again(shutdown) -> None:
     assert len(fed) == 8
 
 
-def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown) -> None:
+def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown: Shutdown) -> None:
     read: list[Shard] = []
     second = threading.Event()
 
     class Counting(Reader):
-        def read(self, shard: Shard):
+        def read(self, shard: Shard) -> Iterator[Block]:
             read.append(shard)
             if len(read) > 1:
                 second.set()
             yield from super().read(shard)
 
     items = Items()
-    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)
+    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)  # type: ignore[method-assign, misc]
     reader = Counting()
     reading = RingReading(
         items,
@@ -225,14 +236,14 @@ def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown) -> None:
 
 
 def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(
-    shutdown,
+    shutdown: Shutdown,
 ) -> None:
     begun, go, rest = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Reader):
         reads = 0
 
-        def read(self, shard: Shard):
+        def read(self, shard: Shard) -> Iterator[Block]:
             self.reads += 1
             blocks = list(super().read(shard))
             if self.reads == 2:
@@ -244,7 +255,7 @@ def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_a
             yield blocks[1]
 
     items, reader = Items(), Slow()
-    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)
+    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)  # type: ignore[method-assign, misc]
     sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
     reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown)
     reading.start()
@@ -261,7 +272,7 @@ def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_a
 
 
 def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_is_being_read(
-    shutdown,
+    shutdown: Shutdown,
 ) -> None:
     """Items of one step each: the stages were so far ahead that the item of the last step was
     forgotten.
@@ -269,14 +280,14 @@ def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_
     begun, go = threading.Event(), threading.Event()
 
     class Slow(Reader):
-        def read(self, shard: Shard):
+        def read(self, shard: Shard) -> Iterator[Block]:
             if shard.id == 4 and not go.is_set():
                 begun.set()
                 assert go.wait(60)
             yield from super().read(shard)
 
     class Short(Items):
-        def request_item(self, number: int, wait_s: float, *, at_mark: bool = False):
+        def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> WorkItem:
             self.asked.append(number)
             return WorkItem(
                 number,
@@ -302,14 +313,14 @@ def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_
     assert items.asked.count(2) == 2, "it had been forgotten"
 
 
-def test_where_there_is_no_ring_yet_nothing_is_read_ahead(shutdown) -> None:
+def test_where_there_is_no_ring_yet_nothing_is_read_ahead(shutdown: Shutdown) -> None:
     items = Items()
-    items.request_item = lambda number, wait_s, at_mark=False: Wait("no worker is ready yet")
+    items.request_item = lambda number, wait_s, at_mark=False: Wait("no worker is ready yet")  # type: ignore[method-assign, misc]
     reading = reading_of(shutdown, items)
     reading.read_ahead()
 
 
-def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(shutdown) -> None:
+def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(shutdown: Shutdown) -> None:
     items = Items()
     reading = reading_of(shutdown, items)
     reading.begin(ReadPlan(1, None, 0, 1))
@@ -319,7 +330,9 @@ def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(shutdown) -
     assert len(until_mark(reading)) == 4
 
 
-def test_who_waits_for_a_part_can_be_called_away_and_a_drain_does_not_end_it(shutdown) -> None:
+def test_who_waits_for_a_part_can_be_called_away_and_a_drain_does_not_end_it(
+    shutdown: Shutdown,
+) -> None:
     reading = reading_of(shutdown, Items())
     assert reading.next(lambda: True) is None
     shutdown.end(Draining("test"))

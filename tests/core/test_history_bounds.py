@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ ROWS = st.lists(
 )
 
 
-def lines_of(rows) -> list[Line]:
+def lines_of(rows: list[dict[str, str]]) -> list[Line]:
     found = []
     for seq, row in enumerate(rows):
         whole = {"seq": seq, "at": 1000.0 + seq, "at_s": float(seq), **row}
@@ -45,8 +46,8 @@ def lines_of(rows) -> list[Line]:
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.integers(4_000, 40_000), st.booleans())
 def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_the_rest(
-    rows, limit_bytes, sparse
-):
+    rows: list[dict[str, str]], limit_bytes: int, sparse: bool
+) -> None:
     lines = lines_of(rows)
     kept = thinned(lines, Policy(limit_bytes, _notable, sparse))
     told = [line for line in kept if line.row["kind"] != HISTORY]
@@ -65,8 +66,11 @@ def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_t
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(ROWS, min_size=2, max_size=5))
-def test_what_was_left_out_is_counted_over_many_thinnings(batches):
-    policy, kept, total = Policy(5_000, _notable), [], 0
+def test_what_was_left_out_is_counted_over_many_thinnings(
+    batches: list[list[dict[str, str]]],
+) -> None:
+    kept: list[Any] = []
+    policy, total = Policy(5_000, _notable), 0
     for rows in batches:
         fresh = lines_of([{}] * total + rows)[total:]
         total += len(rows)
@@ -85,8 +89,11 @@ def test_what_was_left_out_is_counted_over_many_thinnings(batches):
     ),
     st.integers(2, 40),
 )
-def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(steps, most):
-    series, at_s, seen = Series("loss", "", "", most), 0.0, []
+def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(
+    steps: list[Any], most: int
+) -> None:
+    seen: list[Any] = []
+    series, at_s = Series("loss", "", "", most), 0.0
     for wait_s, value in steps:
         at_s += wait_s
         series.add(at_s, len(seen), value)
@@ -103,7 +110,7 @@ def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(steps, mos
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-def test_evaluations_within_one_second_are_points_of_their_own():
+def test_evaluations_within_one_second_are_points_of_their_own() -> None:
     book = SeriesBook()
     for at_s, accuracy in ((10.1, 0.8955), (10.6, 0.9565)):
         book.add(("metric", "accuracy", ""), at_s, int(at_s * 100), accuracy)
@@ -115,11 +122,11 @@ def test_evaluations_within_one_second_are_points_of_their_own():
     "series", [("metric", "accuracy", ""), ("loss", "", ""), ("pull_s", "worker-0", "s")]
 )
 def test_the_newest_value_of_a_curve_is_the_one_that_was_measured_last_however_few_points_are_left(
-    series,
-):
+    series: tuple[str, ...],
+) -> None:
     book, again = SeriesBook(), SeriesBook()
     for index in range(10_001):
-        book.add(series, index / 4, index, float(index))
+        book.add(series, index / 4, index, float(index))  # type: ignore[arg-type]
         if index % 1_000 == 0:
             (one,) = book.as_list()
             assert (one["at_s"][-1], one["records"][-1], one["values"][-1]) == (
@@ -131,7 +138,7 @@ def test_the_newest_value_of_a_curve_is_the_one_that_was_measured_last_however_f
     assert again.as_list() == book.as_list() and len(book.as_list()[0]["values"]) <= MOST_POINTS
 
 
-def test_a_day_of_samples_each_second_keeps_its_shape():
+def test_a_day_of_samples_each_second_keeps_its_shape() -> None:
     series = Series("records_per_s", "", "records/s")
     for second in range(86_400):
         series.add(float(second), second * 10, math.sin(second / 86_400 * 2 * math.pi))
@@ -140,7 +147,7 @@ def test_a_day_of_samples_each_second_keeps_its_shape():
         assert point.value == pytest.approx(math.sin(point.at_s / 86_400 * 2 * math.pi), abs=0.02)
 
 
-def test_labels_are_bounded_and_the_quiet_ones_make_room():
+def test_labels_are_bounded_and_the_quiet_ones_make_room() -> None:
     book = SeriesBook()
     for second in range(50):
         for worker in range(MOST_LABELS):
@@ -154,7 +161,7 @@ def test_labels_are_bounded_and_the_quiet_ones_make_room():
     assert "worker-0" not in labels and "worker-65" in labels and len(labels) == MOST_LABELS
 
 
-def test_curves_that_were_saved_go_on_where_they_were():
+def test_curves_that_were_saved_go_on_where_they_were() -> None:
     book, again = SeriesBook(), SeriesBook()
     for second in range(5_000):
         book.add(("workers", "", ""), float(second), second, float(second % 7))
@@ -174,11 +181,11 @@ def test_curves_that_were_saved_go_on_where_they_were():
     ]
 
 
-def append(chronicle: EventLog, at_s: float, text: str = "x" * 40, **told) -> None:
+def append(chronicle: EventLog, at_s: float, text: str = "x" * 40, **told: Any) -> None:
     chronicle.append({"at": 1_000.0 + at_s, "at_s": at_s}, {"kind": "shard", "text": text, **told})
 
 
-def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_path: Path):
+def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     chronicle = EventLog(path, 1_000.0, Policy(40_000, _notable))
     largest = 0
@@ -202,7 +209,9 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
     assert chronicle.after(-1, limit=1)[0].seq == 1_000 and chronicle.dropped == 1_000
 
 
-def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(tmp_path: Path):
+def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "events.jsonl"
     chronicle = EventLog(path, 1_000.0, Policy(20_000, _notable))
     for index in range(3_000):
@@ -218,8 +227,8 @@ def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(
 
 
 def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(
-    tmp_path: Path, caplog, monkeypatch
-):
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "metrics.jsonl"
     monkeypatch.setattr(
         "elasticdl.history.lines.read_lines",
@@ -235,7 +244,7 @@ def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(
     assert 1 <= len(caplog.records) <= 10 and "Input/output error" in caplog.text
 
 
-def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path):
+def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = EventLog(path, 1_000.0)
     append(first, 0.0)
@@ -256,7 +265,7 @@ def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path):
     assert third.ended_before and not second.ended_before
 
 
-def test_lines_that_are_damaged_or_of_an_older_version_do_no_harm(tmp_path: Path):
+def test_lines_that_are_damaged_or_of_an_older_version_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     good = json.dumps({"at": 5.0, "at_s": 1.0, "kind": "job", "text": "a"})
     path.write_bytes(
@@ -269,7 +278,9 @@ def test_lines_that_are_damaged_or_of_an_older_version_do_no_harm(tmp_path: Path
     assert read_occurrences(tmp_path / "none") == ([], 0)
 
 
-def test_a_disk_that_refuses_lines_costs_lines_only(tmp_path: Path, caplog):
+def test_a_disk_that_refuses_lines_costs_lines_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = JsonLines(tmp_path / "away" / "metrics.jsonl")
     lines.append({"a": 1})
     lines.append({"a": 2})
@@ -280,7 +291,9 @@ def test_a_disk_that_refuses_lines_costs_lines_only(tmp_path: Path, caplog):
     assert [line.row for line in read_lines(tmp_path / "away" / "metrics.jsonl")] == [{"a": 3}]
 
 
-def test_a_disk_that_is_full_under_an_open_file_costs_lines_and_closing_says_nothing_more(caplog):
+def test_a_disk_that_is_full_under_an_open_file_costs_lines_and_closing_says_nothing_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     lines = JsonLines(Path("/dev/full"))
     for number in range(3):
         lines.append({"number": number})
@@ -293,7 +306,7 @@ def test_a_disk_that_is_full_under_an_open_file_costs_lines_and_closing_says_not
     assert len(caplog.records) == 1
 
 
-def test_a_line_that_was_cut_short_costs_no_other_line(tmp_path: Path):
+def test_a_line_that_was_cut_short_costs_no_other_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"number": 1}\n{"number": 2, "te')
     lines = JsonLines(path)
@@ -318,7 +331,7 @@ def test_a_line_that_was_cut_short_costs_no_other_line(tmp_path: Path):
         '{"at": 1, "at_s": 1, "kind": "history", "details": ["x"]}',
     ],
 )
-def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: str):
+def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events.jsonl"
     whole = '{"at": %d, "at_s": %d, "kind": "job", "text": "whole"}'
     path.write_text("\n".join((whole % (1, 1), line, whole % (2, 2))) + "\n")
@@ -330,8 +343,8 @@ def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: s
 
 
 def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all_that_is_made_of_it(
-    tmp_path,
-):
+    tmp_path: Path,
+) -> None:
     half = "worker-0 said \ud83d and \udcff"
     chronicle = EventLog(tmp_path / "events.jsonl", 1_000.0)
     told = {
@@ -357,7 +370,7 @@ def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all
     json.dumps(record_in(tmp_path).story, ensure_ascii=False).encode()
 
 
-def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path):
+def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path: Path) -> None:
     first = EventLog(tmp_path / "events.jsonl", 1_000.0)
     first.append(
         {"at": 1_000.0, "at_s": 0.0},

@@ -6,7 +6,10 @@ The core is the real one, its world is by hand.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +24,7 @@ from elasticdl.history.timeline import MOST_ENDED_BARS, Timeline
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
@@ -32,21 +36,21 @@ ON_KUBERNETES = {"image_name": "zoo:1", "worker_resource_limit": "memory=1Gi"}
 class Recorded:
     """A bench whose announcements go into a record, as the master's do."""
 
-    def __init__(self, job, directory) -> None:
+    def __init__(self, job: Bench, directory: Path) -> None:
         self.job, self.directory = job, directory
         self.chronicle = EventLog(directory / "events.jsonl", 1_000.0)
         put = job.put
 
-        def noted(event):
+        def noted(event: Any) -> list[Any]:
             commands = put(event)
             for command in commands:
                 if isinstance(command, c.Announce):
                     self.chronicle.append({"at": 1_000.0 + job.t, "at_s": job.t}, asdict(command))
             return commands
 
-        job.put = noted
+        job.put = noted  # type: ignore[method-assign]
 
-    def entries(self, what: str) -> list[dict]:
+    def entries(self, what: str) -> list[dict[str, Any]]:
         return [
             entry
             for entry in self.chronicle.story.as_dict(self.job.t)["entries"]
@@ -56,7 +60,7 @@ class Recorded:
     def words(self, what: str) -> list[str]:
         return [told(entry) for entry in self.entries(what)]
 
-    def bar(self, process: str) -> dict:
+    def bar(self, process: str) -> dict[str, Any]:
         return next(
             bar
             for bar in self.chronicle.timeline.as_dict(self.job.t)["bars"]
@@ -65,10 +69,10 @@ class Recorded:
 
 
 @pytest.fixture
-def recorded(bench, tmp_path):
+def recorded(bench: type[Bench], tmp_path: Path) -> Iterator[Callable[..., Any]]:
     made = []
 
-    def make(**flags) -> Recorded:
+    def make(**flags: Any) -> Recorded:
         made.append(Recorded(bench(**flags), tmp_path))
         return made[-1]
 
@@ -77,7 +81,9 @@ def recorded(bench, tmp_path):
         one.chronicle.close()
 
 
-def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(recorded):
+def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=2)
     job = record.job
     job.up(2)
@@ -118,7 +124,9 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(recorde
     }
 
 
-def test_a_worker_that_runs_out_of_memory_twice_at_one_shard_is_told_so(recorded):
+def test_a_worker_that_runs_out_of_memory_twice_at_one_shard_is_told_so(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=1, oom_memory_limit="1Gi", **ON_KUBERNETES)
     job = record.job
     job.up()
@@ -136,7 +144,7 @@ def test_a_worker_that_runs_out_of_memory_twice_at_one_shard_is_told_so(recorded
     assert record.chronicle.story.as_dict()["totals"]["exits"] == {"out_of_memory": 2}
 
 
-def test_a_wait_for_a_place_has_its_reason_and_its_duration(recorded):
+def test_a_wait_for_a_place_has_its_reason_and_its_duration(recorded: Callable[..., Any]) -> None:
     record = recorded(num_workers="1:4")
     job = record.job
     job.up(2)
@@ -152,7 +160,9 @@ def test_a_wait_for_a_place_has_its_reason_and_its_duration(recorded):
     assert record.chronicle.story.as_dict()["totals"]["waited_s"] == {"place": 41.0}
 
 
-def test_every_process_has_its_place_is_said_only_when_that_is_so(recorded):
+def test_every_process_has_its_place_is_said_only_when_that_is_so(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers="1:3")
     job = record.job
     job.up(2)
@@ -167,7 +177,7 @@ def test_every_process_has_its_place_is_said_only_when_that_is_so(recorded):
     assert job.said("every process has its place") and not record.entries("wait")[0]["open"]
 
 
-def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded):
+def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded: Callable[..., Any]) -> None:
     record = recorded(num_workers="1:2")
     job = record.job
     job.up(1)
@@ -181,7 +191,7 @@ def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded):
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "stopped"])
-def test_no_wait_outlasts_the_job(recorded, how):
+def test_no_wait_outlasts_the_job(recorded: Callable[..., Any], how: str) -> None:
     """Its last processes end before anybody looks again."""
     record = recorded(num_workers="1:2")
     job = record.job
@@ -212,7 +222,7 @@ def test_no_wait_outlasts_the_job(recorded, how):
     assert job.given[-1] is job.finished, "nothing is told after the end"
 
 
-def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job():
+def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job() -> None:
     story = Story()
     for seq, (at_s, kind, details) in enumerate(
         [
@@ -230,7 +240,9 @@ def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job():
     assert found["totals"]["waited_s"] == {"place": 40.0}
 
 
-def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_in_time(recorded):
+def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_in_time(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=2)
     job = record.job
     job.up(2)
@@ -255,7 +267,9 @@ def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_
     }
 
 
-def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(recorded):
+def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers="1:4")
     job = record.job
     job.up(2)
@@ -285,7 +299,9 @@ def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(recorded):
     )
 
 
-def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(recorded):
+def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=1)
     job = record.job
     job.up()
@@ -307,7 +323,7 @@ def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(recorded):
     )
 
 
-def test_a_slow_start_says_where_the_time_went(recorded):
+def test_a_slow_start_says_where_the_time_went(recorded: Callable[..., Any]) -> None:
     record = recorded(num_workers=1)
     job = record.job
     job.start()
@@ -331,7 +347,9 @@ def test_a_slow_start_says_where_the_time_went(recorded):
     )
 
 
-def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(recorded):
+def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=1)
     job = record.job
     job.start()
@@ -370,7 +388,9 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(rec
     )
 
 
-def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(recorded):
+def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=1, distribution_strategy="AllreduceStrategy")
     job = record.job
     job.start()
@@ -385,7 +405,9 @@ def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(recorded):
     assert "11 s compiling its step" in record.words("start")[0]
 
 
-def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(recorded):
+def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=1, **ON_KUBERNETES)
     job = record.job
     job.up()
@@ -404,7 +426,7 @@ def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(recorded):
     )
 
 
-def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded):
+def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded: Callable[..., Any]) -> None:
     record = recorded(num_workers=3)
     job = record.job
     job.up(3)
@@ -420,7 +442,9 @@ def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded):
     ]
 
 
-def test_the_file_tells_the_same_story_as_the_memory_of_the_master(recorded):
+def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=2)
     job = record.job
     job.up(2)
@@ -434,7 +458,7 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(recorded):
     assert tuple(found.occurrences) == tuple(record.chronicle)
 
 
-def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_path):
+def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_path: Path) -> None:
     timeline, story = Timeline(), Story()
     lines = [
         JobEvent(
@@ -477,7 +501,7 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
     ]
 
 
-def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told():
+def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told() -> None:
     story = Story()
     for seq, (at_s, kind, process, cause, details) in enumerate(
         [
@@ -562,7 +586,9 @@ OCCURRENCES = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(OCCURRENCES, max_size=60))
-def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(occurrences):
+def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(
+    occurrences: list[JobEvent],
+) -> None:
     timeline, story = Timeline(), Story()
     for one in occurrences:
         timeline.add(one)
@@ -578,7 +604,7 @@ def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(occurrences
     assert all(told(entry) for entry in found["entries"] if entry["text"])
 
 
-def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay():
+def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay() -> None:
     timeline, story = Timeline(), Story()
     for index in range(20_000):
         name, at_s = f"worker-{index}", float(index)
@@ -605,7 +631,9 @@ def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay():
     }
 
 
-def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(recorded):
+def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=1)
     job = record.job
     job.up()
@@ -629,7 +657,7 @@ def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
     assert {bar["ended_s"] for bar in later.timeline["bars"]} == {20.0, 95.0}
 
 
-def test_an_old_record_without_steps_still_has_its_words(tmp_path):
+def test_an_old_record_without_steps_still_has_its_words(tmp_path: Path) -> None:
     row = {
         "at": 1.0,
         "at_s": 1.0,
@@ -645,7 +673,7 @@ def test_an_old_record_without_steps_still_has_its_words(tmp_path):
     ]
 
 
-def test_why_says_why_a_callback_ended_the_training(recorded):
+def test_why_says_why_a_callback_ended_the_training(recorded: Callable[..., Any]) -> None:
     record = recorded(num_workers=1)
     job = record.job
     job.up()
@@ -657,8 +685,8 @@ def test_why_says_why_a_callback_ended_the_training(recorded):
     ("trained", "words"), [(True, "working took 12 s"), (False, "nothing was done in 12 s")]
 )
 def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(
-    recorded, trained, words
-):
+    recorded: Callable[..., Any], trained: bool, words: str
+) -> None:
     record = recorded(num_workers=1)
     job = record.job
     job.up()
@@ -669,7 +697,9 @@ def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(
     assert words in record.words("phase")[-1]
 
 
-def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job_goes_on(recorded):
+def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job_goes_on(
+    recorded: Callable[..., Any],
+) -> None:
     record = recorded(num_workers=2)
     job = record.job
     job.up(2)
@@ -696,7 +726,7 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     assert (gone["at_s"], gone["at"]) == (20.0, 1_020.0)
 
 
-def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded):
+def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded: Callable[..., Any]) -> None:
     record = recorded(num_workers=1)
     job = record.job
     job.up()

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) ->
 def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_stays_if_it_fails(
     tmp_path: Path,
 ) -> None:
-    seen: list[Mapping[str, Any]] = []
+    seen: list[Any] = []
 
     def check() -> Preflight:
         seen.append(read_check(JobDirectory(tmp_path / "jobs/a")))

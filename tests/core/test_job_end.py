@@ -5,6 +5,8 @@ the way.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,22 +16,23 @@ from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, SnapshotId, Source, Task
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 
-def cut(job, version=5, **applied) -> c.SaveSnapshot:
+def cut(job: Bench, version: int = 5, **applied: Any) -> c.SaveSnapshot:
     """Answer the last cut that was ordered."""
     snapshot = job.of(c.TakeSnapshot)[-1].snapshot
     (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, snapshot, version, applied)))
     return save
 
 
-def saved(job, save: c.SaveSnapshot) -> list[c.Command]:
+def saved(job: Bench, save: c.SaveSnapshot) -> list[c.Command]:
     return job.put(e.SnapshotSaved(0, save.snapshot, save.version, f"version-{save.version}", 1000))
 
 
-def all_end(job) -> None:
+def all_end(job: Bench) -> None:
     for process in job.state.status().processes:
         if process.state != "ended":
             role, index = process.name.split("-")
@@ -39,7 +42,7 @@ def all_end(job) -> None:
             )
 
 
-def test_training_without_anything_else_ends_when_all_processes_have(bench):
+def test_training_without_anything_else_ends_when_all_processes_have(bench: type[Bench]) -> None:
     job = bench(num_epochs=2)
     job.up()
     job.train_all()
@@ -49,7 +52,7 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench):
     assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
     assert job.finished is None
     job.die(job.ps(0), ExitFacts(signal=15, asked=True))
-    assert (job.finished.exit_code, job.given[-1]) == (ExitCode.DONE, job.finished)
+    assert (job.finished.exit_code, job.given[-1]) == (ExitCode.DONE, job.finished)  # type: ignore[attr-defined]
     assert job.state.over
     assert [p.cause for p in job.state.status().processes] == ["drained", "finished"]
     assert job.state.receipt().to_json() == {
@@ -74,7 +77,7 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench):
     }
 
 
-def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most(bench):
+def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.train_all()
@@ -84,7 +87,7 @@ def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most(bench):
     assert job.finished.exit_code == ExitCode.DONE
 
 
-def test_after_the_end_nothing_changes_any_more(bench):
+def test_after_the_end_nothing_changes_any_more(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.train_all()
@@ -99,7 +102,7 @@ def test_after_the_end_nothing_changes_any_more(bench):
     assert job.of(c.WorkFinished, job.put(e.LeaseRequested(0, job.worker(0))))
 
 
-def test_the_model_is_exported_by_one_worker_after_the_last_checkpoint(bench):
+def test_the_model_is_exported_by_one_worker_after_the_last_checkpoint(bench: type[Bench]) -> None:
     job = bench(output="out", checkpoint_steps=100, num_workers=2)
     job.up(2)
     job.train_all()
@@ -116,7 +119,7 @@ def test_the_model_is_exported_by_one_worker_after_the_last_checkpoint(bench):
     assert job.of(c.WorkFinished) == [c.WorkFinished(job.worker(1))]
 
 
-def test_an_export_that_fails_three_times_fails_the_job(bench):
+def test_an_export_that_fails_three_times_fails_the_job(bench: type[Bench]) -> None:
     job = bench(output="out")
     job.up()
     job.train_all()
@@ -129,7 +132,7 @@ def test_an_export_that_fails_three_times_fails_the_job(bench):
     assert job.state.status().exit_code == 1
 
 
-def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench):
+def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench: type[Bench]) -> None:
     job = bench(checkpoint_steps=10)
     job.up()
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 9))) == []
@@ -142,7 +145,7 @@ def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench):
     assert [one.version for one in job.state.status().checkpoints] == [13]
 
 
-def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice(bench):
+def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice(bench: type[Bench]) -> None:
     """Workers tell of a version sooner than the servers' heartbeats: these may name an older one
     after the cut.
     """
@@ -155,7 +158,9 @@ def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice(bench):
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 20)))
 
 
-def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_checkpoint(bench):
+def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_checkpoint(
+    bench: type[Bench],
+) -> None:
     job = bench(checkpoint_steps=10)
     job.up()
     job.put(e.VersionAdvanced(0, 10))
@@ -166,7 +171,7 @@ def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_check
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))
 
 
-def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench):
+def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench: type[Bench]) -> None:
     job = bench(checkpoint_steps=10)
     job.up()
     job.put(e.VersionAdvanced(0, 10))
@@ -180,7 +185,7 @@ def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench):
     assert [one.version for one in job.state.status().checkpoints] == [11]
 
 
-def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench):
+def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.put(e.VersionAdvanced(0, 1))
@@ -191,7 +196,9 @@ def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench):
     assert other.said("nothing to keep")
 
 
-def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(bench):
+def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(
+    bench: type[Bench],
+) -> None:
     job = bench(output="out", checkpoint_steps=100, num_workers="1:2")
     job.up(2)
     assert not job.state.why_not_scale() and not job.state.why_not_checkpoint()
@@ -223,7 +230,7 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(benc
     assert job.said("workers stay 1:2: the job exports its model")
 
 
-def test_only_the_newest_checkpoints_are_listed(bench):
+def test_only_the_newest_checkpoints_are_listed(bench: type[Bench]) -> None:
     job = bench(keep_checkpoint_max=2)
     job.up()
     job.put(e.VersionAdvanced(0, 1))
@@ -233,7 +240,9 @@ def test_only_the_newest_checkpoints_are_listed(bench):
     assert [one.version for one in job.state.status().checkpoints] == [2, 3]
 
 
-def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_ever(bench):
+def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_ever(
+    bench: type[Bench],
+) -> None:
     job = bench(checkpoint_steps=5)
     job.up()
     job.train_all()
@@ -247,7 +256,7 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_e
 # Stopping and going on
 
 
-def test_a_stopped_job_drains_and_takes_a_checkpoint(bench):
+def test_a_stopped_job_drains_and_takes_a_checkpoint(bench: type[Bench]) -> None:
     job = bench(num_workers=2, num_epochs=2)
     job.up(2)
     lease = job.lease(0)
@@ -288,8 +297,8 @@ def test_a_stopped_job_drains_and_takes_a_checkpoint(bench):
 
 
 def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_and_promises_none(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = bench(image_name="zoo", job_dir="/tmp/job", num_epochs=2)
     job.up()
     lease = job.lease()
@@ -305,7 +314,7 @@ def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_an
     assert not job.of(c.TakeSnapshot)
 
 
-def test_stopping_twice_ends_without_grace(bench):
+def test_stopping_twice_ends_without_grace(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     job.lease()
@@ -317,7 +326,7 @@ def test_stopping_twice_ends_without_grace(bench):
     assert stop.reason == "the job is stopped: first" == told["worker-0"], "the first reason stands"
 
 
-def test_a_stop_before_anything_was_trained_ends_at_once(bench):
+def test_a_stop_before_anything_was_trained_ends_at_once(bench: type[Bench]) -> None:
     job = bench()
     job.start()
     job.put(e.StopRequested(0, "no"))
@@ -329,8 +338,8 @@ def test_a_stop_before_anything_was_trained_ends_at_once(bench):
 
 @pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
 def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkpoint(
-    bench, strategy
-):
+    bench: type[Bench], strategy: str
+) -> None:
     job = bench(checkpoint_steps=5, distribution_strategy=strategy)
     job.start()
     job.attach(*(job.ps(index) for index in range(job.spec.cluster.num_ps_pods)), job.worker(0))
@@ -343,14 +352,14 @@ def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkp
     assert job.total["left"] == 64
 
 
-def test_a_stop_before_the_data_was_counted_ends_at_once(bench):
+def test_a_stop_before_the_data_was_counted_ends_at_once(bench: type[Bench]) -> None:
     job = bench()
     job.put(e.StopRequested(0, "no"))
     assert job.finished.exit_code == ExitCode.INTERRUPTED
     assert job.start() == []
 
 
-def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench):
+def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.progress(0, job.lease(), 8)
@@ -370,7 +379,7 @@ def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench):
 # The ledger of a checkpoint
 
 
-def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench):
+def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.up(2)
     first, second, other = job.lease(0), job.lease(0), job.lease(1)
@@ -378,7 +387,7 @@ def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench):
     job.put(e.CheckpointRequested(0))
     save = cut(
         job,
-        **{"worker-0": Applied(second.shard.id, 0, 8), "worker-1": Applied(other.shard.id, 0, 16)},
+        **{"worker-0": Applied(second.shard.id, 0, 8), "worker-1": Applied(other.shard.id, 0, 16)},  # type: ignore[arg-type]
     )
     assert job.total["trained"] == 8
     again = bench()
@@ -392,7 +401,7 @@ def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench):
     assert again.total["lost"] == 0
 
 
-def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs(bench):
+def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs(bench: type[Bench]) -> None:
     job = bench(shuffle="records", seed=7, records_per_task=8)
     job.up()
     seen = [(lease.shard.begin, lease.order_seed) for lease in (job.lease(), job.lease())]
@@ -407,7 +416,7 @@ def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs(bench):
     assert [epoch.trained for epoch in again.state.receipt().epochs] == [64, 64]
 
 
-def test_shard_ids_are_not_used_again_after_a_resume(bench):
+def test_shard_ids_are_not_used_again_after_a_resume(bench: type[Bench]) -> None:
     job = bench(num_epochs=2)
     job.up()
     job.train_all()
@@ -420,7 +429,9 @@ def test_shard_ids_are_not_used_again_after_a_resume(bench):
 @pytest.mark.parametrize(
     "now", [(Source("a", 65),), (Source("a", 64, "other"),), (Source("a", 64), Source("b", 1)), ()]
 )
-def test_a_resume_on_other_data_is_refused_in_words(bench, now):
+def test_a_resume_on_other_data_is_refused_in_words(
+    bench: type[Bench], now: tuple[Source, ...]
+) -> None:
     job = bench()
     job.up()
     again = bench()
@@ -437,7 +448,9 @@ def test_a_resume_on_other_data_is_refused_in_words(bench, now):
         lambda text: text.replace('"format": 1', '"format": 9'),
     ],
 )
-def test_a_ledger_that_cannot_be_read_is_refused_in_words(bench, damage):
+def test_a_ledger_that_cannot_be_read_is_refused_in_words(
+    bench: type[Bench], damage: Callable[..., Any]
+) -> None:
     job = bench()
     job.up()
     again = bench()
@@ -446,7 +459,7 @@ def test_a_ledger_that_cannot_be_read_is_refused_in_words(bench, damage):
     assert "ledger" in again.finished.message
 
 
-def test_a_cut_that_nobody_waits_for_is_dropped(bench):
+def test_a_cut_that_nobody_waits_for_is_dropped(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     assert c.DropSnapshot(SnapshotId(42)) in job.put(e.SnapshotCut(0, SnapshotId(42), 1, {}))
@@ -454,20 +467,20 @@ def test_a_cut_that_nobody_waits_for_is_dropped(bench):
     assert not job.said("no checkpoint")
 
 
-def test_the_ledger_is_json_of_plain_values(bench):
+def test_the_ledger_is_json_of_plain_values(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.lease()
     assert json.loads(job.state.ledger_json())["counts"][0]["expected"] == 64
 
 
-def test_a_shard_that_is_whole_within_the_cut_is_done_in_its_ledger(bench):
+def test_a_shard_that_is_whole_within_the_cut_is_done_in_its_ledger(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     lease = job.lease()
     job.put(e.VersionAdvanced(0, 1))
     job.put(e.CheckpointRequested(0))
-    save = cut(job, **{"worker-0": Applied(lease.shard.id, 0, 16)})
+    save = cut(job, **{"worker-0": Applied(lease.shard.id, 0, 16)})  # type: ignore[arg-type]
     (count,) = json.loads(save.ledger)["counts"]
     assert (count["trained"], count["unfinished"]) == (16, 3)
     assert job.state.receipt().total.trained == 0

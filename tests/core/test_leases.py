@@ -11,13 +11,14 @@ from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, ShardId, Task
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 USER_ERROR = ExitFacts(exit_code=64, log_tail="ValueError: no")
 
 
-def test_nothing_is_leased_before_every_server_is_there(bench):
+def test_nothing_is_leased_before_every_server_is_there(bench: type[Bench]) -> None:
     job = bench(num_ps_pods=2)
     job.start()
     job.attach(job.ps(0), job.worker(0))
@@ -26,7 +27,7 @@ def test_nothing_is_leased_before_every_server_is_there(bench):
     assert job.lease().task is Task.TRAINING
 
 
-def test_a_worker_has_two_leases_at_most(bench):
+def test_a_worker_has_two_leases_at_most(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     first = job.lease()
@@ -36,7 +37,7 @@ def test_a_worker_has_two_leases_at_most(bench):
     job.lease()
 
 
-def test_a_worker_that_nobody_knows_or_that_was_given_up_is_told_so(bench):
+def test_a_worker_that_nobody_knows_or_that_was_given_up_is_told_so(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     lease = job.lease()
@@ -50,7 +51,7 @@ def test_a_worker_that_nobody_knows_or_that_was_given_up_is_told_so(bench):
     assert not job.state.may_attach(job.worker(7))
 
 
-def test_a_late_or_repeated_report_counts_nothing(bench):
+def test_a_late_or_repeated_report_counts_nothing(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.up(2)
     lease = job.lease(0)
@@ -64,8 +65,8 @@ def test_a_late_or_repeated_report_counts_nothing(bench):
 
 
 def test_a_killed_worker_is_fenced_and_its_rest_is_leased_again_at_the_offset_that_all_servers_have(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2, num_ps_pods=2)
     job.up(2)
     lease = job.lease(0)
@@ -83,7 +84,7 @@ def test_a_killed_worker_is_fenced_and_its_rest_is_leased_again_at_the_offset_th
     assert (job.total["trained"], job.total["repeated"]) == (4, 4)
 
 
-def test_an_unanswered_fence_is_asked_for_again(bench):
+def test_an_unanswered_fence_is_asked_for_again(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.lease()
@@ -92,7 +93,9 @@ def test_an_unanswered_fence_is_asked_for_again(bench):
     assert job.of(c.FenceWorker, job.tick(2)) == [c.FenceWorker(job.worker(0))]
 
 
-def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(bench):
+def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2)
     job.up(2)
     first, second = job.lease(0), job.lease(0)
@@ -110,7 +113,9 @@ def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(ben
     assert next(p for p in job.state.status().processes if p.name == "worker-0").cause == "drained"
 
 
-def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on(bench):
+def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on(
+    bench: type[Bench],
+) -> None:
     job = bench()
     job.up()
     lease = job.lease()
@@ -122,7 +127,9 @@ def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on(
     assert (again.shard, again.attempt) == (lease.shard, 1)
 
 
-def test_a_worker_without_progress_is_replaced_after_ten_times_the_usual(bench):
+def test_a_worker_without_progress_is_replaced_after_ten_times_the_usual(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2, records_per_task=8)
     job.up(2)
     for index in (0, 1):
@@ -145,7 +152,9 @@ def test_a_worker_without_progress_is_replaced_after_ten_times_the_usual(bench):
     assert (gone.state, gone.cause) == ("ended", "straggler")
 
 
-def test_nobody_is_a_straggler_while_a_server_is_away_or_the_master_was_stopped(bench):
+def test_nobody_is_a_straggler_while_a_server_is_away_or_the_master_was_stopped(
+    bench: type[Bench],
+) -> None:
     job = bench()
     job.up()
     job.lease()
@@ -158,7 +167,9 @@ def test_nobody_is_a_straggler_while_a_server_is_away_or_the_master_was_stopped(
     assert job.of(c.StopProcess, job.tick(301))
 
 
-def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons(bench):
+def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1)
     job.up()
     for attempt in range(3):
@@ -183,7 +194,9 @@ def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons(ben
     assert "--max-failed-shards 0" in job.finished.message
 
 
-def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_is_trained(bench):
+def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_is_trained(
+    bench: type[Bench],
+) -> None:
     job = bench(max_failed_shards=1, max_relaunches=0)
     job.up()
     bad = None
@@ -211,7 +224,7 @@ def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_
     assert story.count("SIGSEGV") == 3
 
 
-def test_kills_from_outside_never_park_a_shard(bench):
+def test_kills_from_outside_never_park_a_shard(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     for index in range(10):
@@ -223,7 +236,7 @@ def test_kills_from_outside_never_park_a_shard(bench):
     assert job.state.status().parked == ()
 
 
-def test_a_fatal_failure_ends_the_job_at_once(bench):
+def test_a_fatal_failure_ends_the_job_at_once(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.put(
@@ -233,7 +246,7 @@ def test_a_fatal_failure_ends_the_job_at_once(bench):
     assert "dense_1" in job.state.status().outcome
 
 
-def test_failures_outside_of_shards_spend_max_relaunches(bench):
+def test_failures_outside_of_shards_spend_max_relaunches(bench: type[Bench]) -> None:
     job = bench(max_relaunches=1)
     job.up()
     job.put(e.TaskFailed(0, job.worker(0), None, None, 0, "no module named x"))
@@ -244,7 +257,9 @@ def test_failures_outside_of_shards_spend_max_relaunches(bench):
     assert "failed 2 times (--max-relaunches 1)" in job.state.status().outcome
 
 
-def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(bench):
+def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(
+    bench: type[Bench],
+) -> None:
     job = bench(max_bad_records=2)
     job.up()
     lease = job.lease()
@@ -255,7 +270,7 @@ def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(bench):
     assert "3 records" in job.state.status().outcome
 
 
-def test_unreadable_records_that_are_told_again_count_once(bench):
+def test_unreadable_records_that_are_told_again_count_once(bench: type[Bench]) -> None:
     job = bench(max_bad_records=3)
     job.up()
     lease = job.lease()
@@ -269,8 +284,8 @@ def test_unreadable_records_that_are_told_again_count_once(bench):
     [((8, 8), 7, 1, 0), ((16, 16), 13, 3, 0), ((8, 16), 7, 1, 6)],
 )
 def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold_bad_records(
-    bench, offsets, trained, bad, repeated
-):
+    bench: type[Bench], offsets: tuple[int, ...], trained: int, bad: int, repeated: int
+) -> None:
     job = bench(num_ps_pods=2, max_bad_records=9)
     job.up()
     lease = job.lease()
@@ -282,7 +297,7 @@ def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold
     assert (total["trained"], total["bad"], total["repeated"]) == (trained, bad, repeated)
 
 
-def test_a_shard_that_ends_short_is_no_success(bench):
+def test_a_shard_that_ends_short_is_no_success(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     lease = job.lease()
@@ -291,7 +306,7 @@ def test_a_shard_that_ends_short_is_no_success(bench):
     assert (again.shard, again.offset, again.attempt) == (lease.shard, 8, 1)
 
 
-def test_losses_are_recorded_about_once_a_second(bench):
+def test_losses_are_recorded_about_once_a_second(bench: type[Bench]) -> None:
     job = bench(records_per_task=64)
     job.up()
     lease = job.lease()
@@ -304,7 +319,9 @@ def test_losses_are_recorded_about_once_a_second(bench):
     assert job.state.status().loss == 1.0 / 8
 
 
-def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after_another(bench):
+def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after_another(
+    bench: type[Bench],
+) -> None:
     job = bench(records_per_task=64)
     job.up()
     lease = job.lease()
@@ -321,7 +338,7 @@ def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after
     assert len(job.of(c.RecordMetrics)) == 2, "once"
 
 
-def test_prediction_counts_what_was_reported_without_asking_servers(bench):
+def test_prediction_counts_what_was_reported_without_asking_servers(bench: type[Bench]) -> None:
     job = bench(Action.PREDICT, num_workers=2)
     job.up(2)
     lease = job.lease(0)
@@ -336,7 +353,7 @@ def test_prediction_counts_what_was_reported_without_asking_servers(bench):
     assert (job.total["trained"], job.total["lost"]) == (32, 0)
 
 
-def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench):
+def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench: type[Bench]) -> None:
     job = bench(num_workers=2, num_epochs=3)
     job.up(2)
     mine, other = job.lease(0), job.lease(1)
@@ -364,7 +381,7 @@ def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench):
     job.put(e.StopAsked(0, job.worker(1), "again"))
 
 
-def test_a_report_for_another_task_or_shard_changes_nothing(bench):
+def test_a_report_for_another_task_or_shard_changes_nothing(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     lease = job.lease()

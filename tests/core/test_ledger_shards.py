@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job import DataSection, Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.data.ledger import Blame, Ids, Ledger, Stage
+from elasticdl.master.core.data.ledger import Blame, HeldShard, Ids, Ledger, Stage
 from elasticdl.master.core.data.sharding import Plan, shard_records
 from elasticdl.shard import Applied, ShardId, Source, Task
 
@@ -19,7 +19,9 @@ A, B = (ProcessName(Role.WORKER, index) for index in range(2))
 
 
 @given(st.integers(1, 50_000), st.integers(1, 512), st.integers(0, 5_000), st.integers(1, 16))
-def test_shards_are_whole_minibatches_and_as_many_as_workers_can_use(total, batch, asked, workers):
+def test_shards_are_whole_minibatches_and_as_many_as_workers_can_use(
+    total: int, batch: int, asked: int, workers: int
+) -> None:
     size = shard_records(DataSection(minibatch_size=batch, records_per_task=asked), total, workers)
     assert size % batch == 0
     if asked:
@@ -35,7 +37,9 @@ def test_shards_are_whole_minibatches_and_as_many_as_workers_can_use(total, batc
     st.sampled_from(Shuffle),
     st.integers(0, 9),
 )
-def test_a_plan_cuts_every_record_into_exactly_one_shard(records, size, shuffle, seed):
+def test_a_plan_cuts_every_record_into_exactly_one_shard(
+    records: list[int], size: int, shuffle: Shuffle, seed: int
+) -> None:
     plan = Plan(tuple(Source(f"s{i}", n) for i, n in enumerate(records)), size, 3, shuffle, seed)
     for epoch in range(3):
         shards = [plan.shard(number, ShardId(number)) for number in plan.order(epoch)]
@@ -44,8 +48,8 @@ def test_a_plan_cuts_every_record_into_exactly_one_shard(records, size, shuffle,
         assert all(0 < shard.records <= size for shard in shards)
 
 
-def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
-    def make(shuffle=Shuffle.RECORDS, seed=1):
+def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
+    def make(shuffle: Shuffle = Shuffle.RECORDS, seed: int = 1) -> Plan:
         return Plan((Source("a", 1000),), 10, 2, shuffle, seed)
 
     assert make().order(0) == make().order(0)
@@ -64,7 +68,7 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
     assert make(Shuffle.SHARDS).order_seed(0, 0) is None
 
 
-def make(records=40, size=20, epochs=1, task=Task.TRAINING) -> Ledger:
+def make(records: int = 40, size: int = 20, epochs: int = 1, task: Task = Task.TRAINING) -> Ledger:
     return Ledger(Plan((Source("a", records),), size, epochs), Ids(), task=task)
 
 
@@ -80,7 +84,7 @@ def adds_up(ledger: Ledger) -> bool:
     return count.expected == count.trained + count.bad + count.parked + waiting + fresh
 
 
-def test_progress_counts_once_and_the_last_of_it_ends_the_shard():
+def test_progress_counts_once_and_the_last_of_it_ends_the_shard() -> None:
     ledger = make()
     held = ledger.take(A, 0.0)
     assert [ledger.advance(held, offset, 0) for offset in (8, 8, 4, 16)] == [8, 0, 0, 8]
@@ -91,7 +95,7 @@ def test_progress_counts_once_and_the_last_of_it_ends_the_shard():
     assert adds_up(ledger)
 
 
-def test_bad_records_are_expected_but_not_trained_and_not_lost():
+def test_bad_records_are_expected_but_not_trained_and_not_lost() -> None:
     ledger = make(records=20)
     held = ledger.take(A, 0.0)
     ledger.advance(held, 20, 3)
@@ -100,7 +104,7 @@ def test_bad_records_are_expected_but_not_trained_and_not_lost():
     assert (count.trained, count.bad, count.lost) == (17, 3, 0)
 
 
-def test_more_bad_records_than_were_read_are_not_believed():
+def test_more_bad_records_than_were_read_are_not_believed() -> None:
     ledger = make(records=20)
     held = ledger.take(A, 0.0)
     ledger.advance(held, 8, 99)
@@ -108,7 +112,7 @@ def test_more_bad_records_than_were_read_are_not_believed():
     assert (ledger.counts[0].trained, ledger.counts[0].bad) == (4, 8)
 
 
-def test_bad_validation_records_are_not_among_those_that_metrics_were_made_of():
+def test_bad_validation_records_are_not_among_those_that_metrics_were_made_of() -> None:
     ledger = make(records=20, task=Task.EVALUATION)
     held = ledger.take(A, 0.0)
     ledger.advance(held, 20, 3)
@@ -116,7 +120,7 @@ def test_bad_validation_records_are_not_among_those_that_metrics_were_made_of():
     assert (ledger.counts[0].trained, ledger.counts[0].bad, ledger.counts[0].lost) == (17, 3, 0)
 
 
-def test_reports_of_anybody_but_the_holder_of_that_attempt_find_nothing():
+def test_reports_of_anybody_but_the_holder_of_that_attempt_find_nothing() -> None:
     ledger = make()
     held = ledger.take(A, 0.0)
     shard = held.piece.shard.id
@@ -132,7 +136,7 @@ def test_reports_of_anybody_but_the_holder_of_that_attempt_find_nothing():
     assert ledger.find(B, shard, 1) is None
 
 
-def test_the_rest_of_a_shard_is_leased_again_with_its_offset_before_anything_fresh():
+def test_the_rest_of_a_shard_is_leased_again_with_its_offset_before_anything_fresh() -> None:
     ledger = make()
     held = ledger.take(A, 0.0)
     ledger.advance(held, 8, 0)
@@ -141,7 +145,7 @@ def test_the_rest_of_a_shard_is_leased_again_with_its_offset_before_anything_fre
     assert (lease.shard, lease.attempt, lease.offset) == (held.piece.shard, 1, 8)
 
 
-def test_no_shard_id_is_used_twice_over_epochs():
+def test_no_shard_id_is_used_twice_over_epochs() -> None:
     ledger, ids = make(epochs=3), set()
     while (held := ledger.take(A, 0.0)) is not None:
         ids.add(held.piece.shard.id)
@@ -152,7 +156,7 @@ def test_no_shard_id_is_used_twice_over_epochs():
     assert [count.lost for count in ledger.counts] == [0, 0, 0]
 
 
-def test_an_epoch_begins_while_shards_of_the_last_one_are_still_held():
+def test_an_epoch_begins_while_shards_of_the_last_one_are_still_held() -> None:
     ledger = make(epochs=2)
     first = ledger.take(A, 0.0)
     ledger.take(A, 0.0)
@@ -164,11 +168,11 @@ def test_an_epoch_begins_while_shards_of_the_last_one_are_still_held():
 # Settling
 
 
-def applied(held, offset) -> Applied:
+def applied(held: HeldShard, offset: int) -> Applied:
     return Applied(held.piece.shard.id, held.piece.attempt, offset)
 
 
-def test_what_every_server_has_is_trained_and_what_only_some_have_is_repeated():
+def test_what_every_server_has_is_trained_and_what_only_some_have_is_repeated() -> None:
     ledger = make()
     held = ledger.take(A, 0.0)
     ledger.settle(A, (applied(held, 16), applied(held, 8), applied(held, 16)))
@@ -176,7 +180,7 @@ def test_what_every_server_has_is_trained_and_what_only_some_have_is_repeated():
     assert ledger.take(B, 0.0).piece.offset == 8
 
 
-def test_a_server_that_saw_a_later_lease_has_all_of_the_earlier_one():
+def test_a_server_that_saw_a_later_lease_has_all_of_the_earlier_one() -> None:
     ledger = make()
     first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
     ledger.settle(A, (applied(second, 8), applied(second, 8)))
@@ -187,7 +191,7 @@ def test_a_server_that_saw_a_later_lease_has_all_of_the_earlier_one():
     assert ledger.take(B, 0.0) is None
 
 
-def test_a_push_torn_at_the_border_of_two_leases_is_repeated_only_once():
+def test_a_push_torn_at_the_border_of_two_leases_is_repeated_only_once() -> None:
     ledger = make()
     first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
     ledger.settle(A, (applied(first, 20), applied(second, 8)))
@@ -195,7 +199,7 @@ def test_a_push_torn_at_the_border_of_two_leases_is_repeated_only_once():
     assert adds_up(ledger)
 
 
-def test_what_was_reported_is_settled_even_where_a_server_has_forgotten_it():
+def test_what_was_reported_is_settled_even_where_a_server_has_forgotten_it() -> None:
     ledger = make()
     held = ledger.take(A, 0.0)
     ledger.advance(held, 16, 0)
@@ -204,7 +208,7 @@ def test_what_was_reported_is_settled_even_where_a_server_has_forgotten_it():
     assert ledger.take(B, 0.0).piece.offset == 16
 
 
-def test_a_server_that_has_less_than_was_reported_takes_nothing_back():
+def test_a_server_that_has_less_than_was_reported_takes_nothing_back() -> None:
     """It came back from a checkpoint of before: nothing is repeated less than never."""
     ledger = make()
     held = ledger.take(A, 0.0)
@@ -214,7 +218,9 @@ def test_a_server_that_has_less_than_was_reported_takes_nothing_back():
     assert ledger.take(B, 0.0).piece.offset == 16
 
 
-def test_what_a_server_has_of_an_earlier_attempt_of_the_same_worker_says_nothing_of_this_one():
+def test_what_a_server_has_of_an_earlier_attempt_of_the_same_worker_says_nothing_of_this_one() -> (
+    None
+):
     ledger = make()
     held = ledger.take(A, 0.0)
     before = applied(held, 16)
@@ -225,7 +231,7 @@ def test_what_a_server_has_of_an_earlier_attempt_of_the_same_worker_says_nothing
     assert ledger.take(B, 0.0).piece.offset == 0
 
 
-def test_with_no_server_to_ask_the_reports_stand():
+def test_with_no_server_to_ask_the_reports_stand() -> None:
     ledger = make()
     held = ledger.take(A, 0.0)
     ledger.advance(held, 8, 0)
@@ -233,7 +239,7 @@ def test_with_no_server_to_ask_the_reports_stand():
     assert (ledger.counts[0].trained, ledger.take(B, 0.0).piece.offset) == (8, 8)
 
 
-def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again():
+def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again() -> None:
     ledger = make(records=64, size=32)
     first, second = ledger.take(A, 0), ledger.take(A, 0)
     ledger.advance(first, 8, 0)
@@ -244,7 +250,7 @@ def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again():
     assert [piece.offset for piece in ledger.returned] == [8]
 
 
-def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch():
+def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch() -> None:
     ledger = make(records=64, size=64)
     held = ledger.take(A, 0)
     ledger.settle(
@@ -253,7 +259,7 @@ def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (56, 4)
 
 
-def test_leases_of_a_lost_worker_come_back_in_their_order():
+def test_leases_of_a_lost_worker_come_back_in_their_order() -> None:
     ledger = make()
     first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
     ledger.settle(A, (None,))
@@ -261,14 +267,14 @@ def test_leases_of_a_lost_worker_come_back_in_their_order():
     assert ledger.take(B, 0.0).piece is second.piece
 
 
-def test_only_the_shard_that_the_worker_was_at_is_blamed():
+def test_only_the_shard_that_the_worker_was_at_is_blamed() -> None:
     ledger = make()
     first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
     ledger.settle(A, (applied(first, 20),), Blame("segfault"))
     assert (first.piece.failures, second.piece.failures) == ([], ["segfault"])
 
 
-def test_a_failure_that_names_its_shard_blames_that_one():
+def test_a_failure_that_names_its_shard_blames_that_one() -> None:
     ledger = make()
     first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
     ledger.settle(A, (None,), Blame("boom", second.piece.shard.id))
@@ -276,7 +282,7 @@ def test_a_failure_that_names_its_shard_blames_that_one():
     assert ledger.take(B, 0.0).piece is first.piece
 
 
-def test_the_third_failure_parks_a_shard_and_its_rest_is_lost():
+def test_the_third_failure_parks_a_shard_and_its_rest_is_lost() -> None:
     ledger = make(records=20)
     for reason in "abc":
         held = ledger.take(A, 0.0)
@@ -288,7 +294,7 @@ def test_the_third_failure_parks_a_shard_and_its_rest_is_lost():
     assert (count.trained, count.parked, count.lost, count.unfinished) == (8, 12, 12, 0)
 
 
-def test_a_shard_of_which_nothing_is_left_is_done_however_often_it_failed():
+def test_a_shard_of_which_nothing_is_left_is_done_however_often_it_failed() -> None:
     ledger = make(records=20)
     for reason in "abc":
         held = ledger.take(A, 0.0)
@@ -300,7 +306,7 @@ def test_a_shard_of_which_nothing_is_left_is_done_however_often_it_failed():
 # The end before the end
 
 
-def test_stopping_early_lowers_what_is_expected_and_loses_nothing():
+def test_stopping_early_lowers_what_is_expected_and_loses_nothing() -> None:
     ledger = make(epochs=5)
     held = ledger.take(A, 0.0)
     returned = ledger.take(B, 0.0)
@@ -314,7 +320,9 @@ def test_stopping_early_lowers_what_is_expected_and_loses_nothing():
     assert (count.expected, count.trained, count.lost, count.unfinished) == (24, 24, 0, 0)
 
 
-def test_a_shard_that_fails_a_third_time_after_training_was_stopped_is_not_expected_nor_lost():
+def test_a_shard_that_fails_a_third_time_after_training_was_stopped_is_not_expected_nor_lost() -> (
+    None
+):
     ledger = make(records=20)
     for _ in range(2):
         ledger.fail(ledger.take(A, 0.0), "no")
@@ -324,7 +332,7 @@ def test_a_shard_that_fails_a_third_time_after_training_was_stopped_is_not_expec
     assert (ledger.counts[0].expected, ledger.counts[0].lost, ledger.parked) == (0, 0, [])
 
 
-def test_an_evaluation_shard_starts_again_from_its_beginning():
+def test_an_evaluation_shard_starts_again_from_its_beginning() -> None:
     ledger = make(records=20, task=Task.EVALUATION)
     held = ledger.take(A, 0.0)
     ledger.advance(held, 16, 0)
@@ -336,7 +344,7 @@ def test_an_evaluation_shard_starts_again_from_its_beginning():
     assert ledger.counts[0].trained == 20
 
 
-def test_giving_a_lease_back_twice_is_a_bug_that_shows():
+def test_giving_a_lease_back_twice_is_a_bug_that_shows() -> None:
     ledger = make()
     held = ledger.take(A, 0.0)
     ledger.give_back(held)
@@ -344,7 +352,7 @@ def test_giving_a_lease_back_twice_is_a_bug_that_shows():
         ledger.give_back(held)
 
 
-def test_a_ledger_that_takes_the_place_of_a_lost_one_uses_no_attempt_again():
+def test_a_ledger_that_takes_the_place_of_a_lost_one_uses_no_attempt_again() -> None:
     lost = make()
     lost.give_back(lost.take(A, 0.0))
     assert lost.take(A, 0.0).piece.attempt == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,15 +62,15 @@ def spec(name: ProcessName) -> ProcessSpec:
     )
 
 
-def worker() -> dict:
+def worker() -> dict[str, Any]:
     return pod(OWNER, WORKERS, spec(WORKER))
 
 
-def the_job() -> dict:
+def the_job() -> dict[str, Any]:
     return job(JobPlan("team-a", "digits", MASTERS), replace(spec(MASTER), secrets={}))
 
 
-def objects() -> list[dict]:
+def objects() -> list[dict[str, Any]]:
     everything = [
         the_job(),
         worker(),
@@ -80,7 +81,7 @@ def objects() -> list[dict]:
     return [*everything, token_secret(OWNER, "opensesame")]
 
 
-def pods() -> list[dict]:
+def pods() -> list[dict[str, Any]]:
     return [the_job()["spec"]["template"], worker(), pod(OWNER, SERVERS, spec(SERVER))]
 
 
@@ -189,7 +190,7 @@ def test_a_quantity_of_cores_that_is_none_is_refused(quantity: str) -> None:
 
 
 def test_a_process_that_ran_out_of_memory_can_be_given_more_than_its_role() -> None:
-    def resources(memory_bytes: int | None) -> dict:
+    def resources(memory_bytes: int | None) -> dict[str, Any]:
         return pod(OWNER, WORKERS, replace(spec(WORKER), memory_bytes=memory_bytes))["spec"][
             "containers"
         ][0]["resources"]
@@ -206,7 +207,7 @@ def test_a_process_that_ran_out_of_memory_can_be_given_more_than_its_role() -> N
 
 
 def test_an_affinity_of_the_users_own_replaces_ours() -> None:
-    mine = {"nodeAffinity": {}}
+    mine: dict[str, Any] = {"nodeAffinity": {}}
     plan = replace(WORKERS, placement=Placement(affinity=mine))
     assert pod(OWNER, plan, spec(WORKER))["spec"]["affinity"] == mine
 

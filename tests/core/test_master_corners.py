@@ -10,12 +10,13 @@ from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.shard import Applied
+from elasticdl.shard import Applied, Lease
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 
-def at_the_end_without_its_server(bench):
+def at_the_end_without_its_server(bench: type[Bench]) -> Bench:
     """A job whose server went while its last shard was reported: its last checkpoint has to
     wait.
     """
@@ -30,7 +31,9 @@ def at_the_end_without_its_server(bench):
     return job
 
 
-def test_a_job_that_is_done_waits_for_servers_and_ends_with_its_last_checkpoint(bench):
+def test_a_job_that_is_done_waits_for_servers_and_ends_with_its_last_checkpoint(
+    bench: type[Bench],
+) -> None:
     """Only one that was stopped gives that up after a while."""
     job = at_the_end_without_its_server(bench)
     for _ in range(4):
@@ -44,7 +47,9 @@ def test_a_job_that_is_done_waits_for_servers_and_ends_with_its_last_checkpoint(
     assert job.of(c.WorkFinished)
 
 
-def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_taken(bench):
+def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_taken(
+    bench: type[Bench],
+) -> None:
     job = at_the_end_without_its_server(bench)
     job.put(e.StopRequested(0, "Ctrl-C"))
     job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
@@ -56,7 +61,7 @@ def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_ta
     )
 
 
-def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench):
+def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench: type[Bench]) -> None:
     job = bench(checkpoint_steps=10, stall_seconds=0)
     job.up()
     job.put(e.VersionAdvanced(0, 10))
@@ -70,7 +75,9 @@ def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench):
         assert job.state.status().phase == "checkpointing"
 
 
-def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time(bench):
+def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers="1:2")
     job.up(2)
     (leaving,) = job.of(c.StopProcess, job.put(e.ScaleRequested(0, 1, 1)))
@@ -85,7 +92,9 @@ def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time
     assert [stop.grace_s for stop in again] == [5.0]
 
 
-def test_updates_lost_are_counted_from_the_newest_version_that_any_worker_told(bench):
+def test_updates_lost_are_counted_from_the_newest_version_that_any_worker_told(
+    bench: type[Bench],
+) -> None:
     """Reports of two workers may come in another order than their pushes, and while the server is
     away.
     """
@@ -99,7 +108,7 @@ def test_updates_lost_are_counted_from_the_newest_version_that_any_worker_told(b
     assert job.said("came back with version 4: 6 updates of its part lost")
 
 
-def revoked(bench):
+def revoked(bench: type[Bench]) -> tuple[Bench, Lease]:
     """A worker whose view for an evaluation went with a server, while it trained on a shard,
     too.
     """
@@ -114,21 +123,21 @@ def revoked(bench):
     return job, trained
 
 
-def test_leases_that_were_revoked_keep_no_new_ones_away(bench):
+def test_leases_that_were_revoked_keep_no_new_ones_away(bench: type[Bench]) -> None:
     job, before = revoked(bench)
     granted = [job.lease() for _ in range(2)]
     assert len({(lease.shard.id, lease.attempt) for lease in (before, *granted)}) == 3
     assert "2 leases already" in job.refused()
 
 
-def test_a_worker_whose_leases_were_revoked_once_may_drain_later(bench):
+def test_a_worker_whose_leases_were_revoked_once_may_drain_later(bench: type[Bench]) -> None:
     job, _ = revoked(bench)
     again = job.lease()
     job.put(e.LeaseReturned(0, job.worker(0), Applied(again.shard.id, again.attempt, 8)))
     assert job.said("worker-0 is draining: it gives its work back")
 
 
-def test_an_export_that_makes_no_progress_goes_to_another_worker(bench):
+def test_an_export_that_makes_no_progress_goes_to_another_worker(bench: type[Bench]) -> None:
     job = bench(output="out", num_workers=2)
     job.up(2)
     job.train_all()
@@ -142,7 +151,9 @@ def test_an_export_that_makes_no_progress_goes_to_another_worker(bench):
     )
 
 
-def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_back(bench):
+def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_back(
+    bench: type[Bench],
+) -> None:
     job = bench()
     job.up()
     while job.state.status().phase == "working":

@@ -10,25 +10,26 @@ from elasticdl.cluster.base import ExitFacts
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 
-def cut(job, version: int) -> c.SaveSnapshot:
+def cut(job: Bench, version: int) -> c.SaveSnapshot:
     """Answer the last cut that was ordered."""
     snapshot = job.of(c.TakeSnapshot)[-1].snapshot
     (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, snapshot, version, {})))
     return save
 
 
-def saved(job, save: c.SaveSnapshot) -> list[c.Command]:
+def saved(job: Bench, save: c.SaveSnapshot) -> list[c.Command]:
     return job.put(e.SnapshotSaved(0, save.snapshot, save.version, f"version-{save.version}", 1000))
 
 
 @pytest.mark.parametrize("at_the_end", ["cutting", "saving"])
 def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_the_last(
-    bench, at_the_end
-):
+    bench: type[Bench], at_the_end: str
+) -> None:
     """It has the weights of before: the last steps would be missing from it."""
     job = bench(checkpoint_steps=10)
     job.up()
@@ -49,7 +50,9 @@ def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_
     assert [one.version for one in job.state.status().checkpoints] == [10, 14]
 
 
-def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_from(bench):
+def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_from(
+    bench: type[Bench],
+) -> None:
     job = bench(checkpoint_steps=10)
     job.up()
     job.put(e.VersionAdvanced(0, 10))
@@ -60,8 +63,8 @@ def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_fro
 
 
 def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_be_crossed_twice(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     """Workers tell of a version that not every server has come to when the cut is made."""
     job = bench(checkpoint_steps=10)
     job.up()
@@ -73,8 +76,8 @@ def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_b
 
 @pytest.mark.parametrize(("keep", "listed"), [(0, [10, 20, 30]), (2, [20, 30])])
 def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_removed(
-    bench, keep, listed
-):
+    bench: type[Bench], keep: int, listed: list[int]
+) -> None:
     job = bench(checkpoint_steps=10, keep_checkpoint_max=keep)
     job.up()
     for version in (10, 20, 30):
@@ -83,7 +86,7 @@ def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_remove
     assert [one.version for one in job.state.status().checkpoints] == listed
 
 
-def test_the_view_of_a_save_that_failed_is_let_go(bench):
+def test_the_view_of_a_save_that_failed_is_let_go(bench: type[Bench]) -> None:
     """Servers have few places for views, and each costs the memory of the rows that change."""
     job = bench(checkpoint_steps=10)
     job.up()
@@ -94,7 +97,9 @@ def test_the_view_of_a_save_that_failed_is_let_go(bench):
     )
 
 
-def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(bench):
+def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(
+    bench: type[Bench],
+) -> None:
     job = bench(checkpoint_steps=10)
     job.up()
     job.put(e.VersionAdvanced(0, 10))
@@ -107,8 +112,8 @@ def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(b
 
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_late_it_came(
-    bench, overtaken
-):
+    bench: type[Bench], overtaken: bool
+) -> None:
     """Else the records that are in its weights would be trained again, and nobody would know."""
     job = bench(checkpoint_steps=10)
     job.up()
@@ -127,8 +132,8 @@ def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_l
 
 
 def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_among_what_it_lost(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = bench()
     job.up()
     lease = job.lease()
@@ -139,7 +144,9 @@ def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_amo
     assert job.state.status().updates_lost == 7
 
 
-def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_once(bench):
+def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_once(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2, validation_data="v", evaluation_steps=1, num_epochs=9)
     job.up(2)
     held = job.lease(0)
@@ -157,7 +164,9 @@ def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_o
     )
 
 
-def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_waits(bench):
+def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_waits(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2, validation_data="v", evaluation_steps=1, max_relaunches=0)
     job.up(2)
     for attempt in range(3):
@@ -180,8 +189,8 @@ def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_
 
 @pytest.mark.parametrize(("offset", "trained", "bad"), [(8, 7, 1), (16, 13, 3)])
 def test_bad_records_that_no_worker_reported_as_done_are_not_trained_ones_in_a_cut(
-    bench, offset, trained, bad
-):
+    bench: type[Bench], offset: int, trained: int, bad: int
+) -> None:
     """Two of the second batch are bad: its worker reported that before any server had it."""
     job = bench(checkpoint_steps=1, max_bad_records=9)
     job.up()

@@ -79,25 +79,27 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
         (ExitFacts(), Cause.NODE_LOST, "nothing is known", False),
     ],
 )
-def test_facts_of_an_exit_give_one_cause_in_words(facts, cause, words, blames_work):
+def test_facts_of_an_exit_give_one_cause_in_words(
+    facts: ExitFacts, cause: Cause, words: str, blames_work: bool
+) -> None:
     told = verdict(facts)
     assert (told.cause, told.blames_work) == (cause, blames_work)
     assert words in told.text
 
 
-def test_exit_code_0_is_the_end_of_whoever_was_told_that_there_is_no_more_work():
+def test_exit_code_0_is_the_end_of_whoever_was_told_that_there_is_no_more_work() -> None:
     assert verdict(ExitFacts(exit_code=0), finished=True).cause is Cause.FINISHED
 
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DRAINED])
-def test_what_a_cluster_does_never_spends_a_budget(cause):
+def test_what_a_cluster_does_never_spends_a_budget(cause: Cause) -> None:
     budgets = Budgets(0)
     assert not any(
         budgets.died("worker-1", Verdict(cause, "x"), answered=False) for _ in range(1000)
     )
 
 
-def test_user_errors_end_the_job_after_max_relaunches():
+def test_user_errors_end_the_job_after_max_relaunches() -> None:
     budgets, told = Budgets(2), Verdict(Cause.USER_ERROR, "ValueError: no", blames_work=True)
     assert [bool(budgets.died("worker-1", told, answered=False)) for _ in range(3)] == [
         False,
@@ -107,12 +109,12 @@ def test_user_errors_end_the_job_after_max_relaunches():
     assert "ValueError: no" in budgets.user_error("worker-1: ValueError: no")
 
 
-def test_a_user_error_that_is_blamed_on_a_shard_spends_nothing_else():
+def test_a_user_error_that_is_blamed_on_a_shard_spends_nothing_else() -> None:
     budgets, told = Budgets(0), Verdict(Cause.USER_ERROR, "x", blames_work=True)
     assert not budgets.died("worker-1", told, answered=True)
 
 
-def test_the_fourth_death_out_of_memory_ends_the_job():
+def test_the_fourth_death_out_of_memory_ends_the_job() -> None:
     budgets, told = Budgets(0), Verdict(Cause.OUT_OF_MEMORY, "killed for memory")
     assert [bool(budgets.died("w", told, answered=False)) for _ in range(4)] == [
         False,
@@ -122,7 +124,7 @@ def test_the_fourth_death_out_of_memory_ends_the_job():
     ]
 
 
-def test_crashes_end_the_job_only_if_nothing_gets_done_between_them():
+def test_crashes_end_the_job_only_if_nothing_gets_done_between_them() -> None:
     budgets, told = Budgets(0), Verdict(Cause.INFRASTRUCTURE, "exit code 3: bye", blames_work=True)
     for _ in range(20):
         assert not budgets.died("w", told, answered=False)
@@ -132,7 +134,7 @@ def test_crashes_end_the_job_only_if_nothing_gets_done_between_them():
     assert "exit code 3: bye" in reasons[-1]
 
 
-def test_kills_from_outside_are_borne_much_longer_than_crashes():
+def test_kills_from_outside_are_borne_much_longer_than_crashes() -> None:
     budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
     assert not any(budgets.died("w", told, answered=False) for _ in range(30))
 
@@ -140,7 +142,7 @@ def test_kills_from_outside_are_borne_much_longer_than_crashes():
 @pytest.mark.parametrize(
     "facts", [ExitFacts(signal=9), ExitFacts(signal=11)], ids=["killed", "crashed"]
 )
-def test_what_takes_many_at_the_same_time_counts_once(facts):
+def test_what_takes_many_at_the_same_time_counts_once(facts: ExitFacts) -> None:
     """A node with a hundred workers, a network that is away, a ring whose members abort
     together.
     """
@@ -150,7 +152,7 @@ def test_what_takes_many_at_the_same_time_counts_once(facts):
     )
 
 
-def test_ends_that_follow_one_another_still_count_however_many_workers_there_are():
+def test_ends_that_follow_one_another_still_count_however_many_workers_there_are() -> None:
     budgets, told = Budgets(0), verdict(ExitFacts(signal=11))
     reasons = [
         bool(
@@ -162,7 +164,7 @@ def test_ends_that_follow_one_another_still_count_however_many_workers_there_are
     assert reasons.index(True) == 4 * 4, "the first of the fifth wave"
 
 
-def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress():
+def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress() -> None:
     budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
     pauses = []
     for _ in range(8):

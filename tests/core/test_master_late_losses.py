@@ -4,12 +4,15 @@ is made again, or training is.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import SnapshotId, Task
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
@@ -17,22 +20,23 @@ NO_PARAMETERS = "no cut: this server has no parameters yet"
 ONE = {"auc": ((1.0,),)}
 
 
-def trained(bench, **flags):
+def trained(bench: type[Bench], **flags: Any) -> Bench:
     """All records are trained by one worker, in 20 steps."""
-    job = bench(**{"validation_data": "v", "output": "o", "num_workers": 1} | flags)
+    usual: dict[str, Any] = {"validation_data": "v", "output": "o", "num_workers": 1}
+    job = bench(**usual | flags)
     job.up()
     job.train_all()
     job.put(e.VersionAdvanced(0, 20))
     return job
 
 
-def cut(job, version=20) -> SnapshotId:
+def cut(job: Bench, version: int = 20) -> SnapshotId:
     snapshot = job.of(c.TakeSnapshot)[-1].snapshot
     job.put(e.SnapshotCut(0, snapshot, version, {}))
     return snapshot
 
 
-def evaluate(job, index=0) -> None:
+def evaluate(job: Bench, index: int = 0) -> None:
     """The round under way, to its end."""
     cut(job)
     while (lease := job.lease(index)).task is Task.EVALUATION:
@@ -41,23 +45,23 @@ def evaluate(job, index=0) -> None:
     job.put(e.SummaryReported(0, job.worker(index), lease.round, {"auc": 0.9}))
 
 
-def export(job, index=0) -> None:
+def export(job: Bench, index: int = 0) -> None:
     assert job.lease(index).task is Task.EXPORT
     job.put(e.ExportFinished(0, job.worker(index), "o"))
 
 
-def revive(job, *servers, after_s=0.0) -> None:
+def revive(job: Bench, *servers: int, after_s: float = 0.0) -> None:
     """These servers come back empty; the next cut fails if nobody has given them weights before."""
     job.tick(after_s)
     job.attach(*(job.ps(index, 1) for index in servers))
 
 
-def fail_cut(job) -> None:
+def fail_cut(job: Bench) -> None:
     take = job.of(c.TakeSnapshot)[-1]
     job.put(e.SnapshotFailed(0, take.snapshot, NO_PARAMETERS))
 
 
-def end(job) -> c.FinishJob:
+def end(job: Bench) -> c.FinishJob:
     """Let all processes end."""
     from elasticdl.cluster.base import ExitFacts, ProcessName
 
@@ -68,7 +72,7 @@ def end(job) -> c.FinishJob:
     return job.finished
 
 
-def new_worker(job, index, *, gives: bool) -> None:
+def new_worker(job: Bench, index: int, *, gives: bool) -> None:
     """A worker comes up; it `gives` servers initial values if one of them has none."""
     job.put(e.ProcessAttached(0, job.worker(index), "c", "w", None, starting=True))
     for part in ("build", "weights", *(["initial"] if gives else []), ""):
@@ -78,8 +82,8 @@ def new_worker(job, index, *, gives: bool) -> None:
 @pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("stage", ["cutting", "leasing", "summarising"])
 def test_the_final_evaluation_is_redone_when_servers_come_back_empty_and_a_worker_has_the_weights(
-    bench, stage, lost
-):
+    bench: type[Bench], stage: str, lost: tuple[int, ...]
+) -> None:
     job = trained(bench, num_ps_pods=2)
     if stage != "cutting":
         cut(job)
@@ -102,7 +106,7 @@ def test_the_final_evaluation_is_redone_when_servers_come_back_empty_and_a_worke
     assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 0, 0)
 
 
-def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again(bench):
+def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again(bench: type[Bench]) -> None:
     job = trained(bench)
     job.die(job.ps(0))
     fail_cut(job)
@@ -112,7 +116,9 @@ def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again(bench):
 
 @pytest.mark.parametrize("lost", [(0,), (0, 1)])
 @pytest.mark.parametrize("phase", ["evaluating", "exporting"])
-def test_training_begins_again_when_nobody_is_left_who_has_the_weights(bench, phase, lost):
+def test_training_begins_again_when_nobody_is_left_who_has_the_weights(
+    bench: type[Bench], phase: str, lost: tuple[int, ...]
+) -> None:
     job = trained(bench, num_ps_pods=2)
     if phase == "exporting":
         evaluate(job)
@@ -135,7 +141,7 @@ def test_training_begins_again_when_nobody_is_left_who_has_the_weights(bench, ph
     assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 64, 0)
 
 
-def test_what_a_worker_holds_is_void_when_training_begins_again(bench):
+def test_what_a_worker_holds_is_void_when_training_begins_again(bench: type[Bench]) -> None:
     job = trained(bench, num_workers=2)
     job.die(job.ps(0))
     revive(job, 0, after_s=10.0)
@@ -149,7 +155,9 @@ def test_what_a_worker_holds_is_void_when_training_begins_again(bench):
     assert again.attempt > 0, "what was pushed of the first time is told apart"
 
 
-def test_a_worker_that_comes_up_while_servers_have_the_weights_changes_nothing(bench):
+def test_a_worker_that_comes_up_while_servers_have_the_weights_changes_nothing(
+    bench: type[Bench],
+) -> None:
     job = trained(bench)
     cut(job)
     job.die(job.worker(0))
@@ -158,7 +166,7 @@ def test_a_worker_that_comes_up_while_servers_have_the_weights_changes_nothing(b
     job.finish(1, job.lease(1), metrics=ONE)
 
 
-def test_the_first_worker_gives_initial_values_and_nothing_is_repeated(bench):
+def test_the_first_worker_gives_initial_values_and_nothing_is_repeated(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.start()
     job.attach(job.ps(0))
@@ -167,7 +175,9 @@ def test_the_first_worker_gives_initial_values_and_nothing_is_repeated(bench):
     assert (job.total["trained"], job.total["repeated"]) == (64, 0)
 
 
-def test_a_late_report_of_the_initial_values_of_the_job_s_start_repeats_nothing(bench):
+def test_a_late_report_of_the_initial_values_of_the_job_s_start_repeats_nothing(
+    bench: type[Bench],
+) -> None:
     """A tiny job: one worker trains all of it before another's report of its start arrives."""
     job = trained(bench, num_workers=2)
     job.put(e.StartWentOn(0, job.worker(1), "initial"))
@@ -175,7 +185,9 @@ def test_a_late_report_of_the_initial_values_of_the_job_s_start_repeats_nothing(
     assert job.state.status().phase == "evaluating" and (total.repeated, total.left) == (0, 0)
 
 
-def test_initial_values_while_records_are_left_cost_updates_but_no_records(bench):
+def test_initial_values_while_records_are_left_cost_updates_but_no_records(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, num_ps_pods=1)
     job.up()
     job.finish(0, job.lease())
@@ -190,7 +202,7 @@ def test_initial_values_while_records_are_left_cost_updates_but_no_records(bench
     assert job.state.status().updates_lost == 5
 
 
-def test_a_job_that_is_being_stopped_does_not_begin_again(bench):
+def test_a_job_that_is_being_stopped_does_not_begin_again(bench: type[Bench]) -> None:
     job = trained(bench)
     cut(job)
     job.put(e.StopRequested(0, "enough"))
@@ -201,8 +213,8 @@ def test_a_job_that_is_being_stopped_does_not_begin_again(bench):
 
 
 def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_updates_after_it(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = trained(bench, checkpoint_steps=15)
     cut(job)
     job.lease()
@@ -214,7 +226,9 @@ def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_u
     assert snapshot.purpose is c.Purpose.EVALUATION
 
 
-def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty(bench):
+def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty(
+    bench: type[Bench],
+) -> None:
     job = trained(bench, checkpoint_steps=1000, validation_data="")
     assert job.state.status().phase == "checkpointing"
     job.die(job.ps(0))
@@ -230,8 +244,8 @@ def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty(benc
 
 
 def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_has_the_weights(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = trained(bench, checkpoint_steps=1000, validation_data="")
     job.die(job.ps(0))
     job.die(job.worker(0))
@@ -250,8 +264,8 @@ def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_h
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
 def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoint_again(
-    bench, action
-):
+    bench: type[Bench], action: Action
+) -> None:
     job = bench(action, num_workers=1, num_ps_pods=2)
     job.start(version=7)
     job.attach(job.ps(0), job.ps(1), restored=7)

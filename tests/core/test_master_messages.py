@@ -6,11 +6,14 @@ import pytest
 
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 
-def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero(bench):
+def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -26,15 +29,17 @@ def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero(
     assert doing() == f"training shard {lease.shard.id}: 8 of {records}"
 
 
-def refuse(job, reason: str = "no space left on device") -> None:
+def refuse(job: Bench, reason: str = "no space left on device") -> None:
     job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, reason))
 
 
-def told(job) -> list[str]:
+def told(job: Bench) -> list[str]:
     return [command.text for command in job.of(c.Announce) if command.kind == "checkpoint"]
 
 
-def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(bench):
+def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, checkpoint_steps=4, num_epochs=9, stall_seconds=0)
     job.up()
     job.progress(0, job.lease(), 8)
@@ -72,7 +77,9 @@ def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(bench):
     assert told(job)[-1].startswith("checkpoint of version 8 saved")
 
 
-def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(bench):
+def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1)
     job.up()
     job.put(e.CheckpointRequested(0))
@@ -87,8 +94,8 @@ def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
 
 
 def test_a_job_stopped_twice_keeps_the_first_reason_and_promises_no_missing_checkpoint(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1)
     job.up()
     job.lease()

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticdl.cluster.base import ExitFacts, ProcessName
 from elasticdl.errors import ExitCode
+from elasticdl.job_status import ProcessStatus
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.shard import Source
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 
-def started(job, commands=None) -> list[str]:
+def started(job: Bench, commands: list[Any] | None = None) -> list[str]:
     return [str(command.name) for command in job.of(c.StartProcess, commands)]
 
 
-def entry(job, name):
+def entry(job: Bench, name: str) -> ProcessStatus:
     return next(process for process in job.state.status().processes if process.name == name)
 
 
-def test_a_job_starts_all_its_servers_and_the_most_workers_it_may_have(bench):
+def test_a_job_starts_all_its_servers_and_the_most_workers_it_may_have(bench: type[Bench]) -> None:
     job = bench(num_workers="1:3", num_ps_pods=2)
     assert started(job, job.start()) == ["ps-0", "ps-1", "worker-0", "worker-1", "worker-2"]
     assert started(job, job.tick(1)) == []
@@ -30,13 +34,15 @@ def test_a_job_starts_all_its_servers_and_the_most_workers_it_may_have(bench):
     assert (scale.low, scale.high, scale.requested, scale.observed) == (1, 3, 3, 0)
 
 
-def test_nothing_starts_before_the_data_was_counted(bench):
+def test_nothing_starts_before_the_data_was_counted(bench: type[Bench]) -> None:
     job = bench()
     assert job.tick(1) == []
     assert job.state.status().message == "checking the model and the data"
 
 
-def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incarnation(bench):
+def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incarnation(
+    bench: type[Bench],
+) -> None:
     job = bench()
     job.up()
     assert started(job, job.die(job.worker(0))) == ["worker-1"]
@@ -46,7 +52,7 @@ def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incar
     assert started(job, job.die(job.ps(0, 1))) == ["ps-0.2"]
 
 
-def test_every_end_is_told_with_its_cause(bench):
+def test_every_end_is_told_with_its_cause(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     job.die(
@@ -59,7 +65,7 @@ def test_every_end_is_told_with_its_cause(bench):
     assert "higher priority" in entry(job, "worker-0").message
 
 
-def test_starts_wait_longer_and_longer_while_nothing_gets_done(bench):
+def test_starts_wait_longer_and_longer_while_nothing_gets_done(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     delays = []
@@ -70,7 +76,7 @@ def test_starts_wait_longer_and_longer_while_nothing_gets_done(bench):
     assert (delays[0], delays[-1]) == (0.0, 5.0)
 
 
-def test_a_process_that_crashes_at_once_again_and_again_fails_the_job(bench):
+def test_a_process_that_crashes_at_once_again_and_again_fails_the_job(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     for index in range(5):
@@ -78,7 +84,7 @@ def test_a_process_that_crashes_at_once_again_and_again_fails_the_job(bench):
     assert "cannot open display" in job.state.status().outcome
 
 
-def test_addresses_of_servers_are_published_whenever_one_comes_or_goes(bench):
+def test_addresses_of_servers_are_published_whenever_one_comes_or_goes(bench: type[Bench]) -> None:
     job = bench(num_ps_pods=2)
     job.start()
     job.attach(job.ps(1), job.ps(0))
@@ -92,7 +98,7 @@ def test_addresses_of_servers_are_published_whenever_one_comes_or_goes(bench):
     ]
 
 
-def test_updates_that_a_server_lost_are_counted_and_shown(bench):
+def test_updates_that_a_server_lost_are_counted_and_shown(bench: type[Bench]) -> None:
     job = bench(num_ps_pods=2)
     job.up()
     job.put(e.VersionAdvanced(0, 120))
@@ -104,7 +110,7 @@ def test_updates_that_a_server_lost_are_counted_and_shown(bench):
     job.lease()
 
 
-def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench):
+def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench: type[Bench]) -> None:
     """The receipt accounts for records: all of them were trained, but some of it went with the
     server.
     """
@@ -124,8 +130,8 @@ def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench):
 
 
 def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_that_goes_on_with_it(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = bench(num_ps_pods=1, checkpoint_steps=1000)
     job.up()
     job.put(e.VersionAdvanced(0, 120))
@@ -138,7 +144,9 @@ def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_tha
         assert again.state.status().updates_lost == lost
 
 
-def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(bench):
+def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(
+    bench: type[Bench],
+) -> None:
     job = bench(num_ps_pods=2)
     job.up()
     lease = job.lease()
@@ -153,7 +161,7 @@ def test_updates_that_no_heartbeat_told_of_count_as_lost_too_and_only_once(bench
     assert job.state.status().updates_lost == 4
 
 
-def test_damaged_checkpoints_that_were_passed_over_are_said_to_people(bench):
+def test_damaged_checkpoints_that_were_passed_over_are_said_to_people(bench: type[Bench]) -> None:
     job = bench(num_ps_pods=2, checkpoint_steps=100)
     job.put(
         e.JobStarted(
@@ -166,7 +174,9 @@ def test_damaged_checkpoints_that_were_passed_over_are_said_to_people(bench):
     assert job.said("passed over: version-9/server-0-of-2.bin has 3 bytes")
 
 
-def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version(bench):
+def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version(
+    bench: type[Bench],
+) -> None:
     job = bench(num_ps_pods=1, checkpoint_steps=10)
     job.up()
     for version in (10, 20):
@@ -180,7 +190,7 @@ def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version
     )
 
 
-def test_leases_stay_valid_while_a_server_is_away(bench):
+def test_leases_stay_valid_while_a_server_is_away(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     lease = job.lease()
@@ -190,7 +200,7 @@ def test_leases_stay_valid_while_a_server_is_away(bench):
     assert any("ps-0.1" in reason for reason in job.state.status().waiting)
 
 
-def test_a_server_that_just_came_up_does_not_take_the_version_back(bench):
+def test_a_server_that_just_came_up_does_not_take_the_version_back(bench: type[Bench]) -> None:
     job = bench(checkpoint_steps=10)
     job.start(version=100)
     job.attach(job.ps(0), restored=100)
@@ -200,7 +210,9 @@ def test_a_server_that_just_came_up_does_not_take_the_version_back(bench):
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 110)))
 
 
-def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_shown(bench):
+def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_shown(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1)
     job.start()
     job.put(e.CreateFailed(0, job.worker(0), "quota cpu 8/8", retry=True))
@@ -216,7 +228,7 @@ def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_s
     assert entry(job, "worker-0").state == "ready"
 
 
-def test_a_creation_that_is_never_allowed_fails_the_job_as_refused(bench):
+def test_a_creation_that_is_never_allowed_fails_the_job_as_refused(bench: type[Bench]) -> None:
     job = bench()
     job.start()
     job.put(e.CreateFailed(0, job.worker(0), "pods is forbidden", retry=False))
@@ -224,7 +236,7 @@ def test_a_creation_that_is_never_allowed_fails_the_job_as_refused(bench):
     assert "forbidden" in job.state.status().outcome
 
 
-def test_a_worker_too_many_for_the_cluster_is_done_without(bench):
+def test_a_worker_too_many_for_the_cluster_is_done_without(bench: type[Bench]) -> None:
     job = bench(num_workers="1:3")
     job.up(1)
     job.put(e.CreateFailed(0, job.worker(2), "pods is forbidden", retry=False))
@@ -232,7 +244,7 @@ def test_a_worker_too_many_for_the_cluster_is_done_without(bench):
     assert job.state.status().scale.high == 2
 
 
-def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench):
+def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.up(2)
     assert started(job, job.put(e.ScaleRequested(0, 1, 4))) == ["worker-2", "worker-3"]
@@ -246,7 +258,7 @@ def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench):
     assert "scaled down" in entry(job, "worker-1").message
 
 
-def test_an_impossible_scale_is_refused_in_words(bench):
+def test_an_impossible_scale_is_refused_in_words(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.up(2)
     job.put(e.ScaleRequested(0, 3, 1))
@@ -255,7 +267,9 @@ def test_an_impossible_scale_is_refused_in_words(bench):
     assert job.state.status().scale.high == 2
 
 
-def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end(bench):
+def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end(
+    bench: type[Bench],
+) -> None:
     job = bench()
     job.up()
     commands = job.put(e.ProcessSilent(0, job.worker(0), 10.0))
@@ -266,7 +280,7 @@ def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end(benc
     assert (entry(job, "worker-0").state, entry(job, "worker-0").cause) == ("ended", "silent")
 
 
-def test_a_process_whose_end_is_never_seen_is_written_off(bench):
+def test_a_process_whose_end_is_never_seen_is_written_off(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
@@ -275,7 +289,7 @@ def test_a_process_whose_end_is_never_seen_is_written_off(bench):
     assert "its end was never seen" in entry(job, "worker-0").message
 
 
-def test_a_process_that_runs_but_never_presents_itself_is_replaced(bench):
+def test_a_process_that_runs_but_never_presents_itself_is_replaced(bench: type[Bench]) -> None:
     job = bench()
     job.start()
     job.attach(job.ps(0))
@@ -285,7 +299,7 @@ def test_a_process_that_runs_but_never_presents_itself_is_replaced(bench):
     assert entry(job, "worker-0").where == "node-1"
 
 
-def test_why_a_process_does_not_run_yet_is_shown(bench):
+def test_why_a_process_does_not_run_yet_is_shown(bench: type[Bench]) -> None:
     job = bench()
     job.start()
     job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="pulling the image"))
@@ -293,7 +307,7 @@ def test_why_a_process_does_not_run_yet_is_shown(bench):
     assert job.of(c.StopProcess, job.tick(10_000)) == []
 
 
-def test_a_process_that_nobody_ordered_is_ended(bench):
+def test_a_process_that_nobody_ordered_is_ended(bench: type[Bench]) -> None:
     job = bench()
     job.start()
     (stop,) = job.of(c.StopProcess, job.put(e.ProcessSeen(0, job.worker(9), running=True)))
@@ -302,7 +316,7 @@ def test_a_process_that_nobody_ordered_is_ended(bench):
     assert isinstance(revoke, c.RevokeLeases)
 
 
-def test_memory_is_tried_three_times_more_then_the_failure_says_so(bench):
+def test_memory_is_tried_three_times_more_then_the_failure_says_so(bench: type[Bench]) -> None:
     job = bench(max_failed_shards=99)
     job.up()
     for index in range(4):
@@ -311,7 +325,7 @@ def test_memory_is_tried_three_times_more_then_the_failure_says_so(bench):
     assert "memory" in job.state.status().outcome
 
 
-def test_no_worker_is_started_for_which_there_is_no_work(bench):
+def test_no_worker_is_started_for_which_there_is_no_work(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.up(2)
     for _ in range(3):
@@ -320,7 +334,7 @@ def test_no_worker_is_started_for_which_there_is_no_work(bench):
     assert started(job, job.die(job.worker(1))) == []
 
 
-def test_a_contradiction_tells_the_events_that_led_to_it(bench):
+def test_a_contradiction_tells_the_events_that_led_to_it(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     with pytest.raises(
@@ -333,7 +347,7 @@ class Strange(e.Event):
     """No event of this version."""
 
 
-def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause(bench):
+def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause(bench: type[Bench]) -> None:
     job = bench(records_per_task=8, num_epochs=9)
     job.up()
     for index in range(12):

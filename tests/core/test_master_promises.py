@@ -11,6 +11,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, SnapshotId
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
@@ -20,7 +21,7 @@ STRANDED = ExitFacts(
 )
 
 
-def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench):
+def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench: type[Bench]) -> None:
     b = bench(num_workers=60)
     b.up(60)
     b.tick(5.0)
@@ -33,7 +34,9 @@ def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench):
     )
 
 
-def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_to_have_left(bench):
+def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_to_have_left(
+    bench: type[Bench],
+) -> None:
     b = bench(num_workers=1)
     b.up()
     for incarnation in range(20):
@@ -44,7 +47,9 @@ def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_t
     assert b.said("ps-0 ended: left in order") and not b.said("work back")
 
 
-def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away(bench):
+def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away(
+    bench: type[Bench],
+) -> None:
     b = bench(num_workers=2, num_ps_pods=1)
     b.up(2)
     lease = b.lease(0)
@@ -68,7 +73,7 @@ def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away
     assert "stranded" in causes
 
 
-def parked_once(bench) -> str:
+def parked_once(bench: type[Bench]) -> str:
     """The ledger of a job that has given up its first shard, within its limit."""
     b = bench(max_failed_shards=1, max_relaunches=9)
     b.up()
@@ -86,7 +91,9 @@ def parked_once(bench) -> str:
     return b.state.ledger_json()
 
 
-def test_a_shard_that_was_given_up_before_a_resume_still_counts_for_the_limit(bench):
+def test_a_shard_that_was_given_up_before_a_resume_still_counts_for_the_limit(
+    bench: type[Bench],
+) -> None:
     ledger = parked_once(bench)
     within = bench(max_failed_shards=1)
     within.start(ledger=ledger)
@@ -98,7 +105,9 @@ def test_a_shard_that_was_given_up_before_a_resume_still_counts_for_the_limit(be
     assert "--max-failed-shards 0" in strict.state.status().outcome
 
 
-def test_a_master_that_stood_still_does_not_hold_that_against_processes_that_were_starting(bench):
+def test_a_master_that_stood_still_does_not_hold_that_against_processes_that_were_starting(
+    bench: type[Bench],
+) -> None:
     b = bench(num_workers=6)
     b.start()
     for index in range(6):
@@ -111,7 +120,7 @@ def test_a_master_that_stood_still_does_not_hold_that_against_processes_that_wer
     assert b.state.status().scale.observed == 6
 
 
-def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one(bench):
+def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one(bench: type[Bench]) -> None:
     """A master that leaves waits for the checkpoint that it asked for, also if nothing was learnt
     since the last.
     """
@@ -128,7 +137,9 @@ def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one(bench):
     assert (only.at_s, only.bytes) == (20.0, 11)
 
 
-def test_training_that_was_ended_early_does_not_begin_again_with_a_resume(bench):
+def test_training_that_was_ended_early_does_not_begin_again_with_a_resume(
+    bench: type[Bench],
+) -> None:
     b = bench(num_epochs=3)
     b.up()
     held = b.lease()
@@ -141,7 +152,7 @@ def test_training_that_was_ended_early_does_not_begin_again_with_a_resume(bench)
     assert again.total["lost"] == 0
 
 
-def test_rounds_of_evaluation_go_on_counting_after_a_resume(bench):
+def test_rounds_of_evaluation_go_on_counting_after_a_resume(bench: type[Bench]) -> None:
     b = bench(validation_data="v", evaluation_steps=1)
     b.up()
     b.progress(0, b.lease(), 8, version=1)
@@ -154,7 +165,7 @@ def test_rounds_of_evaluation_go_on_counting_after_a_resume(bench):
     assert again.said("evaluation round 1 begins")
 
 
-def test_a_silent_worker_that_holds_nothing_is_fenced_all_the_same(bench):
+def test_a_silent_worker_that_holds_nothing_is_fenced_all_the_same(bench: type[Bench]) -> None:
     """It may wake up with a push of long ago."""
     b = bench(num_workers=2)
     b.up(2)
@@ -162,7 +173,7 @@ def test_a_silent_worker_that_holds_nothing_is_fenced_all_the_same(bench):
     assert [fence.worker for fence in b.of(c.FenceWorker)] == [b.worker(1)]
 
 
-def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench):
+def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench: type[Bench]) -> None:
     b = bench(num_epochs=2)
     b.up()
     held = b.lease()
@@ -175,7 +186,7 @@ def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench):
     ] == ["ready"]
 
 
-def test_a_ledger_that_does_not_add_up_fails_the_job(bench):
+def test_a_ledger_that_does_not_add_up_fails_the_job(bench: type[Bench]) -> None:
     """A bug of ours must not look like success: what is lost is computed, not assumed."""
     b = bench()
     b.up()
@@ -187,7 +198,7 @@ def test_a_ledger_that_does_not_add_up_fails_the_job(bench):
     assert "5 records neither trained nor given up" in b.state.status().outcome
 
 
-def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench):
+def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench: type[Bench]) -> None:
     """Nobody knows yet how long a batch takes: a model that needs ten minutes to compile is not
     relaunched for ever.
     """
@@ -203,7 +214,9 @@ def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench):
         b.attach(b.worker(index + 1))
 
 
-def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(bench):
+def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(
+    bench: type[Bench],
+) -> None:
     b = bench(
         validation_data="v", evaluation_steps=1, records_per_task=8, max_relaunches=0, num_workers=2
     )
@@ -222,7 +235,9 @@ def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(be
     assert blamed == {first.shard.id: 1, second.shard.id: 0}
 
 
-def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_another_failure(bench):
+def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_another_failure(
+    bench: type[Bench],
+) -> None:
     """A callback of it raised: that is one failure, and the shard that it was at has nothing to do
     with it.
     """
@@ -237,7 +252,9 @@ def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_anoth
     assert [(piece.offset, piece.failures) for piece in b.state._context.work.returned] == [(8, [])]
 
 
-def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away(bench):
+def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away(
+    bench: type[Bench],
+) -> None:
     """It tells that it lives, asks for no work and holds none: nothing else would ever end that
     wait.
     """

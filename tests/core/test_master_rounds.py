@@ -5,6 +5,7 @@ to workers and servers.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,26 +14,27 @@ from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, SnapshotId, Task
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 ONE = {"auc": ((1.0, 2.0), (0.5,))}
 
 
-def training(bench, **flags):
+def training(bench: type[Bench], **flags: Any) -> Bench:
     job = bench(validation_data="v", evaluation_steps=10, num_workers=2, num_epochs=9, **flags)
     job.up(2)
     return job
 
 
-def open_round(job, version=10) -> SnapshotId:
+def open_round(job: Bench, version: int = 10) -> SnapshotId:
     job.put(e.VersionAdvanced(0, version))
     snapshot = job.of(c.TakeSnapshot)[-1].snapshot
     job.put(e.SnapshotCut(0, snapshot, version + 1, {}))
     return snapshot
 
 
-def test_a_round_begins_when_the_version_crosses_the_steps(bench):
+def test_a_round_begins_when_the_version_crosses_the_steps(bench: type[Bench]) -> None:
     job = training(bench)
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 9))) == []
     (take,) = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 13)))
@@ -40,7 +42,9 @@ def test_a_round_begins_when_the_version_crosses_the_steps(bench):
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 27))) == []
 
 
-def test_a_round_begins_when_a_worker_tells_of_the_version_before_a_heartbeat_does(bench):
+def test_a_round_begins_when_a_worker_tells_of_the_version_before_a_heartbeat_does(
+    bench: type[Bench],
+) -> None:
     job = training(bench)
     lease = job.lease(0)
     (take,) = job.of(c.TakeSnapshot, job.progress(0, lease, 1, version=12))
@@ -48,7 +52,7 @@ def test_a_round_begins_when_a_worker_tells_of_the_version_before_a_heartbeat_do
     assert job.state.status().version == 12
 
 
-def test_a_round_begins_by_seconds_only_if_something_was_learned(bench):
+def test_a_round_begins_by_seconds_only_if_something_was_learned(bench: type[Bench]) -> None:
     job = bench(validation_data="v", evaluation_seconds=60, num_workers=1)
     job.up()
     assert job.of(c.TakeSnapshot, job.tick(61)) == []
@@ -56,7 +60,7 @@ def test_a_round_begins_by_seconds_only_if_something_was_learned(bench):
     assert len(job.of(c.TakeSnapshot)) == 1
 
 
-def test_the_round_names_its_view_and_version_and_comes_before_training(bench):
+def test_the_round_names_its_view_and_version_and_comes_before_training(bench: type[Bench]) -> None:
     job = training(bench)
     snapshot = open_round(job)
     lease = job.lease(0)
@@ -68,7 +72,7 @@ def test_the_round_names_its_view_and_version_and_comes_before_training(bench):
     )
 
 
-def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench):
+def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench: type[Bench]) -> None:
     job = training(bench, records_per_task=8)
     snapshot = open_round(job)
     first, second = job.lease(0), job.lease(1)
@@ -93,7 +97,7 @@ def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench):
     assert job.state.status().metrics == {"auc": 0.9}
 
 
-def test_metrics_are_in_one_order_however_they_arrive(bench):
+def test_metrics_are_in_one_order_however_they_arrive(bench: type[Bench]) -> None:
     job = training(bench, records_per_task=8)
     open_round(job)
     for index in range(2):
@@ -111,7 +115,9 @@ def test_metrics_are_in_one_order_however_they_arrive(bench):
     assert job.said("loss 0.5, accuracy 0.8, auc 0.9")
 
 
-def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning(bench):
+def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning(
+    bench: type[Bench],
+) -> None:
     job = training(bench)
     open_round(job)
     lease = job.lease(0)
@@ -124,7 +130,7 @@ def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning(b
     assert job.state.status().shards["evaluation"].done == 1
 
 
-def test_a_dead_workers_summary_is_asked_of_another(bench):
+def test_a_dead_workers_summary_is_asked_of_another(bench: type[Bench]) -> None:
     job = training(bench)
     open_round(job)
     job.finish(0, job.lease(0), metrics=ONE)
@@ -134,7 +140,7 @@ def test_a_dead_workers_summary_is_asked_of_another(bench):
     assert (again.task, again.attempt) == (Task.SUMMARY, 1)
 
 
-def one_round(job, number, version, by) -> dict:
+def one_round(job: Bench, number: int, version: int, by: int) -> dict[str, Any]:
     """A round that this worker sums up; the payload of its lease."""
     open_round(job, version)
     for index in (0, 1):
@@ -146,7 +152,9 @@ def one_round(job, number, version, by) -> dict:
     return json.loads(lease.payload)
 
 
-def test_one_worker_makes_all_summaries_as_long_as_it_lives_and_others_are_told_why(bench):
+def test_one_worker_makes_all_summaries_as_long_as_it_lives_and_others_are_told_why(
+    bench: type[Bench],
+) -> None:
     job = training(bench, records_per_task=8)
     assert one_round(job, 0, 10, by=1)["history"] == []
     open_round(job, 20)
@@ -158,7 +166,7 @@ def test_one_worker_makes_all_summaries_as_long_as_it_lives_and_others_are_told_
     assert job.lease(1).task is Task.SUMMARY
 
 
-def test_who_takes_over_the_summaries_is_told_the_rounds_before(bench):
+def test_who_takes_over_the_summaries_is_told_the_rounds_before(bench: type[Bench]) -> None:
     job = training(bench, records_per_task=8)
     lease = job.lease(0)
     job.progress(0, lease, 4, loss=0.5)
@@ -172,7 +180,7 @@ def test_who_takes_over_the_summaries_is_told_the_rounds_before(bench):
     assert payload["history"] == [{"round": 0, "epoch": 0, "values": {"auc": 0.1}, "loss": 0.5}]
 
 
-def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench):
+def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench: type[Bench]) -> None:
     job = training(bench, records_per_task=8)
     one_round(job, 0, 10, by=1)
     open_round(job, 20)
@@ -188,7 +196,7 @@ def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench):
     assert job.lease(0).task is Task.SUMMARY
 
 
-def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench):
+def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench: type[Bench]) -> None:
     job = training(bench, records_per_task=8)
     open_round(job)
     first, second = job.lease(0), job.lease(1)
@@ -202,7 +210,7 @@ def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench):
     assert json.loads(job.lease(0).payload)["metrics"] == {"auc": [[2.0, 4.0], [1.0]]}
 
 
-def test_a_round_whose_view_goes_with_a_server_is_begun_again(bench):
+def test_a_round_whose_view_goes_with_a_server_is_begun_again(bench: type[Bench]) -> None:
     job = training(bench)
     open_round(job)
     lease = job.lease(0)
@@ -216,7 +224,9 @@ def test_a_round_whose_view_goes_with_a_server_is_begun_again(bench):
     assert job.lease(1).version == 12
 
 
-def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are_in(bench):
+def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are_in(
+    bench: type[Bench],
+) -> None:
     job = training(bench)
     trained = job.lease(0)
     open_round(job)
@@ -234,7 +244,7 @@ def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are
     assert job.total["trained"] == 16
 
 
-def test_a_cut_that_fails_or_is_never_answered_is_tried_again(bench):
+def test_a_cut_that_fails_or_is_never_answered_is_tried_again(bench: type[Bench]) -> None:
     job = training(bench)
     job.put(e.VersionAdvanced(0, 10))
     job.put(e.SnapshotFailed(0, SnapshotId(0), "ps-0 did not answer"))
@@ -248,7 +258,7 @@ def test_a_cut_that_fails_or_is_never_answered_is_tried_again(bench):
     assert job.of(c.DropSnapshot, commands) == [c.DropSnapshot(SnapshotId(1))]
 
 
-def test_the_final_round_comes_after_all_training_and_before_the_end(bench):
+def test_the_final_round_comes_after_all_training_and_before_the_end(bench: type[Bench]) -> None:
     job = bench(validation_data="v", num_workers=1)
     job.up()
     job.train_all()
@@ -262,7 +272,7 @@ def test_the_final_round_comes_after_all_training_and_before_the_end(bench):
     assert job.state.status().rounds[0].values == {"auc": 0.9}
 
 
-def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open(bench):
+def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open(bench: type[Bench]) -> None:
     job = bench(validation_data="v", evaluation_steps=10, num_workers=1)
     job.up()
     open_round(job)
@@ -274,7 +284,7 @@ def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open(bench):
     assert not job.said("the final evaluation begins")
 
 
-def test_a_callback_in_the_summary_may_end_training(bench):
+def test_a_callback_in_the_summary_may_end_training(bench: type[Bench]) -> None:
     job = training(bench)
     open_round(job)
     job.finish(0, job.lease(0), metrics=ONE)
@@ -285,7 +295,7 @@ def test_a_callback_in_the_summary_may_end_training(bench):
     assert (job.total["trained"], job.total["left"]) == (0, job.total["expected"])
 
 
-def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench):
+def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench: type[Bench]) -> None:
     job = bench(Action.EVALUATE, num_ps_pods=2)
     job.start()
     # What they restored is told as they attach: no heartbeat has come yet, and the master read no
@@ -314,7 +324,9 @@ def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench):
     }
 
 
-def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_version(bench):
+def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_version(
+    bench: type[Bench],
+) -> None:
     job = bench(validation_data="v", evaluation_steps=100, checkpoint_steps=100, num_workers=1)
     job.start()
     job.attach(job.ps(0), restored=1000)
@@ -324,7 +336,9 @@ def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_versio
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 1100)))
 
 
-def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(bench):
+def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(
+    bench: type[Bench],
+) -> None:
     job = training(bench)
     open_round(job)
     for index, name in enumerate([0, 1, 2]):

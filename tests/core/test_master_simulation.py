@@ -8,6 +8,7 @@ import json
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,7 +22,7 @@ from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
-from elasticdl.shard import Applied, Lease, Source, Task
+from elasticdl.shard import Applied, Lease, SnapshotId, Source, Task
 
 pytestmark = pytest.mark.core
 
@@ -30,8 +31,13 @@ VALIDATION = (Source("v", 50),)
 BATCH = 8
 
 
-def make_spec(**flags) -> JobSpec:
-    base = {"model_zoo": "z", "model_def": "m", "training_data": "t", "validation_data": "v"}
+def make_spec(**flags: Any) -> JobSpec:
+    base: dict[str, Any] = {
+        "model_zoo": "z",
+        "model_def": "m",
+        "training_data": "t",
+        "validation_data": "v",
+    }
     base |= {"minibatch_size": BATCH, "num_epochs": 2, "num_workers": "1:3"}
     return JobSpec.from_flags(Action.TRAIN, base | flags)
 
@@ -71,16 +77,16 @@ class World:
         self.ghosts: list[Worker] = []
         self.fenced: set[ProcessName] = set()
         self.pending: deque[e.Event] = deque()
-        self.complete: Counter = Counter()
-        self.torn: Counter = Counter()
+        self.complete: Counter[Any] = Counter()
+        self.torn: Counter[Any] = Counter()
         self.deaths = 0
         self.server_deaths = 0
         self.gates: set[int] = set()
         self.finish: c.FinishJob | None = None
         self.version = 0
         self.failures = 0
-        self.ledgers: list[tuple[str, Counter]] = []
-        self.at_cut: dict[int, Counter] = {}
+        self.ledgers: list[tuple[str, Counter[Any]]] = []
+        self.at_cut: dict[int, Counter[Any]] = {}
         self.handled: list[e.Event] = []
         self.expected_sum = None
 
@@ -135,13 +141,15 @@ class World:
                 self.cut(snapshot)
             case c.SaveSnapshot(snapshot, version, ledger):
                 self.ledgers.append((ledger, self.at_cut[snapshot]))
-                self.pending.append(e.SnapshotSaved(0, snapshot, version, f"version-{version}", 10))
+                self.pending.append(
+                    e.SnapshotSaved(0, SnapshotId(snapshot), version, f"version-{version}", 10)
+                )
             case c.FinishJob():
                 self.finish = command
 
     def cut(self, snapshot: int) -> None:
         if not all(self.servers.values()):
-            self.pending.append(e.SnapshotFailed(0, snapshot, "a server is away"))
+            self.pending.append(e.SnapshotFailed(0, SnapshotId(snapshot), "a server is away"))
             return
         self.gates.add(snapshot)
         names = {name for server in self.servers.values() for name in server.last}
@@ -151,7 +159,7 @@ class World:
             if name in least.last:
                 applied[str(name)] = least.last[name]
         self.at_cut[snapshot] = self.complete.copy()
-        self.pending.append(e.SnapshotCut(0, snapshot, self.version, applied))
+        self.pending.append(e.SnapshotCut(0, SnapshotId(snapshot), self.version, applied))
 
     # Processes
 
@@ -267,7 +275,7 @@ class World:
         assert lease.snapshot is not None
         assert lease.offset == 0
         worker.leases.remove(lease)
-        metrics = {
+        metrics: Any = {
             "sum": (
                 (float(sum(range(shard.begin, shard.end))),),
                 (float(shard.records), 0.5 * shard.records),
@@ -460,7 +468,7 @@ class Job(RuleBasedStateMachine):
         output=st.sampled_from(["", "out"]),
         every=st.sampled_from([0, 5]),
     )
-    def begin(self, servers, output, every):
+    def begin(self, servers: int, output: str, every: int) -> None:
         spec = make_spec(
             num_ps_pods=servers,
             output=output,
@@ -473,95 +481,95 @@ class Job(RuleBasedStateMachine):
         self.index = 0
 
     @rule(times=st.integers(1, 8))
-    def deliver(self, times):
+    def deliver(self, times: int) -> None:
         for _ in range(times):
             self.world.deliver()
 
     @rule(who=st.integers(0, 5), times=st.integers(1, 12))
-    def act(self, who, times):
+    def act(self, who: int, times: int) -> None:
         for _ in range(times):
             if worker := self.world.worker(who):
                 self.world.act(worker)
 
     @rule(who=st.integers(0, 5), times=st.integers(1, 12))
-    def work_without_reporting(self, who, times):
+    def work_without_reporting(self, who: int, times: int) -> None:
         for _ in range(times):
             worker = self.world.worker(who)
             if worker and worker.leases and not worker.drain and not worker.silent:
                 self.world.work(worker)
 
     @rule(who=st.integers(0, 5))
-    def ask(self, who):
+    def ask(self, who: int) -> None:
         if worker := self.world.worker(who):
             self.world.ask(worker)
 
     @rule(who=st.integers(0, 5), torn=st.sets(st.integers(0, 2)))
-    def kill(self, who, torn):
+    def kill(self, who: int, torn: set[int]) -> None:
         if worker := self.world.worker(who):
             alive = sorted(index for index in torn if index < len(self.world.servers))
             self.world.kill(worker, [] if len(alive) == len(self.world.servers) else alive)
 
     @rule(who=st.integers(0, 5))
-    def fail(self, who):
+    def fail(self, who: int) -> None:
         worker = self.world.worker(who)
         if worker and not worker.silent and not worker.drain and self.world.failures < 2:
             self.world.fail(worker)
 
     @rule(who=st.integers(0, 5))
-    def lose_grant(self, who):
+    def lose_grant(self, who: int) -> None:
         if worker := self.world.worker(who):
             self.world.lose_grant(worker)
 
     @rule(who=st.integers(0, 5))
-    def drain(self, who):
+    def drain(self, who: int) -> None:
         worker = self.world.worker(who)
         if worker and not worker.silent:
             self.world.drain(worker)
 
     @rule(who=st.integers(0, 5))
-    def fall_silent(self, who):
+    def fall_silent(self, who: int) -> None:
         if worker := self.world.worker(who):
             self.world.fall_silent(worker)
 
     @rule()
-    def come_back(self):
+    def come_back(self) -> None:
         self.world.come_back()
 
     @rule(who=st.integers(0, 5))
-    def report_twice(self, who):
+    def report_twice(self, who: int) -> None:
         if worker := self.world.worker(who):
             self.world.report(worker, twice=True)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 7.0]))
-    def tick(self, seconds):
+    def tick(self, seconds: float) -> None:
         self.world.tick(seconds)
         json.dumps(self.world.state.status().to_json())
 
     @rule(low=st.integers(0, 3), high=st.integers(1, 5))
-    def scale(self, low, high):
+    def scale(self, low: int, high: int) -> None:
         self.world.put(e.ScaleRequested(self.world.t, low, high))
 
     @rule(who=st.integers(0, 5))
-    def replace(self, who):
+    def replace(self, who: int) -> None:
         if worker := self.world.worker(who):
             self.world.put(e.ReplaceRequested(self.world.t, worker.name))
 
     @rule(index=st.integers(0, 2))
-    def kill_server(self, index):
+    def kill_server(self, index: int) -> None:
         if index in self.world.servers:
             self.world.kill_server(index)
 
     @rule(who=st.integers(0, 5), index=st.integers(0, 2))
-    def lose_server_in_a_push(self, who, index):
+    def lose_server_in_a_push(self, who: int, index: int) -> None:
         worker = self.world.worker(who)
         if worker and not worker.silent and not worker.drain and index in self.world.servers:
             self.world.lose_server_in_a_push(worker, index)
 
     @rule()
-    def checkpoint(self):
+    def checkpoint(self) -> None:
         self.world.put(e.CheckpointRequested(self.world.t))
 
-    def teardown(self):
+    def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
         self.world.run_out()
@@ -577,7 +585,7 @@ TestAnyOrder.settings = settings(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_job_whose_workers_are_killed_again_and_again_trains_every_record(seed):
+def test_a_job_whose_workers_are_killed_again_and_again_trains_every_record(seed: int) -> None:
     rng = random.Random(seed)
     servers = rng.randint(1, 3)
     world = World(
@@ -606,7 +614,9 @@ def test_a_job_whose_workers_are_killed_again_and_again_trains_every_record(seed
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_servers_that_die_in_a_push_with_their_worker_leave_no_record_half_trained(seed):
+def test_servers_that_die_in_a_push_with_their_worker_leave_no_record_half_trained(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     servers = rng.randint(2, 3)
     world = World(make_spec(num_ps_pods=servers, max_relaunches=0), servers)

@@ -4,34 +4,42 @@ step, until it goes on or ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action
+from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.shard import Applied, Task
-from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
+from elasticdl.master.core.commands import Announce
+from elasticdl.shard import Applied, Lease, Task
+from tests.core.conftest import Bench
+from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, Weights, Worker, make_spec
 
 pytestmark = pytest.mark.core
 
 S = 60.0
 
 
-def told(job, kind: str = "stall") -> list[str]:
+def told(job: Any, kind: str = "stall") -> list[str]:
     return [command.text for command in job.of(c.Announce) if command.kind == kind]
 
 
-def wait(job, seconds: float) -> list[c.Command]:
+def wait(job: Bench, seconds: float) -> list[c.Command]:
     """Time passes, told of every second. All that is ordered meanwhile."""
     return [command for _ in range(round(seconds)) for command in job.tick(1.0)]
 
 
-def asked(commands) -> list[str]:
+def asked(commands: list[Any]) -> list[str]:
     return [str(command.process) for command in commands if isinstance(command, c.AskState)]
 
 
-def tells(job, name, *held, stacks="feed.py:3 in feed", doing="") -> list[c.Command]:
+def tells(
+    job: Bench, name: ProcessName, *held: Lease, stacks: str = "feed.py:3 in feed", doing: str = ""
+) -> list[c.Command]:
     return job.put(
         e.StateTold(
             0,
@@ -46,14 +54,14 @@ def tells(job, name, *held, stacks="feed.py:3 in feed", doing="") -> list[c.Comm
 # each phase names what it waits for
 
 
-def in_training(bench):
+def in_training(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(num_workers=1)
     job.up()
     job.lease()
     return job, ("training shard 0", ("worker-0",), "it reported 0 of 16 records")
 
 
-def with_work_that_nobody_takes(bench):
+def with_work_that_nobody_takes(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(num_workers=1)
     job.up()
     return job, (
@@ -63,7 +71,9 @@ def with_work_that_nobody_takes(bench):
     )
 
 
-def with_a_dead_worker_that_is_not_settled(bench):
+def with_a_dead_worker_that_is_not_settled(
+    bench: type[Bench],
+) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(num_workers=1)
     job.up()
     job.lease()
@@ -72,28 +82,28 @@ def with_a_dead_worker_that_is_not_settled(bench):
     return job, ("updates of worker-0", ("ps-0",), "1 shard")
 
 
-def waiting_for_a_frozen_view(bench):
+def waiting_for_a_frozen_view(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(num_workers=1, validation_data="v")
     job.up()
     job.train_all()
     return job, ("frozen view of evaluation round 0", ("ps-0",), "")
 
 
-def evaluating(bench):
+def evaluating(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(Action.EVALUATE, num_workers=1)
     job.up()
     job.lease()
     return job, ("evaluation shard 0", ("worker-0",), "0 of 16 records")
 
 
-def summarising(bench):
+def summarising(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(Action.EVALUATE, num_workers=1)
     job.up()
     job.finish(0, job.lease())
     return job, ("summary of evaluation round 0", ("worker-0",), "nobody has taken it")
 
 
-def exporting(bench):
+def exporting(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(num_workers=1, output="o")
     job.up()
     job.train_all()
@@ -101,7 +111,7 @@ def exporting(bench):
     return job, ("the model to be exported", ("worker-0",), "")
 
 
-def taking_the_last_checkpoint(bench):
+def taking_the_last_checkpoint(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(num_workers=1, checkpoint_steps=100)
     job.up()
     job.train_all()
@@ -121,7 +131,9 @@ PHASES = [
 
 
 @pytest.mark.parametrize("scene", PHASES, ids=lambda scene: scene.__name__)
-def test_each_phase_says_what_it_waits_for_and_from_whom(bench, scene):
+def test_each_phase_says_what_it_waits_for_and_from_whom(
+    bench: type[Bench], scene: Callable[..., Any]
+) -> None:
     job, (what, debtors, numbers) = scene(bench)
     job.tick(0.0)
     before_s = job.t
@@ -140,7 +152,7 @@ def test_each_phase_says_what_it_waits_for_and_from_whom(bench, scene):
     assert job.state.status().waiting[0].startswith("the job stands still for")
 
 
-def test_a_job_that_moves_does_not_stand_still(bench):
+def test_a_job_that_moves_does_not_stand_still(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -151,7 +163,7 @@ def test_a_job_that_moves_does_not_stand_still(bench):
     assert job.state.status().stall is None
 
 
-def test_the_bound_grows_with_what_the_job_has_shown_of_itself(bench):
+def test_the_bound_grows_with_what_the_job_has_shown_of_itself(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -163,7 +175,7 @@ def test_the_bound_grows_with_what_the_job_has_shown_of_itself(bench):
     assert len(told(job)) == 1
 
 
-def test_a_job_whose_processes_have_no_place_yet_does_not_stand_still(bench):
+def test_a_job_whose_processes_have_no_place_yet_does_not_stand_still(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.start()
     job.attach(job.ps(0))
@@ -173,7 +185,7 @@ def test_a_job_whose_processes_have_no_place_yet_does_not_stand_still(bench):
     assert job.state.status().stall is None
 
 
-def test_time_in_which_the_master_itself_did_not_run_does_not_count(bench):
+def test_time_in_which_the_master_itself_did_not_run_does_not_count(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     job.lease()
@@ -184,7 +196,7 @@ def test_time_in_which_the_master_itself_did_not_run_does_not_count(bench):
     assert told(job) == []
 
 
-def test_a_stall_that_ends_by_itself_is_told_to_be_over(bench):
+def test_a_stall_that_ends_by_itself_is_told_to_be_over(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -201,7 +213,7 @@ def test_a_stall_that_ends_by_itself_is_told_to_be_over(bench):
 # slow user code
 
 
-def test_user_code_that_takes_long_is_a_named_wait_and_no_stall(bench):
+def test_user_code_that_takes_long_is_a_named_wait_and_no_stall(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -222,7 +234,7 @@ def test_user_code_that_takes_long_is_a_named_wait_and_no_stall(bench):
     assert any(text.startswith("waited") and "user code" in text for text in told(job, "wait"))
 
 
-def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench):
+def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     job.lease()
@@ -237,7 +249,7 @@ def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench):
     assert (gone.state, gone.cause) == ("lost", "stalled")
 
 
-def test_code_that_has_taken_long_before_may_take_ten_times_that(bench):
+def test_code_that_has_taken_long_before_may_take_ten_times_that(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -251,7 +263,9 @@ def test_code_that_has_taken_long_before_may_take_ten_times_that(bench):
     assert job.of(c.StopProcess, wait(job, 2000))
 
 
-def test_time_that_a_start_or_long_code_took_is_no_time_without_progress(bench):
+def test_time_that_a_start_or_long_code_took_is_no_time_without_progress(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2)
     job.start()
     job.attach(job.ps(0))
@@ -271,7 +285,7 @@ def test_time_that_a_start_or_long_code_took_is_no_time_without_progress(bench):
 # what is done about it
 
 
-def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench):
+def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     wait(job, S + 1)
@@ -295,14 +309,14 @@ def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench):
     job.die(job.worker(1))
     job.die(job.ps(0))
     wait(job, 1)
-    assert job.finished.exit_code == ExitCode.STALLED
+    assert job.finished.exit_code == ExitCode.STALLED  # type: ignore[attr-defined]
     assert [text.partition(":")[0] for text in told(job)] == [
         "the job stands still",
         "the job still stands still",
     ]
 
 
-def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker(bench):
+def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     job.lease()
@@ -315,7 +329,7 @@ def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker(bench):
     assert [str(command.name) for command in job.of(c.StopProcess)] == ["worker-0"]
 
 
-def test_a_job_that_ends_as_stalled_keeps_what_was_learnt(bench):
+def test_a_job_that_ends_as_stalled_keeps_what_was_learnt(bench: type[Bench]) -> None:
     job = bench(num_workers=1, checkpoint_steps=100)
     job.up()
     job.finish(0, job.lease())
@@ -334,7 +348,7 @@ def test_a_job_that_ends_as_stalled_keeps_what_was_learnt(bench):
     assert [one.version for one in job.state.status().checkpoints] == [2]
 
 
-def test_with_zero_seconds_it_only_says_what_it_waits_for(bench):
+def test_with_zero_seconds_it_only_says_what_it_waits_for(bench: type[Bench]) -> None:
     job = bench(num_workers=1, stall_seconds=0)
     job.up()
     wait(job, 20 * S)
@@ -344,7 +358,7 @@ def test_with_zero_seconds_it_only_says_what_it_waits_for(bench):
     assert job.state.status().outcome is None
 
 
-def test_leases_that_only_one_side_knows_of_are_given_out_again(bench):
+def test_leases_that_only_one_side_knows_of_are_given_out_again(bench: type[Bench]) -> None:
     job = bench(num_workers=1, validation_data="v")
     job.up()
     job.train_all()
@@ -358,7 +372,7 @@ def test_leases_that_only_one_side_knows_of_are_given_out_again(bench):
     assert (again.shard, again.attempt) == (lost.shard, lost.attempt + 1)
 
 
-def test_a_worker_that_holds_what_it_was_not_leased_loses_it(bench):
+def test_a_worker_that_holds_what_it_was_not_leased_loses_it(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -371,7 +385,9 @@ def test_a_worker_that_holds_what_it_was_not_leased_loses_it(bench):
     assert revoked.worker == job.worker(0)
 
 
-def test_a_worker_that_forgot_a_training_shard_is_replaced_and_settled_exactly(bench):
+def test_a_worker_that_forgot_a_training_shard_is_replaced_and_settled_exactly(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
@@ -396,13 +412,13 @@ class Forgetful(RingWorld):
 
     cured = True
 
-    def __init__(self, spec) -> None:
+    def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec)
         self.forgotten: dict[object, tuple[int, int]] = {}
         self.asked: list[str] = []
         self.formed = 0
 
-    def tell(self, leader, weights) -> None:
+    def tell(self, leader: Worker, weights: Weights) -> None:
         if weights.last is None:
             return
         lease, end = weights.last
@@ -416,23 +432,25 @@ class Forgetful(RingWorld):
             self.forgotten[leader.name] = key
         super().tell(leader, weights)
 
-    def carry_out(self, command) -> None:
+    def carry_out(self, command: Any) -> None:
         if isinstance(command, c.AskState):
             self.asked.append(str(command.process))
             self.pending.append(e.StateTold(0, command.process, (), "ring.py:1 in gather"))
         super().carry_out(command)
 
-    def of(self, kind):
+    def of(self, kind: type[Announce]) -> list[Announce]:
         return [one for one in self.announced if isinstance(one, kind)]
 
 
-def ring_job(kind=Forgetful, **flags) -> Forgetful:
+def ring_job(kind: type[Any] = Forgetful, **flags: Any) -> Forgetful:
     world = kind(make_spec(shuffle="none", records_per_task=64, evaluation_steps=0, **flags))
     world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
     return world
 
 
-def until(world, reached, turns: int = 20_000):
+def until(
+    world: Forgetful | Hopeless | Restless, reached: Callable[..., Any], turns: int = 20_000
+) -> None:
     for _ in range(turns):
         if reached():
             return
@@ -440,7 +458,7 @@ def until(world, reached, turns: int = 20_000):
     raise AssertionError(f"not reached: {world.state.status()}")
 
 
-def test_a_ring_whose_last_records_nobody_reports_is_diagnosed_and_formed_anew():
+def test_a_ring_whose_last_records_nobody_reports_is_diagnosed_and_formed_anew() -> None:
     world = ring_job(num_workers=2, checkpoint_steps=3)
     until(world, lambda: world.state.status().stall is not None)
     stall = world.state.status().stall
@@ -463,13 +481,13 @@ def test_a_ring_whose_last_records_nobody_reports_is_diagnosed_and_formed_anew()
 class Hopeless(Forgetful):
     cured = False
 
-    def tell(self, leader, weights) -> None:
+    def tell(self, leader: Worker, weights: Weights) -> None:
         """Nobody ever tells of the second shard."""
         if weights.last is not None and weights.last[0].shard.id == 0:
             super().tell(leader, weights)
 
 
-def test_a_ring_that_nothing_helps_ends_with_its_own_exit_code_and_the_diagnosis():
+def test_a_ring_that_nothing_helps_ends_with_its_own_exit_code_and_the_diagnosis() -> None:
     world = ring_job(Hopeless, num_workers=2, checkpoint_steps=3)
     until(world, lambda: world.finish is not None)
     assert world.finish.exit_code is ExitCode.STALLED
@@ -492,7 +510,7 @@ class Restless(Hopeless):
                 self.broke(worker)
 
 
-def test_a_job_that_moves_for_ever_without_progress_ends_too():
+def test_a_job_that_moves_for_ever_without_progress_ends_too() -> None:
     world = ring_job(Restless, num_workers=2, checkpoint_steps=3)
     until(world, lambda: world.finish is not None, turns=60_000)
     assert world.finish.exit_code is ExitCode.STALLED

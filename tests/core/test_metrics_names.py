@@ -8,15 +8,19 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.history.snapshot import About
-from elasticdl.job_status import RingStatus
+from elasticdl.job_status import JobStatus, RingStatus
 from elasticdl.master.core import events as e
 from elasticdl.master.status.metrics import MOST_PROCESSES, render
+from elasticdl.shard import SnapshotId
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
@@ -45,7 +49,7 @@ GAUGES = {
 
 
 @pytest.fixture
-def status(bench):
+def status(bench: type[Bench]) -> JobStatus:
     """Of a real core: a worker that was killed, a checkpoint, an evaluation's values; and what an
     onlooker adds.
     """
@@ -55,7 +59,7 @@ def status(bench):
     lease = job.lease(0)
     job.finish(0, lease, loss=0.25, version=12)
     job.put(e.VersionAdvanced(0, 12))
-    job.put(e.SnapshotSaved(0, 1, 12, "checkpoints/version-12", 1_000_000))
+    job.put(e.SnapshotSaved(0, SnapshotId(1), 12, "checkpoints/version-12", 1_000_000))
     job.t = 15.0
     job.die(job.worker(1), ExitFacts(signal=9))
     job.put(e.StopAsked(0, job.worker(1), "it is good enough"))
@@ -68,12 +72,12 @@ def status(bench):
     )
 
 
-def scraped(status) -> dict:
+def scraped(status: JobStatus) -> dict[str, Any]:
     families = text_string_to_metric_families(render(status, ABOUT).decode())
     return {family.name: family for family in families}
 
 
-def value(families, name: str, **labels: str) -> float:
+def value(families: dict[str, Metric], name: str, **labels: str) -> float:
     (found,) = [
         sample.value
         for family in families.values()
@@ -83,7 +87,7 @@ def value(families, name: str, **labels: str) -> float:
     return found
 
 
-def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status):
+def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status: JobStatus) -> None:
     families = scraped(status)
     records = status.records
     assert value(families, "elasticdl_records_trained_total") == records.trained == 16
@@ -117,7 +121,9 @@ def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status):
     )
 
 
-def test_documentation_and_exposition_are_the_same_names_types_and_labels(status):
+def test_documentation_and_exposition_are_the_same_names_types_and_labels(
+    status: JobStatus,
+) -> None:
     said = re.findall(
         r"^\| `(elasticdl_\w+)` \| (\w+) \| ([^|]*) \|",
         PAGE.read_text(encoding="utf-8"),
@@ -135,7 +141,7 @@ def test_documentation_and_exposition_are_the_same_names_types_and_labels(status
     assert len(said) == len(documented)
 
 
-def test_names_have_units_and_counters_say_so(status):
+def test_names_have_units_and_counters_say_so(status: JobStatus) -> None:
     families = scraped(status)
     for family in families.values():
         assert family.documentation.endswith(".")
@@ -144,10 +150,10 @@ def test_names_have_units_and_counters_say_so(status):
             assert not re.search(r"_(ms|s|mb|kb|percent)(_|$)", sample.name)
 
 
-def test_a_counter_never_falls_while_a_job_goes_on(bench):
+def test_a_counter_never_falls_while_a_job_goes_on(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()
-    before: dict[tuple, float] = {}
+    before: dict[tuple[Any, ...], float] = {}
     for index in range(3):
         lease = job.lease(index)
         job.finish(index, lease)
@@ -164,13 +170,13 @@ def test_a_counter_never_falls_while_a_job_goes_on(bench):
     )
 
 
-def test_processes_with_numbers_of_their_own_are_bounded(status):
+def test_processes_with_numbers_of_their_own_are_bounded(status: JobStatus) -> None:
     many = {f"worker-{index}": {"rss_bytes": 1.0} for index in range(5 * MOST_PROCESSES)}
     families = scraped(replace(status, gauges=many))
     assert len(families["elasticdl_process_resident_memory_bytes"].samples) == MOST_PROCESSES
 
 
-def test_a_job_that_has_not_begun_has_numbers_already(bench):
+def test_a_job_that_has_not_begun_has_numbers_already(bench: type[Bench]) -> None:
     families = scraped(bench().state.status())
     assert (
         value(families, "elasticdl_records_trained_total") == 0

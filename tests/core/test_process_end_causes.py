@@ -4,6 +4,8 @@ name for each wait.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticdl.cluster.base import ExitFacts, Role
@@ -24,12 +26,14 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.failures import Cause, Verdict, verdict
 from elasticdl.master.core.processes.memory_limits import MemoryLimits, MemoryPolicy
+from elasticdl.shard import Source
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 GIB = 2**30
 QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"
-ON_KUBERNETES = {
+ON_KUBERNETES: dict[str, Any] = {
     "image_name": "zoo:1",
     "worker_resource_limit": "memory=1Gi",
     "ps_resource_limit": "memory=512Mi",
@@ -37,19 +41,19 @@ ON_KUBERNETES = {
 }
 
 
-def started(job, commands=None) -> list[c.StartProcess]:
+def started(job: Bench, commands: list[Any] | None = None) -> list[c.StartProcess]:
     return job.of(c.StartProcess, commands)
 
 
-def names(job, commands=None) -> list[str]:
+def names(job: Bench, commands: list[Any] | None = None) -> list[str]:
     return [str(command.name) for command in started(job, commands)]
 
 
-def told(job, kind="wait") -> list[str]:
+def told(job: Bench, kind: str = "wait") -> list[str]:
     return [command.text for command in job.of(c.Announce) if command.kind == kind]
 
 
-def cause_of(job, name: str) -> str:
+def cause_of(job: Bench, name: str) -> str:
     return next(process.cause for process in job.state.status().processes if process.name == name)
 
 
@@ -94,7 +98,7 @@ def cause_of(job, name: str) -> str:
         ),
     ],
 )
-def test_each_fate_has_its_cause_and_words(facts, cause, words):
+def test_each_fate_has_its_cause_and_words(facts: ExitFacts, cause: Cause, words: str) -> None:
     found = verdict(facts)
     assert (found.cause, found.blames_work) == (cause, False)
     assert words in found.text
@@ -111,7 +115,9 @@ def test_each_fate_has_its_cause_and_words(facts, cause, words):
         (None, None, "out of memory"),
     ],
 )
-def test_an_end_out_of_memory_names_limit_and_peak(limit, peak, words):
+def test_an_end_out_of_memory_names_limit_and_peak(
+    limit: int | None, peak: int | None, words: str
+) -> None:
     facts = ExitFacts(signal=9, reason="OOMKilled", memory_peak_bytes=peak)
     assert verdict(facts, limit_bytes=limit).text == words
 
@@ -124,7 +130,9 @@ def test_an_end_out_of_memory_names_limit_and_peak(limit, peak, words):
     [PREEMPTED, EVICTED, NODE_TAINTED, NODE_LOST, DELETED],
     ids=lambda facts: verdict(facts).cause,
 )
-def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(bench, facts):
+def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(
+    bench: type[Bench], facts: ExitFacts
+) -> None:
     job = bench()
     job.up()
     for index in range(100):
@@ -137,7 +145,9 @@ def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(bench, 
 @pytest.mark.parametrize(
     "facts", [NODE_LOST, PREEMPTED, EVICTED, ExitFacts(reason="NodeLost", asked=True)]
 )
-def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_then(bench, facts):
+def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_then(
+    bench: type[Bench], facts: ExitFacts
+) -> None:
     job = bench()
     job.up()
     for index in range(60):
@@ -150,7 +160,9 @@ def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_th
     assert job.state.status().exit_code is None
 
 
-def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more(bench):
+def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, **ON_KUBERNETES)
     job.up()
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
@@ -159,7 +171,9 @@ def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more(be
     assert start.memory_bytes == 3 * GIB // 2
 
 
-def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_registrys_words(bench):
+def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_registrys_words(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2)
     job.start()
     job.put(
@@ -175,7 +189,7 @@ def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_regis
     )
 
 
-def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench):
+def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.start()
     job.attach(job.ps(0))
@@ -189,7 +203,9 @@ def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench):
 @pytest.mark.parametrize(
     "facts", [no_image("registry away"), no_program("runtime busy")], ids=["image", "start"]
 )
-def test_where_one_ran_before_starts_are_tried_again_with_growing_pauses(bench, facts):
+def test_where_one_ran_before_starts_are_tried_again_with_growing_pauses(
+    bench: type[Bench], facts: ExitFacts
+) -> None:
     job = bench(num_workers=2)
     job.up(2)
     delays = []
@@ -204,7 +220,7 @@ def test_where_one_ran_before_starts_are_tried_again_with_growing_pauses(bench, 
     assert start.delay_s <= 0.5
 
 
-def test_starts_that_never_work_again_end_the_job_at_last():
+def test_starts_that_never_work_again_end_the_job_at_last() -> None:
     budgets, end = Budgets(0), Verdict(Cause.IMAGE, "registry away")
     reasons = [budgets.died("worker-1", end, answered=False, role_ran=True) for _ in range(50)]
     assert not any(reasons[:-1]) and "registry away" in reasons[-1]
@@ -213,7 +229,7 @@ def test_starts_that_never_work_again_end_the_job_at_last():
 # memory
 
 
-def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks():
+def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks() -> None:
     memory = MemoryLimits({Role.WORKER: MemoryPolicy(100, 200)})
     assert (memory.of(Role.WORKER), memory.raised(Role.WORKER), memory.of(Role.PS)) == (
         100,
@@ -231,8 +247,8 @@ def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks():
 
 
 def test_a_worker_out_of_memory_gets_more_and_at_the_limit_the_failure_names_limit_and_shard(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, **ON_KUBERNETES)
     job.up()
     assert [start.memory_bytes for start in started(job)] == [None, None]
@@ -257,7 +273,9 @@ def test_a_worker_out_of_memory_gets_more_and_at_the_limit_the_failure_names_lim
     assert "--worker-resource-limit" in job.state._context.outcome.hint
 
 
-def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(bench):
+def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, max_failed_shards=1, **ON_KUBERNETES | {"oom_memory_limit": "1Gi"})
     job.up()
     for index in range(3):
@@ -270,7 +288,9 @@ def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(bench
     job.train_all(3)
 
 
-def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(bench):
+def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(
+    bench: type[Bench],
+) -> None:
     job = bench(
         **ON_KUBERNETES | {"oom_memory_limit": "512Mi", "worker_resource_limit": "memory=256Mi"}
     )
@@ -285,7 +305,7 @@ def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(be
     )
 
 
-def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench):
+def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench: type[Bench]) -> None:
     job = bench(num_workers=1, **ON_KUBERNETES)
     job.up()
     job.die(job.worker(0), OUT_OF_MEMORY)
@@ -297,7 +317,7 @@ def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench):
 # waits
 
 
-def four_workers(bench, placed=2, **flags):
+def four_workers(bench: type[Bench], placed: int = 2, **flags: Any) -> Bench:
     """A job with room for only some of its four workers."""
     job = bench(**{"num_workers": "1:4"} | flags)
     job.up(placed)
@@ -306,7 +326,7 @@ def four_workers(bench, placed=2, **flags):
     return job
 
 
-def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench):
+def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench: type[Bench]) -> None:
     job = four_workers(bench)
     assert job.state.status().waiting[0] == f"2 of 4 workers placed; {QUOTA}"
     job.tick(1)
@@ -318,7 +338,7 @@ def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench):
     assert job.state.status().exit_code is None
 
 
-def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench):
+def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench: type[Bench]) -> None:
     job = four_workers(bench)
     job.tick(1)
     job.put(
@@ -341,7 +361,7 @@ def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench):
     ]
 
 
-def test_being_placed_takes_a_moment_that_is_no_wait(bench):
+def test_being_placed_takes_a_moment_that_is_no_wait(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.start()
     job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="node n1 is preparing it"))
@@ -354,7 +374,7 @@ def test_being_placed_takes_a_moment_that_is_no_wait(bench):
     ]
 
 
-def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench):
+def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench: type[Bench]) -> None:
     job = four_workers(bench, placed=1, num_workers="3:4")
     assert (
         job.state.status().waiting[0]
@@ -365,7 +385,7 @@ def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench):
     assert job.state.status().exit_code is None
 
 
-def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench):
+def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench: type[Bench]) -> None:
     job = bench(num_ps_pods=2)
     job.start()
     job.attach(job.ps(0), job.worker(0))
@@ -385,7 +405,9 @@ def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench):
     ]
 
 
-def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(bench):
+def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=20)
     job.start()
     pauses: dict[str, list[float]] = {}
@@ -406,7 +428,7 @@ def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(b
     assert len(told(job)) <= 2, "once more when the servers are waited for, too"
 
 
-def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench):
+def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench: type[Bench]) -> None:
     job = bench()
     job.start()
     words = "service account elasticdl of namespace ns may not create pods in namespace ns"
@@ -420,7 +442,7 @@ def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench):
 # coming up
 
 
-def limited(bench, starting, **flags):
+def limited(bench: type[Bench], starting: int, **flags: Any) -> Bench:
     from elasticdl.master.core.state import JobState
 
     job = bench(**flags)
@@ -428,7 +450,9 @@ def limited(bench, starting, **flags):
     return job
 
 
-def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_told(bench):
+def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_told(
+    bench: type[Bench],
+) -> None:
     job = limited(bench, 2, num_workers=6, records_per_task=8)
     job.start()
     assert names(job) == ["ps-0", "worker-0", "worker-1"]
@@ -451,7 +475,9 @@ def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_t
 
 
 @pytest.mark.parametrize("fewest", [1, 3])
-def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(bench, fewest):
+def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(
+    bench: type[Bench], fewest: int
+) -> None:
     """Only the first member of a ring asks, and none does before there is a ring."""
     job = limited(bench, 2, num_workers=f"{fewest}:3", distribution_strategy="AllreduceStrategy")
     job.start()
@@ -463,7 +489,7 @@ def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(bench, 
     assert "turn to start" not in str(job.state.status().waiting)
 
 
-def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench):
+def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench: type[Bench]) -> None:
     job = limited(bench, 1, num_workers=2)
     job.start()
     job.attach(job.ps(0), job.worker(0))
@@ -472,6 +498,6 @@ def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench):
     assert names(job, job.tick(2)) == ["worker-1"]
 
 
-def test_without_a_limit_all_come_at_once(bench):
+def test_without_a_limit_all_come_at_once(bench: type[Bench]) -> None:
     job = bench(num_workers=500)
-    assert len(names(job, job.start(training=(e.Source("a", 64_000),)))) == 501
+    assert len(names(job, job.start(training=(Source("a", 64_000),)))) == 501

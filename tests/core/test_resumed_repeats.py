@@ -5,24 +5,28 @@ counts as repeated.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from elasticdl.cli.views.result_output import summary
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.data.resuming import RunBefore, gone_on
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 
-def known(job, **more) -> RunBefore:
+def known(job: Bench, **more: Any) -> RunBefore:
     return RunBefore(
         {row.epoch: (row.trained, row.repeated) for row in job.state.receipt().epochs},
         **more,
     )
 
 
-def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(bench):
+def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(
+    bench: type[Bench],
+) -> None:
     job = bench(num_epochs=2)
     job.up()
     job.finish(0, job.lease())
@@ -53,7 +57,9 @@ def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(be
     assert third.total["repeated"] == 80 and third.state.receipt().repeated_at_least
 
 
-def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(bench):
+def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(
+    bench: type[Bench],
+) -> None:
     job = bench()
     job.up()
     job.finish(0, job.lease())
@@ -65,13 +71,13 @@ def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(ben
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"counts": [{"epoch": 0}]})])
-def test_a_ledger_that_cannot_be_read_stays_as_it_is_for_whoever_says_so(text):
+def test_a_ledger_that_cannot_be_read_stays_as_it_is_for_whoever_says_so(text: str) -> None:
     assert gone_on(text, RunBefore({0: (5, 0)}, 9)) == (text, 0)
 
 
 def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss_of_all_weights(
-    bench,
-):
+    bench: type[Bench],
+) -> None:
     job = bench(num_epochs=2)
     job.up()
     ledger, _ = gone_on(job.state.ledger_json(), RunBefore({0: (64, 0), 1: (32, 0)}))
@@ -79,11 +85,13 @@ def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss
     first.start(ledger=ledger)
     second.start(ledger=job.state.ledger_json())
     lost, again = first.state._context.work, second.state._context.work
-    again.replaces(lost, "ring")
+    again.replaces(lost, "ring")  # type: ignore[arg-type]
     assert again.repeated_before[1] == 32 and again.repeated_at_least
 
 
-def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_have_been(bench):
+def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_have_been(
+    bench: type[Bench],
+) -> None:
     job = bench(num_epochs=2)
     job.up()
     job.finish(0, job.lease())

@@ -44,8 +44,17 @@ async def taken(board: OrderStreams, name: ProcessName, count: int) -> list[Orde
     return found
 
 
-def test_a_generation_is_told_to_members_and_to_those_left_out_and_again_at_every_new_stream():
-    async def scene():
+async def generation_of(board: OrderStreams, name: ProcessName) -> RingGeneration:
+    """The generation that a new stream begins with."""
+    _, generation = await taken(board, name, 2)
+    assert isinstance(generation, RingGeneration)
+    return generation
+
+
+def test_a_generation_is_told_to_members_and_to_those_left_out_and_again_at_every_new_stream() -> (
+    None
+):
+    async def scene() -> None:
         board = OrderStreams(0)
         coordinator = RingCoordinator(board, "old/version-7")
         port = await coordinator.start("127.0.0.1")
@@ -61,17 +70,17 @@ def test_a_generation_is_told_to_members_and_to_those_left_out_and_again_at_ever
                 assert generation.port == port
                 assert generation.restore_from == ""
         coordinator.publish(PublishRing(3, (SECOND,), (), 1))
-        alone = (await taken(board, SECOND, 2))[1]
+        alone = await generation_of(board, SECOND)
         assert alone.scope == ""
         assert alone.restore_from == "old/version-7"
         coordinator.publish(PublishRing(4, (SECOND,), (), 9, "new/version-9"))
-        assert (await taken(board, SECOND, 2))[1].restore_from == "new/version-9"
+        assert (await generation_of(board, SECOND)).restore_from == "new/version-9"
         await coordinator.close()
 
     asyncio.run(scene())
 
 
-def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next():
+def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next() -> None:
     async def get(port: int, scope: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET /{scope}:0/global_/0 HTTP/1.1\r\n\r\n".encode())
@@ -79,26 +88,26 @@ def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next():
         writer.close()
         return status
 
-    async def scene():
+    async def scene() -> None:
         board = OrderStreams(0)
         coordinator = RingCoordinator(board, "")
         await coordinator.start("127.0.0.1")
         coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
-        first = (await taken(board, FIRST, 2))[1]
+        first = await generation_of(board, FIRST)
         waiting = asyncio.ensure_future(get(first.port, first.scope))
         await asyncio.sleep(0)
         coordinator.publish(PublishRing(2, (FIRST, SECOND), (0, 1), 1))
         async with asyncio.timeout(5):
             assert b" 410 " in await waiting
-        second = (await taken(board, FIRST, 2))[1]
+        second = await generation_of(board, FIRST)
         assert second.scope != first.scope
         await coordinator.close()
 
     asyncio.run(scene())
 
 
-def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
-    async def scene():
+def test_a_copy_of_the_weights_is_saved_by_whoever_made_it() -> None:
+    async def scene() -> None:
         board = OrderStreams(0)
         coordinator = RingCoordinator(board, "")
         coordinator.cut(FIRST, SnapshotId(4))
@@ -120,8 +129,8 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it():
     asyncio.run(scene())
 
 
-def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed():
-    async def scene():
+def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed() -> None:
+    async def scene() -> None:
         coordinator = RingCoordinator(OrderStreams(0), "")
         coordinator.cut(FIRST, SnapshotId(4))
         saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
@@ -135,7 +144,7 @@ def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed():
     asyncio.run(scene())
 
 
-def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands():
+def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands() -> None:
     applied = Applied(ShardId(1), 0, 8)
     report = Report(
         progress=(Progress(Task.TRAINING, applied, version=3),),
@@ -163,7 +172,7 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands():
         ),
     ],
 )
-def test_reports_of_a_ring_survive_the_wire(report: Report):
+def test_reports_of_a_ring_survive_the_wire(report: Report) -> None:
     assert messages.report_from_wire(messages.report_to_wire(report, 1)) == report
 
 
@@ -176,7 +185,7 @@ def test_reports_of_a_ring_survive_the_wire(report: Report):
         RingDrop(SnapshotId(0)),
     ],
 )
-def test_orders_of_a_ring_survive_the_wire(order: Order):
+def test_orders_of_a_ring_survive_the_wire(order: Order) -> None:
     assert messages.order_from_wire(messages.order_to_wire(order)) == order
 
 
@@ -190,10 +199,10 @@ def test_orders_of_a_ring_survive_the_wire(order: Order):
         WorkItem(3, None, mark=Barrier.CHECKPOINT, snapshot=SnapshotId(0)),
     ],
 )
-def test_items_of_a_ring_survive_the_wire(item: WorkItem):
+def test_items_of_a_ring_survive_the_wire(item: WorkItem) -> None:
     assert messages.lease_answer_from_wire(messages.lease_answer_to_wire(item)) == item
 
 
-def test_a_form_that_names_a_holder_beyond_its_members_is_nonsense():
+def test_a_form_that_names_a_holder_beyond_its_members_is_nonsense() -> None:
     with pytest.raises(ValueError, match="take the weights"):
         messages.order_from_wire(messages.order_to_wire(RingGeneration(3, ("worker-0",), (1,), 7)))

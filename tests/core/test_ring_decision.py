@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,13 +28,13 @@ def name(index: int) -> ProcessName:
     return ProcessName(Role.WORKER, index)
 
 
-def member(index: int, generation: int = 1, **more) -> MemberState:
+def member(index: int, generation: int = 1, **more: Any) -> MemberState:
     return MemberState(
         name(index), more.pop("heard_s", 100.0), entered=generation, holds_state=True, **more
     )
 
 
-def joiner(index: int, since_s: float = 100.0, **more) -> MemberState:
+def joiner(index: int, since_s: float = 100.0, **more: Any) -> MemberState:
     return MemberState(name(index), 100.0, free_since_s=since_s, **more)
 
 
@@ -40,19 +42,19 @@ ONE_TO_FOUR = RingTarget(1, 4, coming=0)
 PAIR = Generation(1, (name(0), name(1)), 50.0)
 
 
-def test_nobody_ready_is_no_ring():
+def test_nobody_ready_is_no_ring() -> None:
     decision = decide(0.0, None, [], ONE_TO_FOUR)
     assert decision.members == ()
     assert decision.generation == 0
 
 
-def test_all_that_are_wanted_begin_at_once():
+def test_all_that_are_wanted_begin_at_once() -> None:
     decision = decide(100.0, None, [joiner(0), joiner(1)], RingTarget(2, 2, coming=3))
     assert decision.members == (name(0), name(1))
     assert decision.generation == 1
 
 
-def test_fewer_than_the_fewest_wait_for_those_who_are_coming_but_not_for_ever():
+def test_fewer_than_the_fewest_wait_for_those_who_are_coming_but_not_for_ever() -> None:
     wanted = RingTarget(3, 4, coming=2)
     early = decide(101.0, None, [joiner(0)], wanted)
     assert early.members == ()
@@ -63,17 +65,17 @@ def test_fewer_than_the_fewest_wait_for_those_who_are_coming_but_not_for_ever():
     assert "though 3 are wanted" in late.reason
 
 
-def test_fewer_than_the_fewest_begin_at_once_when_nobody_else_is_coming():
+def test_fewer_than_the_fewest_begin_at_once_when_nobody_else_is_coming() -> None:
     assert decide(100.0, None, [joiner(0)], RingTarget(3, 4, coming=0)).members == (name(0),)
 
 
-def test_enough_ready_members_wait_a_moment_for_others_and_say_no_more_than_that():
+def test_enough_ready_members_wait_a_moment_for_others_and_say_no_more_than_that() -> None:
     decision = decide(100.1, None, [joiner(0), joiner(1)], RingTarget(1, 3, coming=1))
     assert (decision.members, decision.look_again_s) == ((), 100.0 + SETTLE_S)
     assert decision.reason == "2 workers ready; others may be about to be"
 
 
-def test_joiners_that_come_together_join_together():
+def test_joiners_that_come_together_join_together() -> None:
     workers = [member(0), member(1), joiner(2, 100.0)]
     wanted = RingTarget(1, 4, coming=1)
     decision = decide(100.1, PAIR, workers, wanted)
@@ -84,12 +86,12 @@ def test_joiners_that_come_together_join_together():
     assert decision.generation == 2
 
 
-def test_a_joiner_waits_until_the_generation_before_is_complete():
+def test_a_joiner_waits_until_the_generation_before_is_complete() -> None:
     workers = [member(0), member(1, generation=0, free_since_s=99.0), joiner(2)]
     assert decide(100.5, PAIR, workers, ONE_TO_FOUR).generation == 1
 
 
-def test_no_more_than_the_most_are_let_in():
+def test_no_more_than_the_most_are_let_in() -> None:
     workers = [member(0), member(1), joiner(2), joiner(3)]
     assert decide(101.0, PAIR, workers, RingTarget(1, 3, coming=0)).members == (
         name(0),
@@ -98,14 +100,16 @@ def test_no_more_than_the_most_are_let_in():
     )
 
 
-def test_a_loss_waits_for_nobody():
+def test_a_loss_waits_for_nobody() -> None:
     decision = decide(100.0, PAIR, [member(1)], RingTarget(2, 4, coming=2))
     assert decision.members == (name(1),)
     assert decision.generation == 2
     assert "worker-0 ended" in decision.reason
 
 
-def test_a_member_that_says_it_broke_and_the_one_that_is_heard_of_afterwards_go_on_together():
+def test_a_member_that_says_it_broke_and_the_one_that_is_heard_of_afterwards_go_on_together() -> (
+    None
+):
     broken = member(0, broken=1, free_since_s=100.0)
     assert decide(100.5, PAIR, [broken, member(1, heard_s=99.0)], ONE_TO_FOUR).generation == 1
     again = decide(100.5, PAIR, [broken, member(1, heard_s=100.4)], ONE_TO_FOUR)
@@ -113,7 +117,7 @@ def test_a_member_that_says_it_broke_and_the_one_that_is_heard_of_afterwards_go_
     assert again.generation == 2
 
 
-def test_a_member_that_is_not_heard_of_is_left_out_after_its_time():
+def test_a_member_that_is_not_heard_of_is_left_out_after_its_time() -> None:
     broken = member(0, broken=1, free_since_s=100.0)
     quiet = member(1, heard_s=98.0)
     early = decide(100.5, PAIR, [broken, quiet], ONE_TO_FOUR)
@@ -122,13 +126,13 @@ def test_a_member_that_is_not_heard_of_is_left_out_after_its_time():
     assert decide(98.0 + UNHEARD_S, PAIR, [broken, quiet], ONE_TO_FOUR).members == (name(0),)
 
 
-def test_a_member_whose_connection_broke_is_left_out_at_once():
+def test_a_member_whose_connection_broke_is_left_out_at_once() -> None:
     broken = member(0, broken=1, free_since_s=100.0)
     assert decide(100.0, PAIR, [broken, member(1, cut_off=True)], ONE_TO_FOUR).members == (name(0),)
 
 
 @pytest.mark.parametrize("gone", [{"heard_s": 50.0}, {"cut_off": True}])
-def test_the_last_that_has_the_weights_is_never_left_out_for_silence(gone):
+def test_the_last_that_has_the_weights_is_never_left_out_for_silence(gone: dict[str, Any]) -> None:
     """Time alone changes nothing then: the cluster, or the worker itself, has to say more."""
     second = Generation(2, (name(1), name(0)), 95.0)
     torn = MemberState(name(0), 99.5, broken=2, free_since_s=99.0)
@@ -146,7 +150,7 @@ def test_the_last_that_has_the_weights_is_never_left_out_for_silence(gone):
     ).members == (name(0), name(2))
 
 
-def test_a_possibly_dead_member_is_left_out_of_a_due_generation_if_that_costs_no_weights():
+def test_a_possibly_dead_member_is_left_out_of_a_due_generation_if_that_costs_no_weights() -> None:
     trio = Generation(2, (name(0), name(1), name(2)), 50.0)
     cut_off, other = member(1, generation=2, cut_off=True), member(2, generation=2)
     assert decide(100.0, trio, [cut_off, other], ONE_TO_FOUR).members == (name(2),)
@@ -157,7 +161,7 @@ def test_a_possibly_dead_member_is_left_out_of_a_due_generation_if_that_costs_no
     ).members == (name(2),)
 
 
-def test_who_has_waited_longest_comes_in_first_in_whatever_order_they_are_told_of():
+def test_who_has_waited_longest_comes_in_first_in_whatever_order_they_are_told_of() -> None:
     waiting = [joiner(4, 90.0), joiner(2, 95.0), joiner(3, 90.0)]
     for workers in (waiting, waiting[::-1]):
         assert decide(200.0, None, workers, RingTarget(1, 2, coming=0)).members == (
@@ -168,7 +172,7 @@ def test_who_has_waited_longest_comes_in_first_in_whatever_order_they_are_told_o
         assert joined.members == (name(0), name(1), name(3))
 
 
-def test_one_that_leaves_stays_until_somebody_else_has_the_weights():
+def test_one_that_leaves_stays_until_somebody_else_has_the_weights() -> None:
     only = Generation(1, (name(0),), 50.0)
     leaver = member(0, leaving=True)
     assert decide(100.0, only, [leaver], RingTarget(1, 1, coming=1)).generation == 1
@@ -180,7 +184,7 @@ def test_one_that_leaves_stays_until_somebody_else_has_the_weights():
 
 
 @st.composite
-def anything(draw):
+def anything(draw: Callable[..., Any]) -> tuple[Any, ...] | None:
     workers = []
     for index in range(draw(st.integers(0, 5))):
         free = draw(st.none() | st.floats(0, 100))
@@ -210,7 +214,9 @@ def anything(draw):
 
 
 @given(anything())
-def test_whatever_is_known_members_live_generations_grow_and_order_is_kept(case):
+def test_whatever_is_known_members_live_generations_grow_and_order_is_kept(
+    case: tuple[Any, ...],
+) -> None:
     now_s, present, workers, wanted = case
     decision = decide(now_s, present, workers, wanted)
     before = present.number if present else 0

@@ -4,6 +4,8 @@ code.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticdl.cluster.base import ExitFacts
@@ -15,13 +17,13 @@ from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
 pytestmark = pytest.mark.core
 
 
-def started(**flags) -> RingWorld:
+def started(**flags: Any) -> RingWorld:
     world = RingWorld(make_spec(**flags))
     world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
     return world
 
 
-def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_end():
+def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_end() -> None:
     world = started(num_workers=3, num_epochs=9)
     world.run_until(lambda: world.newest.version == 6)
     world.put(e.StopRequested(0, "enough"))
@@ -33,7 +35,9 @@ def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_e
     assert world.t < 30
 
 
-def test_records_that_fail_in_the_module_on_every_member_end_the_job_when_relaunches_are_used_up():
+def test_records_that_fail_in_the_module_on_every_member_end_the_job_without_relaunches_left() -> (
+    None
+):
     """No member holds a shard that could be blamed, and whoever comes gets the same minibatch: it
     went on for ever.
     """
@@ -67,7 +71,7 @@ def test_records_that_fail_in_the_module_on_every_member_end_the_job_when_relaun
                 )
         train(only)
 
-    world.step = step
+    world.step = step  # type: ignore[method-assign]
     world.run_out()
     assert world.finish.exit_code is ExitCode.JOB_FAILED and "m.py:3: boom" in world.finish.message
     assert 3 <= len(failed) <= 4, "two more tries, and who failed at the same moment"

@@ -4,6 +4,8 @@ weights know what they saw.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -18,13 +20,13 @@ from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, Worker, 
 pytestmark = pytest.mark.core
 
 
-def started(**flags) -> RingWorld:
+def started(**flags: Any) -> RingWorld:
     world = RingWorld(make_spec(**flags))
     world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
     return world
 
 
-def test_a_job_on_a_ring_trains_every_record_once_and_needs_no_server():
+def test_a_job_on_a_ring_trains_every_record_once_and_needs_no_server() -> None:
     world = started(num_workers=3, checkpoint_steps=4, output="out")
     world.run_out()
     assert world.finish.exit_code is ExitCode.DONE
@@ -32,7 +34,7 @@ def test_a_job_on_a_ring_trains_every_record_once_and_needs_no_server():
     world.check_truth()
 
 
-def test_members_come_in_at_once_when_all_are_warm_and_the_oldest_keeps_rank_0():
+def test_members_come_in_at_once_when_all_are_warm_and_the_oldest_keeps_rank_0() -> None:
     world = started(num_workers=3)
     grow(world)
     assert [str(name) for name in world.ring.members] == ["worker-0", "worker-1", "worker-2"]
@@ -43,7 +45,7 @@ def test_members_come_in_at_once_when_all_are_warm_and_the_oldest_keeps_rank_0()
     world.check_truth()
 
 
-def test_a_killed_member_is_replaced_by_a_generation_in_the_same_event():
+def test_a_killed_member_is_replaced_by_a_generation_in_the_same_event() -> None:
     world = started(num_workers=3)
     grow(world)
     generation = world.ring.generation
@@ -57,7 +59,7 @@ def test_a_killed_member_is_replaced_by_a_generation_in_the_same_event():
     assert published[0].holders == (0, 1)
 
 
-def test_the_only_member_that_has_the_weights_is_not_replaced():
+def test_the_only_member_that_has_the_weights_is_not_replaced() -> None:
     world = started(num_workers="1:3")
     grow(world)
     first, *others = world.ring.members
@@ -75,7 +77,7 @@ def test_the_only_member_that_has_the_weights_is_not_replaced():
     world.check_truth()
 
 
-def test_one_that_is_about_to_join_is_told_what_the_ring_is_at_and_takes_nothing_of_it():
+def test_one_that_is_about_to_join_is_told_what_the_ring_is_at_and_takes_nothing_of_it() -> None:
     world = started(num_workers=2)
     while world.newest.version < 3:
         world.turn()
@@ -92,7 +94,7 @@ def test_one_that_is_about_to_join_is_told_what_the_ring_is_at_and_takes_nothing
     world.check_truth()
 
 
-def test_before_there_is_a_ring_there_is_nothing_to_read_ahead():
+def test_before_there_is_a_ring_there_is_nothing_to_read_ahead() -> None:
     world = started(num_workers=2)
     while not world.workers:
         world.deliver()
@@ -102,7 +104,9 @@ def test_before_there_is_a_ring_there_is_nothing_to_read_ahead():
     ]
 
 
-def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its_exit_is_seen():
+def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its_exit_is_seen() -> (
+    None
+):
     world = started(num_workers=3)
     grow(world)
     gone, generation = world.ring.members[1], world.ring.generation
@@ -118,13 +122,13 @@ def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its
 def reasons(world: RingWorld) -> list[str]:
     """Why each generation was made."""
     return [
-        one.details["reason"]
+        one.details["reason"]  # type: ignore[misc]
         for one in world.announced
         if one.details.get("step") == EventKind.PUBLISHED
     ]
 
 
-def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it_made():
+def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it_made() -> None:
     """A survivor tells that the ring broke, when the next generation is published already; then
     somebody joins.
     """
@@ -148,7 +152,9 @@ def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it
     ]
 
 
-def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_whole_words():
+def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_whole_words() -> (
+    None
+):
     world = started(num_workers=3)
     grow(world)
     first, generation = world.ring.members[0], world.ring.generation
@@ -171,10 +177,12 @@ def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_
 def works(world: RingWorld) -> list[tuple[str, float]]:
     """Who was told to have made its first progress, and how long after it was ready."""
     found = [one for one in world.announced if one.details.get("step") == EventKind.WORKING]
-    return [(str(one.process), one.details["after_s"]) for one in found]
+    return [(str(one.process), one.details["after_s"]) for one in found]  # type: ignore[misc]
 
 
-def test_all_members_work_from_their_first_generation_that_trains_whoever_tells_of_its_steps():
+def test_all_members_work_from_their_first_generation_that_trains_whoever_tells_of_its_steps() -> (
+    None
+):
     world = started(num_workers=3, num_epochs=9)
     grow(world)
     assert works(world) == [], "nobody trained yet"
@@ -192,7 +200,7 @@ def test_all_members_work_from_their_first_generation_that_trains_whoever_tells_
     assert len(works(world)) == 4
 
 
-def test_a_stopped_member_is_cut_out_after_three_seconds_of_silence_and_comes_back_as_a_joiner():
+def test_a_stopped_member_is_cut_out_after_three_seconds_and_comes_back_as_a_joiner() -> None:
     world = started(num_workers=3)
     grow(world)
     stopped = world.workers[world.ring.members[2]]
@@ -211,7 +219,7 @@ def test_a_stopped_member_is_cut_out_after_three_seconds_of_silence_and_comes_ba
     world.check_truth()
 
 
-def test_a_member_in_a_long_step_is_not_cut_out_while_it_is_heard_of():
+def test_a_member_in_a_long_step_is_not_cut_out_while_it_is_heard_of() -> None:
     world = started(num_workers=2)
     grow(world)
     first, second = world.ring.members
@@ -252,7 +260,9 @@ def entered_untold() -> tuple[RingWorld, Worker, Worker]:
     return world, holder, other
 
 
-def test_weights_got_in_the_generation_before_count_though_told_after_the_next_was_published():
+def test_weights_got_in_the_generation_before_count_though_told_after_the_next_was_published() -> (
+    None
+):
     world, holder, _ = entered_untold()
     world.kill(holder, tell=False)
     world.run_out()
@@ -261,7 +271,9 @@ def test_weights_got_in_the_generation_before_count_though_told_after_the_next_w
 
 
 @pytest.mark.parametrize(("first", "holders"), [(False, (0,)), (True, (0, 1))])
-def test_one_that_may_have_half_of_newer_weights_is_not_among_those_who_have_them(first, holders):
+def test_one_that_may_have_half_of_newer_weights_is_not_among_those_who_have_them(
+    first: bool, holders: tuple[int, ...]
+) -> None:
     """It fell out of the generation in which it was to get them, unless it told before that it had
     those of the one before.
     """
@@ -274,7 +286,7 @@ def test_one_that_may_have_half_of_newer_weights_is_not_among_those_who_have_the
     assert (world.ring.generation, world.ring.holders) == (generation + 1, holders)
 
 
-def test_weights_that_were_given_up_as_lost_do_not_come_back():
+def test_weights_that_were_given_up_as_lost_do_not_come_back() -> None:
     world = started(num_workers=2)
     while world.ring is None or not all(one.form for one in world.workers.values()):
         world.deliver()
@@ -290,7 +302,9 @@ def test_weights_that_were_given_up_as_lost_do_not_come_back():
     assert not world.state.why_not_replace(second.name), "it has nothing that is worth keeping"
 
 
-def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint_and_says_what_it_cost():
+def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint_and_says_what_it_cost() -> (
+    None
+):
     world = started(num_workers=2, checkpoint_steps=4, evaluation_steps=0)
     while not world.saved:
         world.turn()
@@ -307,7 +321,7 @@ def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint_and_says
     assert 0 < repeated <= (trained - kept) * 8
 
 
-def test_a_job_whose_members_all_die_without_a_checkpoint_begins_anew_and_says_so():
+def test_a_job_whose_members_all_die_without_a_checkpoint_begins_anew_and_says_so() -> None:
     world = started(num_workers=2)
     while world.state.receipt().total.trained < 20:
         world.turn()
@@ -319,21 +333,21 @@ def test_a_job_whose_members_all_die_without_a_checkpoint_begins_anew_and_says_s
     assert world.state.receipt().total.repeated == trained
 
 
-def test_evaluation_rounds_come_at_exactly_the_steps_that_were_asked_for():
+def test_evaluation_rounds_come_at_exactly_the_steps_that_were_asked_for() -> None:
     world = started(num_workers=3, evaluation_steps=5)
     world.run_out()
     steps = 2 * (9 + 5)
     assert sorted(set(world.rounds)) == [*range(5, steps + 1, 5), steps]
 
 
-def test_checkpoints_come_once_at_exactly_the_steps_that_were_asked_for():
+def test_checkpoints_come_once_at_exactly_the_steps_that_were_asked_for() -> None:
     world = started(num_workers=2, checkpoint_steps=5)
     world.run_out()
     saved = [event.version for event in world.handled if isinstance(event, e.SnapshotSaved)]
     assert saved == [5, 10, 15, 20, 25, 28]
 
 
-def test_a_job_that_is_stopped_keeps_a_checkpoint_of_the_step_that_it_was_at():
+def test_a_job_that_is_stopped_keeps_a_checkpoint_of_the_step_that_it_was_at() -> None:
     world = started(num_workers=2)
     while world.newest.version < 6:
         world.turn()
@@ -346,7 +360,7 @@ def test_a_job_that_is_stopped_keeps_a_checkpoint_of_the_step_that_it_was_at():
     assert world.state.receipt().total.trained == sum(weights.records().values())
 
 
-def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
+def test_a_callback_that_ends_training_ends_it_at_the_next_steps() -> None:
     world = started(num_workers=2)
     while world.newest.version < 6:
         world.turn()
@@ -360,7 +374,7 @@ def test_a_callback_that_ends_training_ends_it_at_the_next_steps():
     assert total.lost == total.repeated == 0
 
 
-def test_one_that_falls_out_of_the_ring_because_others_left_first_is_told_again_that_all_is_done():
+def test_a_member_that_others_left_behind_is_told_again_that_all_is_done() -> None:
     world = started(num_workers=2)
     while world.state.status().phase == "working":
         world.turn()
@@ -376,7 +390,7 @@ def test_one_that_falls_out_of_the_ring_because_others_left_first_is_told_again_
     assert c.WorkFinished(name) in commands
 
 
-def test_all_members_that_are_asked_to_go_hand_their_weights_to_those_who_come():
+def test_all_members_that_are_asked_to_go_hand_their_weights_to_those_who_come() -> None:
     world = started(num_workers="1:2")
     grow(world)
     while world.newest.version < 6:
@@ -423,7 +437,15 @@ class Ring(RuleBasedStateMachine):
         mode=st.sampled_from([{}, {"global_batch": "scaled", "lr_scaling": "linear"}]),
         shard=st.sampled_from([{}, {"records_per_task": 24}]),
     )
-    def begin(self, workers, every, checkpoint, output, mode, shard):
+    def begin(
+        self,
+        workers: str,
+        every: int,
+        checkpoint: int,
+        output: str,
+        mode: dict[str, str],
+        shard: dict[str, int],
+    ) -> None:
         flags = {
             "num_workers": workers,
             "evaluation_steps": every,
@@ -433,32 +455,32 @@ class Ring(RuleBasedStateMachine):
         self.world = started(max_relaunches=0, **flags, **mode, **shard)
 
     @rule(times=st.integers(1, 12))
-    def turns(self, times):
+    def turns(self, times: int) -> None:
         for _ in range(times):
             self.world.turn()
 
     @rule(times=st.integers(1, 4))
-    def deliver(self, times):
+    def deliver(self, times: int) -> None:
         for _ in range(times):
             self.world.deliver()
 
     @rule(who=st.integers(0, 5), times=st.integers(1, 6))
-    def act(self, who, times):
+    def act(self, who: int, times: int) -> None:
         for _ in range(times):
             if worker := self.world.worker(who):
                 self.world.act(worker)
 
     @rule(times=st.integers(1, 4), only=st.sampled_from([0, 1, 2, 99, 99, 99]))
-    def step(self, times, only):
+    def step(self, times: int, only: int) -> None:
         for _ in range(times):
             self.world.step(only)
 
     @rule(torn=st.sampled_from([0, 1, 2, 99]))
-    def enter(self, torn):
+    def enter(self, torn: int) -> None:
         self.world.enter(torn)
 
     @rule(who=st.integers(0, 5), tell=st.booleans(), step=st.sampled_from([-1, 0, 1, 2]))
-    def kill(self, who, tell, step):
+    def kill(self, who: int, tell: bool, step: int) -> None:
         worker = self.world.worker(who)
         if worker is not None:
             if step >= 0:
@@ -467,17 +489,17 @@ class Ring(RuleBasedStateMachine):
                 self.world.kill(worker, tell=tell)
 
     @rule(who=st.integers(0, 5))
-    def stop_or_go_on(self, who):
+    def stop_or_go_on(self, who: int) -> None:
         if worker := self.world.worker(who):
             worker.silent = not worker.silent
 
     @rule(who=st.integers(0, 5))
-    def drain(self, who):
+    def drain(self, who: int) -> None:
         if worker := self.world.worker(who):
             self.world.drain(worker)
 
     @rule(who=st.integers(0, 5), number=st.sampled_from([0, 0, 1, 2, 4, 7]))
-    def read_ahead(self, who, number):
+    def read_ahead(self, who: int, number: int) -> None:
         worker = self.world.worker(who)
         if worker is None or (
             self.world.ring is not None and worker.name in self.world.ring.members
@@ -491,23 +513,23 @@ class Ring(RuleBasedStateMachine):
                 assert all(item in (None, command.item) for item in others)
 
     @rule(low=st.integers(1, 3), more=st.integers(0, 2))
-    def scale(self, low, more):
+    def scale(self, low: int, more: int) -> None:
         self.world.put(e.ScaleRequested(0, low, low + more))
 
     @rule(who=st.integers(0, 5))
-    def replace(self, who):
+    def replace(self, who: int) -> None:
         if worker := self.world.worker(who):
             self.world.put(e.ReplaceRequested(0, worker.name))
 
     @rule()
-    def ask_for_a_checkpoint(self):
+    def ask_for_a_checkpoint(self) -> None:
         self.world.put(e.CheckpointRequested(0))
 
     @rule(seconds=st.sampled_from([0.05, 0.5, 2.0, 4.0]))
-    def tick(self, seconds):
+    def tick(self, seconds: float) -> None:
         self.world.tick(seconds)
 
-    def teardown(self):
+    def teardown(self) -> None:
         if hasattr(self, "world"):
             for worker in self.world.workers.values():
                 worker.silent = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
 pytestmark = pytest.mark.core
 
 
-def started(**flags) -> RingWorld:
+def started(**flags: Any) -> RingWorld:
     world = RingWorld(make_spec(shuffle="none", evaluation_steps=0, **flags))
     world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
     return world
@@ -80,7 +81,7 @@ def kill_all(world: RingWorld) -> None:
         world.kill(worker)
 
 
-def test_more_than_was_handed_out_is_not_believed():
+def test_more_than_was_handed_out_is_not_believed() -> None:
     world = started(num_workers=1, records_per_task=24, checkpoint_steps=2)
     while world.ring is None:
         world.turn()
@@ -89,7 +90,7 @@ def test_more_than_was_handed_out_is_not_believed():
     assert tell(world, item, 24) == 16
 
 
-def test_shards_that_a_stopped_ring_gives_back_keep_their_order():
+def test_shards_that_a_stopped_ring_gives_back_keep_their_order() -> None:
     world = started(num_workers=2, records_per_task=24)
     turn_to(world, 1)
     first, second = ask(world, 1).lease.shard, ask(world, 2).lease.shard
@@ -100,7 +101,9 @@ def test_shards_that_a_stopped_ring_gives_back_keep_their_order():
     assert trained(world) == pieces[0]["offset"] > 0
 
 
-def test_a_checkpoint_that_went_with_all_members_is_made_when_training_has_come_there_again():
+def test_a_checkpoint_that_went_with_all_members_is_made_when_training_has_come_there_again() -> (
+    None
+):
     world = started(num_workers=1, checkpoint_steps=4)
     while len(marked(world)) < 2:
         world.turn()
@@ -117,7 +120,9 @@ def test_a_checkpoint_that_went_with_all_members_is_made_when_training_has_come_
     world.check_truth()
 
 
-def test_a_copy_of_which_nobody_tells_is_a_failed_checkpoint_as_soon_as_the_ring_is_past_it():
+def test_a_copy_of_which_nobody_tells_is_a_failed_checkpoint_as_soon_as_the_ring_is_past_it() -> (
+    None
+):
     world = started(num_workers=2, checkpoint_steps=4)
     until_a_copy_is_made(world)
     leader = world.workers[world.ring.members[0]]
@@ -130,7 +135,7 @@ def test_a_copy_of_which_nobody_tells_is_a_failed_checkpoint_as_soon_as_the_ring
     world.check_truth()
 
 
-def test_a_last_copy_that_went_with_its_worker_is_made_by_another():
+def test_a_last_copy_that_went_with_its_worker_is_made_by_another() -> None:
     world = started(num_workers=2, checkpoint_steps=100)
     until_a_copy_is_made(world)
     assert world.state.status().phase == "checkpointing"
@@ -143,8 +148,8 @@ def test_a_last_copy_that_went_with_its_worker_is_made_by_another():
 
 @pytest.mark.parametrize("records", [40, 16])
 def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothing_of_the_one_after(
-    records,
-):
+    records: int,
+) -> None:
     """Of one that was held at the checkpoint, and of one that was fresh then."""
     world = started(num_workers=1, records_per_task=records, checkpoint_steps=2)
     while not saved(world) or world.newest.version < 3:

@@ -18,6 +18,7 @@ from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.master.main import read_spec
 from elasticdl.master.platform.kubernetes import open_directory
 from elasticdl.master.preflight import Preflight
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 FOUND = Preflight((), (), (), {"ok": True})
@@ -71,7 +72,7 @@ def from_file(tmp_path: Path, **keys: Any) -> tuple[str, list[str]]:
         return str(settled.cluster.num_workers), said
 
 
-def test_a_scale_is_ordered_to_be_kept(bench) -> None:
+def test_a_scale_is_ordered_to_be_kept(bench: type[Bench]) -> None:
     master = bench()
     master.up()
     assert c.KeepScale(2, 5) in master.put(e.ScaleRequested(0, 2, 5))

@@ -5,6 +5,7 @@ replaced as asked.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,16 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain
 from elasticdl.master.core.data.ledger import Blame, Ids, Ledger, Stage
-from elasticdl.master.core.data.shard_list import MOST_ROWS, ShardState, ShardWish, shard_page
+from elasticdl.master.core.data.shard_list import (
+    MOST_ROWS,
+    ShardPage,
+    ShardState,
+    ShardWish,
+    shard_page,
+)
 from elasticdl.master.core.data.sharding import Plan
 from elasticdl.shard import Applied, Source, Task
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 WORKERS = [ProcessName(Role.WORKER, index) for index in range(3)]
@@ -30,7 +38,7 @@ def make(shards: int, epochs: int = 1) -> Ledger:
     )
 
 
-def listed(ledger: Ledger, **wish):
+def listed(ledger: Ledger, **wish: Any) -> ShardPage:
     return shard_page([ledger], ShardWish(limit=MOST_ROWS, **wish), now_s=100.0)
 
 
@@ -44,7 +52,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps):
+def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps: list[tuple[str, int]]) -> None:
     ledger = make(8, epochs=2)
     for what, number in steps:
         held = list(ledger.held.values())
@@ -91,7 +99,7 @@ def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps):
         assert done + parked + unfinished >= (8 if ledger.counts else 0)
 
 
-def test_a_row_tells_owner_attempt_offset_age_and_the_last_problem():
+def test_a_row_tells_owner_attempt_offset_age_and_the_last_problem() -> None:
     ledger = make(3)
     held = ledger.take(WORKERS[1], 40.0)
     ledger.advance(held, 4, 0)
@@ -109,7 +117,7 @@ def test_a_row_tells_owner_attempt_offset_age_and_the_last_problem():
     assert row.problem.startswith("<script>") and len(row.problem) == 500
 
 
-def test_a_page_of_a_hundred_thousand_shards_costs_no_walk_through_all_of_them():
+def test_a_page_of_a_hundred_thousand_shards_costs_no_walk_through_all_of_them() -> None:
     ledger = make(100_000)
     for _ in range(2000):
         ledger.take(WORKERS[0], 0.0)
@@ -123,7 +131,9 @@ def test_a_page_of_a_hundred_thousand_shards_costs_no_walk_through_all_of_them()
 # a worker is replaced
 
 
-def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event(bench):
+def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers="1:2")
     job.up(workers=2)
     lease = job.lease(0)
@@ -142,7 +152,7 @@ def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event(ben
     assert job.total["lost"] == 0 and job.total["repeated"] == 0
 
 
-def test_what_cannot_be_replaced_is_said_and_nothing_is_stopped(bench):
+def test_what_cannot_be_replaced_is_said_and_nothing_is_stopped(bench: type[Bench]) -> None:
     job = bench(num_workers="1:2")
     job.up(workers=2)
     job.put(e.ReplaceRequested(0, job.worker(0)))
@@ -161,6 +171,6 @@ def test_what_cannot_be_replaced_is_said_and_nothing_is_stopped(bench):
     ) or "stopping already" in job.state.why_not_replace(job.worker(2))
 
 
-def test_a_replacement_is_in_the_journal():
+def test_a_replacement_is_in_the_journal() -> None:
     event = e.ReplaceRequested(4.5, WORKERS[2])
     assert event_of(event_plain(event)) == event

@@ -7,6 +7,7 @@ the preflight has its own bounds. What a start waits for after that is where eac
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.processes.table import Life
 from elasticdl.shard import Source
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
@@ -27,24 +29,24 @@ MOST_TRIES = 30
 Scene = Callable[[object, ProcessName], None]
 
 
-def requested(job, name: ProcessName) -> None:
+def requested(job: Any, name: ProcessName) -> None:
     """The cluster never shows it."""
 
 
-def refused(job, name: ProcessName) -> None:
+def refused(job: Any, name: ProcessName) -> None:
     job.put(e.CreateFailed(0, name, "quota team exhausted", retry=True))
 
 
-def pending(job, name: ProcessName) -> None:
+def pending(job: Any, name: ProcessName) -> None:
     job.put(e.ProcessSeen(0, name, running=False, waiting_for="pulling the image"))
 
 
-def starting(job, name: ProcessName) -> None:
+def starting(job: Any, name: ProcessName) -> None:
     job.put(e.ProcessSeen(0, name, running=True, where="node-1"))
 
 
 def at_part(part: str) -> Scene:
-    def scene(job, name: ProcessName) -> None:
+    def scene(job: Any, name: ProcessName) -> None:
         starting(job, name)
         job.put(e.ProcessAttached(0, name, "c", "b", starting=True))
         job.put(e.StartWentOn(0, name, part))
@@ -63,18 +65,18 @@ BOUNDED: dict[tuple[Life, str], tuple[Scene, float]] = {
 }
 
 
-def test_every_place_in_a_start_is_in_this_list():
+def test_every_place_in_a_start_is_in_this_list() -> None:
     ends = {Life.STOPPING, Life.LOST, Life.ENDED}
     assert set(UNBOUNDED) | {life for life, _ in BOUNDED} | ends == set(Life)
 
 
-def test_the_phase_of_this_name_is_over_with_the_first_event(bench):
+def test_the_phase_of_this_name_is_over_with_the_first_event(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.start()
     assert job.state.status().phase == "working"
 
 
-def begun(bench, role: str):
+def begun(bench: Any, role: str) -> Any:
     """A job in which only one process of that role is not there."""
     job = bench(num_workers=1)
     job.start()
@@ -85,20 +87,20 @@ def begun(bench, role: str):
     return job
 
 
-def pass_time(job, seconds: float, step_s: float = 5.0) -> None:
+def pass_time(job: Any, seconds: float, step_s: float = 5.0) -> None:
     for _ in range(round(seconds / step_s)):
         job.tick(step_s)
 
 
-def newest(job, role: str) -> ProcessName:
+def newest(job: Any, role: str) -> ProcessName:
     return [one.name for one in job.of(c.StartProcess) if one.name.role == role][-1]
 
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
 @pytest.mark.parametrize("life", UNBOUNDED, ids=str)
 def test_what_waits_for_the_cluster_is_named_for_as_long_as_it_takes_and_is_no_stall(
-    bench, life, role
-):
+    bench: type[Bench], life: Any, role: str
+) -> None:
     job = begun(bench, role)
     UNBOUNDED[life](job, newest(job, role))
     pass_time(job, NAMED_S)
@@ -114,8 +116,8 @@ def test_what_waits_for_the_cluster_is_named_for_as_long_as_it_takes_and_is_no_s
     ids=lambda one: one if isinstance(one, str) else one[1] or str(one[0]),
 )
 def test_what_a_process_itself_does_is_named_bounded_and_ends_the_job_when_it_never_works(
-    bench, place, role
-):
+    bench: type[Bench], place: Any, role: Any
+) -> None:
     scene, limit_s = BOUNDED[place]
     job = begun(bench, role)
     for tries in range(MOST_TRIES):
@@ -134,7 +136,9 @@ def test_what_a_process_itself_does_is_named_bounded_and_ends_the_job_when_it_ne
     assert job.finished.exit_code is (ExitCode.STALLED if place[1] else ExitCode.JOB_FAILED)
 
 
-def test_workers_that_never_get_ready_end_no_job_in_which_another_one_works(bench):
+def test_workers_that_never_get_ready_end_no_job_in_which_another_one_works(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2, records_per_task=1_000_000)
     job.up(training=(Source("a", 1_000_000),))
     lease, offset = job.lease(), 0

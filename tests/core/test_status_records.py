@@ -15,17 +15,18 @@ from elasticdl.job_status import NotBegun
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
 ONE = {"auc": ((1.0, 2.0),)}
 
 
-def done_by(job) -> dict[str, int]:
+def done_by(job: Bench) -> dict[str, int]:
     return {row.name: row.records for row in job.state.status().processes if row.role == "worker"}
 
 
-def adds_up(job) -> None:
+def adds_up(job: Bench) -> None:
     """What workers of this master did, with what was there before, is what the receipt counts; and
     nothing is unsaid.
     """
@@ -33,7 +34,7 @@ def adds_up(job) -> None:
     total, records = receipt.total, status.records
     assert sum(done_by(job).values()) + records.resumed == total.trained + records.undone
     for row in (*receipt.epochs, total):
-        assert row.expected == row.trained + row.bad + row.lost + row.left, row
+        assert row.expected == row.trained + row.bad + row.lost + row.left, row  # type: ignore[attr-defined]
     begun = sum(row.expected for row in receipt.epochs)
     assert total.expected == begun + receipt.not_begun.records
     shown = {
@@ -43,7 +44,9 @@ def adds_up(job) -> None:
     assert shown == asdict(total)
 
 
-def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluation_never_is(bench):
+def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluation_never_is(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2, num_ps_pods=2, validation_data="v", evaluation_steps=1)
     job.up(2)
     lease = job.lease(1)
@@ -67,7 +70,9 @@ def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluatio
     assert done_by(job) | {"worker-2": 0} == {"worker-0": 0, "worker-1": 16, "worker-2": 0}
 
 
-def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_again(bench):
+def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_again(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=2, num_ps_pods=2)
     job.up(2)
     lease = job.lease(1)
@@ -83,7 +88,9 @@ def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_
     assert done_by(job)["worker-0"] == 8
 
 
-def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(bench):
+def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, num_epochs=3)
     job.up()
     lease = job.lease()
@@ -104,7 +111,7 @@ def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(be
     assert job.state.receipt().why_left == "stopped: Ctrl-C"
 
 
-def test_training_that_ends_early_leaves_records_and_says_why(bench):
+def test_training_that_ends_early_leaves_records_and_says_why(bench: type[Bench]) -> None:
     job = bench(num_workers=1, num_epochs=3)
     job.up()
     job.finish(0, job.lease())
@@ -123,7 +130,9 @@ def test_training_that_ends_early_leaves_records_and_says_why(bench):
     )
 
 
-def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_come(bench):
+def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_come(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, num_epochs=2)
     job.up()
     job.finish(0, job.lease())
@@ -134,7 +143,7 @@ def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_co
     assert job.total["left"] == 0 and job.state.receipt().not_begun == NotBegun(0, 0)
 
 
-def test_a_resumed_job_says_how_many_records_were_trained_before(bench):
+def test_a_resumed_job_says_how_many_records_were_trained_before(bench: type[Bench]) -> None:
     first = bench(num_workers=1, num_epochs=2)
     first.up()
     first.finish(0, first.lease())
@@ -149,7 +158,9 @@ def test_a_resumed_job_says_how_many_records_were_trained_before(bench):
     assert again.state.status().records.trained == 128
 
 
-def test_shards_are_counted_over_all_epochs_so_that_done_is_of_the_whole(bench):
+def test_shards_are_counted_over_all_epochs_so_that_done_is_of_the_whole(
+    bench: type[Bench],
+) -> None:
     job = bench(num_workers=1, num_epochs=5)
     job.up()
     for _ in range(4):
@@ -158,7 +169,7 @@ def test_shards_are_counted_over_all_epochs_so_that_done_is_of_the_whole(bench):
     assert (counts.todo, counts.leased, counts.done, counts.parked) == (16, 0, 4, 0)
 
 
-def test_a_worker_that_is_starting_does_not_wait_for_work(bench):
+def test_a_worker_that_is_starting_does_not_wait_for_work(bench: type[Bench]) -> None:
     job = bench(Action.EVALUATE, num_workers=2)
     job.start()
     job.attach(job.ps(0))
@@ -178,7 +189,7 @@ def test_a_worker_that_is_starting_does_not_wait_for_work(bench):
     assert job.said("waiting for work"), "one worker has the only shard"
 
 
-def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench):
+def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench: type[Bench]) -> None:
     job = bench(num_workers=1, num_epochs=250)
     job.up()
     for _ in range(4 * 230 + 1):
@@ -191,7 +202,7 @@ def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench):
 
 
 @pytest.mark.parametrize(("action", "records"), [(Action.EVALUATE, 16), (Action.PREDICT, 32)])
-def test_records_of_other_jobs_add_up_too(bench, action, records):
+def test_records_of_other_jobs_add_up_too(bench: type[Bench], action: Action, records: int) -> None:
     job = bench(action, num_workers=1)
     job.up()
     while (job.total["trained"]) < records:

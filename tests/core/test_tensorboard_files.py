@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from elasticdl.master.tensorboard_scalars import ScalarRuns
 pytestmark = pytest.mark.core
 
 
-def read(directory):
+def read(directory: Path) -> tuple[list[tuple[int, str, float, float]], list[str]]:
     """(step, tag, value, wall time) of all points, by TensorFlow's reader, and the versions that
     the files say they have.
     """
@@ -32,7 +33,7 @@ def read(directory):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_points_come_back_as_they_were_added(tmp_path):
+def test_points_come_back_as_they_were_added(tmp_path: Path) -> None:
     file = EventFile(tmp_path / "train")
     file.add({"loss": 0.5}, 0, 1700000000.25)
     file.add({"loss": 0.25, "genauigkeit ü": 1.0}, 300, 1700000001.0)
@@ -50,7 +51,9 @@ def test_points_come_back_as_they_were_added(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_training_and_evaluation_are_two_runs_and_a_second_master_adds_a_file(tmp_path):
+def test_training_and_evaluation_are_two_runs_and_a_second_master_adds_a_file(
+    tmp_path: Path,
+) -> None:
     for version in (10, 20):
         runs = ScalarRuns(str(tmp_path))
         runs.append(
@@ -88,8 +91,8 @@ def test_training_and_evaluation_are_two_runs_and_a_second_master_adds_a_file(tm
 
 
 def test_without_a_directory_nothing_is_written_and_one_that_cannot_be_written_is_said_once(
-    tmp_path, caplog, monkeypatch
-):
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     row = {"kind": "training", "version": 1, "records": 1, "values": {"loss": 0.5}}
     ScalarRuns("").append(row)
@@ -103,7 +106,9 @@ def test_without_a_directory_nothing_is_written_and_one_that_cannot_be_written_i
     assert len(caplog.records) == 1 and "TensorBoard lacks points" in caplog.text
 
 
-def test_a_disk_that_gets_full_costs_points_and_closing_says_nothing_more(tmp_path, caplog):
+def test_a_disk_that_gets_full_costs_points_and_closing_says_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = EventFile(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60, limits[1]))

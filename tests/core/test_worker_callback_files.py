@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -22,7 +24,9 @@ pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationW
 class Job:
     """Workers of one job, each with the callbacks that the module makes for it."""
 
-    def __init__(self, job_dir: Path, make, has_validation: bool = True) -> None:
+    def __init__(
+        self, job_dir: Path, make: Callable[..., Any], has_validation: bool = True
+    ) -> None:
         self.job_dir, self.make, self.has_validation = job_dir, make, has_validation
 
     def worker(self, index: int) -> JobCallbacks:
@@ -64,7 +68,7 @@ def points(folder: Path) -> list[tuple[int, str, float]]:
     ]
 
 
-def test_with_validation_data_one_worker_writes_the_csv_of_the_job(tmp_path):
+def test_with_validation_data_one_worker_writes_the_csv_of_the_job(tmp_path: Path) -> None:
     job = Job(tmp_path, lambda: keras.callbacks.CSVLogger("logs/history.csv"))
     first, second = job.worker(0), job.worker(1)
     for worker in (first, second):
@@ -82,7 +86,7 @@ def test_with_validation_data_one_worker_writes_the_csv_of_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("append", [False, True])
-def test_who_takes_over_goes_on_with_a_whole_csv(tmp_path, append):
+def test_who_takes_over_goes_on_with_a_whole_csv(tmp_path: Path, append: bool) -> None:
     job = Job(tmp_path, lambda: keras.callbacks.CSVLogger("history.csv", append=append))
     lost = job.worker(0)
     step(lost, 0, 0.5)
@@ -99,7 +103,7 @@ def test_who_takes_over_goes_on_with_a_whole_csv(tmp_path, append):
     ]
 
 
-def test_without_validation_data_each_worker_writes_its_own(tmp_path):
+def test_without_validation_data_each_worker_writes_its_own(tmp_path: Path) -> None:
     job = Job(tmp_path, lambda: keras.callbacks.CSVLogger("history.csv"), has_validation=False)
     for index, loss in ((0, 0.5), (3, 0.25)):
         worker = job.worker(index)
@@ -109,7 +113,7 @@ def test_without_validation_data_each_worker_writes_its_own(tmp_path):
     assert [row["loss"] for row in rows(tmp_path / "history.worker-3.csv")] == ["0.25"]
 
 
-def test_a_path_that_is_absolute_stays_where_it_is(tmp_path):
+def test_a_path_that_is_absolute_stays_where_it_is(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", lambda: keras.callbacks.CSVLogger(str(tmp_path / "mine.csv")))
     worker = job.worker(4)
     tell_round(worker, 0, 0.75)
@@ -117,7 +121,7 @@ def test_a_path_that_is_absolute_stays_where_it_is(tmp_path):
     assert [row["auc"] for row in rows(tmp_path / "mine.csv")] == ["0.75"]
 
 
-def test_tensorboard_gets_the_curves_that_keras_writes_once_a_job(tmp_path):
+def test_tensorboard_gets_the_curves_that_keras_writes_once_a_job(tmp_path: Path) -> None:
     job = Job(tmp_path, lambda: keras.callbacks.TensorBoard("board"))
     lost = job.worker(0)
     step(lost, 0, 0.5)
@@ -139,7 +143,7 @@ def test_tensorboard_gets_the_curves_that_keras_writes_once_a_job(tmp_path):
     ]
 
 
-def test_without_validation_data_each_worker_is_a_run_of_its_own(tmp_path):
+def test_without_validation_data_each_worker_is_a_run_of_its_own(tmp_path: Path) -> None:
     job = Job(tmp_path, lambda: keras.callbacks.TensorBoard("board"), has_validation=False)
     for index in (0, 2):
         worker = job.worker(index)
@@ -152,7 +156,7 @@ def test_without_validation_data_each_worker_is_a_run_of_its_own(tmp_path):
     )
 
 
-def test_an_error_names_the_callback_that_the_module_gave(tmp_path):
+def test_an_error_names_the_callback_that_the_module_gave(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     job = Job(tmp_path, lambda: keras.callbacks.CSVLogger("folder.csv"))
     with pytest.raises(UserError, match=r"CSVLogger\.on_epoch_end raised IsADirectoryError"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -17,35 +19,35 @@ from elasticdl.worker.tasks.evaluation import PastRound, past_of, states_of
 pytestmark = pytest.mark.core
 
 
-class Diary(keras.callbacks.Callback):
+class Diary(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Writes down what it is told."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries: list[tuple] = []
+        self.entries: list[tuple[Any, ...]] = []
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.entries.append(("train begins", self.params["epochs"], self.model is not None))
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.entries.append(("epoch begins", epoch))
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self.entries.append(("batch begins", batch))
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self.entries.append(("batch ends", batch, logs))
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.entries.append(("epoch ends", epoch, logs))
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.entries.append(("test begins",))
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: dict[str, float] | None = None) -> None:
         self.entries.append(("test ends", logs))
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         self.entries.append(("train ends", logs))
 
 
@@ -84,7 +86,7 @@ def summary(number: int) -> Lease:
     return replace(SUMMARY, round=number)
 
 
-def test_without_validation_data_an_epoch_ends_when_the_next_begins_and_at_the_end():
+def test_without_validation_data_an_epoch_ends_when_the_next_begins_and_at_the_end() -> None:
     diary = Diary()
     stage = Stage(diary)
     stage.callbacks.begin({"epochs": 2})
@@ -107,7 +109,7 @@ def test_without_validation_data_an_epoch_ends_when_the_next_begins_and_at_the_e
     ]
 
 
-def test_with_validation_data_an_epoch_ends_with_the_values_of_a_round():
+def test_with_validation_data_an_epoch_ends_with_the_values_of_a_round() -> None:
     diary = Diary()
     stage = Stage(diary, has_validation=True)
     stage.callbacks.begin({"epochs": 1})
@@ -123,7 +125,7 @@ def test_with_validation_data_an_epoch_ends_with_the_values_of_a_round():
     assert stage.refreshed == [SUMMARY], "the model has the round's weights when its callbacks look"
 
 
-def test_early_stopping_ends_the_training_after_its_patience():
+def test_early_stopping_ends_the_training_after_its_patience() -> None:
     stage = Stage(
         keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=1),
         has_validation=True,
@@ -136,7 +138,7 @@ def test_early_stopping_ends_the_training_after_its_patience():
     assert told == [False, False, True, True]
 
 
-def test_a_worker_that_takes_over_counts_on_from_the_rounds_before():
+def test_a_worker_that_takes_over_counts_on_from_the_rounds_before() -> None:
     stage = Stage(
         keras.callbacks.EarlyStopping(monitor="val_auc", mode="max", patience=2),
         has_validation=True,
@@ -149,7 +151,7 @@ def test_a_worker_that_takes_over_counts_on_from_the_rounds_before():
     )
 
 
-def test_rounds_that_a_worker_was_told_are_not_told_again():
+def test_rounds_that_a_worker_was_told_are_not_told_again() -> None:
     diary = Diary()
     stage = Stage(diary, has_validation=True)
     stage.callbacks.begin({"epochs": 1})
@@ -168,7 +170,9 @@ def test_rounds_that_a_worker_was_told_are_not_told_again():
 @pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning"
 )  # of Keras' own saving
-def test_the_model_of_a_round_that_is_over_is_not_saved_but_its_value_counts(tmp_path):
+def test_the_model_of_a_round_that_is_over_is_not_saved_but_its_value_counts(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "best.keras"
     saver = keras.callbacks.ModelCheckpoint(
         path, monitor="val_auc", mode="max", save_best_only=True
@@ -183,7 +187,7 @@ def test_the_model_of_a_round_that_is_over_is_not_saved_but_its_value_counts(tmp
     assert path.exists()
 
 
-def test_the_rounds_before_come_with_a_summary_lease():
+def test_the_rounds_before_come_with_a_summary_lease() -> None:
     payload = (
         '{"metrics": {}, "history": [{"round": 3, "epoch": 1, "values": {"auc": 0.5}, "loss":'
         " null}]}"
@@ -194,9 +198,9 @@ def test_the_rounds_before_come_with_a_summary_lease():
         past_of('{"history": [{}]}')
 
 
-def test_stop_training_set_in_a_batch_is_asked_for_once():
-    class Stopper(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
+def test_stop_training_set_in_a_batch_is_asked_for_once() -> None:
+    class Stopper(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
             self.model.stop_training = batch >= 1
 
     stage = Stage(Stopper())
@@ -209,7 +213,7 @@ def test_stop_training_set_in_a_batch_is_asked_for_once():
     assert stage.stop_asked() == ""
 
 
-def test_max_steps_stopping_goes_by_the_version_of_the_model():
+def test_max_steps_stopping_goes_by_the_version_of_the_model() -> None:
     stage = Stage(
         MaxStepsStopping(10), LearningRateScheduler(lambda version: 0.1), SavedModelExporter()
     )
@@ -220,7 +224,7 @@ def test_max_steps_stopping_goes_by_the_version_of_the_model():
     assert "10 of 10" in stage.stop_asked()
 
 
-def test_lambda_callbacks_get_their_batches():
+def test_lambda_callbacks_get_their_batches() -> None:
     seen: list[float] = []
     stage = Stage(
         keras.callbacks.LambdaCallback(
@@ -233,9 +237,9 @@ def test_lambda_callbacks_get_their_batches():
     assert seen == [4.0]
 
 
-def test_an_error_of_a_callback_names_it():
-    class Broken(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
+def test_an_error_of_a_callback_names_it() -> None:
+    class Broken(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
             raise KeyError("accuracy")
 
     stage = Stage(Broken())
@@ -243,7 +247,7 @@ def test_an_error_of_a_callback_names_it():
         stage.step(0)
 
 
-def test_merged_states_come_out_of_a_summary_lease():
+def test_merged_states_come_out_of_a_summary_lease() -> None:
     assert states_of('{"round": 1, "metrics": {"auc": [[1, 2], [3.5]]}}') == {
         "auc": ((1.0, 2.0), (3.5,))
     }
@@ -252,12 +256,12 @@ def test_merged_states_come_out_of_a_summary_lease():
 @pytest.mark.parametrize(
     "payload", ["", "[]", "{}", '{"metrics": {"auc": 1}}', '{"metrics": {"auc": [["x"]]}}']
 )
-def test_a_payload_that_is_none_is_refused(payload):
+def test_a_payload_that_is_none_is_refused(payload: str) -> None:
     with pytest.raises(PermanentError, match="summary lease"):
         states_of(payload)
 
 
-def test_a_job_that_only_evaluates_has_tests_only():
+def test_a_job_that_only_evaluates_has_tests_only() -> None:
     diary = Diary()
     stage = Stage(diary, has_validation=True, training=False)
     stage.callbacks.begin({"epochs": 1})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from elasticdl.embedding.spec import (
     DenseSpec,
@@ -37,17 +39,17 @@ class Whole:
         self.vector = np.ones(9, np.float32)
         self.ids, self.weights = np.array([-7, 4]), np.ones((2, 2), np.float32)
 
-    def dense(self, snapshot):
+    def dense(self, snapshot: None) -> NDArray[Any]:
         return self.vector
 
-    def rows(self, table, snapshot):
+    def rows(self, table: int, snapshot: None) -> tuple[NDArray[Any], NDArray[Any]]:
         return self.ids, self.weights
 
 
 def export(whole: Whole) -> list[Path]:
     written: list[Path] = []
     task = ExportTask(
-        whole,
+        whole,  # type: ignore[arg-type]
         SPEC,
         lambda dense, tables, directory: written.append(directory),
         Path("out"),
@@ -57,11 +59,11 @@ def export(whole: Whole) -> list[Path]:
     return written
 
 
-def test_a_whole_model_is_written():
+def test_a_whole_model_is_written() -> None:
     assert export(Whole()) == [Path("out")]
 
 
-def test_a_weight_that_is_no_number_is_named_by_variable_or_row():
+def test_a_weight_that_is_no_number_is_named_by_variable_or_row() -> None:
     whole = Whole()
     whole.weights[1, 1] = np.nan
     with pytest.raises(NonFinite, match="row 4 of table items is nan: the model has diverged"):

@@ -28,7 +28,7 @@ class Source:
         return self.left.pop(0) if self.left else Finished()
 
 
-def test_leases_that_came_after_they_were_voided_are_neither_held_nor_waited_for():
+def test_leases_that_came_after_they_were_voided_are_neither_held_nor_waited_for() -> None:
     """Each would take one of the few places ahead for ever: with the second one the worker would
     never ask again.
     """
@@ -52,7 +52,7 @@ def test_leases_that_came_after_they_were_voided_are_neither_held_nor_waited_for
     shutdown.end(Done())
 
 
-def test_an_order_that_is_told_again_does_not_bring_an_earlier_era_back():
+def test_an_order_that_is_told_again_does_not_bring_an_earlier_era_back() -> None:
     keeper = LeaseKeeper(Source(), Outbox(), Shutdown())
     keeper.revoke(2)
     keeper.revoke(1)

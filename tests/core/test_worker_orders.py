@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.core
 LIMIT_S = 10.0
 
 
-def listen(orders, shutdown: Shutdown, move=lambda addresses: None) -> Orders:
+def listen(orders: Any, shutdown: Shutdown, move: Any = lambda addresses: None) -> Orders:
     """To orders that are about neither a ring nor the worker's state."""
-    return Orders(orders, shutdown, move=move, ring=pytest.fail, tell_state=pytest.fail)
+    return Orders(orders, shutdown, move=move, ring=pytest.fail, tell_state=pytest.fail)  # type: ignore[arg-type]
 
 
 def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]], Orders]:
@@ -44,22 +45,22 @@ def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]],
     return shutdown, moves, listening
 
 
-def test_addresses_are_passed_on_and_the_job_may_finish():
+def test_addresses_are_passed_on_and_the_job_may_finish() -> None:
     shutdown, moves, _ = follow(Servers(("a:1", "")), Servers(("a:1", "b:2")), Finish())
     assert moves == [("a:1", ""), ("a:1", "b:2")]
     assert shutdown.reason == Done()
 
 
-def test_a_drain_is_a_drain():
+def test_a_drain_is_a_drain() -> None:
     assert follow(Drain("scaled down"))[0].reason == Draining("scaled down")
 
 
-def test_a_refused_stream_ends_the_worker():
+def test_a_refused_stream_ends_the_worker() -> None:
     reason = follow(Refused("replaced"))[0].reason
     assert isinstance(reason, Failed) and isinstance(reason.error, Refused)
 
 
-def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later():
+def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later() -> None:
     _, _, orders = follow(Revoke("stopped", 1), Revoke("again", 2), Finish())
     first, second = list[int](), list[int]()
     orders.revoke_by(first.append)
@@ -67,7 +68,7 @@ def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later()
     assert (first, second) == ([2], [])
 
 
-def test_a_revocation_reaches_the_pipeline():
+def test_a_revocation_reaches_the_pipeline() -> None:
     heard, shutdown = threading.Event(), Shutdown()
     orders = listen(lambda: iter([Revoke("stopped", 1)]), shutdown)
     orders.revoke_by(lambda revocation: heard.set())
@@ -91,29 +92,30 @@ class Reader:
     def close(self) -> None: ...
 
 
-def sample(reader: Reader, feed) -> object:
+def sample(reader: Reader, feed: Callable[..., Any]) -> object:
     return first_features(Sources(lambda task: reader, lambda task: feed, 4), Task.TRAINING)
 
 
-def test_the_first_batch_is_what_feed_makes_of_the_first_records():
-    assert np.array_equal(sample(Reader(3), lambda window: (window, None)), [0, 1, 2])
+def test_the_first_batch_is_what_feed_makes_of_the_first_records() -> None:
+    assert np.array_equal(sample(Reader(3), lambda window: (window, None)), [0, 1, 2])  # type: ignore[arg-type]
     assert np.array_equal(
-        sample(Reader(30), lambda window: (window, None) if 8 in window else None), [8, 9, 10, 11]
+        sample(Reader(30), lambda window: (window, None) if 8 in window else None),  # type: ignore[arg-type]
+        [8, 9, 10, 11],
     )
 
 
-def test_a_feed_that_makes_nothing_of_the_first_records_is_named():
+def test_a_feed_that_makes_nothing_of_the_first_records_is_named() -> None:
     with pytest.raises(UserError, match="kept none of the first records of one"):
         sample(Reader(30), lambda window: None)
 
 
-def test_an_error_of_the_users_reader_is_the_users():
+def test_an_error_of_the_users_reader_is_the_users() -> None:
     class Broken(Reader):
-        def read(self, shard):
+        def read(self, shard: Any) -> Iterator[Block]:
             yield from super().read(shard)
             raise ConnectionError("the warehouse is closed")
 
-    blocks = UserReader(Broken(4), "/zoo").read(Shard(0, "one", 0, 4))
+    blocks = UserReader(Broken(4), "/zoo").read(Shard(0, "one", 0, 4))  # type: ignore[arg-type]
     assert next(blocks).count == 4
     with pytest.raises(UserError, match="ConnectionError: the warehouse is closed"):
         next(blocks)

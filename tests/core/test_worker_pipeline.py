@@ -7,13 +7,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from elasticdl.clock import Clock, ManualClock, SystemClock
 from elasticdl.data.base import Block, Metadata
@@ -25,7 +27,7 @@ from elasticdl.embedding.spec import (
     TableSpec,
 )
 from elasticdl.errors import Refused, TransientError, UserError
-from elasticdl.rpc.conversation import Finished, Report, Wait
+from elasticdl.rpc.conversation import Finished, Progress, Report, Wait
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
 from elasticdl.shard import Lease, Shard, ShardId, SnapshotId, Source, Task
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -58,15 +60,15 @@ SPEC = ParametersSpec(
 
 @dataclass(frozen=True)
 class Lookups:
-    ids: tuple
-    positions: tuple
+    ids: tuple[Any, ...]
+    positions: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
     loss: float
     dense: np.ndarray
-    gradients: tuple
+    gradients: tuple[Any, ...]
     learning_rate: float = 1.0
     nonfinite: str = ""
 
@@ -175,7 +177,7 @@ class CountingStep:
     def reset_metrics(self) -> None:
         self.evaluated = 0.0
 
-    def metric_values(self, states: dict) -> dict[str, float]:
+    def metric_values(self, states: dict[str, Any]) -> dict[str, float]:
         return {name: state[0][0] for name, state in states.items()}
 
 
@@ -190,7 +192,7 @@ class Numbers:
     def sources(self) -> tuple[Source, ...]:
         return (Source("numbers", 10**6),)
 
-    def read(self, shard: Shard):
+    def read(self, shard: Shard) -> Iterator[Block]:
         numbers = np.arange(shard.begin, shard.end)
         good = numbers[numbers % self.bad_every != 0] if self.bad_every else numbers
         yield Block(
@@ -213,7 +215,7 @@ class ScriptedMaster:
         self.changed = threading.Condition()
         self.hold = 0
 
-    def request_lease(self, wait_s: float):
+    def request_lease(self, wait_s: float) -> Finished | Wait | Lease:
         with self.changed:
             if self.changed.wait_for(lambda: self.todo or self.open == 0, min(wait_s, 0.2)):
                 return self.todo.pop(0) if self.todo else Finished()
@@ -225,7 +227,7 @@ class ScriptedMaster:
             self.open -= sum(progress.done for progress in report.progress) + len(report.summaries)
             self.changed.notify_all()
 
-    def progress(self):
+    def progress(self) -> list[Progress]:
         return [progress for report in self.reports for progress in report.progress]
 
 
@@ -245,10 +247,10 @@ class TrainingOnly:
 
 
 class NoCallbacks:
-    def recall(self, rounds) -> None:
+    def recall(self, rounds: tuple[Any, ...]) -> None:
         pass
 
-    def tested(self, lease, values) -> bool:
+    def tested(self, lease: Lease, values: dict[str, float]) -> bool:
         return False
 
 
@@ -262,7 +264,7 @@ class Rig:
     reader: Numbers = field(default_factory=Numbers)
     bounds: Bounds = field(default_factory=Bounds)
     minibatch_size: int = 4
-    feed: Callable = field(default=lambda window: (window, None))
+    feed: Callable[..., Any] = field(default=lambda window: (window, None))
     give_up_s: float = 5.0
     steps_clock: Clock = field(default_factory=SystemClock)
 
@@ -276,17 +278,21 @@ class Rig:
             keeper, self.outbox, self.gauges, patience, HangWatch(clock), self.shutdown
         )
         self.trainer = PsTrainer(
-            self.step, self.parameters, self.context, self.bounds, self.steps_clock
+            self.step,  # type: ignore[arg-type]
+            self.parameters,
+            self.context,
+            self.bounds,
+            self.steps_clock,
         )
         sources = Sources(lambda task: self.reader, lambda task: self.feed, self.minibatch_size)
         reading = ShardReading(sources, self.context)
         feeding = Feeding(reading, sources, self.context)
         self.loading = Prefetch(feeding, self.trainer, self.context)
         self.training = TrainingOnly(self.trainer)
-        self.tasks = {
+        self.tasks: dict[Task, Any] = {
             Task.TRAINING: self.training,
-            Task.EVALUATION: EvaluationTask(self.step, self.context),
-            Task.SUMMARY: SummaryTask(self.step, NoCallbacks(), self.outbox),
+            Task.EVALUATION: EvaluationTask(self.step, self.context),  # type: ignore[arg-type]
+            Task.SUMMARY: SummaryTask(self.step, NoCallbacks(), self.outbox),  # type: ignore[arg-type]
         }
         self.loop = Loop(self.loading, self.trainer, self.tasks, self.context)
         self.reporter = Reporter(self.outbox, self.gauges, self.master, 0.1, self.shutdown)
@@ -313,7 +319,7 @@ class Rig:
         return {number: round(float(row[0])) for number, row in self.parameters.table.items()}
 
 
-def training(records: int, shard: int = 0, **fields) -> Lease:
+def training(records: int, shard: int = 0, **fields: Any) -> Lease:
     return Lease(
         Task.TRAINING,
         Shard(ShardId(shard), "numbers", shard * 1000, shard * 1000 + records),
@@ -330,7 +336,7 @@ def once(*leases: Lease) -> dict[int, int]:
     return {number: 1 for lease in leases for number in numbers_of(lease)}
 
 
-def test_all_records_of_all_leases_are_trained_once_and_reported():
+def test_all_records_of_all_leases_are_trained_once_and_reported() -> None:
     leases = [training(10, 0), training(7, 1, order_seed=5), training(1, 2)]
     rig = Rig(ScriptedMaster(leases))
     rig.run()
@@ -341,14 +347,14 @@ def test_all_records_of_all_leases_are_trained_once_and_reported():
     assert sum(rig.training.losses) == 18
 
 
-def test_a_lease_goes_on_at_its_offset():
+def test_a_lease_goes_on_at_its_offset() -> None:
     whole = np.random.Generator(np.random.PCG64(9)).permutation(12)
     rig = Rig(ScriptedMaster([training(12, order_seed=9, offset=5)]))
     rig.run()
     assert rig.trained() == {int(number): 1 for number in whole[5:]}
 
 
-def test_the_master_knows_of_bad_records_before_a_server_has_their_batch():
+def test_the_master_knows_of_bad_records_before_a_server_has_their_batch() -> None:
     lease, reader = training(40, order_seed=9), Numbers(bad_every=3)
     rig = Rig(ScriptedMaster([lease]), reader=reader)
     loaded = LoadedShard.read(lease.shard, reader.read(lease.shard))
@@ -363,7 +369,7 @@ def test_the_master_knows_of_bad_records_before_a_server_has_their_batch():
     assert known and all(known)
 
 
-def test_bad_records_are_left_out_and_counted():
+def test_bad_records_are_left_out_and_counted() -> None:
     rig = Rig(ScriptedMaster([training(10)]), reader=Numbers(bad_every=3))
     rig.run()
     assert rig.trained() == {number: 1 for number in range(10) if number % 3}
@@ -373,7 +379,7 @@ def test_bad_records_are_left_out_and_counted():
 
 
 @pytest.mark.parametrize("kept", [(), (5,), (0,), (11,)])
-def test_windows_that_feed_empties_count_as_read(kept):
+def test_windows_that_feed_empties_count_as_read(kept: tuple[int]) -> None:
     rig = Rig(ScriptedMaster([training(12), training(3, 1)]), minibatch_size=2)
     rig.feed = lambda window: (window, None) if any(number in window for number in kept) else None
     rig.run()
@@ -382,7 +388,7 @@ def test_windows_that_feed_empties_count_as_read(kept):
     assert sum(progress.done for progress in rig.master.progress()) == 2
 
 
-def test_a_lease_with_nothing_left_is_done_at_once():
+def test_a_lease_with_nothing_left_is_done_at_once() -> None:
     rig = Rig(ScriptedMaster([training(5, offset=5)]))
     rig.run()
     assert [(one.done, one.applied.offset) for one in rig.master.progress()] == [(True, 5)]
@@ -398,8 +404,8 @@ def test_a_lease_with_nothing_left_is_done_at_once():
     st.integers(1, 4),
 )
 def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(
-    records, begun, size, seed, bad_every, feed_every
-):
+    records: int, begun: int, size: int, seed: int | None, bad_every: int, feed_every: int
+) -> None:
     """Windows whose records are all bad or left out by `feed`, one record, an end inside a batch;
     another lease comes after.
     """
@@ -428,7 +434,7 @@ def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
-def test_a_pull_misses_at_most_the_allowed_number_of_own_updates(staleness):
+def test_a_pull_misses_at_most_the_allowed_number_of_own_updates(staleness: int) -> None:
     rig = Rig(
         ScriptedMaster([training(40)]), bounds=Bounds(max_staleness=staleness), minibatch_size=2
     )
@@ -440,7 +446,7 @@ def test_a_pull_misses_at_most_the_allowed_number_of_own_updates(staleness):
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_pull_step_and_push_overlap_as_far_as_staleness_allows(staleness):
+def test_pull_step_and_push_overlap_as_far_as_staleness_allows(staleness: int) -> None:
     """The push of the first batch is held until the pull that may go ahead of it has come."""
     rig = Rig(
         ScriptedMaster([training(8)]), bounds=Bounds(max_staleness=staleness), minibatch_size=2
@@ -460,7 +466,7 @@ def test_pull_step_and_push_overlap_as_far_as_staleness_allows(staleness):
     assert overlapped.is_set()
 
 
-def test_a_server_that_is_away_is_waited_for_and_the_push_is_applied_once():
+def test_a_server_that_is_away_is_waited_for_and_the_push_is_applied_once() -> None:
     rig = Rig(ScriptedMaster([training(8)]))
     failures = iter([True, True, False])
     waits: list[float] = []
@@ -478,7 +484,7 @@ def test_a_server_that_is_away_is_waited_for_and_the_push_is_applied_once():
     assert "waiting_for_servers_s" not in rig.gauges._levels
 
 
-def test_a_server_that_stays_away_ends_the_worker_with_its_last_words():
+def test_a_server_that_stays_away_ends_the_worker_with_its_last_words() -> None:
     rig = Rig(ScriptedMaster([training(8)]), give_up_s=0.05)
 
     def fail(update: Update) -> None:
@@ -492,7 +498,7 @@ def test_a_server_that_stays_away_ends_the_worker_with_its_last_words():
     )
 
 
-def test_a_fenced_worker_ends_as_refused():
+def test_a_fenced_worker_ends_as_refused() -> None:
     rig = Rig(ScriptedMaster([training(8)]))
 
     def fail(update: Update) -> None:
@@ -506,7 +512,7 @@ def test_a_fenced_worker_ends_as_refused():
     assert rig.trained() == {}
 
 
-def test_a_nonfinite_step_is_tried_again_with_fresh_parameters_and_not_pushed():
+def test_a_nonfinite_step_is_tried_again_with_fresh_parameters_and_not_pushed() -> None:
     rig = Rig(ScriptedMaster([training(12)]))
     bad = iter(["a layer", "a layer", ""])
     rig.step.nonfinite = lambda features: next(bad) if 4 in features else ""
@@ -516,7 +522,7 @@ def test_a_nonfinite_step_is_tried_again_with_fresh_parameters_and_not_pushed():
     assert rig.parameters.updates[1].versions == (1,)
 
 
-def test_steps_that_stay_nonfinite_end_the_worker_naming_layer_and_records():
+def test_steps_that_stay_nonfinite_end_the_worker_naming_layer_and_records() -> None:
     rig = Rig(ScriptedMaster([training(12)]), bounds=Bounds(max_nonfinite_steps=2))
     tries: list[int] = []
 
@@ -539,11 +545,11 @@ def test_steps_that_stay_nonfinite_end_the_worker_naming_layer_and_records():
     assert set(rig.trained()) <= {0, 1, 2, 3}
 
 
-def test_an_error_of_user_code_names_the_lease_that_it_was_at():
+def test_an_error_of_user_code_names_the_lease_that_it_was_at() -> None:
     lease = training(8, 3)
     rig = Rig(ScriptedMaster([training(8, 2), lease]))
 
-    def explode(window):
+    def explode(window: NDArray[Any]) -> tuple[NDArray[Any], None] | None:
         if 3004 in window:
             raise UserError("feed raised ValueError")
         return window, None
@@ -553,7 +559,7 @@ def test_an_error_of_user_code_names_the_lease_that_it_was_at():
     assert isinstance(rig.shutdown.reason, Failed) and rig.shutdown.reason.lease == lease
 
 
-def test_sys_exit_in_user_code_ends_the_worker_visibly():
+def test_sys_exit_in_user_code_ends_the_worker_visibly() -> None:
     rig = Rig(ScriptedMaster([training(8)]))
 
     def leave(features: np.ndarray) -> None:
@@ -572,7 +578,9 @@ def test_sys_exit_in_user_code_ends_the_worker_visibly():
     st.integers(0, 3),
     st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=4),
 )
-def test_over_any_kills_each_record_is_in_the_model_once(records, size, seed, staleness, kills):
+def test_over_any_kills_each_record_is_in_the_model_once(
+    records: int, size: int, seed: int | None, staleness: int, kills: list[tuple[int, bool]]
+) -> None:
     """A kill is at a push, before or after it was applied; the next attempt begins where the
     servers say.
     """
@@ -604,7 +612,7 @@ def test_over_any_kills_each_record_is_in_the_model_once(records, size, seed, st
     assert rig.trained() == once(lease)
 
 
-def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters():
+def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters() -> None:
     """The first one traces the model, while others train on: its gradient would come hundreds of
     versions late.
     """
@@ -631,7 +639,7 @@ def test_a_step_that_took_unusually_long_is_computed_again_on_newer_parameters()
     )
 
 
-def test_steps_that_are_always_long_are_computed_once():
+def test_steps_that_are_always_long_are_computed_once() -> None:
     clock = ManualClock()
     rig = Rig(ScriptedMaster([training(40)]), steps_clock=clock)
     computed: list[int] = []
@@ -646,7 +654,7 @@ def test_steps_that_are_always_long_are_computed_once():
     assert computed == [0, *range(0, 40, 4)]
 
 
-def test_a_drained_worker_finishes_its_step_and_gives_the_rest_back():
+def test_a_drained_worker_finishes_its_step_and_gives_the_rest_back() -> None:
     leases = [training(40, 0), training(40, 1)]
     rig = Rig(ScriptedMaster(leases))
 
@@ -661,11 +669,11 @@ def test_a_drained_worker_finishes_its_step_and_gives_the_rest_back():
     returned = {
         one.applied.shard: one.applied.offset for one in rig.master.progress() if one.returned
     }
-    assert returned[0] == len(trained) == 12
-    assert returned.get(1, 0) == 0
+    assert returned[0] == len(trained) == 12  # type: ignore[index]
+    assert returned.get(1, 0) == 0  # type: ignore[call-overload]
 
 
-def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
+def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained() -> None:
     rig = Rig(ScriptedMaster([training(400, 0)]), minibatch_size=1)
     rig.master.open = 2
     revoked = threading.Event()
@@ -693,7 +701,7 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained():
     assert not any(one.returned for one in rig.master.progress())
 
 
-def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worked_on():
+def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worked_on() -> None:
     """The two come to the worker by two ways.
 
     The master counts on the new lease: if it were dropped, all would wait for it.
@@ -712,7 +720,7 @@ def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worke
     assert {number for number in rig.trained() if number >= 1000} == {1000, 1001, 1002}
 
 
-def test_a_lease_that_was_granted_before_a_revocation_but_comes_after_it_is_void():
+def test_a_lease_that_was_granted_before_a_revocation_but_comes_after_it_is_void() -> None:
     """The master has given it to another worker: trained here, it would be trained twice."""
     rig = Rig(ScriptedMaster([training(3, 0), training(3, 1, revocation=1)]))
     rig.master.open = 1
@@ -722,7 +730,7 @@ def test_a_lease_that_was_granted_before_a_revocation_but_comes_after_it_is_void
     assert {one.applied.shard for one in rig.master.progress()} == {1}
 
 
-def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once():
+def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once() -> None:
     rig = Rig(ScriptedMaster([]))
     view = SnapshotId(7)
     evaluation = Lease(
@@ -767,16 +775,16 @@ def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once():
     assert (told.round, told.values) == (3, {"sum": 4.5})
 
 
-def test_a_drained_evaluation_lease_goes_back_from_its_beginning():
+def test_a_drained_evaluation_lease_goes_back_from_its_beginning() -> None:
     lease = Lease(Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 400), 1, round=0)
     rig = Rig(ScriptedMaster([lease]))
-    rig.step.evaluate = lambda *arguments: rig.shutdown.end(Draining("SIGTERM"))
+    rig.step.evaluate = lambda *arguments: rig.shutdown.end(Draining("SIGTERM"))  # type: ignore[assignment, method-assign]
     rig.run()
     (returned,) = [one for one in rig.master.progress() if one.returned]
     assert returned.applied.offset == 0 and not returned.metrics
 
 
-def test_the_worker_asks_for_the_next_lease_before_the_current_one_is_done():
+def test_the_worker_asks_for_the_next_lease_before_the_current_one_is_done() -> None:
     rig = Rig(ScriptedMaster([training(400, 0), training(4, 1), training(4, 2)]), minibatch_size=1)
     seen: list[int] = []
     rig.step.on_train = lambda features: seen.append(len(rig.master.todo))
@@ -784,7 +792,7 @@ def test_the_worker_asks_for_the_next_lease_before_the_current_one_is_done():
     assert seen[100] == 1, "it holds the current lease and the next one, and no more"
 
 
-def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
+def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void() -> None:
     lease = Lease(
         Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=0, snapshot=SnapshotId(1)
     )
@@ -792,7 +800,13 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
     rig.master.open = 2
     pull = rig.parameters.pull
 
-    def lost(ids, *, dense=True, snapshot=None, timeout_s) -> Pulled:
+    def lost(
+        ids: tuple[NDArray[Any]],
+        *,
+        dense: bool = True,
+        snapshot: int | None = None,
+        timeout_s: float,
+    ) -> Pulled:
         if snapshot is None:
             return pull(ids, dense=dense, timeout_s=timeout_s)
         if rig.context.keeper.revocation == 0:
@@ -804,13 +818,13 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void():
             "there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01
         )
 
-    rig.parameters.pull = lost
+    rig.parameters.pull = lost  # type: ignore[assignment, method-assign]
     rig.run()
     assert rig.trained() == once(training(4))
     assert "waiting_for_servers_s" not in rig.gauges._levels
 
 
-def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
+def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up() -> None:
     """They look at the weights of the round's version.
 
     The round is begun anew, and other work goes on meanwhile.
@@ -827,7 +841,13 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
     rig.master.open = 2
     pull = rig.parameters.pull
 
-    def lost(ids, *, dense=True, snapshot=None, timeout_s) -> Pulled:
+    def lost(
+        ids: tuple[NDArray[Any]],
+        *,
+        dense: bool = True,
+        snapshot: int | None = None,
+        timeout_s: float,
+    ) -> Pulled:
         if snapshot is None or rig.context.keeper.revocation:
             return pull(ids, dense=dense, timeout_s=timeout_s)
         rig.loading.revoke(1)
@@ -839,15 +859,15 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up():
         )
 
     class LooksAtWeights:
-        def recall(self, rounds) -> None:
+        def recall(self, rounds: tuple[Any, ...]) -> None:
             pass
 
-        def tested(self, lease, values) -> bool:
+        def tested(self, lease: Lease, values: dict[str, Any]) -> bool:
             rig.trainer.dense_of(lease)
             return False
 
-    rig.tasks[Task.SUMMARY] = SummaryTask(rig.step, LooksAtWeights(), rig.outbox)
-    rig.parameters.pull = lost
+    rig.tasks[Task.SUMMARY] = SummaryTask(rig.step, LooksAtWeights(), rig.outbox)  # type: ignore[arg-type]
+    rig.parameters.pull = lost  # type: ignore[assignment, method-assign]
     rig.run()
     assert rig.trained() == once(training(4))
     assert not any(report.summaries for report in rig.master.reports)
@@ -909,12 +929,12 @@ def test_initial_values_count_as_given_though_the_server_was_lost_just_then() ->
     assert isinstance(parameters, Moving)
     tries = []
 
-    def lost_once(*args, **named) -> Pulled:
+    def lost_once(*args: tuple[NDArray[Any]], **named: Any) -> Pulled:
         tries.append(1)
         if len(tries) == 1:
             raise TransientError("it is gone", retry_after_s=0.01)
         return pull(*args, **named)
 
-    parameters.pull = lost_once
+    parameters.pull = lost_once  # type: ignore[assignment, method-assign]
     assert rig.trainer.start(SPEC, np.zeros(1, np.float32))
     rig.shutdown.end(Done())

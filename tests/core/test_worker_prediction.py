@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from elasticdl.clock import SystemClock
 from elasticdl.errors import PermanentError, UserError
@@ -61,7 +64,7 @@ def predict(
     ]
 
 
-def written(directory) -> list[float]:
+def written(directory: Path) -> list[float]:
     return [
         value
         for path in sorted(directory.glob("predictions-*.npz"))
@@ -69,7 +72,7 @@ def written(directory) -> list[float]:
     ]
 
 
-def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
+def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path: Path) -> None:
     context = surroundings()
     assert predict(FileSink(tmp_path / "out", context), context, LEASE, 10) == [(10, True)]
     (path,) = (tmp_path / "out").iterdir()
@@ -88,7 +91,9 @@ def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path):
     )
 
 
-def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_docs_say(tmp_path):
+def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_docs_say(
+    tmp_path: Path,
+) -> None:
     context = surroundings()
     sink = FileSink(tmp_path, context)
     shards = [
@@ -111,13 +116,13 @@ def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_
         assert len(part["predictions"]) == part["end"] - part["begin"]
 
 
-def test_nothing_is_reported_before_it_is_written(tmp_path):
+def test_nothing_is_reported_before_it_is_written(tmp_path: Path) -> None:
     context = surroundings()
     assert predict(FileSink(tmp_path, context), context, LEASE, 6) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_drained_part_and_the_rest_are_two_files(tmp_path):
+def test_a_drained_part_and_the_rest_are_two_files(tmp_path: Path) -> None:
     context = surroundings()
     sink = FileSink(tmp_path, context)
     predict(sink, context, LEASE, 6)
@@ -131,7 +136,7 @@ def test_a_drained_part_and_the_rest_are_two_files(tmp_path):
     assert written(tmp_path) == list(range(10))
 
 
-def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
+def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path: Path) -> None:
     """Attempt 1 is killed between file and report, 2 drains, 3 is killed like 1, 4 ends the
     shard.
     """
@@ -147,7 +152,9 @@ def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path):
     assert written(tmp_path) == list(range(10))
 
 
-def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_one_away(tmp_path):
+def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_one_away(
+    tmp_path: Path,
+) -> None:
     """It stood still, another did its shard, and then it was told to leave: its part took the place
     of the whole shard's.
     """
@@ -160,7 +167,7 @@ def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_on
     assert written(tmp_path) == list(range(10))
 
 
-def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_path):
+def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_path: Path) -> None:
     late, context = surroundings(), surroundings()
     sink = FileSink(tmp_path, late)
     predict(sink, late, LEASE, 6)
@@ -175,7 +182,9 @@ def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_
     assert written(tmp_path) == list(range(10))
 
 
-def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_written_it(tmp_path):
+def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_written_it(
+    tmp_path: Path,
+) -> None:
     for name in (
         ".predictions-000003-000000000-000000010.npz.1",
         ".predictions-000004-000000000-000000010.npz.1",
@@ -189,7 +198,7 @@ def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_wri
     ]
 
 
-def test_other_shards_are_left_alone(tmp_path):
+def test_other_shards_are_left_alone(tmp_path: Path) -> None:
     context = surroundings()
     predict(
         FileSink(tmp_path, context),
@@ -201,7 +210,9 @@ def test_other_shards_are_left_alone(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_predictions(tmp_path):
+def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_predictions(
+    tmp_path: Path,
+) -> None:
     context = surroundings()
     context.outbox.hold(LEASE)
     FileSink(tmp_path, context).take(Batch(HeldLease(LEASE), 10, 10, bad=10, last=True), None)
@@ -211,18 +222,18 @@ def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_prediction
     assert "predictions" not in np.load(path)
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     context = surroundings()
     with pytest.raises(PermanentError, match="file"):
         predict(FileSink(tmp_path / "file", context), context, LEASE, 10)
 
 
-def test_a_processor_gets_each_batch_and_its_worker(tmp_path):
+def test_a_processor_gets_each_batch_and_its_worker(tmp_path: Path) -> None:
     class Processor:
-        got: list = []  # noqa: RUF012
+        got: list[Any] = []  # noqa: RUF012
 
-        def process(self, predictions, worker_id):
+        def process(self, predictions: NDArray[Any], worker_id: int) -> None:
             self.got.append((predictions.tolist(), worker_id))
 
     context = surroundings()
@@ -235,9 +246,9 @@ def test_a_processor_gets_each_batch_and_its_worker(tmp_path):
     assert Processor.got == [([0, 1], 7)]
 
 
-def test_an_error_of_the_processor_is_the_users(tmp_path):
+def test_an_error_of_the_processor_is_the_users(tmp_path: Path) -> None:
     class Processor:
-        def process(self, predictions, worker_id):
+        def process(self, predictions: NDArray[Any], worker_id: int) -> None:
             raise KeyError("no such column")
 
     with pytest.raises(UserError, match=r"PredictionOutputsProcessor.process raised KeyError"):
@@ -246,7 +257,7 @@ def test_an_error_of_the_processor_is_the_users(tmp_path):
         )
 
 
-def test_outputs_of_any_structure_get_names():
+def test_outputs_of_any_structure_get_names() -> None:
     one = np.arange(2)
     assert set(named_arrays(one)) == {"predictions"}
     assert set(named_arrays({"a": one, "b": {"c": one}})) == {"a", "b/c"}

@@ -40,7 +40,7 @@ class Master:
         self.came.release()
 
 
-def test_progress_of_a_lease_is_merged():
+def test_progress_of_a_lease_is_merged() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20, version=5, loss=1.0, bad=1, bad_examples=("a",)))
@@ -56,7 +56,7 @@ def test_progress_of_a_lease_is_merged():
     assert outbox.take({"x": 1.0}) == Report(gauges={"x": 1.0}), "it is told once"
 
 
-def test_losses_are_those_since_the_last_report_and_bad_records_all_of_the_lease():
+def test_losses_are_those_since_the_last_report_and_bad_records_all_of_the_lease() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20, loss=1.0, bad=4))
@@ -67,7 +67,7 @@ def test_losses_are_those_since_the_last_report_and_bad_records_all_of_the_lease
     assert outbox.held() == ()
 
 
-def test_bad_records_of_the_batch_to_come_are_told_after_what_is_done_until_it_is_done():
+def test_bad_records_of_the_batch_to_come_are_told_after_what_is_done_until_it_is_done() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20, bad=1))
@@ -84,7 +84,7 @@ def test_bad_records_of_the_batch_to_come_are_told_after_what_is_done_until_it_i
     assert told() == [(30, 3)]
 
 
-def test_what_was_put_in_has_arrived_when_the_report_with_it_was_taken_in():
+def test_what_was_put_in_has_arrived_when_the_report_with_it_was_taken_in() -> None:
     outbox = Outbox()
     first = outbox.arrival()
     outbox.take({})
@@ -97,7 +97,7 @@ def test_what_was_put_in_has_arrived_when_the_report_with_it_was_taken_in():
     assert later.is_set()
 
 
-def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it():
+def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20))
@@ -113,7 +113,7 @@ def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it():
     )
 
 
-def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not():
+def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not() -> None:
     outbox = Outbox()
     other = Lease(Task.TRAINING, Shard(ShardId(5), "s", 0, 100), 0)
     outbox.hold(LEASE)
@@ -127,7 +127,7 @@ def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not():
     assert told == {4: (10, True), 5: (100, False)}
 
 
-def test_a_revoked_lease_is_told_up_to_the_last_push_and_not_given_back():
+def test_a_revoked_lease_is_told_up_to_the_last_push_and_not_given_back() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20))
@@ -137,7 +137,7 @@ def test_a_revoked_lease_is_told_up_to_the_last_push_and_not_given_back():
     assert outbox.held() == ()
 
 
-def test_a_lease_that_was_forgotten_can_be_held_again_and_loses_nothing_of_what_was_not_reported():
+def test_a_forgotten_lease_can_be_held_again_and_loses_nothing_unreported() -> None:
     """A member of a ring that tells of its progress, does not, and does again."""
     outbox = Outbox()
     outbox.hold(LEASE)
@@ -156,7 +156,7 @@ def test_a_lease_that_was_forgotten_can_be_held_again_and_loses_nothing_of_what_
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_what_a_worker_cannot_have_done_is_an_error_of_its_own(reported):
+def test_what_a_worker_cannot_have_done_is_an_error_of_its_own(reported: bool) -> None:
     """Else its records would never be booked, and nobody would know why the job stands still."""
     outbox = Outbox()
     outbox.hold(LEASE)
@@ -179,7 +179,7 @@ def test_what_a_worker_cannot_have_done_is_an_error_of_its_own(reported):
     )
 
 
-def test_of_leases_that_do_not_count_any_more_so_many_are_remembered_as_can_be_under_way():
+def test_of_leases_that_do_not_count_any_more_so_many_are_remembered_as_can_be_under_way() -> None:
     outbox = Outbox()
     leases = [
         Lease(Task.TRAINING, Shard(ShardId(number), "s", 0, 100), 0) for number in range(2000)
@@ -193,7 +193,7 @@ def test_of_leases_that_do_not_count_any_more_so_many_are_remembered_as_can_be_u
     assert len(outbox._closed) == 1000
 
 
-def test_an_old_generation_of_the_ring_is_counted_whether_it_is_late_or_told_again():
+def test_an_old_generation_of_the_ring_is_counted_whether_it_is_late_or_told_again() -> None:
     outbox = Outbox()
     generations = Generations(Shutdown(), outbox.drop)
     for generation in (1, 3, 2, 3):
@@ -202,13 +202,13 @@ def test_an_old_generation_of_the_ring_is_counted_whether_it_is_late_or_told_aga
     assert outbox.take({}).gauges == {"dropped_stale_generation": 2.0}
 
 
-def test_leases_without_a_shard_are_not_held():
+def test_leases_without_a_shard_are_not_held() -> None:
     outbox = Outbox()
     outbox.hold(Lease(Task.EXPORT, None, 1))
     assert outbox.held() == ()
 
 
-def test_everything_else_is_told_once_in_one_report():
+def test_everything_else_is_told_once_in_one_report() -> None:
     outbox = Outbox()
     outbox.summarise(Summary(1, {"auc": 0.5}))
     outbox.fail(Failure(None, None, 0, "why"))
@@ -230,7 +230,7 @@ def test_everything_else_is_told_once_in_one_report():
     assert outbox.take({}) == Report()
 
 
-def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on():
+def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on() -> None:
     outbox, master = Outbox(), Master()
     reporter = Reporter(outbox, Gauges(ManualClock()), master, 0.05, Shutdown())
     reporter.start()
@@ -246,7 +246,7 @@ def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on():
     assert slow.flush(LIMIT_S)
 
 
-def test_a_report_that_failed_is_sent_again_unchanged():
+def test_a_report_that_failed_is_sent_again_unchanged() -> None:
     outbox, master, shutdown = (
         Outbox(),
         Master(
@@ -264,7 +264,7 @@ def test_a_report_that_failed_is_sent_again_unchanged():
     assert not shutdown
 
 
-def test_a_refused_report_ends_the_worker_as_fenced():
+def test_a_refused_report_ends_the_worker_as_fenced() -> None:
     shutdown = Shutdown()
     outbox = Outbox()
     reporter = Reporter(
@@ -276,7 +276,7 @@ def test_a_refused_report_ends_the_worker_as_fenced():
     assert exit_code(shutdown.reason) is ExitCode.FENCED
 
 
-def test_a_drained_worker_that_is_fenced_by_its_own_last_report_still_counts_as_drained():
+def test_a_drained_worker_that_is_fenced_by_its_own_last_report_still_counts_as_drained() -> None:
     shutdown = Shutdown()
     shutdown.end(Draining("SIGTERM"))
     reporter = Reporter(
@@ -286,7 +286,7 @@ def test_a_drained_worker_that_is_fenced_by_its_own_last_report_still_counts_as_
     assert exit_code(shutdown.reason) is ExitCode.DRAINED
 
 
-def test_flush_sends_what_was_put_in_before_it():
+def test_flush_sends_what_was_put_in_before_it() -> None:
     outbox, master = Outbox(), Master()
     reporter = Reporter(outbox, Gauges(ManualClock()), master, 3600.0, Shutdown())
     outbox.hold(LEASE)
@@ -295,7 +295,7 @@ def test_flush_sends_what_was_put_in_before_it():
     assert master.reports[-1].progress[0].returned
 
 
-def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_well():
+def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_well() -> None:
     begun, go = threading.Event(), threading.Event()
 
     class Slow:
@@ -334,11 +334,15 @@ def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_
         (Failed(ZeroDivisionError("x")), ExitCode.JOB_FAILED),
     ],
 )
-def test_exit_codes_say_why_a_worker_ended(reason, code):
+def test_exit_codes_say_why_a_worker_ended(
+    reason: Done | Draining | Failed, code: ExitCode
+) -> None:
     assert exit_code(reason) is code
 
 
-def test_the_last_line_of_a_worker_says_what_happened_and_not_only_what_to_do(caplog):
+def test_the_last_line_of_a_worker_says_what_happened_and_not_only_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The master shows that line as the cause of the end."""
     log_error(
         PermanentError(
@@ -349,7 +353,7 @@ def test_the_last_line_of_a_worker_says_what_happened_and_not_only_what_to_do(ca
     assert "No space left on device" in last and "see --output" in last
 
 
-def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one():
+def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one() -> None:
     shutdown = Shutdown()
     heard: list[str] = []
     shutdown.listen(lambda: heard.append("a"))
@@ -362,7 +366,7 @@ def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one()
     assert heard == ["a", "b"]
 
 
-def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not():
+def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not() -> None:
     handoff: Channel[int] = Channel(2)
     handoff.put(1)
     handoff.finish()
@@ -378,7 +382,7 @@ def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not():
         closed.put(2)
 
 
-def test_a_full_handoff_makes_its_sender_wait():
+def test_a_full_handoff_makes_its_sender_wait() -> None:
     handoff: Channel[int] = Channel(1)
     handoff.put(1)
     sender = threading.Thread(target=handoff.put, args=(2,))
@@ -389,7 +393,7 @@ def test_a_full_handoff_makes_its_sender_wait():
     assert not sender.is_alive()
 
 
-def test_gauges_are_means_since_they_were_taken():
+def test_gauges_are_means_since_they_were_taken() -> None:
     clock = ManualClock()
     gauges = Gauges(clock)
     gauges.add("step_ms", 2.0)
@@ -413,7 +417,7 @@ def test_gauges_are_means_since_they_were_taken():
     )
 
 
-def test_time_is_gauged_even_where_the_block_fails():
+def test_time_is_gauged_even_where_the_block_fails() -> None:
     clock = ManualClock()
     gauges = Gauges(clock)
     with pytest.raises(ZeroDivisionError), gauges.timed("pull_ms"):
@@ -422,7 +426,7 @@ def test_time_is_gauged_even_where_the_block_fails():
     assert gauges.take()["pull_ms"] == 250.0
 
 
-def test_patience_ends_with_the_worker():
+def test_patience_ends_with_the_worker() -> None:
     shutdown = Shutdown()
     patience = ServerRetry(shutdown, Gauges(ManualClock()), ManualClock())
 

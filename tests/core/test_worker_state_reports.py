@@ -26,7 +26,7 @@ LIMIT_S = 10.0
 LEASE = Lease(Task.TRAINING, Shard(ShardId(4), "t", 0, 100), attempt=2)
 
 
-def test_what_takes_long_is_told_and_what_does_not_is_not():
+def test_what_takes_long_is_told_and_what_does_not_is_not() -> None:
     clock = ManualClock()
     watch = HangWatch(clock)
     with watch.doing("feed"):
@@ -37,7 +37,7 @@ def test_what_takes_long_is_told_and_what_does_not_is_not():
     assert watch.activity() is None
 
 
-def test_of_several_threads_the_one_that_takes_longest_is_told_but_not_who_only_waits_for_others():
+def test_of_several_threads_the_slowest_is_told_but_none_that_only_waits_for_others() -> None:
     clock = ManualClock()
     watch = HangWatch(clock)
     begun, over = threading.Event(), threading.Event()
@@ -61,14 +61,16 @@ def test_of_several_threads_the_one_that_takes_longest_is_told_but_not_who_only_
         assert watch.activity() is None
 
 
-def test_stacks_begin_with_the_place_of_the_first_thread_and_are_bounded():
+def test_stacks_begin_with_the_place_of_the_first_thread_and_are_bounded() -> None:
     text = stacks()
     assert text.splitlines()[0].startswith("MainThread is at ")
     assert "test_worker_state_reports.py" in text
     assert len(stacks(most_chars=200)) <= 202
 
 
-def test_asked_for_its_state_a_worker_tells_every_lease_anew_even_if_nothing_of_it_changed():
+def test_asked_for_its_state_a_worker_tells_every_lease_anew_even_if_nothing_of_it_changed() -> (
+    None
+):
     outbox, watch = Outbox(), HangWatch(ManualClock())
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(30, version=7))
@@ -89,7 +91,7 @@ def test_asked_for_its_state_a_worker_tells_every_lease_anew_even_if_nothing_of_
     assert states.complete(outbox.take({}), None) == Report()
 
 
-def test_an_order_of_the_master_brings_the_state_with_the_next_report():
+def test_an_order_of_the_master_brings_the_state_with_the_next_report() -> None:
     outbox, shutdown, asked = Outbox(), Shutdown(), threading.Event()
     reports: list[Report] = []
 
@@ -98,12 +100,17 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report():
             reports.append(report)
 
     states = StateReports(outbox, HangWatch(ManualClock()))
+
+    def tell_state() -> None:
+        states.ask()
+        asked.set()
+
     orders = Orders(
         lambda: iter((TellState(), Finish())),
         shutdown,
         move=lambda addresses: None,
         ring=lambda order: None,
-        tell_state=lambda: (states.ask(), asked.set()),
+        tell_state=tell_state,
     )
     orders.start()
     assert asked.wait(LIMIT_S)
@@ -113,7 +120,7 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report():
     assert [one.state is not None for one in reports] == [True] + [False] * (len(reports) - 1)
 
 
-def test_a_member_of_a_ring_tells_its_position_with_each_word():
+def test_a_member_of_a_ring_tells_its_position_with_each_word() -> None:
     outbox = Outbox()
     assert outbox.take({}).ring is None
     outbox.say(RingReport(ready=True, entered=2), lambda: (944, 9, 400))

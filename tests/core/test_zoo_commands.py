@@ -38,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 
 def test_a_new_zoo_has_a_dockerfile_on_the_base_image_requirements_and_a_module(
-    tmp_path, capsys
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = run(
         capsys, "init", tmp_path / "zoo", "--base-image", "registry.example.com/elasticdl:7"
@@ -59,7 +59,9 @@ def test_a_new_zoo_has_a_dockerfile_on_the_base_image_requirements_and_a_module(
     assert "@" not in text
 
 
-def test_a_zoo_that_has_modules_keeps_them_and_gets_no_other(tmp_path, capsys) -> None:
+def test_a_zoo_that_has_modules_keeps_them_and_gets_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text("MINE = 1\n")
     (tmp_path / "requirements.txt").write_text("scikit-learn\n")
     code, out, _ = run(capsys, "init", tmp_path)
@@ -70,7 +72,9 @@ def test_a_zoo_that_has_modules_keeps_them_and_gets_no_other(tmp_path, capsys) -
     assert (tmp_path / "requirements.txt").read_text() == "scikit-learn\n"
 
 
-def test_a_zoo_that_has_a_dockerfile_is_left_alone(tmp_path, capsys) -> None:
+def test_a_zoo_that_has_a_dockerfile_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "Dockerfile").write_text("FROM mine\n")
     code, out, err = run(capsys, "init", tmp_path)
     assert (code, out) == (2, "")
@@ -121,7 +125,9 @@ def test_each_builder_gets_its_own_words(builder: Builder, expected: list[str]) 
     assert Build("/zoo", "zoo:1", "base:2", ("--network=host",)).command(builder) == expected
 
 
-def test_without_any_builder_each_is_named_with_its_reason(tmp_path, programs, capsys) -> None:
+def test_without_any_builder_each_is_named_with_its_reason(
+    tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(capsys, "init", tmp_path / "zoo")
     code, out, err = run(capsys, "build", tmp_path / "zoo", "--image", "zoo:1")
     assert (code, out) == (1, "")
@@ -129,7 +135,9 @@ def test_without_any_builder_each_is_named_with_its_reason(tmp_path, programs, c
     assert "apt-get install buildah" in err
 
 
-def test_a_docker_without_a_daemon_is_passed_over(tmp_path, programs, capsys) -> None:
+def test_a_docker_without_a_daemon_is_passed_over(
+    tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(capsys, "init", tmp_path / "zoo")
     script(programs, "docker", "echo Cannot connect to the Docker daemon >&2; exit 1")
     script(programs, "buildah", 'for part in "$@"; do echo "got $part"; done')
@@ -153,7 +161,7 @@ def test_a_docker_without_a_daemon_is_passed_over(tmp_path, programs, capsys) ->
 
 
 def test_a_build_that_fails_ends_with_what_the_builder_said_last(
-    tmp_path, programs, capsys
+    tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(capsys, "init", tmp_path / "zoo")
     script(
@@ -169,7 +177,7 @@ def test_a_build_that_fails_ends_with_what_the_builder_said_last(
     assert "  line 40\n  no such package" in last and "line 20" not in last
 
 
-def test_a_build_that_takes_too_long_is_ended(programs) -> None:
+def test_a_build_that_takes_too_long_is_ended(programs: Path) -> None:
     script(programs, "buildah", "echo begun; /bin/sleep 60; echo never")
     with pytest.raises(
         PermanentError,
@@ -180,7 +188,9 @@ def test_a_build_that_takes_too_long_is_ended(programs) -> None:
         carry_out(["buildah", "build"], "building zoo:1", 1)
 
 
-def test_an_image_is_pushed_by_the_builder_that_has_it(programs, capsys) -> None:
+def test_an_image_is_pushed_by_the_builder_that_has_it(
+    programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script(programs, "podman", 'test "$1" != image && echo pushed by podman')
     script(programs, "buildah", 'test "$1" = inspect && exit 0; echo pushed by buildah "$@"')
     code, out, err = run(capsys, "push", "registry.example.com/zoo:1")
@@ -188,7 +198,9 @@ def test_an_image_is_pushed_by_the_builder_that_has_it(programs, capsys) -> None
     assert "pushed by buildah push registry.example.com/zoo:1" in err
 
 
-def test_an_image_that_nobody_has_is_not_pushed(programs, capsys) -> None:
+def test_an_image_that_nobody_has_is_not_pushed(
+    programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script(programs, "buildah", "exit 1")
     code, _, err = run(capsys, "push", "zoo:1")
     assert code == 1
@@ -200,7 +212,7 @@ def test_an_image_that_nobody_has_is_not_pushed(programs, capsys) -> None:
 
 @pytest.mark.parametrize("name", ["--privileged", "a b", "", "zoo;rm"])
 def test_what_can_be_no_image_is_refused_before_anything_is_run(
-    tmp_path, programs, capsys, name: str
+    tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     run(capsys, "init", tmp_path / "zoo")
     code, _, err = run(capsys, "build", tmp_path / "zoo", f"--image={name}")

@@ -144,7 +144,7 @@ def main() -> int:
         return 0
     asked_to_stop = threading.Event()
     server = grpc.server(ThreadPoolExecutor(4))
-    add_MasterServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+    add_MasterServicer_to_server(
         Scripted(directory, token, asked_to_stop, script == "hangs"), server
     )
     port = server.add_insecure_port("127.0.0.1:0")

@@ -55,7 +55,7 @@ class Master(MasterServicer):
         self._server = grpc.server(
             ThreadPoolExecutor(16), interceptors=[SyncChecks(TOKEN, lambda caller, method: "")]
         )
-        add_MasterServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]  # generated
+        add_MasterServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 

@@ -251,8 +251,7 @@ class KubernetesCluster:
         self._bus.close()
 
     async def _end_all(self) -> None:
-        if not self._standing:
-            return  # Nothing was started or looked at: the preflight of the job failed.
+        self._watch()
         # A pod missing from the first list was created here, so the tracker has it.
         await self._whole.wait()
         await asyncio.gather(

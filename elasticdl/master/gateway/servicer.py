@@ -39,14 +39,13 @@ _OF_PROCESSES = frozenset({"RequestLease", "Report", "Orders"})
 class Welcome:
     """What every process is told when it attaches.
 
-    `restore_from` changes with each checkpoint; `sources` are for workers, and known when the
-    preflight has passed.
+    `restore_from` changes with each checkpoint; `sources` are for workers.
     """
 
     term: int
     job: str
     restore_from: Callable[[], str]
-    sources: Callable[[], Sequence[Source]] = tuple
+    sources: Sequence[Source] = ()
 
 
 class _NonsenseError(Exception):
@@ -197,7 +196,7 @@ class MasterService(MasterServicer):
         return pb.Done()
 
     def _sources(self) -> Iterator[pb.Source]:
-        for source in self._welcome.sources():
+        for source in self._welcome.sources:
             yield pb.Source(
                 name=source.name, records=source.records, fingerprint=source.fingerprint
             )
@@ -228,7 +227,7 @@ class MasterServer:
     def __init__(self, service: MasterService, token: str) -> None:
         checks = AsyncChecks(token, service.refusal)
         self._server = grpc.aio.server(interceptors=[checks], options=server_options())
-        add_MasterServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        add_MasterServicer_to_server(service, self._server)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; the port, chosen by the system if `port` is 0.

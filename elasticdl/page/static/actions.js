@@ -39,14 +39,13 @@ function show(verb, dialog) {
   dialog.showModal();
 }
 
-// While the preflight runs there is nothing to go on with: the job's end says how to submit it again.
+// Another one than at first, once the job has begun.
 function sayWayOn() {
   const told = job.about.resume_command ?? "", at = told.lastIndexOf("with: ") + 6, kept = told.startsWith("go on") ? "A last checkpoint is taken: " : "";
-  const hidden = at < 6 || job.status.phase === "starting";
-  byId("resume-command").parentElement.hidden = hidden;
-  if (hidden) return;
+  if (at < 6) return;
   setText(byId("resume-command-lead"), kept + told.slice(0, at).trim());
   byId("resume-command").replaceChildren(...commandOf(told.slice(at)));
+  byId("resume-command").parentElement.hidden = false;
 }
 
 async function send(ask, verb, dialog, fields) {
