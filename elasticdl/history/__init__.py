@@ -1,3 +1,1 @@
-"""What is kept of a job's life: one record that the page, `elasticdl why` and report.html are made
-from.
-"""
+"""A job's recorded history, the source of the page, `elasticdl why` and report.html."""

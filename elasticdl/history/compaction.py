@@ -1,9 +1,7 @@
-"""Which lines of a file that grew too long stay. Pure.
+"""Choose which lines of an overlong history file to keep. Pure.
 
-What a job began with, what happened last, and what is notable (ends and causes) stays; of the rest
-between them either nothing
-or every second line does. A file that was thinned says so in a line of its own, which counts what
-is not there any more.
+The first, the newest and the notable lines (ends and causes) stay. Of the rest, none or every
+second line stays. A compacted file contains one line that counts what was left out.
 """
 
 from __future__ import annotations
@@ -18,20 +16,18 @@ from elasticdl.formatting import amount
 
 Row: TypeAlias = Mapping[str, Any]
 HISTORY = "history"
-"""The kind of the line that tells what was left out."""
+"""The kind of the line that counts omitted lines."""
 _FIRST, _NOTABLE, _NEWEST = 1 / 16, 1 / 4, 1 / 4
-"""Shares of the limit: so a file is thinned again only when it grew by more than a third of the
-limit.
-"""
+"""Shares of the limit. They sum to less than 3/4, so that compaction is rare."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a file is kept below `limit_bytes`.
+    """How to keep a file below `limit_bytes`.
 
-    `notable`: whether a row is to stay longer than others. `sparse`: every second of the others
-    stays instead of none, for curves.
+    `notable`: whether a row stays longer than others. `sparse`: keep every second of the other rows
+    instead of none; meant for curves.
     """
 
     limit_bytes: int
@@ -42,7 +38,7 @@ class Policy:
 @final
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line without its end, and what it says."""
+    """A line without its newline, and its parsed value."""
 
     text: bytes
     row: Row
@@ -55,14 +51,14 @@ class Line:
 @final
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What was left out: lines in all, and by cause or kind."""
+    """Number of omitted lines, in total and by cause or kind."""
 
     lines: int = 0
     by_word: Mapping[str, int] = field(default_factory=dict)
 
 
 def parsed(text: bytes) -> list[Line]:
-    """The whole lines of a file; those that are damaged or no objects are not there."""
+    """Return the complete lines; omit damaged lines and those that are not objects."""
     found = []
     for line in text.split(b"\n"):
         try:
@@ -75,7 +71,7 @@ def parsed(text: bytes) -> list[Line]:
 
 
 def left_out(lines: Sequence[Line]) -> Left:
-    """What the file says of itself."""
+    """Return what the file says about its omitted lines."""
     words: Counter[str] = Counter()
     for line in lines:
         if line.row.get("kind") == HISTORY:
@@ -90,9 +86,9 @@ def left_out(lines: Sequence[Line]) -> Left:
 
 
 def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
-    """At most three quarters of the limit, in order.
+    """Return at most three quarters of the limit, in order.
 
-    The first and the newest line stay, whatever they are.
+    The first and the newest line always stay.
     """
     before = left_out(lines)
     lines = [line for line in lines if line.row.get("kind") != HISTORY]
@@ -110,9 +106,7 @@ def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
 
 
 def _gap(lines: Sequence[Line], begin: int) -> int:
-    """The index, from `begin` on, of the last line before numbers are missing for the first
-    time.
-    """
+    """Return the index, from `begin` on, of the last line before the first gap in `seq`."""
     for index in range(begin, len(lines) - 1):
         here, after = lines[index].row.get("seq"), lines[index + 1].row.get("seq")
         if not isinstance(here, int) or after != here + 1:
@@ -121,7 +115,7 @@ def _gap(lines: Sequence[Line], begin: int) -> int:
 
 
 def _fitting(lines: Sequence[Line], size_bytes: float) -> int:
-    """How many of them fit; at least one, if there is any."""
+    """Return how many leading lines fit; at least one, if there are any."""
     total = 0
     for count, line in enumerate(lines):
         total += line.size_bytes
@@ -139,14 +133,17 @@ def _of_middle(middle: Sequence[Line], policy: Policy) -> list[Line]:
     ]
     limit_bytes = policy.limit_bytes * _NOTABLE
     while sum(line.size_bytes for line in kept) > limit_bytes:
-        # The older half of what is notable, too: every second of it.
+        # Drop every second line of the older half, notable or not.
         half = (len(kept) + 1) // 2
         kept = [*kept[1:half:2], *kept[half:]] if half > 1 else kept[1:]
     return kept
 
 
 def _told(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line:
-    """The line that says so. It has the number of one that is gone: the one after `last`."""
+    """Return the line that counts omissions.
+
+    It takes the `seq` of an omitted line, the one after `last`.
+    """
     words = Counter(dict(before.by_word))
     words.update(str(line.row.get("cause") or line.row.get("kind") or "line") for line in gone)
     total = before.lines + len(gone)

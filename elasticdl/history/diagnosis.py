@@ -1,6 +1,4 @@
-"""Why a job took as long as it did, and what became of its processes: each exit, wait and slow
-phase with its cause, in words.
-"""
+"""Explain in words why a job took as long as it did: exits, waits and slow phases."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ MOST_ENTRIES = 2_000
 MOST_LOGGED = 200
 MARK = "why: "
 SLOW_S = 10.0
-"""What took longer is told of starts, checkpoints and evaluations."""
+"""Starts, checkpoints and evaluations that take longer get an entry."""
 _PREPARED_S = 5.0
 _AWAY_S = 1.0
 _MOST_OPEN = 1_000
 _MOST_NAMED = 5
 _EXPECTED = ("finished", "drained", "fenced")
-"""Causes of ends that somebody wanted."""
+"""Causes of intended ends."""
 AWAITED = {
     "master": "a master",
     "place": "a place",
@@ -38,7 +36,7 @@ AWAITED = {
 
 
 OTHERS = "others"
-"""`recovered_by` where nobody came in time to do what a lost worker had left."""
+"""`recovered_by` when existing workers finished a lost worker's work before a replacement came."""
 
 
 class What(StrEnum):
@@ -50,13 +48,14 @@ class What(StrEnum):
     PHASE = "phase"
     RING = "ring"
     NOTE = "note"
-    """Something else that went wrong or was asked for."""
+    """Another problem, or a user's request."""
 
 
 @dataclass(slots=True)
 class DiagnosisEntry:
-    """`at_s`: when it began; `seconds`: how long it took, None where that means nothing or is not
-    over.
+    """One entry of the story.
+
+    `at_s` is when it began. `seconds` is its duration, or None if it has none or is still open.
     """
 
     at: float
@@ -68,47 +67,50 @@ class DiagnosisEntry:
     seconds: float | None = None
     level: str = "info"
     open: bool = False
-    """It goes on."""
+    """It continues."""
     replaced_by: str = ""
     recovered_s: float | None = None
-    """Of an exit: another did its part after so long, or the ring went on without it."""
+    """Of an exit: seconds until a successor took over, or the ring continued without it."""
     recovered_by: str = ""
-    """That other one, `ring` or `others`."""
+    """The successor, `ring` or `others`."""
     records: int = 0
-    """Of an exit: what it had done, with what was found when it was settled."""
+    """Of an exit: records that the process trained, including reconciled ones."""
 
 
 @final
 class Story:
-    """Takes occurrences in their order. The newest 2,000 entries stay, totals are of all."""
+    """Build a diagnosis from events in order.
+
+    Keep the newest 2,000 entries and the totals of all.
+    """
 
     def __init__(self) -> None:
         self._entries: deque[DiagnosisEntry] = deque(maxlen=MOST_ENTRIES)
         self._count = 0
         self._ending = self._has_ended = False
         self._going: dict[str, None] = {}
-        """Processes whose end was not seen, in the order in which they were ordered."""
+        """Processes that have not ended, in the order of their launch commands."""
         self._worked = self._thinned = False
-        """Somebody made progress under this master."""
+        """Whether any process has made progress under this master."""
         self._at_s = 0.0
         self._stopped_s = 0.0
-        """Between ends of the job and its being taken on again."""
+        """Seconds between ends of the job and the next resume."""
         self._exits: dict[str, DiagnosisEntry] = {}
-        """Unwanted ones that nobody has made up for yet, by process."""
+        """Unintended exits without a recovery so far, by process."""
         self._ends: dict[str, DiagnosisEntry] = {}
-        """By process, for what is learned of them later."""
+        """Ends by process, for facts that arrive later."""
         self._replacing: dict[str, DiagnosisEntry] = {}
-        """By the process that comes in the place of another."""
+        """Exits by the process that replaces the one that ended."""
         self._waits: dict[str, DiagnosisEntry] = {}
         self._shards: Counter[tuple[str, str, int]] = Counter()
-        """Ends by role, cause and the shard that they were at."""
+        """Ends by role, cause and current shard."""
         self._causes: Counter[str] = Counter()
         self._waited_s: dict[str, float] = {}
         self._recovered: list[float] = [0.0, 0.0, 0.0]
-        """How many, in all, the longest."""
+        """Count, total and longest recovery, in seconds."""
 
     def add(self, one: JobEvent) -> None:
-        """One more."""
+        """Add one event."""
         self._at_s = max(self._at_s, one.at_s)
         self._thinned = self._thinned or one.kind == "history"
         match one.kind:
@@ -134,14 +136,14 @@ class Story:
                 pass
 
     def cut_off(self, end: JobEvent) -> None:
-        """The master was killed, and all processes with it."""
+        """Record that the master was killed, and all processes with it."""
         self._gone_with_master()
         self.add(end)
 
     def as_dict(self, now_s: float | None = None) -> dict[str, Any]:
-        """For JSON: `entries`, how many were `dropped`, `totals`.
+        """Return `entries`, the number `dropped`, and `totals`, for JSON.
 
-        `now_s`: default, that of the newest; what goes on has lasted so long.
+        Open entries last until `now_s`, by default the time of the newest event.
         """
         count, total_s, worst_s = self._recovered
         recovered = {
@@ -378,16 +380,14 @@ class Story:
                 pass
 
     def _end_waits(self, one: JobEvent) -> None:
-        """Whatever nobody saw the end of."""
+        """Close all open waits."""
         for what, wait in self._waits.items():
             wait.open, wait.level, wait.seconds = False, "info", max(0.0, one.at_s - wait.at_s)
             self._waited_s[what] = self._waited_s.get(what, 0.0) + wait.seconds
         self._waits.clear()
 
     def _made_up_by_others(self, one: JobEvent) -> None:
-        """All work is done: what lost workers left was done by those that were there, before
-        anybody came in their place.
-        """
+        """Record that existing workers finished lost workers' work before a replacement came."""
         for pending in (self._exits, self._replacing):
             for process in [
                 name for name, entry in pending.items() if entry.process.startswith("worker-")
@@ -395,8 +395,9 @@ class Story:
                 self._recovered_at(pending.pop(process), one.at_s, OTHERS)
 
     def _begun(self, one: JobEvent) -> None:
-        """Between its end and a --resume nobody waited for the job: that time is told, and counts
-        as no wait.
+        """Handle a new master: add the time that the job was away.
+
+        Time between the job's end and a --resume is reported, but does not count as a wait.
         """
         self._ending = self._worked = False
         for wait in self._waits.values():
@@ -432,7 +433,7 @@ class Story:
         self._has_ended = False
 
     def _gone_with_master(self) -> list[str]:
-        """Counts the processes that went, or were ended by the next one; their names."""
+        """Count the processes that ended with the master, and return their names."""
         gone = list(self._going)
         self._going.clear()
         self._causes.update({"infrastructure": len(gone)} if gone else {})
@@ -484,9 +485,7 @@ class Story:
 
 
 def story_lines(story: Mapping[str, Any]) -> list[str]:
-    """A story for a log: the newest 200 entries and the totals, a line each, as `story_of_lines`
-    reads them.
-    """
+    """Return the newest 200 entries and the totals as log lines, which `story_of_lines` parses."""
     entries = story["entries"][-MOST_LOGGED:]
     head = {
         "dropped": story["dropped"] + len(story["entries"]) - len(entries),
@@ -500,7 +499,7 @@ def story_lines(story: Mapping[str, Any]) -> list[str]:
 
 
 def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
-    """The newest story in a log, None if there is none. Lines may have anything before the mark."""
+    """Return the newest story in a log, or None. Lines may have any prefix before the mark."""
     story: dict[str, Any] | None = None
     for line in lines:
         _, mark, text = line.partition(MARK)
@@ -516,7 +515,7 @@ def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
 
 
 def told(entry: Mapping[str, Any]) -> str:
-    """An entry in one line: what it was, how long it took, and what came of it."""
+    """Return an entry as one line: what happened, how long it took, and what came of it."""
     text = str(entry["text"])
     if records := int(entry.get("records") or 0):
         text += f"; it had done {amount(records, 'record')}"
@@ -558,6 +557,6 @@ def _first_line(text: str) -> str:
 
 
 def _make_room(found: dict[K, V]) -> None:
-    """For one more: the oldest goes."""
+    """Drop the oldest item to make room."""
     while len(found) >= _MOST_OPEN:
         del found[next(iter(found))]

@@ -1,11 +1,10 @@
-"""TensorBoard's event files: curves by step, for whoever looks at many jobs with it.
+"""Write TensorBoard event files: curves by step, for people who compare many jobs.
 
-Written here; nothing of TensorBoard is needed.
+This module needs nothing of TensorBoard. A file is a TFRecord of `Event` messages
+(tensorflow/core/util/event.proto). A scalar needs only a few of the fields:
 
-A file is a TFRecord of `Event` messages (tensorflow/core/util/event.proto), of which a scalar needs
-few fields:
-`Event {1: wall_time double, 2: step int64, 3: file_version string, 5: Summary {1: Value {1: tag
-string, 2: simple_value float}}}`.
+    Event {1: wall_time double, 2: step int64, 3: file_version string,
+           5: Summary {1: Value {1: tag string, 2: simple_value float}}}
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FIXED64, _LENGTH, _FIXED32 = 1, 2, 5
 class EventFile:
     """The scalars of one run.
 
-    Made with its directory when the first one comes. A disk that is full costs points, with a
+    The first scalar creates the directory and the file. A full disk loses points and logs a
     warning.
     """
 
@@ -41,9 +40,9 @@ class EventFile:
         self._lost = False
 
     def add(self, values: Mapping[str, float], step: int, wall_s: float) -> None:
-        """Points of some curves at one step; `wall_s` since 1970.
+        """Append points of several curves at one step; `wall_s` is unix time.
 
-        TensorBoard sees them at its next look.
+        TensorBoard shows them when it next reads the file.
         """
         try:
             if self._file is None:
@@ -62,7 +61,7 @@ class EventFile:
                     error,
                 )
             self._lost = True
-            # Nothing after half a record would be read: what comes later is for another file.
+            # TensorBoard reads nothing after a partial record, so later points need a new file.
             self.close()
 
     def close(self) -> None:
@@ -90,7 +89,7 @@ def _masked(data: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Of a number from 0 on."""
+    """Encode a non-negative number."""
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)

@@ -1,7 +1,6 @@
-"""The record of a job while it is made: what is announced goes to events.jsonl, and stays in mind
-for whoever looks.
+"""Append a job's events to events.jsonl and keep the newest in memory.
 
-A master that goes on with a job goes on with its record. Use it from one thread.
+A master that resumes a job continues its record. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from elasticdl.history.timeline import Timeline
 EVENTS_BYTES = 16 << 20
 METRICS_BYTES = 16 << 20
 KEPT = 1_000
-"""Occurrences in mind."""
+"""Number of events in memory."""
 
 
 def _notable(row: Row) -> bool:
-    """Ends with their causes, and what went wrong."""
+    """Return whether a row is an end with its cause, or a problem."""
     details = row.get("details") or {}
     return (
         bool(row.get("cause"))
@@ -40,13 +39,13 @@ METRICS_POLICY = Policy(METRICS_BYTES, lambda row: row.get("kind") == "evaluatio
 
 @final
 class EventLog:
-    """What happened, newest last.
+    """A job's events, newest last.
 
-    `began_s`: where the time of the job goes on for this master; `last_s`: of the newest.
+    `began_s` is the job's time when this master starts; `last_s` is the time of the newest event.
     """
 
     def __init__(self, path: Path, wall_s: float, policy: Policy = EVENTS_POLICY) -> None:
-        """Reads what is there already. A file that cannot be read counts as empty."""
+        """Read the existing file. An unreadable file counts as empty."""
         self._lines = JsonLines(path, policy)
         self._newest: deque[JobEvent] = deque(maxlen=KEPT)
         self.timeline = Timeline()
@@ -55,7 +54,7 @@ class EventLog:
         self.began_s = self.last_s = 0.0
         self.started_at = wall_s
         self.ended_before = False
-        """The job had ended, and is gone on with."""
+        """The job had ended before this master resumed it."""
         try:
             before = read_occurrences(path)[0]
         except OSError:
@@ -65,26 +64,28 @@ class EventLog:
         if before:
             last = before[-1]
             self.started_at = last.at - last.at_s
-            # Its time is that of the world since it began, with a master or without one: no gap is
-            # folded away.
+            # The job's time is wall-clock time since its start, including time without a master.
             self.ended_before = last.kind == "job" and last.step == EventKind.ENDED
             self.began_s = last.at_s + max(0.0, wall_s - last.at)
             self.started_at = wall_s - self.began_s
 
     @property
     def dropped(self) -> int:
-        """Occurrences that are not in mind any more."""
+        """Number of events that are no longer in memory."""
         return self.next_seq - len(self._newest)
 
     def append(self, stamp: Mapping[str, float], told: Mapping[str, Any]) -> JobEvent:
-        """Write one down. `stamp` has `at` and `at_s`, `told` the rest of a JobEvent."""
+        """Append one event.
+
+        `stamp` has `at` and `at_s`; `told` has the other fields of a JobEvent.
+        """
         one = job_event({**told, **stamp}, self.next_seq)
         self._take(one)
         self._lines.append(one.as_dict())
         return one
 
     def after(self, seq: int = -1, limit: int = KEPT) -> list[JobEvent]:
-        """Those with a higher number, the oldest first; only the newest 1,000 are in mind."""
+        """Return events with a higher `seq`, oldest first; only the newest 1,000 are in memory."""
         skip = max(0, seq + 1 - self.next_seq + len(self._newest))
         return list(islice(self._newest, skip, skip + limit))
 
@@ -104,9 +105,9 @@ class EventLog:
 
 
 def read_occurrences(path: Path) -> tuple[list[JobEvent], int]:
-    """All that a file has, in order, and how many more there were.
+    """Return all events of a file in order, and the number of omitted ones.
 
-    Raises OSError if it is there and cannot be read.
+    Raises OSError if the file exists but cannot be read.
     """
     lines, found = read_lines(path), []
     seq = 0

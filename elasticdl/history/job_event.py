@@ -1,6 +1,6 @@
-"""One thing that happened in a job, as a line of events.jsonl tells it.
+"""One event of a job: a line of events.jsonl.
 
-`docs/reference/files.md` has the words of `details`.
+`docs/reference/files.md` lists the keys of `details`.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ Value: TypeAlias = float | int | str
 _LARGEST = 1e300
 _MOST_SEQ = 1 << 53
 MOST_CHARS = 8_000
-"""Of a text: a traceback in full is in the log of its process."""
+"""Limit of a text. The process's log has the full traceback."""
 
 
 class EventKind(StrEnum):
-    """`details["step"]`: what a line means, for whoever reads it by program."""
+    """Values of `details["step"]`: the meaning of a line, for programs."""
 
     BEGUN = "begun"
-    """Of a master (kind `job`), a wait or an evaluation."""
+    """A master (kind `job`), a wait or an evaluation began."""
     ENDED = "ended"
-    """Of a process, a wait, an evaluation or the job."""
+    """A process, a wait, an evaluation or the job ended."""
     ORDERED = "ordered"
     READY = "ready"
     WORKING = "working"
     """A process made its first progress."""
     STOPPING = "stopping"
     LOST = "lost"
-    """A process was given up before its end was seen."""
+    """The master gave a process up before it saw the process end."""
     EXPLAINED = "explained"
-    """The platform told later why a process was lost."""
+    """The platform reported later why a process was lost."""
     PHASE = "phase"
     PUBLISHED = "published"
-    """A generation of the ring."""
+    """The master published a generation of the ring."""
     COMPLETE = "complete"
-    """All members of a generation are in it."""
+    """All members of a generation have joined it."""
     SAVED = "saved"
     FAILED = "failed"
 
 
 def meaning(step: EventKind, **values: Value) -> dict[str, Value]:
-    """Details of a line that programs read. Durations are rounded to milliseconds."""
+    """Return details for programs. Durations are rounded to milliseconds."""
     return {
         "step": str(step),
         **{key: round(one, 3) if isinstance(one, float) else one for key, one in values.items()},
@@ -56,9 +56,7 @@ def meaning(step: EventKind, **values: Value) -> dict[str, Value]:
 @final
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """`seq` counts from 0 in the order of the file; `at` is unix time, `at_s` seconds since the job
-    began.
-    """
+    """One event. `seq` counts from 0; `at` is unix time; `at_s` is seconds since the job began."""
 
     seq: int
     at: float
@@ -72,16 +70,16 @@ class JobEvent:
 
     @property
     def step(self) -> str:
-        """One of `EventKind`, or '' where the line is for people only."""
+        """A value of `EventKind`, or '' if the line is only for people."""
         return str(self.details.get("step", ""))
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """A number of the details; `default` where there is none."""
+        """Return a number of the details, or `default`."""
         value = self.details.get(name, default)
         return float(value) if isinstance(value, int | float) else default
 
     def as_dict(self) -> dict[str, Any]:
-        """A line of the file."""
+        """Return the line as plain values."""
         return {
             "seq": self.seq,
             "at": self.at,
@@ -96,9 +94,9 @@ class JobEvent:
 
 
 def job_event(found: Mapping[str, Any], seq: int) -> JobEvent:
-    """The value of a line; `seq` is used where it has none.
+    """Parse a line; `seq` is the default for a line without one.
 
-    Raises ValueError for what is no such line.
+    Raises ValueError if the line is invalid.
     """
     try:
         details = found.get("details") or {}
@@ -121,7 +119,7 @@ def job_event(found: Mapping[str, Any], seq: int) -> JobEvent:
 
 
 def whole_values(details: Mapping[Any, Any]) -> dict[str, Value]:
-    """Those of the details that are texts or numbers; texts in whole characters."""
+    """Return the details that are texts or numbers, without lone surrogates."""
     kept = {str(key): value for key, value in details.items() if _is_value(value)}
     return {
         characters(key): characters(value) if isinstance(value, str) else value
@@ -130,7 +128,7 @@ def whole_values(details: Mapping[Any, Any]) -> dict[str, Value]:
 
 
 def _is_value(value: object) -> bool:
-    """Text, or a number that a float can hold."""
+    """Return whether it is a text, or a number that fits into a float."""
     return isinstance(value, str) or (
         isinstance(value, int | float) and -_LARGEST < value < _LARGEST
     )
@@ -144,7 +142,7 @@ def _finite(value: Any) -> float:  # noqa: ANN401 - any JSON value
 
 
 def bounded(text: str) -> str:
-    """At most 8,000 characters of it, all of them whole."""
+    """Truncate a text to 8,000 characters, without lone surrogates."""
     text = characters(text)
     if len(text) <= MOST_CHARS:
         return text

@@ -1,4 +1,4 @@
-"""Files of JSON objects, one a line, that stay below a size for however long a job runs."""
+"""Files of one JSON object per line, whose size stays bounded however long a job runs."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ from elasticdl.history.raw_file import RawFile
 _LOG = logging.getLogger(__name__)
 MOST_LINE_BYTES = 1 << 20
 MOST_READ_BYTES = 64 << 20
-"""Of a file that somebody else made longer than we would."""
+"""Read limit, for files that another program made too long."""
 
 
 @final
 class JsonLines:
-    """Appends.
+    """Append JSON lines to a file.
 
-    A disk that is full costs lines, with a warning, never the job. One writer a file; readers see
-    whole lines.
+    A full disk loses lines and logs a warning; it never fails the job. A file has one writer.
+    Readers see complete lines.
 
-    What takes long, making a full file shorter, happens in a thread of its own: `append` never
-    takes more than a write.
+    A separate thread compacts a full file, so `append` takes no longer than a write.
     """
 
     def __init__(self, path: Path, policy: Policy | None = None) -> None:
-        """`policy`: None for a file that may grow without end."""
+        """Open the file. `policy` is None for a file without a size limit."""
         self._path = path
         self._policy = policy
         self._file: RawFile | None = None
         self._size_bytes = 0
         self._full_bytes = policy.limit_bytes if policy is not None else 0
-        """When it is to be made shorter: later than at its limit where that did not work."""
+        """Size that starts the next compaction; above the limit after a failed one."""
         self._thinning: _Thinning | None = None
         self._lost = 0
 
     def append(self, value: Mapping[str, Any]) -> None:
-        """Write one line."""
+        """Append one line."""
         try:
             self._write(json.dumps(value).encode() + b"\n")
         except OSError as error:
@@ -56,7 +55,7 @@ class JsonLines:
                 )
 
     def close(self) -> None:
-        """Close the file; one that is being made shorter is first."""
+        """Close the file, after a compaction in progress."""
         if self._thinning is not None:
             self._thinning.join()
             self._replace(self._thinning)
@@ -86,12 +85,13 @@ class JsonLines:
     def _begin_line(self, file: RawFile) -> None:
         self._size_bytes, last = file.end()
         if last not in (b"", b"\n"):
-            # Whoever wrote here last was cut short: the next line is not to be lost with that one.
+            # The previous writer died within a line. Without a newline the next line would be lost
+            # too.
             file.write(b"\n")
             self._size_bytes += 1
 
     def _replace(self, thinning: _Thinning) -> None:
-        """Put what was made in the place of the file, with what was appended meanwhile."""
+        """Replace the file by its compacted beginning and the lines appended since."""
         self._thinning = None
         if thinning.result is None:
             self._full_bytes = self._size_bytes * 5 // 4
@@ -109,7 +109,7 @@ class JsonLines:
 
 @final
 class _Thinning(threading.Thread):
-    """Makes the beginning of a file shorter; `result` is None if that cannot be done."""
+    """Compacts the beginning of a file; `result` is None on failure."""
 
     def __init__(self, path: Path, until_bytes: int, policy: Policy) -> None:
         super().__init__(name=f"shortens {path.name}", daemon=True)
@@ -127,11 +127,9 @@ class _Thinning(threading.Thread):
 
 
 def replace_whole(path: Path, content: bytes) -> None:
-    """Readers see the file as it was or as it is now.
+    """Replace a file atomically: readers see the old or the new content.
 
-    Not forced to the disk: what is lost with a machine is history only.
-
-    Raises OSError.
+    Skips fsync, since a machine failure may lose history. Raises OSError.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -142,9 +140,7 @@ def replace_whole(path: Path, content: bytes) -> None:
 
 
 def began_at(path: Path) -> float | None:
-    """Unix time of the first line of a record, which is when its job began; None if there is
-    none.
-    """
+    """Return the unix time of a record's first line, when its job began; None if empty."""
     try:
         with path.open("rb") as file:
             lines = parsed(file.readline(MOST_LINE_BYTES))
@@ -154,9 +150,9 @@ def began_at(path: Path) -> float | None:
 
 
 def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:
-    """What is in a file, at most its last 64 MiB; nothing if there is none.
+    """Read the last 64 MiB of a file; return nothing if it does not exist.
 
-    Raises OSError if it cannot be read.
+    Raises OSError if the file cannot be read.
     """
     try:
         with path.open("rb") as file:

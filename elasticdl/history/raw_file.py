@@ -1,4 +1,4 @@
-"""A file that is appended to on a disk that may be full."""
+"""An append-only file that tolerates a full disk."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import final
 
 @final
 class RawFile:
-    """Has no buffer: nothing is left over that closing would have to write."""
+    """An unbuffered file: closing has nothing left to write, so it cannot fail."""
 
     def __init__(self, path: Path, mode: str) -> None:
-        """`mode` as `open` takes it. Raises OSError."""
+        """Open the file; `mode` is that of `open`. Raises OSError."""
         self._file = FileIO(path, mode)
 
     def write(self, data: bytes) -> None:
-        """All of it. Raises OSError; a part may be there then."""
+        """Write all of it. Raises OSError, possibly after a partial write."""
         if self._file.write(data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def end(self) -> tuple[int, bytes]:
-        """How long the file is, and its last byte; b"" of an empty one.
+        """Return the file's length and its last byte; b"" for an empty file.
 
-        For a file that may be read. Raises OSError.
+        The file must be readable. Raises OSError.
         """
         size_bytes = self._file.seek(0, os.SEEK_END)
         if not size_bytes:
@@ -35,6 +35,6 @@ class RawFile:
         return size_bytes, self._file.read(1)
 
     def close(self) -> None:
-        """Raises nothing: all that could be written was."""
+        """Close the file. Never raises, since nothing is buffered."""
         with suppress(OSError):
             self._file.close()

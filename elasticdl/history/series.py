@@ -1,6 +1,6 @@
-"""Curves of a job, bounded: when one has too many points, each two neighbours become one.
+"""Bounded curves of a job: a curve with too many points merges each pair of neighbours.
 
-The newest value stays as it was measured.
+The newest value stays as measured.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import Any, final
 MOST_POINTS = 1_024
 MOST_LABELS = 64
 LABELLED_POINTS = 256
-"""Of a curve that is one of many, such as a worker's."""
+"""Limit for each of several curves, such as one per worker."""
 _SAMPLED_S, _TOLD_S = 1.0, 2.0**-10
-"""Of time a point to begin with: of what is looked at once a second; and of evaluations, each of
-which is a point of its own.
-"""
+"""Initial seconds per point of sampled values, and of evaluations, which must not merge."""
 _JOINED_S = 5.0
-"""Points of two masters that are so near are joined: the one took over from the other."""
+"""Join points of two masters that are this close: one took over from the other."""
 _QUIET_S = 30.0
-"""A label that was not heard of for so long may make room for another."""
+"""A label without values for this long may give its place to another."""
 
 
 @dataclass(slots=True)
 class _Point:
-    """The mean of the finite values that fell into a bucket of time; `at_s` and `records` are of
-    the last of them, as is `newest`.
+    """The mean of the finite values within one bucket of time.
+
+    `at_s`, `records` and `newest` are those of the last value.
     """
 
     bucket: int
@@ -51,9 +50,9 @@ class _Point:
 @final
 @dataclass(slots=True)
 class Series:
-    """One curve.
+    """One curve of at most `most` points.
 
-    Never more than `most` points; `width_s` of time a point, doubled when they are too many.
+    Each point covers `width_s` seconds. The width doubles when there are too many points.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Series:
     points: list[_Point] = field(default_factory=list)
 
     def add(self, at_s: float, records: int, value: float | None) -> None:
-        """A value at a time that is not before the last one. None, NaN and infinity are gaps."""
+        """Add a value; times must not decrease. None, NaN and infinity are gaps."""
         known = value is not None and math.isfinite(value)
         number = float(value or 0.0) if known else 0.0
         self._put(_Point(int(at_s // self.width_s), at_s, records, number, int(known), number))
@@ -72,16 +71,16 @@ class Series:
             self._halve()
 
     def break_off(self, at_s: float) -> None:
-        """A gap after the newest point, if there is room for one before `at_s`."""
+        """Add a gap after the newest point, if there is room for one before `at_s`."""
         last = self.points[-1] if self.points else None
         if last is not None and at_s - last.at_s > 2 * max(_JOINED_S, self.width_s):
             self.add(last.at_s + self.width_s, last.records, None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: times and values side by side, null for a gap."""
+        """Return columns of times and values for JSON; null marks a gap."""
         values = [point.value for point in self.points]
         if self.points and self.points[-1].count:
-            # Where a job stands is no mean of how it came there.
+            # The newest value must be exact, not a mean.
             values[-1] = self.points[-1].newest
         return {
             "name": self.name,
@@ -111,40 +110,40 @@ class Series:
 class SeriesBook:
     """All curves of a job.
 
-    At most 64 labels a name: those that are quiet make room, more are counted and left out.
+    A name has at most 64 labels. Quiet labels give their place to new ones; further labels are
+    counted and left out.
     """
 
     def __init__(self) -> None:
         self._series: dict[str, dict[str, Series]] = {}
         self.labels_left_out = 0
         self._full_s: dict[str, float] = {}
-        """When a name had no room for one more label: nobody looks for it twice at the same
-        time.
-        """
+        """When a name last had no room for a label, to avoid a second search at the same time."""
 
     def add(
         self, series: tuple[str, str, str], at_s: float, records: int, value: float | None
     ) -> bool:
-        """`series`: name, label and unit. False if there are too many labels of that name."""
+        """Add a value; `series` is name, label and unit.
+
+        Return False if the name has too many labels.
+        """
         found = self._find(*series, at_s)
         if found is not None:
             found.add(at_s, records, value)
         return found is not None
 
     def as_list(self) -> list[dict[str, Any]]:
-        """All of them, by name and label in the order in which they came."""
+        """Return all curves by name and label, in order of arrival."""
         return [one.as_dict() for labels in self._series.values() for one in labels.values()]
 
     def break_off(self, at_s: float) -> None:
-        """Nobody measured since the newest points: those that come from `at_s` on are not to be
-        joined with them.
-        """
+        """Record a pause of measurement: do not join points from `at_s` on with earlier ones."""
         for labels in self._series.values():
             for one in labels.values():
                 one.break_off(at_s)
 
     def load(self, saved: Iterable[Mapping[str, Any]]) -> None:
-        """Go on with what was saved; what is no series is left out."""
+        """Continue saved curves; ignore invalid ones."""
         for row in saved:
             try:
                 one = _loaded(row)

@@ -1,5 +1,6 @@
-"""A job as page and report show it, in one JSON value: live out of the master's memory, later out
-of the job's directory.
+"""A job as page and report show it, in one JSON value.
+
+A running job's value comes from the master's memory, an ended job's from its directory.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ if TYPE_CHECKING:
 EVENTS, METRICS, SERIES = "events.jsonl", "metrics.jsonl", "series.json"
 LOSS, METRIC = ("loss", "", ""), "metric"
 Point: TypeAlias = tuple[str, str, str, float, int, float | None]
-"""Of a curve: its name, label and unit; seconds, records, value."""
+"""A point of a curve: its name, label and unit; seconds, records and value."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a job is, from its beginning to its end.
+    """Facts about a job that never change.
 
-    `started_at` is unix time; `resume_command`: what to type to go on with the job once it
-    was stopped.
+    `started_at` is unix time. `resume_command` is the command that resumes the job after a stop.
     """
 
     name: str
@@ -51,9 +51,7 @@ class About:
 @final
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What happened: the newest occurrences, how many there were before them, and timeline and
-    story of all.
-    """
+    """The newest events, the number of earlier ones, and the timeline and story of all."""
 
     occurrences: Sequence[JobEvent]
     dropped: int
@@ -63,7 +61,7 @@ class Record:
 
 
 def about(spec: JobSpec, started_at: float, namespace: str = "", resume_command: str = "") -> About:
-    """Of the job of a spec."""
+    """Return the facts of a spec's job."""
     strategy = str(spec.training.distribution_strategy)
     return About(
         spec.cluster.job_name,
@@ -77,7 +75,7 @@ def about(spec: JobSpec, started_at: float, namespace: str = "", resume_command:
 
 
 def installed_version() -> str:
-    """Of this package; 'unknown' for one that was never installed."""
+    """Return this package's version, or 'unknown' if it was never installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -89,9 +87,9 @@ def installed_version() -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class StatusReading:
-    """A status with what an observer adds: /api/v1/status.
+    """A status with an observer's additions: /api/v1/status.
 
-    `state` is one or two words; `now` is unix time; `view_age_s` is the age of what is known of the
+    `state` is one or two words. `now` is unix time. `view_age_s` is the age of what is known of the
     cluster.
     """
 
@@ -102,7 +100,7 @@ class StatusReading:
     view_age_s: float | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Flat: the fields of the status and those of the observer."""
+        """Return the fields of status and observer in one flat object."""
         age_s, started_at = self.view_age_s, self.about.started_at
         return {
             **self.status.to_json(),
@@ -124,12 +122,10 @@ def snapshot(
     outcome: Outcome | None = None,
     logs: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, object]:
-    """See the module.
+    """Return the JSON value of page and report; see the module.
 
-    `outcome` is None for a job that goes on. NaN and infinity become null.
-
-    `logs` are the ends of logs, `{"process", "text"}`, for a report; the live page reads them by
-    itself.
+    `outcome` is None for a running job. NaN and infinity become null. `logs` are the ends of logs,
+    `{"process", "text"}`, for a report. The live page reads logs separately.
     """
     ended = outcome and {
         "exit_code": int(outcome.exit_code),
@@ -151,9 +147,7 @@ def snapshot(
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The same without NaN and infinity, which JSON has not: null; and without halves of
-    characters.
-    """
+    """Replace what JSON cannot hold: NaN and infinity by null, and lone surrogates."""
     match value:
         case float():
             return value if value - value == 0.0 else None
@@ -168,7 +162,7 @@ def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def record_of(event_log: EventLog, status: JobStatus) -> Record:
-    """Out of a master's memory."""
+    """Return the record in a master's memory."""
     rows = {process.name: process for process in status.processes}
     timeline = event_log.timeline.as_dict(status.at_s, rows)
     story = event_log.story.as_dict(status.at_s)
@@ -178,12 +172,13 @@ def record_of(event_log: EventLog, status: JobStatus) -> Record:
 def record_in(
     directory: Path, now_s: float | None = None, killed: str = "", heard_s: float = 0.0
 ) -> Record:
-    """Out of a job's directory, live or ended.
+    """Return the record in the directory of a running or an ended job.
 
-    Raises OSError if it cannot be read. `now_s`: default, the last occurrence's.
+    `now_s` defaults to the time of the last event. A non-empty `killed` says that the master was
+    killed, and all processes with it. The master showed signs of life until the last event or
+    `heard_s`, whichever is later.
 
-    `killed`: whoever wrote it was, in these words, and all processes with it; it was heard of until
-    then, and until `heard_s`.
+    Raises OSError if the directory cannot be read.
     """
     occurrences, left_out = read_occurrences(directory / EVENTS)
     timeline, story = Timeline(), Story()
@@ -216,7 +211,7 @@ def record_in(
 
 
 def series_in(directory: Path) -> list[dict[str, Any]]:
-    """The curves that were saved; where there are none, loss and metrics as metrics.jsonl has them.
+    """Return the saved curves, or else loss and metrics from metrics.jsonl.
 
     Raises OSError.
     """
@@ -232,7 +227,7 @@ def series_in(directory: Path) -> list[dict[str, Any]]:
 
 
 def note_metrics(book: SeriesBook, row: Mapping[str, Any]) -> list[Point]:
-    """A row of metrics.jsonl as points of the curves `loss` and `metric`; those points."""
+    """Add a row of metrics.jsonl to the curves `loss` and `metric`, and return its points."""
     values, at_s, records = row.get("values"), row.get("at_s"), row.get("records")
     if (
         not isinstance(values, Mapping)

@@ -1,6 +1,4 @@
-"""Bars of processes, generations of the ring and marks: what the membership timeline shows, made
-from occurrences.
-"""
+"""Build the membership timeline from events: process bars, ring generations and marks."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _UNSEEN = "its end was not recorded: its master was replaced"
 
 @dataclass(slots=True)
 class Bar:
-    """A process from its order to its end. Times are None as long as they are not known."""
+    """A process from its launch command to its end. Unknown times are None."""
 
     process: str
     role: str
@@ -40,9 +38,9 @@ class Bar:
 @final
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Of the ring, from when it was published.
+    """A generation of the ring, from its publication.
 
-    `reason` says why it is another than the one before.
+    `reason` says why the master published a new generation.
     """
 
     generation: int
@@ -54,7 +52,7 @@ class Generation:
 @final
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that is neither a process nor a generation."""
+    """An event that concerns neither a process nor a generation."""
 
     at_s: float
     kind: str
@@ -62,13 +60,13 @@ class Mark:
 
 
 def _plain(bar: Bar) -> dict[str, Any]:
-    # `asdict` copies deeply, which takes ten times as long: there may be thousands.
+    # `asdict` copies deeply, which is ten times slower, and there may be thousands of rows.
     return {name: getattr(bar, name) for name in Bar.__slots__}
 
 
 @final
 class Timeline:
-    """Takes occurrences in their order. Bounded: of ended processes the newest 2,000 stay."""
+    """Build a timeline from events in order. Keep the newest 2,000 ended processes."""
 
     def __init__(self) -> None:
         self._going: dict[str, Bar] = {}
@@ -79,7 +77,7 @@ class Timeline:
         self._at_s = 0.0
 
     def add(self, one: JobEvent) -> None:
-        """One more."""
+        """Add one event."""
         self._at_s = max(self._at_s, one.at_s)
         match one.kind:
             case "process":
@@ -98,7 +96,7 @@ class Timeline:
                 pass
 
     def cut_off(self, end: JobEvent) -> None:
-        """The master was killed, and all processes with it: the last that is known of them."""
+        """Record that the master was killed, and end all processes with it."""
         for process in list(self._going):
             self._close(process, end.at_s, "its master was killed, and it with it")
         self.add(end)
@@ -106,10 +104,10 @@ class Timeline:
     def as_dict(
         self, now_s: float | None = None, processes: Mapping[str, ProcessStatus] | None = None
     ) -> dict[str, Any]:
-        """For JSON.
+        """Return plain values for JSON.
 
-        `processes`: rows of the status by name, for the state and place that those which go on have
-        now.
+        `processes` are rows of the status by name. They give the current state and place of running
+        processes.
         """
         going = [self._now(bar, (processes or {}).get(bar.process)) for bar in self._going.values()]
         bars = sorted((*self._ended, *going), key=lambda bar: bar.ordered_s)
@@ -163,7 +161,7 @@ class Timeline:
             self._ended.append(bar)
 
     def _explain(self, one: JobEvent) -> None:
-        """The platform's word on an end comes late; it is what counts."""
+        """Correct an end's cause when the platform reports it later."""
         for bar in reversed(self._ended):
             if bar.process == one.process:
                 bar.cause, bar.text = (
@@ -174,7 +172,7 @@ class Timeline:
 
     def _job(self, one: JobEvent) -> None:
         if one.step == EventKind.BEGUN:
-            # Whatever a master before left going went with it, or is another process by now.
+            # Processes of an earlier master ended with it, or are different processes by now.
             for process in list(self._going):
                 self._close(process, one.at_s, _UNSEEN)
         if one.step:

@@ -1,4 +1,4 @@
-"""check.json: who checks the model and the data, before there is a job."""
+"""check.json: the process that checks model and data before the job exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticdl.jobdir.process_liveness import began, lives
 @final
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check that goes on."""
+    """A check in progress."""
 
     job_name: str
     action: str
@@ -21,24 +21,24 @@ class Check:
     began: str
     """See `process_liveness.began`."""
     progress: str = ""
-    """What it is at, in words."""
+    """The current activity, in words."""
 
 
 def write_check(directory: JobDirectory, job_name: str, action: str) -> None:
-    """This process checks the model and the data of a job to be. Raises OSError."""
+    """Record that this process checks a new job's model and data. Raises OSError."""
     pid = os.getpid()
     write_json(directory.check, asdict(Check(job_name, action, pid, began(pid))))
 
 
 def write_progress(directory: JobDirectory, text: str) -> None:
-    """What the check of this process is at, for `status`. Raises OSError."""
+    """Record the progress of this process's check, for `status`. Raises OSError."""
     check = read_check(directory)
     if check is not None and check.pid == os.getpid():
         write_json(directory.check, asdict(replace(check, progress=text)))
 
 
 def read_check(directory: JobDirectory) -> Check | None:
-    """The check that goes on; None if there is none, or if its process has ended."""
+    """Return the check in progress; None if there is none or its process has ended."""
     found = read_json(directory.check)
     pid, since = found.get("pid"), str(found.get("began") or "")
     if not lives(pid) or (since and since != began(pid)):

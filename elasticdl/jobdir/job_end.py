@@ -1,4 +1,4 @@
-"""How the job of a directory ended, as far as its files tell."""
+"""Find out how a job ended from the files of its directory."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import resume_command
 
 STARTS_WITHIN_S = 60.0
-"""A job whose master was not heard of for so long after it was made has none."""
+"""A new job without a sign of its master for this long has no master."""
 LAST_WORD_WITHIN_S = 2.0
 _CHANGES_WITHIN_S = 10.0
 
 
 def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
-    """How the job ended, and its last status as far as there is one; None: it has not ended.
+    """Return the job's end, with its last status if there is one; None if it has not ended.
 
-    A job whose master was killed has ended, too: the master took all processes with it. Raises
+    A job whose master was killed has ended too: the master's death ends all processes. Raises
     NoSuchJob.
     """
     if read_check(directory) is not None:
         return None
     if directory.master.exists():
         master = read_master(directory)
-        # One that cannot be read may be just written on a file system that shows halves.
+        # An unreadable file may be new, on a file system that shows partial writes.
         goes_on = _has_just_changed(directory) if master is None else master.runs(directory)
         return None if goes_on else killed_end(directory)
     if not directory.spec.exists():
@@ -44,7 +44,7 @@ def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
     is_young = time.time() - made_wall_s(directory) < STARTS_WITHIN_S
     if is_young and not directory.status.exists() and not _has_receipt(directory):
         return None
-    # A master takes its address away a moment before it leaves its outcome.
+    # A master removes its address shortly before it writes its outcome.
     patience_s = LAST_WORD_WITHIN_S if _has_just_changed(directory) else 0.0
     end_s = time.monotonic() + patience_s
     while (end := read_end(directory)) is None:
@@ -55,14 +55,14 @@ def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
 
 
 def read_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
-    """What a master left, and its last status if that can be read; None if it left nothing."""
+    """Return the master's outcome, and its last status if readable; None if there is no outcome."""
     found = read_json(directory.status)
     outcome = Outcome.from_json(found)
     if outcome is None:
         return None
     outcome = replace(
         outcome,
-        job_dir=str(directory.path),  # It may have been moved.
+        job_dir=str(directory.path),  # The directory may have moved.
         action=outcome.action or job_action(directory),
     )
     if outcome.exit_code == ExitCode.INTERRUPTED:
@@ -71,14 +71,14 @@ def read_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None
 
 
 def status_in(left: Mapping[str, Any]) -> JobStatus | None:
-    """The status within status.json; None if there is none of this version."""
+    """Return the status in status.json; None if there is none of this version."""
     with suppress(ValueError):
         return JobStatus.from_json(left.get("status"))
     return None
 
 
 def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, JobStatus | None]:
-    """The end of a job whose master left nothing, and its status some seconds before."""
+    """Return the end of a job whose master left no outcome, and its last saved status."""
     name = job_name(directory)
     if not message and directory.status.exists():
         message = (
@@ -104,25 +104,25 @@ def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, Job
 
 
 def resume_hint(directory: JobDirectory) -> str:
-    """The next command to type after an end that was not the job's own."""
+    """Return the command to type next after an interruption from outside the job."""
     return resume_command(read_json(directory.spec), directory)
 
 
 def job_name(directory: JobDirectory) -> str:
-    """Of the job, or of the job to be; that of the directory where none is known."""
+    """Return the name of the job, or of the directory if the job has none yet."""
     name = part_of(read_json(directory.spec), "cluster").get("job_name")
     check = None if name else read_check(directory)
     return str(name or (check and check.job_name) or directory.path.name)
 
 
 def job_action(directory: JobDirectory) -> str:
-    """train, evaluate or predict; '' where that is not known."""
+    """Return train, evaluate or predict; '' if unknown."""
     check = read_check(directory)
     return str((check and check.action) or read_json(directory.spec).get("action") or "")
 
 
 def made_wall_s(directory: JobDirectory) -> float:
-    """When the job was made, in seconds since 1970; now, for a job to be."""
+    """Return the unix time when the job was created; now, if it does not exist yet."""
     try:
         return directory.spec.stat().st_mtime
     except OSError:
@@ -136,7 +136,7 @@ def _has_just_changed(directory: JobDirectory) -> bool:
 
 
 def _has_receipt(directory: JobDirectory) -> bool:
-    """This run has come to its end; its outcome may still be missing."""
+    """Return whether this run has finished; its outcome may still be missing."""
     with suppress(OSError):
         return directory.receipt.stat().st_mtime > made_wall_s(directory)
     return False

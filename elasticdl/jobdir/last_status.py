@@ -1,6 +1,4 @@
-"""What is known of a job whose master was killed: its status as it was written down last, some
-seconds before.
-"""
+"""Recover the last saved status of a job whose master was killed."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ _GONE = "its master was killed, and it with it"
 
 
 def last_known(directory: JobDirectory, message: str) -> JobStatus | None:
-    """The status of a job that has ended like that, with `message` for the end; None if nothing was
-    written down.
+    """Return the last saved status of a killed job; None if there is none.
+
+    `message` describes the end.
     """
     with suppress(OSError, ValueError):
         status = cut_short(newest_status(directory), message, ExitCode.JOB_FAILED, _GONE)
@@ -33,9 +32,7 @@ def last_known(directory: JobDirectory, message: str) -> JobStatus | None:
 
 
 def heard_of_s(directory: JobDirectory) -> float:
-    """When a job whose master is gone last gave a sign of life beside its events, in seconds of the
-    job; 0 if that is not known.
-    """
+    """Return when a killed job last wrote its status or metrics, in job seconds; 0 if unknown."""
     signs = [0.0]
     with suppress(OSError, ValueError):
         signs.append(newest_status(directory).at_s)
@@ -45,9 +42,9 @@ def heard_of_s(directory: JobDirectory) -> float:
 
 
 def cut_short(status: JobStatus, message: str, exit_code: int, gone: str) -> JobStatus:
-    """A status out of the midst of a job, of one that has ended so: nothing of it moves.
+    """Return a running job's status as that of an ended job.
 
-    `gone`: what became of its processes.
+    `gone` says what happened to its processes.
     """
     return replace(
         status,
@@ -63,14 +60,14 @@ def cut_short(status: JobStatus, message: str, exit_code: int, gone: str) -> Job
 
 
 def newest_status(directory: JobDirectory) -> JobStatus:
-    """What newest.json has. Raises OSError, ValueError."""
+    """Return the status in newest.json. Raises OSError, ValueError."""
     written = json.loads(directory.newest.read_text(encoding="utf-8"))
     return JobStatus.from_json(written.get("status") if isinstance(written, dict) else None)
 
 
 def last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
-    """The last row of metrics.jsonl, if there is any."""
-    from elasticdl.history.lines import read_lines  # not for every `--help`
+    """Return the last row of metrics.jsonl, if any."""
+    from elasticdl.history.lines import read_lines  # slow import: not for every `--help`
 
     return [line.row for line in read_lines(directory.metrics)[-1:]]
 

@@ -1,6 +1,6 @@
-"""What a job leaves in its directory.
+"""Names and formats of the files in a job's directory.
 
-Written so that a reader sees all of a file or nothing, and no full disk ends a job.
+Writes are atomic, so readers see complete files. A full disk never fails a job.
 """
 
 from __future__ import annotations
@@ -14,52 +14,48 @@ from pathlib import Path
 from typing import Any
 
 JOBS = Path("jobs")
-"""Parent of the directories of jobs on this machine without --job-dir, below the current
-directory.
-"""
+"""Parent of local job directories without --job-dir, below the current directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDirectory:
-    """The names of what is in a job's directory."""
+    """Paths of the files in a job's directory."""
 
     path: Path
 
     @property
     def spec(self) -> Path:
-        """JobSpec, JSON."""
+        """The JobSpec, JSON."""
         return self.path / "job.json"
 
     @property
     def yaml(self) -> Path:
-        """The flags of the job, for `elasticdl train -f`; only for its owner."""
+        """The job's flags, for `elasticdl train -f`; only the owner can read it."""
         return self.path / "job.yaml"
 
     @property
     def check(self) -> Path:
-        """Who checks model and data before there is a job; see `check_file`."""
+        """The process that checks model and data before the job exists; see `check_file`."""
         return self.path / "check.json"
 
     @property
     def kubernetes(self) -> Path:
-        """The namespace, name and uid of the Job on a cluster that the directory belongs to."""
+        """Namespace, name and uid of the Kubernetes Job that owns the directory."""
         return self.path / "kubernetes.json"
 
     @property
     def scale(self) -> Path:
-        """The range of workers that the job was scaled to, JSON; see `scale_override`."""
+        """The range of workers that a user scaled the job to, JSON; see `scale_override`."""
         return self.path / "scale.json"
 
     @property
     def preflight(self) -> Path:
-        """What the preflight found, JSON."""
+        """The result of the preflight, JSON."""
         return self.path / "preflight.json"
 
     @property
     def master(self) -> Path:
-        """Where the master listens, readable by the owner only; gone when it has ended; see
-        `master_address`.
-        """
+        """The running master's address, readable only by the owner; see `master_address`."""
         return self.path / "master.json"
 
     @property
@@ -69,54 +65,52 @@ class JobDirectory:
 
     @property
     def logs(self) -> Path:
-        """Directory of the logs, one a process."""
+        """Directory of the logs, one per process."""
         return self.path / "logs"
 
     @property
     def master_log(self) -> Path:
-        """The log of the master."""
+        """The master's log."""
         return self.logs / "master-0.log"
 
     @property
     def dashboard(self) -> Path:
-        """A page that leads a browser to the status page, readable by the owner only."""
+        """A page that redirects a browser to the status page; only the owner can read it."""
         return self.path / "dashboard.html"
 
     @property
     def events(self) -> Path:
-        """One JSON object a line: what was announced. Bounded: see history.thinning."""
+        """The job's events, one JSON object per line. Bounded: see `history.compaction`."""
         return self.path / "events.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line: values of evaluation rounds, training losses. Bounded as well."""
+        """Evaluation results and training losses, one JSON object per line. Bounded."""
         return self.path / "metrics.jsonl"
 
     @property
     def series(self) -> Path:
-        """The curves of the job, JSON."""
+        """The job's curves, JSON."""
         return self.path / "series.json"
 
     @property
     def report(self) -> Path:
-        """The status page as it stood at the end, in one file."""
+        """The final status page, in one file."""
         return self.path / "report.html"
 
     @property
     def receipt(self) -> Path:
-        """Records expected, trained, repeated, lost."""
+        """The receipt: records expected, trained, repeated and lost."""
         return self.path / "receipt.json"
 
     @property
     def status(self) -> Path:
-        """How the job ended, as `outcome.Outcome` has it, with the last "status"."""
+        """How the job ended, as in `outcome.Outcome`, with the last "status"."""
         return self.path / "status.json"
 
     @property
     def newest(self) -> Path:
-        """The status as it was some seconds ago, while the job runs: {"status": …}; see
-        last_status.
-        """
+        """A recent status of the running job, as {"status": …}; see `last_status`."""
         return self.path / "newest.json"
 
     @property
@@ -126,7 +120,7 @@ class JobDirectory:
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file: temporary name, fsync, rename. Raises OSError."""
+    """Replace a file atomically: temporary name, fsync, rename. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(
@@ -146,7 +140,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644) -> No
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; empty if there is none or it is not whole."""
+    """Return a file's JSON object; empty if it is missing or incomplete."""
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         if isinstance(found, dict):
@@ -155,6 +149,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def part_of(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object within a JSON object; empty if there is none."""
+    """Return an object inside a JSON object; empty if there is none."""
     part = value.get(name)
     return part if isinstance(part, Mapping) else {}

@@ -1,4 +1,4 @@
-"""master.json: where a job's master listens, for as long as it runs."""
+"""master.json: the address of a running master."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class MasterAddress:
     """A master's process and ports."""
 
     address: str
-    """host:port of its RPCs."""
+    """host:port of the RPC server."""
     page: str
-    """`http://host:port/` of its status page; '' if it has none."""
+    """`http://host:port/` of the status page; '' if there is none."""
     pid: int
     term: int
     token: str = ""
-    """'' in a pod: there it stays in its Secret, as a volume may be seen by many."""
+    """'' in a pod: its token stays in the Secret, since many users may be able to read a volume."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MasterAddress:
-        """What a file has; what is not as it should be is 0 or ''."""
+        """Parse a file; invalid fields become 0 or ''."""
         text = {key: str(value.get(key) or "") for key in ("address", "page", "token")}
         pid, term = (
             found if isinstance(found, int) else 0 for found in map(value.get, ("pid", "term"))
@@ -36,10 +36,10 @@ class MasterAddress:
         return cls(pid=pid, term=term, **text)
 
     def runs(self, directory: JobDirectory) -> bool:
-        """Whether its process still is the master of that job.
+        """Return whether the process is still the master of this job.
 
-        After a restart of the machine another process may have its number. The cluster looks after
-        one in a pod, whose number says nothing here.
+        After a reboot another process may have its pid. A pid in a pod says nothing here; the
+        cluster watches that master.
         """
         if not self.token:
             return True
@@ -48,7 +48,7 @@ class MasterAddress:
         try:
             environment = Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0")
         except OSError:
-            return True  # Another user's, or a system that does not show it.
+            return True  # Another user's process, or a system that hides it.
         name, path = b"ELASTICDL_JOB_DIR=", os.path.realpath(directory.path)
         places = (
             os.fsdecode(one.removeprefix(name)) for one in environment if one.startswith(name)
@@ -57,11 +57,11 @@ class MasterAddress:
 
 
 def write_master(directory: JobDirectory, master: MasterAddress) -> None:
-    """Raises OSError."""
+    """Write the address. Raises OSError."""
     write_json(directory.master, asdict(master), mode=0o600)
 
 
 def read_master(directory: JobDirectory) -> MasterAddress | None:
-    """None if there is no master, or if its file cannot be read whole."""
+    """Return the address; None if there is no master or its file is incomplete."""
     found = read_json(directory.master)
     return MasterAddress.from_json(found) if found else None

@@ -1,4 +1,4 @@
-"""How a job ended: one value, in its directory and in its pod's termination message."""
+"""How a job ended: the same value in its directory and in its pod's termination message."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Outcome | None:
-        """The inverse of `to_json`; None for what is no outcome."""
+        """Parse plain values; None if they are no outcome."""
         try:
             receipt, loss = dict(value.get("receipt") or {}), value.get("loss")
             if receipt:
@@ -67,9 +67,7 @@ class Outcome:
         return end_state(self.exit_code)
 
     def error(self) -> ElasticDLError | None:
-        """Return the error that `JobHandle.wait` raises, or None if the job is done or was stopped
-        by a person.
-        """
+        """Return the error for `JobHandle.wait`; None if the job is done or a person stopped it."""
         if self.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED):
             return None
         kinds: dict[int, type[ElasticDLError]] = {
@@ -83,13 +81,13 @@ class Outcome:
 
 
 def end_state(exit_code: int) -> str:
-    """The state of a job that has ended: done, stopped or failed."""
+    """Return the state of an ended job: done, stopped or failed."""
     known = {int(ExitCode.DONE): "done", int(ExitCode.INTERRUPTED): "stopped"}
     return known.get(exit_code, "failed")
 
 
 def write_outcome(directory: JobDirectory, outcome: Outcome, status: JobStatus | None) -> None:
-    """Leave outcome, last status and receipt. `status`: None if the job did not begin.
+    """Write outcome, last status and receipt; `status` is None if the job did not begin.
 
     Raises OSError.
     """
@@ -97,5 +95,5 @@ def write_outcome(directory: JobDirectory, outcome: Outcome, status: JobStatus |
         write_json(directory.receipt, outcome.receipt)
     write_json(directory.status, {**outcome.to_json(), "status": status and status.to_json()})
     if status is not None:
-        # A run that did not begin takes nothing of what is known of the one before.
+        # A run that did not begin must not overwrite the results of the previous run.
         directory.newest.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
-"""The folder of `--output`, looked at before anything starts: the predictions of two jobs are never
-mixed, and no export takes somebody's files away.
+"""Check the folder of `--output` before anything starts.
+
+Two jobs never mix their predictions, and no export removes a user's files.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ _MOST_NAMED = 3
 
 
 def refuse_output(spec: JobSpec) -> None:
-    """What a job may not write to: raises SpecError for it. Makes nothing.
+    """Raise SpecError if the job must not write to its output folder. Create nothing.
 
-    Predictions need a folder that is new or empty. An export takes the place of an earlier one, as
-    a whole; a folder that has anything else
-    stays as it is. Not for a job that goes on: what is there may be its own.
+    Predictions need a new or empty folder. An export replaces an earlier export as a whole; it
+    refuses a folder with anything else. A resumed job needs no check: the contents may be its own.
     """
     place = spec.checkpoint.output
     if not place or "://" in place or spec.action == "evaluate":
@@ -42,7 +42,7 @@ def refuse_output(spec: JobSpec) -> None:
     path = Path(place)
     try:
         _refuse(path, predictions=spec.action == "predict")
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # a name that is too long, or a folder without permission
         raise SpecError(
             f"--output {path} cannot be used: {error.strerror or error}",
             hint="name another --output",
@@ -87,7 +87,7 @@ def _refuse_to_replace(path: Path) -> None:
 
 
 def _why_fixed(path: Path) -> str:
-    """Why a directory cannot be renamed, in words; '' if it can."""
+    """Return why a directory cannot be renamed; '' if it can."""
     if path.is_symlink():
         return "it is a link"
     if path.is_mount():
@@ -100,9 +100,9 @@ def _why_fixed(path: Path) -> str:
 
 
 def names_in(path: Path) -> list[str]:
-    """What is there; hidden files, which no reader of results takes for one, do not count.
+    """Return the names in a folder.
 
-    Raises OSError.
+    Hidden files do not count, since readers of results ignore them. Raises OSError.
     """
     try:
         return sorted(

@@ -1,6 +1,4 @@
-"""Whether the process that a file of a job's directory names is still that one: numbers of
-processes are used again.
-"""
+"""Check that a recorded process is still the same process, since pids are reused."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ _MOST = 2**31
 
 
 def lives(pid: object) -> TypeGuard[int]:
-    """Whether there is such a process; what is no number is none, and one that has ended is not: in
-    a container nobody may collect it.
+    """Return whether a process with this pid runs; False if `pid` is not an integer.
+
+    A zombie does not count as running: in a container nobody may reap it.
     """
     if not isinstance(pid, int) or not 0 < pid < _MOST:
         return False
@@ -27,9 +26,7 @@ def lives(pid: object) -> TypeGuard[int]:
 
 
 def _shown(pid: int) -> list[bytes]:
-    """What the system shows of a process after its name, its state first; nothing where it shows
-    nothing.
-    """
+    """Return the fields of /proc/PID/stat after the name, state first; empty if hidden."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -37,8 +34,9 @@ def _shown(pid: int) -> list[bytes]:
 
 
 def began(pid: int) -> str:
-    """When a process began, as text that no other process with its number will ever have; '' where
-    the system does not show it.
+    """Return the start time of a process as text; '' if the system hides it.
+
+    No later process with the same pid has the same text.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,7 +1,6 @@
-"""The next command to type after a job that is not done: on from its newest checkpoint, or afresh.
+"""The command to type after an unfinished job: resume from the newest checkpoint, or start again.
 
-Whoever tells people of such an end (the master, the command line, the page, report.html) says it by
-this, so that there is one answer.
+The master, the command line, the page and report.html all use this module, so that they agree.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ TRAIN, PREDICT = "train", "predict"
 
 
 def has_checkpoint(location: Path) -> bool:
-    """Whether a directory is, or holds, a checkpoint that was completed.
+    """Return whether a directory is, or contains, a completed checkpoint.
 
-    Whether it is whole is seen when it is read.
+    Damage shows only when the checkpoint is read.
     """
     return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
 
 
 def resume_command(told: Mapping[str, Any], directory: JobDirectory) -> str:
-    """What to do next, with a command that can be pasted.
+    """Return the next step, with a command to paste.
 
-    `told` is the job's job.json; it may be empty where that is gone.
+    `told` is the job's job.json; it may be empty if the file is missing.
     """
     return _words(
         told, directory, resumes=_action(told) == TRAIN and has_checkpoint(directory.checkpoints)
@@ -44,8 +43,9 @@ def resume_command(told: Mapping[str, Any], directory: JobDirectory) -> str:
 
 
 def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
-    """The same, while the job goes on, for whoever is about to stop it: it takes a checkpoint then,
-    where it keeps any.
+    """Return the next step for a running job that the user is about to stop.
+
+    The stop takes a checkpoint if the job keeps any.
     """
     kept = spec.keeps_checkpoints or has_checkpoint(directory.checkpoints)
     return _words(spec.model_dump(mode="json"), directory, resumes=spec.action == TRAIN and kept)
@@ -66,9 +66,9 @@ def _words(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -
 
 
 def _submitted(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
-    """The kept command of a job on a cluster.
+    """Return the saved command of a job on a cluster.
 
-    It goes on with the workers that the job was scaled to.
+    It uses the number of workers that the job was scaled to.
     """
     command = str(told.get("resume_command" if resumes else "restart_command") or "")
     if not command:
@@ -81,7 +81,7 @@ def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -
     cluster = told.get("cluster") or {}
     command = [*_program(), action, "-f", str(JobDirectory(path).yaml)]
     if resumes:
-        # Where it is said in job.yaml already, unless somebody moved it.
+        # job.yaml already names the directory, unless somebody moved it.
         moved = [] if cluster.get("job_dir") == str(path) else ["--job-dir", str(path)]
         return shlex.join([*command, *moved, "--resume"])
     name, place = str(cluster.get("job_name") or path.name), path
@@ -93,7 +93,7 @@ def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -
 
 
 def _new_output(action: str, told: Mapping[str, Any]) -> list[str]:
-    """For predictions, where some were made: those of two jobs are not mixed."""
+    """Return a new output folder for predictions if one exists: two jobs must not mix theirs."""
     said = output = str((told.get("checkpoint") or {}).get("output") or "")
     if action != PREDICT or not said or "://" in said:
         return []
@@ -104,7 +104,7 @@ def _new_output(action: str, told: Mapping[str, Any]) -> list[str]:
 
 
 def _program() -> list[str]:
-    """How this shell calls `elasticdl`."""
+    """Return how this shell calls `elasticdl`."""
     if shutil.which("elasticdl"):
         return ["elasticdl"]
     beside = Path(sys.executable).with_name("elasticdl")

@@ -1,5 +1,6 @@
-"""The range of workers that a person asked for while a job ran: it outlives the master, so that a
-resumed job begins with it.
+"""The range of workers that a user set while the job ran.
+
+It outlives the master, so that a resumed job starts with it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int) -> None:
-    """Write a new range down.
+    """Save a new range; `asked` is the job's initial range.
 
-    `asked`: what the job began with. A disk that refuses it costs a resumed job the range only.
+    If the disk refuses the write, a resumed job starts with its initial range.
     """
     scaled = _range(low, high)
     instead_of = {*_instead_of(read_json(directory.scale)), str(asked)} - {str(scaled)}
@@ -31,16 +32,15 @@ def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int)
 
 
 def kept_scale(directory: JobDirectory) -> str:
-    """The range that the job was scaled to, as it is typed; '' if it was not."""
+    """Return the range that the job was scaled to, as a user types it; '' if it was not scaled."""
     return str(read_json(directory.scale).get("num_workers", ""))
 
 
 def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[JobSpec, str]:
-    """The job to go on with, and what people should know of that: '' if it is as it was asked for.
+    """Return the job to resume, and a message for the user; '' if nothing changed.
 
-    The range counts that the job was scaled to, unless another is said now: by a flag (`anew`), or
-    in a file that says another one
-    than those which the job was scaled from.
+    The scaled range applies unless the user now gives another range: by a flag (`anew`), or by a
+    file whose range differs from all ranges before scaling.
     """
     scaled, asked = kept_scale(directory), str(spec.cluster.num_workers)
     instead_of = _instead_of(read_json(directory.scale))
@@ -60,7 +60,7 @@ def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[Jo
 
 
 def forget_scale_unless(spec: JobSpec, directory: JobDirectory) -> None:
-    """The range is not kept any more that a job was scaled to, if it begins with another one.
+    """Delete the saved range if the job starts with a different one.
 
     Raises OSError.
     """

@@ -24,21 +24,21 @@ from elasticdl.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)
 KEPT_BYTES = 64 << 10
-"""Of each log."""
+"""Bytes kept of each log."""
 ALL_BYTES = 64 << 20
-"""Of all logs; beyond it the oldest files are removed."""
+"""Bytes kept of all logs; beyond this, the archive removes the oldest files."""
 AT_ONCE = 16
 _LINES = 2000
 _READ_LIMIT_S = 15.0
 _LEAVE_LIMIT_S = 120.0
-"""How long a pod may take to end: longer than any grace period in use."""
+"""Time limit for a pod's termination: longer than any grace period in use."""
 
 
 @final
 class LogArchive:
-    """Use it from one event loop.
+    """Archives the logs of a namespace's pods. Use it from one event loop.
 
-    `path` is that of the namespace's pods; `directory` need not exist yet.
+    `path` is the API path of the namespace's pods; `directory` need not exist yet.
     """
 
     def __init__(self, api: ApiServer, path: str, directory: Path) -> None:
@@ -47,13 +47,12 @@ class LogArchive:
         self._begun: set[str] = set()
         self._turns, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
         self._bytes: int | None = None
-        """Of all files; None: not counted yet."""
+        """Total size of the files; None before the first count."""
 
     def changed(self, pod: Pod) -> None:
         """Handle a pod's change.
 
-        The log of a pod that begins to leave is followed to its end, since it may be gone a moment
-        later.
+        Follow the log of a terminating pod to its end, since the log vanishes with the pod.
         """
         leaving = "deletionTimestamp" in pod["metadata"] and observed(pod).running
         if uid(pod) in self._begun or not (leaving or has_ended(pod)):
@@ -62,7 +61,7 @@ class LogArchive:
         self._spawn(self._keep(pod, follow=not has_ended(pod)))
 
     def gone(self, pod: Pod) -> None:
-        """The pod is gone; reading that has begun continues."""
+        """Handle a deleted pod; a read in progress continues."""
         self._begun.discard(uid(pod))
 
     async def finish(self, limit_s: float) -> None:
@@ -92,7 +91,7 @@ class LogArchive:
             _LOG.info("cannot archive the log of %s: %s", name, error or "timed out")
 
     async def _last_part(self, pod: Pod, *, follow: bool) -> bytes:
-        """What was read in time. Raises ApiRefused or ApiAway only if that is nothing."""
+        """Return what arrives in time. Raises ApiRefused or ApiAway only if nothing arrives."""
         limit_s = _LEAVE_LIMIT_S if follow else _READ_LIMIT_S
         query = {
             "container": CONTAINER,

@@ -1,6 +1,6 @@
-"""Log files of processes: one per role and index, the incarnations one after the other.
+"""Log files of processes: one per role and index, with all incarnations in order.
 
-Read by byte ranges, by their last lines, or as they grow.
+Readers use byte ranges, the last lines, or follow the growing file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_log(path: Path, name: ProcessName) -> FileIO:
 
 
 def log_files(directory: Path) -> dict[str, Path]:
-    """Every log by the name of its process, without incarnation.
+    """Return every log by its process's name without incarnation.
 
     Links are ignored. Raises OSError.
     """
@@ -52,7 +52,7 @@ def log_files(directory: Path) -> dict[str, Path]:
 
 
 def log_sizes(directory: Path) -> dict[str, int]:
-    """Bytes of every log. Raises PermanentError."""
+    """Return the size of every log in bytes. Raises PermanentError."""
     try:
         return {process: path.stat().st_size for process, path in log_files(directory).items()}
     except OSError as error:
@@ -62,7 +62,7 @@ def log_sizes(directory: Path) -> dict[str, int]:
 
 
 def read_log(directory: Path, process: str, start: int, limit_bytes: int) -> LogPart:
-    """See `Cluster.read_log`; the log of `ps-0.1` is in that of `ps-0`.
+    """Read a log; see `Cluster.read_log`. The log of `ps-0.1` is part of the log of `ps-0`.
 
     Raises NoSuchLog, PermanentError.
     """
@@ -84,7 +84,7 @@ def _read_part(path: Path, start: int, limit_bytes: int) -> LogPart:
 
 
 def read_tail(path: Path, begin: int = 0) -> str:
-    """The last lines after byte `begin`: at most 60 lines and 16 KiB, whatever the file's size.
+    """Return the last lines after byte `begin`: at most 60 lines and 16 KiB.
 
     '' if the file is unreadable.
     """
@@ -100,7 +100,7 @@ def read_tail(path: Path, begin: int = 0) -> str:
 
 
 def last_lines(path: Path, lines: int) -> Iterator[str]:
-    """The last lines of a file of any size (0: all), in as little memory as they need.
+    """Return the last lines of a file (0: all), with little memory for a file of any size.
 
     Raises OSError.
     """
@@ -111,7 +111,7 @@ def last_lines(path: Path, lines: int) -> Iterator[str]:
 
 
 def _before_last(log: IO[bytes], lines: int) -> int:
-    """An offset that has the last `lines` lines after it, found from the end."""
+    """Return the offset before the last `lines` lines; searches from the end."""
     position, newlines = log.seek(0, os.SEEK_END), 0
     while position > 0 and newlines <= lines:
         step = min(_BLOCK_BYTES, position)
@@ -123,14 +123,14 @@ def _before_last(log: IO[bytes], lines: int) -> int:
 
 @final
 class LogFollower:
-    """The bytes of a file since the last read; a missing file is empty."""
+    """Reads what a file gained since the last read; a missing file counts as empty."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def read(self, limit_bytes: int = 1 << 20) -> bytes:
-        """At most `limit_bytes`; b'' if there is nothing new."""
+        """Return at most `limit_bytes`; b'' if there is nothing new."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._offset)

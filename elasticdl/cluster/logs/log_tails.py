@@ -1,6 +1,6 @@
-"""The ends of a job's logs for a report, with a bounded total size; first failures come first.
+"""The ends of a job's logs for a report, bounded in total size, failed processes first.
 
-The report may travel where the logs do not.
+A report may travel to machines without the logs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUIET = ("finished", "drained", "fenced")
 
 @final
 class _Ends:
-    """The log ends of a report, as long as there is room."""
+    """Collects log ends up to the size limit."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -42,7 +42,7 @@ class _Ends:
 
 
 def ends_in(directory: Path, status: JobStatus) -> list[dict[str, Any]]:
-    """{"process", "text"} of the logs in a directory; unreadable logs are skipped."""
+    """Return {"process", "text"} of the logs in a directory; skip unreadable logs."""
     ends = _Ends()
     try:
         names = log_sizes(directory)
@@ -59,7 +59,7 @@ def ends_in(directory: Path, status: JobStatus) -> list[dict[str, Any]]:
 
 
 async def ends_of(cluster: Cluster, status: JobStatus) -> list[dict[str, Any]]:
-    """The same for a running job, for as many logs as can be read in a few seconds."""
+    """Return the same for a running job, for as many logs as a few seconds allow."""
     ends, until_s = _Ends(), time.monotonic() + _READ_S
     try:
         names = [log.process for log in await cluster.logs()]
@@ -79,7 +79,7 @@ async def ends_of(cluster: Cluster, status: JobStatus) -> list[dict[str, Any]]:
 
 
 def _in_order(names: Iterable[str], status: JobStatus) -> list[str]:
-    """Names of failed processes, the latest failure first, then the master's, then the rest."""
+    """Order the names: failed processes, latest failure first, then the master, then the rest."""
     failed = {name: place for place, name in enumerate(_failed(status))}
 
     def place(name: str) -> tuple[int, int, str, int, str]:
@@ -94,7 +94,7 @@ def _in_order(names: Iterable[str], status: JobStatus) -> list[str]:
 
 
 def _failed(status: JobStatus) -> Iterator[str]:
-    """Names with and without incarnation: local logs have one file for all of them."""
+    """Return names with and without incarnation, since local logs hold all incarnations."""
     rows = [
         process
         for process in status.processes
@@ -106,7 +106,7 @@ def _failed(status: JobStatus) -> Iterator[str]:
 
 
 def _entry(process: str, part: LogPart) -> dict[str, Any]:
-    """Whole lines, and a note about what precedes them."""
+    """Return complete lines, and a note about omitted earlier text."""
     data = part.data
     if part.start > 0:
         data = data.partition(b"\n")[2] or data
