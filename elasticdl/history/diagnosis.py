@@ -19,7 +19,6 @@ MOST_LOGGED = 200
 MARK = "why: "
 SLOW_S = 10.0
 """Starts, checkpoints and evaluations that take longer get an entry."""
-_PREPARED_S = 5.0
 _AWAY_S = 1.0
 _MOST_OPEN = 1_000
 _MOST_NAMED = 5
@@ -355,11 +354,9 @@ class Story:
                     in ("evaluating", "checkpointing", "exporting", "ending")
                 ):
                     self._made_up_by_others(one)
-                what = (
-                    f"{before} took"
-                    if before != "working" or self._worked or self._thinned
-                    else "nothing was done in"
-                )
+                what = f"{'the preflight' if before == 'starting' else before} took"
+                if before == "working" and not self._worked and not self._thinned:
+                    what = "nothing was done in"
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
                 self._put(
                     DiagnosisEntry(
@@ -405,7 +402,7 @@ class Story:
         self._waits.clear()
         self._exits.clear()
         self._replacing.clear()
-        away_s, prepared_s = one.number("away_s"), one.number("prepared_s")
+        away_s = one.number("away_s")
         if self._has_ended:
             self._going.clear()
             self._stopped_s += away_s
@@ -424,12 +421,7 @@ class Story:
                 DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s)
             )
             self._waited_s["master"] = self._waited_s.get("master", 0.0) + away_s
-        took = (
-            f" ({spoken(prepared_s)} to look at the model and the data)"
-            if prepared_s >= _PREPARED_S
-            else ""
-        )
-        self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, f"{one.text}{took}"))
+        self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, one.text))
         self._has_ended = False
 
     def _gone_with_master(self) -> list[str]:

@@ -8,11 +8,11 @@ asyncio loop: no locks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Protocol, final
 
-from elasticdl.cluster.base import Cluster, ProcessExited, ProcessObserved
+from elasticdl.cluster.base import ProcessExited, ProcessObserved
 from elasticdl.master.core.commands import Command, FinishJob
 from elasticdl.master.core.events import Event, ProcessEnded, ProcessSeen, Tick
 from elasticdl.master.event_queue import EventQueue, QueuedEvent
@@ -58,12 +58,12 @@ class Driver:
         self._gateway = gateway
         self._executor = executor
 
-    async def run(self, cluster: Cluster) -> FinishJob:
-        """Handle events until the job is over.
+    async def run(self, observed: AsyncIterator[ProcessObserved | ProcessExited]) -> FinishJob:
+        """Handle events until the job is over. `observed`: what the cluster shows.
 
         Raises what a task of ours raised: a bug, never a fault of the job.
         """
-        self._queue.spawn("watch on the cluster", self._watch(cluster))
+        self._queue.spawn("watch on the cluster", self._watch(observed))
         self._queue.spawn("clock", self._keep_time())
         try:
             while self._executor.finish is None:
@@ -91,8 +91,8 @@ class Driver:
         if any(may_free_work(entry.event) for entry in entries):
             self._gateway.leases.work_appeared()
 
-    async def _watch(self, cluster: Cluster) -> None:
-        async for event in cluster.observe():
+    async def _watch(self, observed: AsyncIterator[ProcessObserved | ProcessExited]) -> None:
+        async for event in observed:
             at_s = self._queue.at_s()
             match event:
                 case ProcessObserved():

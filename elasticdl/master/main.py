@@ -12,19 +12,16 @@ import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from typing import final
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster.base import Cluster, ProcessName
+from elasticdl.cluster.base import Cluster, ProcessExited, ProcessName, ProcessObserved
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.cluster.logs.log_tails import ends_in
 from elasticdl.errors import ElasticDLError, ExitCode, UserError
-from elasticdl.formatting import amount, spoken
+from elasticdl.formatting import spoken
 from elasticdl.history.event_log import METRICS_POLICY, EventLog
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines
@@ -37,7 +34,7 @@ from elasticdl.jobdir.master_address import MasterAddress, read_master, write_ma
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import after_a_stop
 from elasticdl.master.core.commands import Announce, FinishJob
-from elasticdl.master.core.events import JobStarted, StopRequested
+from elasticdl.master.core.events import MasterStarted, StopRequested
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
@@ -45,11 +42,11 @@ from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.job_preparation import JobPreparation
 from elasticdl.master.executor.launcher import Launcher
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
 from elasticdl.master.executor.snapshots import Snapshots
-from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
@@ -62,8 +59,7 @@ from elasticdl.master.outcome import (
     with_resume_command,
 )
 from elasticdl.master.platform.platform import Farewell, LocalPlatform, MasterEnvironment, Platform
-from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
-from elasticdl.master.preflight_rpc import PreflightRpc, preflight_rpc_server
+from elasticdl.master.preflight import Preflight
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.job_view import JobView, job_status
@@ -71,53 +67,14 @@ from elasticdl.master.status.server import StatusServer
 from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
-from elasticdl.shard import Task
+from elasticdl.shard import Source, Task
 
 _LOG = logging.getLogger("elasticdl.master")
-PREFLIGHT_S = 600.0
-_LOADED_S = time.monotonic()
 _MAIN_TASK = {
     Action.TRAIN: Task.TRAINING,
     Action.EVALUATE: Task.EVALUATION,
     Action.PREDICT: Task.PREDICTION,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is known before the first process starts."""
-
-    spec: JobSpec
-    preflight: Preflight
-    beginning: JobStart
-    term: int
-    heard_s: float = 0.0
-    """When the master before gave a sign of life beside its events, in seconds of the job."""
-
-
-def plan(environment: MasterEnvironment, tell: Callable[[str], None] = _LOG.info) -> Plan:
-    """Read the job, look at model and data unless the CLI has, find what to begin with.
-
-    Raises ElasticDLError.
-    """
-    directory = environment.directory
-    # One more than that of a master that did not get to remove its file.
-    before = read_master(directory)
-    term = max(environment.term, before.term + 1 if before is not None else 1)
-    # Nobody listens there any more.
-    directory.master.unlink(missing_ok=True)
-    spec = read_spec(directory)
-    preflight = load_preflight(directory.preflight)
-    if preflight is None:
-        preflight = run_preflight(spec, PREFLIGHT_S, tell=tell)
-        save_preflight(directory.preflight, preflight)
-    return Plan(
-        spec,
-        preflight,
-        CheckpointArchive(spec, directory.checkpoints).beginning(),
-        term,
-        heard_of_s(directory),
-    )
 
 
 def read_spec(directory: JobDirectory) -> JobSpec:
@@ -132,15 +89,23 @@ def read_spec(directory: JobDirectory) -> JobSpec:
 class Master:
     """Everything that one master is made of."""
 
-    def __init__(self, environment: MasterEnvironment, plan: Plan, platform: Platform) -> None:
+    def __init__(self, environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> None:
         self._environment = environment
-        self._plan = plan
+        self._spec = spec
         self._platform = platform
         self._farewell = Farewell()
-        directory, spec = environment.directory, plan.spec
+        directory = environment.directory
+        # One more than that of a master that did not get to remove its file.
+        before = read_master(directory)
+        self._term = max(environment.term, before.term + 1 if before is not None else 1)
+        # Nobody listens there any more.
+        directory.master.unlink(missing_ok=True)
         clock = SystemClock()
         self.event_log = EventLog(directory.events, clock.wall_s())
+        self._heard_s = max(self.event_log.last_s, heard_of_s(directory))
+        """When an earlier master last gave a sign of life, in seconds of the job."""
         self.collector = Collector(directory.series, clock, directory.newest)
+        self.collector.paused = True
         scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir)
         self._metrics = MetricsLog(
             JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars
@@ -150,27 +115,24 @@ class Master:
         credentials = Credentials(environment.token, "master")
         self._registry = PsRegistry(
             spec.cluster.num_ps_pods,
-            lambda name, address: GrpcServerControl(str(name), address, credentials, plan.term),
+            lambda name, address: GrpcServerControl(str(name), address, credentials, self._term),
         )
         self._fences = Fences(self._registry)
-
-        def ring(orders: OrderStreams) -> RingCoordinator:
-            return RingCoordinator(orders, plan.beginning.restore_from)
-
         self._gateway = ProcessGateway(
             self.queue,
             self._registry,
             self._fences,
             _MAIN_TASK[spec.action],
             self.core.may_attach,
-            ring if spec.trains_on_ring else None,
+            RingCoordinator if spec.trains_on_ring else None,
         )
         self._archive = CheckpointArchive(spec, directory.checkpoints)
-        self._archive.restore_from = plan.beginning.restore_from
-        found = plan.preflight
-        data = (*found.training, *found.validation, *found.prediction)
+        self._sources: tuple[Source, ...] = ()
         welcome = Welcome(
-            plan.term, spec.model_dump_json(), lambda: self._archive.restore_from, data
+            self._term,
+            spec.model_dump_json(),
+            lambda: self._archive.restore_from,
+            lambda: self._sources,
         )
         service = MasterService(self.queue, self._gateway, welcome, self.status_json, self.core)
         self._server = MasterServer(service, environment.token)
@@ -184,8 +146,9 @@ class Master:
             what, self.core, self._gateway, self.queue, self.event_log, self.collector
         )
         self._page = StatusServer(
-            self._watched, AccessGuard(environment.token, environment.page.names), plan.term
+            self._watched, AccessGuard(environment.token, environment.page.names), self._term
         )
+        self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
 
     def status(self) -> JobStatus:
@@ -196,10 +159,13 @@ class Master:
         """The same for the wire."""
         return json.dumps(self.status().to_json())
 
-    def outcome(self, finish: FinishJob) -> tuple[Outcome, JobStatus]:
-        """What the job came to, and its last status."""
-        status, directory = self._last_status(finish), self._environment.directory
-        return outcome_of(finish, directory, self._plan.spec, status, self.core.receipt()), status
+    def outcome(self, finish: FinishJob) -> tuple[Outcome, JobStatus | None]:
+        """What the job came to, and its last status; None if it did not begin."""
+        directory = self._environment.directory
+        if not self.core.begun:
+            return outcome_of(finish, directory), None
+        status = self._last_status(finish)
+        return outcome_of(finish, directory, self._spec, status, self.core.receipt()), status
 
     @property
     def has_left(self) -> bool:
@@ -219,10 +185,9 @@ class Master:
                 await self._gateway.ring.start(
                     environment.host.strip("[]"), environment.rendezvous_port
                 )
-            process_env = self._platform.process_env(self._plan.spec, environment, port)
+            process_env = self._platform.process_env(self._spec, environment, port)
             page, problem = await self._open_page()
             async with self._platform.cluster(self._farewell) as cluster:
-                self._watched.cluster = cluster
                 self._tell_address(process_env.address, page)
                 self._finish = await self._drive(
                     journal, cluster, Launcher(cluster, process_env), problem
@@ -244,7 +209,7 @@ class Master:
         wanted = self._environment.page
         try:
             port = await self._page.start(
-                wanted.host, wanted.port or self._plan.spec.cluster.status_port
+                wanted.host, wanted.port or self._spec.cluster.status_port
             )
         except OSError as error:
             return "", f"the status page cannot be served: {error.strerror or error}"
@@ -253,6 +218,13 @@ class Master:
     async def _drive(
         self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str
     ) -> FinishJob:
+        preparation = JobPreparation(
+            self.queue,
+            self._spec,
+            self._environment.directory,
+            self._archive,
+            lambda preflight, start: self._begin(preflight, start, cluster),
+        )
         means = ExecutorDeps(
             launcher,
             self._fences,
@@ -260,42 +232,53 @@ class Master:
             self._archive,
             self.event_log,
             self._metrics,
+            preparation.run,
         )
         executor = Executor(self.queue, self._gateway, means)
-        for stale in (
-            self._environment.directory.receipt,
-            self._environment.directory.report,
-            self._environment.directory.newest,
-        ):
-            # Of the run before this one: whoever reads it now would take it for ours.
-            stale.unlink(missing_ok=True)
-        executor.carry_out(self._begun())
+        executor.carry_out(self._taken_on())
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             executor.carry_out(Announce("job", warning, level="warning"))
-        if again := self._plan.beginning.again:
-            text = (
-                f"the run before had trained {amount(again, 'record')} more than its last"
-                " checkpoint has, at least: they are repeated"
-            )
-            executor.carry_out(
-                Announce("checkpoint", text, level="warning", details={"repeated": again})
-            )
-        self.queue.post(self._started())
+        self.queue.post(MasterStarted(self.queue.at_s()))
+        driver = Driver(self.core, journal, self.queue, self._gateway, executor)
         try:
-            return await Driver(self.core, journal, self.queue, self._gateway, executor).run(
-                cluster
-            )
+            return await driver.run(self._observed(cluster))
         except asyncio.CancelledError:
             for process in () if self.has_left else self.core.status().processes:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
             raise
+
+    def _begin(self, preflight: Preflight, start: JobStart, cluster: Cluster) -> None:
+        """The job has begun, unless a person stopped it meanwhile."""
+        if not self.core.begun:
+            return
+        directory = self._environment.directory
+        for stale in (directory.receipt, directory.report, directory.newest):
+            # Of the run before this one: whoever reads it now would take it for ours.
+            stale.unlink(missing_ok=True)
+        self._sources = (*preflight.training, *preflight.validation, *preflight.prediction)
+        self._archive.restore_from = start.restore_from
+        if self._gateway.ring is not None:
+            self._gateway.ring.begin_from = start.restore_from
+        self._watched.cluster = cluster
+        self.collector.paused = False
+        self._begun.set()
+
+    async def _observed(self, cluster: Cluster) -> AsyncIterator[ProcessObserved | ProcessExited]:
+        """What the cluster shows, from the beginning of the job.
+
+        A pod that an earlier master could not end keeps its name. Its end must be told only after
+        the job has ordered a process of that name: the next one gets another.
+        """
+        await self._begun.wait()
+        async for event in cluster.observe():
+            yield event
 
     async def leave(self, running: asyncio.Future[FinishJob]) -> None:
         """Go, so that the next master can go on: with a checkpoint, if that can be had in time.
 
         A job that is about to end may.
         """
-        spec = self._plan.spec
+        spec = self._spec
         kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
         await checkpoint_in_time(
             self.core, self.queue, running, lambda: kept and bool(self._registry.attached())
@@ -307,28 +290,24 @@ class Master:
         self._farewell.to_the_next = self.core.status().exit_code is None
         running.cancel()
 
-    def _begun(self) -> Announce:
+    def _taken_on(self) -> Announce:
         """A master takes the job on: the first, or one in the place of another."""
-        spec, term, at_s = self._plan.spec, self._plan.term, self.queue.at_s()
-        away_s = max(0.0, at_s - max(self.event_log.last_s, self._plan.heard_s))
+        away_s = max(0.0, self.queue.at_s() - self._heard_s)
         first = self.event_log.next_seq == 0
-        what = f"{spec.action} {spec.model.model_def}"
+        what = f"{self._spec.action} {self._spec.model.model_def}"
         since = "it ended" if self.event_log.ended_before else "the one before was last heard of"
         text = (
             f"the job begins: {what}"
             if first
             else f"a master takes the job on again, {spoken(away_s)} after {since}: {what}"
         )
-        prepared_s = time.monotonic() - _LOADED_S
-        details = meaning(
-            EventKind.BEGUN, term=term, prepared_s=prepared_s, away_s=0.0 if first else away_s
-        )
+        details = meaning(EventKind.BEGUN, term=self._term, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
 
     def with_resume_command(self, finish: FinishJob) -> FinishJob:
         """With what to do next."""
         return with_resume_command(
-            finish, self._plan.spec.model_dump(mode="json"), self._environment.directory
+            finish, self._spec.model_dump(mode="json"), self._environment.directory
         )
 
     def close_record(self, finish: FinishJob) -> None:
@@ -347,9 +326,8 @@ class Master:
         )
         self.event_log.close()
 
-    def snapshot(self, finish: FinishJob) -> dict[str, object]:
+    def snapshot(self, outcome: Outcome, status: JobStatus) -> dict[str, object]:
         """The job as page and report show it, now that it has ended."""
-        outcome, status = self.outcome(finish)
         now = self.queue.clock.wall_s()
         reading = StatusReading(self._watched.about, status, outcome.state, now)
         logs = ends_in(self._environment.directory.logs, status)
@@ -365,22 +343,10 @@ class Master:
             found, finish.message, finish.exit_code, f"it ended with the job, at once: {why}"
         )
 
-    def _started(self) -> JobStarted:
-        found, beginning = self._plan.preflight, self._plan.beginning
-        return JobStarted(
-            self.queue.at_s(),
-            found.training,
-            found.validation,
-            found.prediction,
-            beginning.ledger,
-            beginning.version,
-            beginning.passed_over,
-        )
-
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: a volume may be seen by many.
         token = "" if self._platform.has_next else self._environment.token
-        master = MasterAddress(address, page, os.getpid(), self._plan.term, token)
+        master = MasterAddress(address, page, os.getpid(), self._term, token)
         write_master(self._environment.directory, master)
 
 
@@ -401,9 +367,9 @@ def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> 
         loop.add_signal_handler(number, caught, number)
 
 
-async def serve(environment: MasterEnvironment, plan: Plan, platform: Platform) -> FinishJob:
+async def serve(environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> FinishJob:
     """Run the job and leave its outcome on disk, unless the job goes on with the next master."""
-    master = Master(environment, plan, platform)
+    master = Master(environment, spec, platform)
     running = asyncio.ensure_future(master.run())
     departing: list[asyncio.Future[None]] = []
     if platform.has_next:
@@ -431,12 +397,13 @@ async def serve(environment: MasterEnvironment, plan: Plan, platform: Platform) 
         finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
     for task in departing:
         task.cancel()
-    if not master.has_left:
+    if not master.has_left and finish.exit_code is not ExitCode.UNAVAILABLE:
         finish = master.with_resume_command(finish)
         master.close_record(finish)
         outcome, status = master.outcome(finish)
         leave_outcome(environment.directory, outcome, status)
-        leave_report(environment.directory, lambda: master.snapshot(finish))
+        if status is not None:
+            leave_report(environment.directory, lambda: master.snapshot(outcome, status))
         if platform.has_next:
             tell_story(master.event_log)
         platform.tell(outcome)
@@ -455,8 +422,7 @@ def _cut_short(master: Master) -> FinishJob:
 def main() -> int:
     """The process; returns its exit code."""
     die_with_parent()
-    # Until the loop has handlers of its own: end in order, so that a child of the preflight ends,
-    # too.
+    # Until the loop has handlers of its own: end in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(
         level=logging.INFO,
@@ -494,28 +460,18 @@ def _work(platform: Platform) -> FinishJob:
     Raises ElasticDLError if the site cannot even be told what is wrong.
     """
     directory: JobDirectory | None = None
-    waiting: PreflightRpc | None = None
     try:
         environment = platform.open()
         directory = environment.directory
-        with (
-            preflight_rpc_server(environment, read_spec(directory))
-            if platform.has_next
-            else nullcontext()
-        ) as waiting:
-            found = plan(environment, waiting.tell if waiting is not None else _LOG.info)
-        return asyncio.run(serve(environment, found, platform))
+        return asyncio.run(serve(environment, read_spec(directory), platform))
     except ElasticDLError as error:
         if directory is None and not platform.has_next:
             raise
         code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
         finish = FinishJob(code, error.message, error.hint)
     except KeyboardInterrupt:
-        stopped = waiting.stopped if waiting is not None else ""
-        code = ExitCode.DRAINED if platform.has_next and not stopped else ExitCode.INTERRUPTED
-        finish = FinishJob(
-            code, f"stopped: {stopped}" if stopped else "ended before any process was started"
-        )
+        code = ExitCode.DRAINED if platform.has_next else ExitCode.INTERRUPTED
+        finish = FinishJob(code, "ended before any process was started")
     if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
         outcome = outcome_of(finish, directory)
         if directory is not None:

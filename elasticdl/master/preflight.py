@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from elasticdl.master.check_watch import CheckLimits, CheckWatch, Tell
 from elasticdl.shard import Source
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
+TIMEOUT_S = 600.0
 _LAST_LINES = 15
 _DEATH_S = 10.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -46,18 +47,26 @@ class Preflight:
     raw: Mapping[str, Any]
 
 
+class PreflightCancelledError(Exception):
+    """Nobody wants the preflight any more."""
+
+
 def run_preflight(
     spec: JobSpec,
-    timeout_s: float,
+    timeout_s: float = TIMEOUT_S,
     *,
     command: Sequence[str] = (),
     limits: CheckLimits = CheckLimits(),  # noqa: B008 - a frozen value
     tell: Tell = lambda text: None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Preflight:
     """Run the check in a child; blocks. Raises UserError with what is wrong and what to do.
 
     A part of it may take `timeout_s`: files that are counted, and parts that end, begin the time
     anew. `tell` gets what takes long.
+
+    Raises PreflightCancelledError within a second after `cancelled()` turns true. The child has
+    ended whenever this returns or raises.
     """
     read, write = os.pipe()
     piped = {PARENT_PID_VARIABLE: str(os.getpid()), PIPE_VARIABLE: f"{write}:{limits.stacks_s}"}
@@ -79,7 +88,9 @@ def run_preflight(
         os.close(write)
     with child:
         try:
-            output, complaints = _conversation(child, spec.model_dump_json(), timeout_s, watch)
+            output, complaints = _conversation(
+                child, spec.model_dump_json(), timeout_s, watch, cancelled
+            )
         except subprocess.TimeoutExpired as expired:
             raise UserError(
                 f"the check of the model and its data was not through after {timeout_s:g}"
@@ -108,17 +119,23 @@ def run_preflight(
 
 
 def _conversation(
-    child: subprocess.Popen[str], question: str, timeout_s: float, watch: CheckWatch
+    child: subprocess.Popen[str],
+    question: str,
+    timeout_s: float,
+    watch: CheckWatch,
+    cancelled: Callable[[], bool],
 ) -> tuple[str, str]:
     """The child's stdout and stderr when it has ended.
 
-    Raises TimeoutExpired, and UserError as `CheckWatch.look`.
+    Raises TimeoutExpired, PreflightCancelledError, and UserError as `CheckWatch.look`.
 
     It wakes twice a second: a Ctrl-C that comes just before a wait begins would be noticed only
     when the wait ends.
     """
     given: str | None = question
     while True:
+        if cancelled():
+            raise PreflightCancelledError
         left_s = watch.moved_s + timeout_s - time.monotonic()
         watch.look(lambda: child.send_signal(signal.SIGUSR2))
         try:

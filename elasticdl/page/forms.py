@@ -273,11 +273,14 @@ def _resume_command(snapshot: Mapping[str, Any]) -> Html:
     """
     lead, _, command = str(snapshot["job"].get("resume_command") or "").rpartition("with: ")
     kept = "A last checkpoint is taken: " if lead.startswith("go on") else ""
+    starting = snapshot["status"].get("phase") == "starting"
     return el(
         "div",
         el("p", f"{kept}{lead}with:", id="resume-command-lead"),
         head.command(command, "resume-command"),
-        hidden=not command,
+        # While the preflight runs there is nothing to go on with: the job's end says how to submit
+        # it again.
+        hidden=not command or starting,
     )
 
 

@@ -89,6 +89,10 @@ class CountingServer:
     async def close(self) -> None: ...
 
 
+async def no_preflight() -> None:
+    """These tests begin their jobs themselves."""
+
+
 class NoArchive:
     async def save(self, command: object, snapshots: object) -> tuple[str, int]:
         raise PermanentError("nothing is kept here")
@@ -137,7 +141,9 @@ class FakeJob:
         )
         self.events_path = directory / "events.jsonl"
         launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("train",)))
-        means = ExecutorDeps(launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines)
+        means = ExecutorDeps(
+            launcher, fences, Snapshots(self._roster), NoArchive(), *self._lines, no_preflight
+        )
         self._driver = driver.Driver(
             self.core,
             NoJournal(),
@@ -154,7 +160,7 @@ class FakeJob:
         script = asyncio.create_task(scenario(self)) if scenario else None
         try:
             async with asyncio.timeout(LIMIT_S):
-                finish = await self._driver.run(self.cluster)
+                finish = await self._driver.run(self.cluster.observe())
                 if script is not None:
                     await script
                 return finish

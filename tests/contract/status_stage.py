@@ -54,6 +54,10 @@ class NoJournal:
         """Nothing is on disk."""
 
 
+async def no_preflight() -> None:
+    """These tests begin their jobs themselves."""
+
+
 class NoArchive:
     async def save(self, command: do.SaveSnapshot, snapshots: Any) -> tuple[str, int]:
         raise PermanentError("no space left on device")
@@ -131,11 +135,14 @@ class Stage:
             NoArchive(),
             self.chronicle,
             self._metrics,
+            no_preflight,
         )
         hands = Executor(self.inbox, self.gateway, means)
         self.port = await self.server.start("127.0.0.1", 0)
         self.running = asyncio.ensure_future(
-            Driver(self.core, NoJournal(), self.inbox, self.gateway, hands).run(self.cluster)
+            Driver(self.core, NoJournal(), self.inbox, self.gateway, hands).run(
+                self.cluster.observe()
+            )
         )
         await self.post(happened.JobStarted(self.inbox.at_s(), (Source("iris.csv", records),)))
 

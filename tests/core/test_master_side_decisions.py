@@ -336,7 +336,7 @@ def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
 
     async def story() -> None:
         gates, inbox = Gates(), EventQueue(ManualClock())
-        hands = Executor(inbox, None, ExecutorDeps(None, None, gates, None, None, None))  # type: ignore[arg-type]
+        hands = Executor(inbox, None, ExecutorDeps(None, None, gates, None, None, None, None))  # type: ignore[arg-type]
         hands.carry_out(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
         (entry,) = await inbox.take()
         assert isinstance(entry.event, happened.SnapshotCut)

@@ -404,6 +404,10 @@ def test_who_stops_a_job_reads_the_whole_command_that_goes_on() -> None:
     assert "checkpoint is taken: " not in render_page(
         found
     ) and "begin afresh with:" in render_page(found)
+    shown = '<div hidden><p id="resume-command-lead">'
+    assert shown not in render_page(found)
+    found["status"]["phase"] = "starting"
+    assert shown in render_page(found), "no process has begun: there is nothing to go on with"
 
 
 def test_shards_are_told_in_the_order_in_which_they_are_drawn_and_what_done_means() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
-from elasticdl.errors import ExitCode, Refused
+from elasticdl.errors import ElasticDLError, ExitCode, Refused
 from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
@@ -57,7 +57,10 @@ import json, os, sys, time
 spec = json.loads(sys.stdin.read())
 assert "ELASTICDL_TOKEN" not in os.environ
 open(os.environ["BEGUN"], "w").close()
-if spec["model"]["model_def"] == "slow":
+if spec["model"]["model_def"] == "counts":
+    pipe = open(int(os.environ["ELASTICDL_CHECK_PIPE"].partition(":")[0]), "w")
+    print(json.dumps({"counted": 32, "files": 3200}), file=pipe, flush=True)
+if spec["model"]["model_def"] in ("slow", "counts"):
     time.sleep(600)
 if spec["model"]["model_def"] == "wrong":
     print('{"ok": false, "error": "wrong.py:3: no such layer", "hint": "mend it", "exit_code": 2}')
@@ -136,6 +139,15 @@ class Pod:
 
     def finish(self) -> int:
         return self.process.wait(LIMIT_S / 2)
+
+    @property
+    def address(self) -> str:
+        """Of the master's one gRPC server."""
+        return f"127.0.0.1:{(self.folder / 'master_port').read_text()}"
+
+    def events(self) -> list[str]:
+        lines = (self.folder / "job/events.jsonl").read_text().splitlines()
+        return [json.loads(line)["text"] for line in lines]
 
     def log(self) -> str:
         return (self.folder / "log").read_text()
@@ -231,10 +243,7 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
 ) -> None:
     pod = start(model_def="slow")
     pod.until("the check has begun", pod.begun.exists)
-    token = cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"][
-        "ELASTICDL_TOKEN"
-    ]
-    address = f"127.0.0.1:{(pod.folder / 'master_port').read_text()}"
+    token, address = token_of(cluster[0]), pod.address
     stranger = MasterClient(address, "guessed", "cli", away_s=5.0)
     with pytest.raises(Refused):
         stranger.status()
@@ -259,6 +268,36 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     assert left is not None and left.message == "stopped: not today"
 
 
+def token_of(cluster: SmallCluster) -> str:
+    secret = cluster.objects["/api/v1/namespaces/ns/secrets/iris-token"]
+    return str(secret["stringData"]["ELASTICDL_TOKEN"])
+
+
+def test_whoever_asks_is_told_what_the_check_is_at_by_the_master_that_the_job_will_have(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    pod = start(model_def="counts")
+    pod.until("the check has begun", pod.begun.exists)
+    where = json.loads((pod.folder / "job/master.json").read_text())
+    assert where["pid"] == pod.process.pid
+    text = "counting records: 32 of 3,200 files"
+    client = MasterClient(pod.address, token_of(cluster[0]), "cli", away_s=5.0)
+    pod.until("the status says it", lambda: client.status().message == text)
+    status = client.status()
+    assert (status.phase, status.waiting, status.processes) == ("starting", (text,), ())
+    with pytest.raises(ElasticDLError, match="its model and data are being checked"):
+        client.scale(1, 2)
+    with pytest.raises(ElasticDLError, match="no checkpoint is taken"):
+        client.checkpoint()
+    client.close()
+    assert pod.events() == ["the job begins: train counts", text]
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.finish() == ExitCode.DRAINED, pod.log()
+    assert {path.name for path in (pod.folder / "job").iterdir()} == {
+        "events.jsonl", "job.json", "job.yaml", "journal", "kubernetes.json", "logs",
+    }  # fmt: skip
+
+
 def answered(address: str, token: str, body: object = None) -> tuple[int, str]:
     """Status and text; 0 while nobody listens."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -275,7 +314,13 @@ def answered(address: str, token: str, body: object = None) -> tuple[int, str]:
         return 0, ""
 
 
-def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(start: Callable[..., Pod]) -> None:
+def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str], tmp_path: Path
+) -> None:
+    before = {tmp_path / "job" / name: name for name in ("receipt.json", "report.html")}
+    (tmp_path / "job").mkdir()
+    for path, text in before.items():
+        path.write_text(text)
     pod = start(model_def="wrong")
     assert pod.finish() == ExitCode.USAGE, pod.log()
     left = pod.left()
@@ -284,6 +329,18 @@ def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(start: Callable[..
         "wrong.py:3: no such layer",
         "mend it",
     )
+    assert not {"iris-worker-0", "iris-ps-0"} & set(cluster[0].names()), "nothing was started"
+    assert {path: path.read_text() for path in before} == before, "of the run before"
+    status = json.loads((tmp_path / "job/status.json").read_text())
+    assert (status["exit_code"], status["hint"], status["status"]) == (2, "mend it", None)
+    assert not {"master.json", "preflight.json", "newest.json", "series.json"} & {
+        path.name for path in (tmp_path / "job").iterdir()
+    }
+    assert pod.events() == [
+        "the job begins: train wrong",
+        "the job fails: wrong.py:3: no such layer",
+        "the job ended with exit code 2: wrong.py:3: no such layer",
+    ]
 
 
 def test_a_directory_of_another_job_is_the_jobs_end(

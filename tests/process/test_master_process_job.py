@@ -465,7 +465,8 @@ def test_a_master_that_is_stopped_in_the_check_ends_the_check_too(
     assert job.finish() == ExitCode.INTERRUPTED
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert job.json("status.json")["message"] == "ended before any process was started"
+    assert job.json("status.json")["message"] == "stopped: the master got SIGTERM"
+    assert not (job.directory / "logs").exists() and not (job.directory / "receipt.json").exists()
 
 
 def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Path) -> None:

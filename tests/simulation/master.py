@@ -126,7 +126,7 @@ class Master:
         self.archive = Archive(world)
         told = _Told(world)
         launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here
-        means = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told)  # type: ignore[arg-type]
+        means = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told, None)  # type: ignore[arg-type]
         self._hands = Executor(self.inbox, self.gateway, means)
         self._driver = Driver(
             _Core(world, self.state), self.journal, self.inbox, self.gateway, self._hands
@@ -138,7 +138,7 @@ class Master:
         if self.gateway.ring is not None:
             await self.gateway.ring.start("master")
         self.inbox.post(happened.JobStarted(0.0, plan.training, plan.validation))
-        finish = await self._driver.run(self._world.cluster)  # type: ignore[arg-type]
+        finish = await self._driver.run(self._world.cluster.observe())
         self.over = True
         return finish
 

@@ -10,12 +10,10 @@ from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.check_file import write_progress
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.master import preflight
-
-PREFLIGHT_S = 600.0
+from elasticdl.master.preflight import Preflight, run_preflight
 
 
-def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
+def checked(spec: JobSpec, *, quiet: bool = False) -> Preflight:
     """What the preflight found; blocks.
 
     Raises UserError with the exit code for usage: nothing has been started.
@@ -30,7 +28,7 @@ def checked(spec: JobSpec, *, quiet: bool = False) -> preflight.Preflight:
     if not quiet:
         tell("checking the model and the data ...")
     try:
-        found = preflight.run_preflight(spec, PREFLIGHT_S, command=preflight.COMMAND, tell=progress)
+        found = run_preflight(spec, tell=progress)
     except UserError as error:
         if error.exit_code is ExitCode.USER_ERROR:
             error.exit_code = ExitCode.USAGE

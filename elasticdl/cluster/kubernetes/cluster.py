@@ -251,7 +251,8 @@ class KubernetesCluster:
         self._bus.close()
 
     async def _end_all(self) -> None:
-        self._watch()
+        if not self._standing:
+            return  # Nothing was started or looked at: the preflight of the job failed.
         # A pod missing from the first list was created here, so the tracker has it.
         await self._whole.wait()
         await asyncio.gather(

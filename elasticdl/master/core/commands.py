@@ -25,6 +25,14 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPreflight(Command):
+    """Check the model and the data, and find what the job begins with.
+
+    Answered by JobStarted or PreflightFailed. It ends with the job if a person stops that.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class StartProcess(Command):
     """Start a worker or parameter server, after `delay_s` of back-off.
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from elasticdl.cluster.base import ExitFacts, ProcessName
 from elasticdl.dropped import DropCause
+from elasticdl.errors import ExitCode
 from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
 
 Numbers: TypeAlias = tuple[float, ...]
@@ -25,12 +26,34 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class MasterStarted(Event):
+    """A master takes the job on and can be asked about it: answered by RunPreflight."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightProgressed(Event):
+    """The preflight takes long; `text` says what it is at."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightFailed(Event):
+    """The model, the data or what the job is to begin with is unusable."""
+
+    message: str
+    hint: str
+    exit_code: ExitCode
+
+
+@dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """The data was counted and the job may begin.
+    """The preflight passed: the data was counted and the job may begin.
 
     `ledger` resumes an earlier one (JSON), '' starts afresh.
 
     `passed_over` says why newer checkpoints than the one that the job begins with were not used.
+    `again`: records that an earlier run is known to have trained beyond that checkpoint.
     """
 
     training: tuple[Source, ...] = ()
@@ -39,6 +62,7 @@ class JobStarted(Event):
     ledger: str = ""
     version: int = 0
     passed_over: tuple[str, ...] = ()
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True)

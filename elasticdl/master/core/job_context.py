@@ -40,6 +40,7 @@ class Phase(StrEnum):
     """
 
     STARTING = "starting"
+    """The preflight runs; there is no process yet."""
     WORKING = "working"
     """The training (or prediction) ledger is worked on."""
     EVALUATING = "evaluating"
@@ -103,6 +104,8 @@ class JobContext:
     work: Ledger | None = None
     """Training or prediction; None for evaluation, and before the data was counted."""
     validation: tuple[Source, ...] = ()
+    preflight: str = ""
+    """What the preflight is at, once it takes long."""
     phase: Phase = Phase.STARTING
     phase_since_s: float = 0.0
     outcome: Outcome | None = None
@@ -209,7 +212,10 @@ class JobContext:
     def enter(self, phase: Phase, text: str) -> None:
         """Go to another phase, and say so."""
         details = meaning(
-            EventKind.PHASE, phase=str(phase), before=str(self.phase), before_s=self._phase_s()
+            EventKind.PHASE,
+            phase=str(phase),
+            before=str(self.phase),
+            before_s=self.now_s - self.phase_since_s,
         )
         self._tell_loss()
         self.phase, self.phase_since_s = phase, self.now_s
@@ -230,16 +236,13 @@ class JobContext:
         self.outcome = Outcome(exit_code, message, hint)
         self._tell_loss()
         details = meaning(
-            EventKind.PHASE, phase="ending", before=str(self.phase), before_s=self._phase_s()
+            EventKind.PHASE,
+            phase="ending",
+            before=str(self.phase),
+            before_s=self.now_s - self.phase_since_s,
         )
         self.orders.announce("job", f"the job fails: {message}", level="error", details=details)
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s
-
-    def _phase_s(self) -> float:
-        """How long the phase has lasted; of the first one nothing is known here: a master that goes
-        on does not begin at 0.
-        """
-        return 0.0 if self.phase is Phase.STARTING else self.now_s - self.phase_since_s
 
     def give_up(self, task: Task, piece: Piece) -> None:
         """A shard was parked: within the user's limit the job goes on without it."""

@@ -51,11 +51,7 @@ class Obligations:
         """
         match self._context.phase:
             case Phase.STARTING:
-                return [
-                    Obligation(
-                        "the records to be counted", (), self._context.phase_since_s, limited=True
-                    )
-                ]
+                return [Obligation("the preflight", (), self._context.phase_since_s, limited=True)]
             case Phase.ENDING | Phase.ENDED:
                 return []
             case _:

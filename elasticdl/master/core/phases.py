@@ -12,11 +12,16 @@ from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount
 from elasticdl.job import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
-from elasticdl.master.core.commands import FinishJob, StopProcess, WorkFinished
+from elasticdl.master.core.commands import FinishJob, RunPreflight, StopProcess, WorkFinished
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.singleton_tasks import SingletonTask
 from elasticdl.master.core.evaluation.rounds import Evaluation
-from elasticdl.master.core.events import StopRequested
+from elasticdl.master.core.events import (
+    MasterStarted,
+    PreflightFailed,
+    PreflightProgressed,
+    StopRequested,
+)
 from elasticdl.master.core.job_context import JobContext, Outcome, Phase
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
 from elasticdl.master.core.processes.table import Life
@@ -51,8 +56,23 @@ class Phases:
         self._servers_stopped = False
         self._stopped_for = ""
 
+    def preflight(self, event: MasterStarted | PreflightProgressed | PreflightFailed) -> None:
+        """Run the preflight, and take in how it goes. It counts until the job is stopped."""
+        if self._context.phase is not Phase.STARTING:
+            return
+        match event:
+            case MasterStarted():
+                # A master that goes on with a job does not begin at 0.
+                self._context.phase_since_s = event.at_s
+                self._context.orders.give(RunPreflight())
+            case PreflightProgressed(text=text):
+                self._context.preflight = text
+                self._context.orders.announce("job", text)
+            case PreflightFailed(message=message, hint=hint, exit_code=code):
+                self._context.fail(message, hint=hint, exit_code=code)
+
     def begin(self) -> None:
-        """The data was counted."""
+        """The preflight passed."""
         action = self._context.spec.action
         if action is Action.EVALUATE:
             self._context.enter(Phase.EVALUATING, "evaluation begins")
@@ -90,6 +110,10 @@ class Phases:
             self._context.outcome = Outcome(
                 ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", ""
             )
+        if phase is Phase.STARTING:
+            # There is no process yet, and no work to give back.
+            self._end("")
+            return
         self._wind_down(why, hurry=hurry)
 
     def _wind_down(self, why: str, *, hurry: bool) -> None:

@@ -15,7 +15,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.errors import UserError
-from elasticdl.formatting import GIVING_PART
+from elasticdl.formatting import GIVING_PART, amount
 from elasticdl.job import Action, JobSpec, Shuffle
 from elasticdl.job_status import JobStatus, Receipt
 from elasticdl.master.core import events, status_builder
@@ -92,6 +92,7 @@ class JobState:
         )
         self._stalls = self._watch_stalls(activities)
         self._story: deque[events.Event] = deque(maxlen=_STORY)
+        self._begun = False
 
     def _watch_stalls(self, activities: Activities) -> Stalls:
         context, evaluation, checkpointing = self._context, self._evaluation, self._checkpointing
@@ -115,6 +116,11 @@ class JobState:
         return Stalls(context, marks, activities, obligations, remedies)
 
     # for readers
+
+    @property
+    def begun(self) -> bool:
+        """The preflight passed: there is, or was, work to do."""
+        return self._begun
 
     @property
     def over(self) -> bool:
@@ -282,6 +288,8 @@ class JobState:
                 self._scaling.replace(event)
             case events.StopRequested():
                 self._phases.stop(event)
+            case events.MasterStarted() | events.PreflightProgressed() | events.PreflightFailed():
+                self._phases.preflight(event)
             case _:
                 raise ImpossibleTransition(f"{event!r} is no event that this version knows")
 
@@ -316,9 +324,18 @@ class JobState:
     def _start(self, event: events.JobStarted) -> None:
         if self._context.phase is not Phase.STARTING:
             return
+        self._begun = True
         for reason in event.passed_over:
             self._context.orders.announce(
                 "checkpoint", f"a newer checkpoint is passed over: {reason}", level="warning"
+            )
+        if event.again:
+            text = (
+                f"the run before had trained {amount(event.again, 'record')} more than its last"
+                " checkpoint has, at least: they are repeated"
+            )
+            self._context.orders.announce(
+                "checkpoint", text, level="warning", details={"repeated": event.again}
             )
         self._context.validation = event.validation
         self._context.version = event.version

@@ -141,7 +141,7 @@ def main_ledger(context: JobContext, evaluation: Evaluation) -> Ledger | None:
 def _message(context: JobContext, evaluation: Evaluation) -> str:
     match context.phase:
         case Phase.STARTING:
-            return "checking the model and the data"
+            return context.preflight or "checking the model and the data"
         case Phase.WORKING if context.spec.action is Action.PREDICT:
             return "predicting"
         case Phase.WORKING:
@@ -272,6 +272,8 @@ def _waiting(
             reasons.append(
                 f"{process.name} is {Life.STARTING}: {START_PARTS.get(process.part, process.part)}"
             )
+    if context.phase is Phase.STARTING:
+        return [context.preflight] if context.preflight else []
     if context.phase in (Phase.ENDING, Phase.ENDED):
         return reasons
     reasons += coordination.idle()

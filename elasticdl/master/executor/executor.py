@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, final
 
@@ -72,6 +72,8 @@ class ExecutorDeps:
     archive: Archive
     events: Record
     metrics: Rows
+    preflight: Callable[[], Coroutine[Any, Any, None]]
+    """Posts JobStarted or PreflightFailed: `JobPreparation.run`."""
 
 
 @final
@@ -112,6 +114,8 @@ class Executor:
                 self._means.metrics.append({**self._stamp(), **asdict(command)})
             case do.KeepScale(low, high):
                 self._means.archive.keep_scale(low, high)
+            case do.RunPreflight():
+                self._queue.spawn("preflight", self._means.preflight())
             case do.FinishJob():
                 self.finish = command
             case _:

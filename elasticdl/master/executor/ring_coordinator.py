@@ -40,14 +40,12 @@ class RingCoordinator:
     """Use it from one event loop."""
 
     def __init__(
-        self, orders: OrderStreams, begin_from: str, rendezvous: MeetingPlace | None = None
+        self, orders: OrderStreams, begin_from: str = "", rendezvous: MeetingPlace | None = None
     ) -> None:
-        """`begin_from`: the checkpoint that the job began with, '' for none.
-
-        `rendezvous`: by default one over HTTP.
-        """
+        """`rendezvous`: by default one over HTTP."""
         self._orders = orders
-        self._begin_from = begin_from
+        self.begin_from = begin_from
+        """The checkpoint that the job begins with, '' for none; known before the first member."""
         self._rendezvous = rendezvous if rendezvous is not None else Rendezvous()
         self._port = 0
         self._scope = ""
@@ -77,7 +75,7 @@ class RingCoordinator:
             tuple(map(str, command.members)),
             command.holders,
             command.first_item,
-            "" if command.holders else command.restore_from or self._begin_from,
+            "" if command.holders else command.restore_from or self.begin_from,
             self._port,
             self._scope,
         )

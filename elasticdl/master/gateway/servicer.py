@@ -39,13 +39,14 @@ _OF_PROCESSES = frozenset({"RequestLease", "Report", "Orders"})
 class Welcome:
     """What every process is told when it attaches.
 
-    `restore_from` changes with each checkpoint; `sources` are for workers.
+    `restore_from` changes with each checkpoint; `sources` are for workers, and known when the
+    preflight has passed.
     """
 
     term: int
     job: str
     restore_from: Callable[[], str]
-    sources: Sequence[Source] = ()
+    sources: Callable[[], Sequence[Source]] = tuple
 
 
 class _NonsenseError(Exception):
@@ -196,7 +197,7 @@ class MasterService(MasterServicer):
         return pb.Done()
 
     def _sources(self) -> Iterator[pb.Source]:
-        for source in self._welcome.sources:
+        for source in self._welcome.sources():
             yield pb.Source(
                 name=source.name, records=source.records, fingerprint=source.fingerprint
             )

@@ -71,10 +71,10 @@ class Collector:
     `looks` counts the looks.
     """
 
-    def __init__(self, path: Path | None, clock: Clock, newest: Path | None = None) -> None:
+    def __init__(self, path: Path, clock: Clock, newest: Path | None = None) -> None:
         """`path`: series.json.
 
-        Goes on with what is there. None: of a job that has not begun nothing is kept.
+        Goes on with what is there.
 
         `newest`: where the status itself is written down as often.
         """
@@ -88,8 +88,10 @@ class Collector:
         self._save_at_s = clock.now_s() + _FIRST_SAVE_S
         self.newest: list[Sample] = []
         self.looks = 0
+        self.paused = False
+        """Nothing is sampled or written: the files of an earlier run stay until the job begins."""
         try:
-            saved = [] if path is None else json.loads(path.read_text(encoding="utf-8"))
+            saved = json.loads(path.read_text(encoding="utf-8"))
             self._book.load(saved if isinstance(saved, list) else ())
         except (OSError, ValueError):
             pass
@@ -107,6 +109,8 @@ class Collector:
 
         About a millisecond for a thousand workers.
         """
+        if self.paused:
+            return []
         at_s, records = status.at_s, status.records.trained
         if not self.looks:
             self._book.break_off(at_s)
@@ -138,7 +142,7 @@ class Collector:
         return json.dumps(self._book.as_list(), allow_nan=False, separators=(",", ":"))
 
     def _write(self, text: str, status: str = "") -> None:
-        if self._path is None:
+        if self.paused:
             return
         try:
             replace_whole(self._path, text.encode())

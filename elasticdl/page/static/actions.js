@@ -39,13 +39,14 @@ function show(verb, dialog) {
   dialog.showModal();
 }
 
-// Another one than at first, once the job has begun.
+// While the preflight runs there is nothing to go on with: the job's end says how to submit it again.
 function sayWayOn() {
   const told = job.about.resume_command ?? "", at = told.lastIndexOf("with: ") + 6, kept = told.startsWith("go on") ? "A last checkpoint is taken: " : "";
-  if (at < 6) return;
+  const hidden = at < 6 || job.status.phase === "starting";
+  byId("resume-command").parentElement.hidden = hidden;
+  if (hidden) return;
   setText(byId("resume-command-lead"), kept + told.slice(0, at).trim());
   byId("resume-command").replaceChildren(...commandOf(told.slice(at)));
-  byId("resume-command").parentElement.hidden = false;
 }
 
 async function send(ask, verb, dialog, fields) {

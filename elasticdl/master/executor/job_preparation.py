@@ -1,0 +1,96 @@
+"""Carries out RunPreflight: checks model and data, and finds what the job begins with."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import final
+
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
+from elasticdl.job import JobSpec
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.master.core.events import JobStarted, PreflightFailed, PreflightProgressed
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
+from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
+
+
+@final
+class JobPreparation:
+    """Use it from one event loop. What blocks runs in threads."""
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        spec: JobSpec,
+        directory: JobDirectory,
+        archive: CheckpointArchive,
+        begin: Callable[[Preflight, JobStart], None],
+    ) -> None:
+        """`begin` is called once the job has begun, before any of its processes can attach."""
+        self._queue = queue
+        self._spec, self._directory, self._archive = spec, directory, archive
+        self._begin = begin
+
+    async def run(self) -> None:
+        """Post JobStarted or PreflightFailed.
+
+        When this is cancelled, the check has ended by the time it raises.
+        """
+        try:
+            preflight = await self._preflight()
+            start = await asyncio.to_thread(self._archive.beginning)
+        except ElasticDLError as error:
+            # USER_ERROR is for the master only: it is what workers end with.
+            wrong = error.exit_code is ExitCode.USER_ERROR
+            code = ExitCode.JOB_FAILED if wrong else error.exit_code
+            self._queue.post(PreflightFailed(self._queue.at_s(), error.message, error.hint, code))
+            return
+        await self._queue.post(
+            JobStarted(
+                self._queue.at_s(),
+                preflight.training,
+                preflight.validation,
+                preflight.prediction,
+                start.ledger,
+                start.version,
+                start.passed_over,
+                start.again,
+            )
+        )
+        self._begin(preflight, start)
+
+    async def _preflight(self) -> Preflight:
+        """What was found before, by the command or by an earlier master, or what is found now."""
+        path = self._directory.preflight
+        found = load_preflight(path)
+        if found is None:
+            found = await self._check()
+            try:
+                save_preflight(path, found)
+            except OSError as error:
+                raise PermanentError(
+                    f"cannot write {path}: {error.strerror or error}",
+                    hint="make room there, or name another --job-dir",
+                ) from error
+        return found
+
+    async def _check(self) -> Preflight:
+        loop, cancelled = asyncio.get_running_loop(), threading.Event()
+
+        def tell(text: str) -> None:
+            loop.call_soon_threadsafe(self._progressed, text)
+
+        check = asyncio.ensure_future(
+            asyncio.to_thread(run_preflight, self._spec, tell=tell, cancelled=cancelled.is_set)
+        )
+        try:
+            return await asyncio.shield(check)
+        except asyncio.CancelledError:
+            cancelled.set()
+            await asyncio.gather(check, return_exceptions=True)
+            raise
+
+    def _progressed(self, text: str) -> None:
+        self._queue.post(PreflightProgressed(self._queue.at_s(), text))
