@@ -1,4 +1,4 @@
-"""What people type.
+"""The command line and the Python API.
 
-Starts the master through the cluster's seam and shows what it tells; never imports TensorFlow.
+Starts the master through the cluster interface and shows its progress. Never imports TensorFlow.
 """

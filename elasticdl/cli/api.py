@@ -1,6 +1,4 @@
-"""`elasticdl.train(...)` and its like: a job from a script or a notebook, with the names of the
-command line's flags.
-"""
+"""The Python API: `elasticdl.train(...)` and others, with the command line's flags."""
 
 from __future__ import annotations
 
@@ -26,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class HandledRun(Protocol):
-    """What differs between a job that this interpreter runs and one that it submitted."""
+    """The interface to a local or a submitted job."""
 
     @property
     def running(self) -> bool:
-        """Whether the job has not ended yet."""
+        """Return whether the job has not ended yet."""
 
     @property
     def state(self) -> str:
-        """For `repr`; '' where only the job itself could tell."""
+        """Return the state for `repr`; '' if only the job itself knows."""
 
     def ready(self) -> None:
-        """Return when the job can be asked, or has ended."""
+        """Return when the job can be queried, or has ended."""
 
     def wait(self, timeout_s: float | None) -> Outcome:
         """Block until the job has ended. Raises TransientError after `timeout_s`."""
 
     def stop(self, reason: str) -> None:
-        """Have the job end in order; returns at once."""
+        """Stop the job gracefully; return at once."""
 
     def close(self) -> None:
         """Drop connections."""
@@ -53,25 +51,25 @@ class HandledRun(Protocol):
 class JobHandle:
     """A job that was started from Python. Thread-safe.
 
-    A job on this machine runs in a thread of its own, which starts its processes and owns them. An
-    interpreter that ends waits for the job. One that is killed takes every process of the job with
-    it. A job on a cluster goes on without this handle and without this interpreter.
+    A local job runs in its own thread, which starts and owns its processes. An exiting interpreter
+    waits for the job. A killed interpreter takes every process of the job with it. A job on a
+    cluster continues without this handle and without this interpreter.
     """
 
     def __init__(self, job: Job, run: HandledRun) -> None:
         self._job, self._run = job, run
         self.job_name = job.name
         self.job_dir = Path(job.place.job_dir) if job.place.job_dir else None
-        """On this machine; None for a job on a cluster."""
+        """Directory of a local job; None for a job on a cluster."""
         self.namespace = job.place.namespace
-        """On a cluster; '' for a job on this machine."""
+        """Namespace of a job on a cluster; '' for a local job."""
 
     def __repr__(self) -> str:
         parts = ("job", self.job_name, self._run.state, f"in {self._job.place}")
         return f"<{' '.join(filter(None, parts))}>"
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it: how the job is doing now."""
+        """Show the current state in a notebook."""
         try:
             return picture(repr(self), self._job.report().status)._repr_html_()
         except ElasticDLError as error:
@@ -79,18 +77,17 @@ class JobHandle:
 
     @property
     def running(self) -> bool:
-        """Whether the job has not ended yet.
+        """Return whether the job has not ended yet.
 
-        Raises ElasticDLError if a cluster cannot be asked.
+        Raises ElasticDLError if the cluster does not answer.
         """
         return self._run.running
 
     def status(self) -> JobStatus:
-        """Return the master's status, or the last one that it left.
+        """Return the master's current status, or its last one.
 
-        What is not known is None or empty, and `message` says why.
-
-        Raises ElasticDLError if the job cannot be looked at.
+        Unknown values are None or empty, and `message` says why. Raises ElasticDLError if the job
+        is not accessible.
         """
         self._run.ready()
         return self._job.report().status
@@ -114,7 +111,7 @@ class JobHandle:
     def stop(self, reason: str = "stop() was called") -> None:
         """Stop the job gracefully: workers drain and a last checkpoint is taken.
 
-        Returns at once; `wait` for the end. Raises ElasticDLError if a cluster cannot be asked.
+        Returns at once; `wait` for the end. Raises ElasticDLError if the cluster does not answer.
         """
         self._run.stop(reason)
 
@@ -139,17 +136,14 @@ class JobHandle:
         self._job.checkpoint()
 
     def close(self) -> None:
-        """Drop the connection to a cluster; the handle is of no use then."""
+        """Drop the connection to a cluster; the handle is unusable afterwards."""
         self._run.close()
 
 
 def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle:
-    """Check and start a job.
+    """Check and start a job; blocks for the check.
 
-    Blocks for the check. Raises SpecError, UserError or, for what a cluster refuses,
-    PermanentError.
-
-    Nothing was made or started then.
+    Raises SpecError, UserError, or PermanentError if a cluster refuses. Nothing is created then.
     """
     spec = settle(Request(action, flags), tell if show else _nobody)
     if spec.on_kubernetes:
@@ -166,7 +160,7 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
 
 
 def _nobody(_text: str) -> None:
-    """Nobody is told."""
+    """Ignore the message."""
 
 
 def _submitted(spec: JobSpec, *, show: bool) -> JobHandle:
@@ -183,7 +177,7 @@ def _submitted(spec: JobSpec, *, show: bool) -> JobHandle:
 
 
 def submitted_handle(cluster: ClusterClient, name: str, *, show: bool) -> JobHandle:
-    """The handle of a job on a cluster. Takes `cluster` over."""
+    """Return the handle of a job on a cluster. Takes ownership of `cluster`."""
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
     from elasticdl.cli.jobs.submitted_run import SubmittedRun
 

@@ -1,4 +1,4 @@
-"""What many verbs take: which job is meant, and how results are printed."""
+"""Options that many commands share: which job, and how to print results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMAT_OPTION = click.option(
 
 
 def cluster_options(command: F) -> F:
-    """--namespace and --kube-context."""
+    """Add --namespace and --kube-context."""
     on = "On the cluster of this kube context."
     command = click.option(
         "--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on
@@ -45,14 +45,14 @@ def cluster_options(command: F) -> F:
 def directories(
     _context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem[str]]:
-    """Completed by the shell itself."""
+    """The shell itself completes directories."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(begun, type="dir")]
 
 
 def job_argument(command: F) -> F:
-    """JOB, --job-dir, --namespace, --kube-context: all of them as the one parameter `query`."""
+    """Add JOB, --job-dir, --namespace and --kube-context as the one parameter `query`."""
 
     @functools.wraps(command)
     def with_job(*, job: str, job_dir: str, namespace: str, kube_context: str, **rest: Any) -> Any:  # noqa: ANN401 - click's own

@@ -52,7 +52,7 @@ COMPLETING = "_ELASTICDL_COMPLETE"
 
 
 class _ReaderIsGone(Exception):
-    """The reader of our output closed its end. Not an OSError: click reports those as failures."""
+    """The reader closed our output. Not an OSError, since click reports those as failures."""
 
 
 GROUPS = {
@@ -65,7 +65,7 @@ GROUPS = {
 
 @final
 class _Verbs(click.Group):
-    """Imports a command's module when the command is needed."""
+    """Imports a command's module on first use."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -96,7 +96,7 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[:1] == ["help"]:
-            # `elasticdl help train`, as some other programs have it.
+            # Accept `elasticdl help train` as well, as some programs do.
             if not args[1:]:
                 click.echo(ctx.get_help())
                 ctx.exit()
@@ -180,11 +180,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         report(error)
         return exit_code_of(error)
     except _ReaderIsGone:
-        # Nothing may complain when Python flushes it at the end.
+        # Python flushes the stream at exit; that must not report an error.
         silence(sys.stdout)
         return ExitCode.DONE
     except OSError as error:
-        # Of a file that nobody thought of, or of stdout itself on a full disk.
+        # An OSError from an unexpected file, or from stdout on a full disk.
         where = f" {error.filename}" if error.filename else ""
         report(
             PermanentError(
@@ -208,8 +208,7 @@ def main() -> None:
         tell(f"Error: cannot write to stdout: {error.strerror}")
         code = code or ExitCode.JOB_FAILED
     if code == ExitCode.INTERRUPTED and threading.active_count() > 1:
-        # Whoever pressed Ctrl-C waits for nobody: a thread may be in the middle of a call to a
-        # cluster that does not answer.
+        # Exit at once after Ctrl-C: a thread may wait for a cluster that does not answer.
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

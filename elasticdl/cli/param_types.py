@@ -12,7 +12,7 @@ from elasticdl.errors import SpecError
 if TYPE_CHECKING:
     _Typed = click.ParamType[Any]
 else:
-    _Typed = click.ParamType  # in some versions it takes no type
+    _Typed = click.ParamType  # some versions take no type parameter
 
 
 @final

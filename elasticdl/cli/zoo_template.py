@@ -1,4 +1,4 @@
-"""What `elasticdl zoo init` writes: text with `@NAME@` where something is put in."""
+"""Templates of the files that `elasticdl zoo init` writes, with placeholders such as `@NAME@`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ jobs
 
 
 def example_data() -> str:
-    """A CSV file for the module: points, and whether they are in a circle."""
+    """Return a CSV file of points, labelled by whether they are inside a circle."""
     points = [(x / 10 - 1, y / 10 - 1) for x in range(21) for y in range(21)]
     return "x,y,label\n" + "".join(
         f"{x:.1f},{y:.1f},{int(x * x + y * y < 0.6)}\n" for x, y in points

@@ -1,1 +1,1 @@
-"""How the CLI finds, starts and talks to jobs, local or on Kubernetes."""
+"""Find, start and talk to jobs, local or on Kubernetes."""

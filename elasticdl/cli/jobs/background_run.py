@@ -1,4 +1,4 @@
-"""A job on this machine that Python code started: it runs in a thread of its own."""
+"""A local job that Python code started, in its own thread."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.jobdir.outcome import Outcome
 
 START_S = 60.0
-"""A master answers within a second or two; this is for a machine that is very busy."""
+"""Time limit for a master's first answer; a second or two unless the machine is very busy."""
 
 
 @final
 class BackgroundRun:
     """A `HandledRun`. Thread-safe.
 
-    The thread starts the job's processes and owns them. An interpreter that ends waits for the
-    job. One that is killed takes every process of the job with it.
+    The thread starts and owns the job's processes. An exiting interpreter waits for the job. A
+    killed interpreter takes every process of the job with it.
     """
 
     def __init__(self, run: LocalRun, claim: ExitStack) -> None:
-        """Start the thread. `claim` keeps the job's directory ours; it is closed at the end."""
+        """Start the thread. It closes `claim`, which locks the job's directory, at the end."""
         self._run, self._claim = run, claim
         self._name = run.job.name
         self._pid = os.getpid()
         self._outcome: Outcome | None = None
         self._problem: BaseException | None = None
-        # Not the thread itself is waited for: a `join` that Ctrl-C interrupts takes the thread for
-        # ended, in Python 3.11.
+        # Wait for this event, not the thread: in Python 3.11, a `join` that Ctrl-C interrupts marks
+        # the thread as ended.
         self._over = threading.Event()
         threading.Thread(target=self._work, name=f"job {self._name}", daemon=False).start()
 
@@ -69,16 +69,16 @@ class BackgroundRun:
         return self._outcome
 
     def stop(self, reason: str) -> None:
-        """A master that is not up yet is told as soon as it is."""
+        """Stop the job; a master that is still starting stops once it is up."""
         self._must_be_ours()
         if self.running:
             self._run.stop_from_any_thread(reason)
 
     def close(self) -> None:
-        """The job goes on."""
+        """Do nothing: the job continues."""
 
     def _must_be_ours(self) -> None:
-        """A process that was forked from ours has neither the thread nor the connections."""
+        """Raise an error in a forked process, which has neither the thread nor the connections."""
         if os.getpid() != self._pid:
             raise PermanentError(
                 f"job {self._name} is process {self._pid}'s, from which this one was forked",
@@ -86,7 +86,7 @@ class BackgroundRun:
             )
 
     def _work(self) -> None:
-        """The thread. Whatever happens in it is raised by `wait`."""
+        """Run the job; runs in the thread. `wait` raises its errors."""
         try:
             with self._claim:
                 self._outcome = asyncio.run(self._run.run())

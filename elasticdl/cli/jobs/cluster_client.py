@@ -1,6 +1,4 @@
-"""A cluster, for code that blocks: an event loop in a thread of its own, with a connection to the
-API server.
-"""
+"""Blocking access to a cluster, through an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -26,24 +24,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CALL_S = 40.0
-"""A request to the API server bounds itself; this is for several in a row."""
+"""Time limit of several requests in a row; each request has its own limit."""
 
 
 @final
 class LoopThread:
-    """An event loop that runs until closed. Any thread may give it work."""
+    """An event loop in a thread, until closed. Any thread may give it work."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        # Daemon: a script that forgot to close it ends all the same.
+        # Daemon: a script that does not close it can still exit.
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float | None = CALL_S) -> T:
-        """The result of `work`; blocks.
+        """Run `work` on the loop and return its result; blocks.
 
-        Raises what it raises, TransientError after `limit_s`, PermanentError if there is no such
-        thread any more.
+        Raises its errors, TransientError after `limit_s`, PermanentError if the thread has ended.
         """
         if not self._thread.is_alive():
             work.close()
@@ -59,11 +56,11 @@ class LoopThread:
                 f"no answer within {limit_s:g} s" if limit_s is not None else str(error)
             ) from error
         finally:
-            # After a Ctrl-C, too: nothing goes on behind our back.
+            # Also after Ctrl-C: no work may continue in the background.
             future.cancel()
 
     def each(self, work: AsyncGenerator[T]) -> Iterator[T]:
-        """What an asynchronous generator yields, however long that takes."""
+        """Yield what an asynchronous generator yields, without a time limit."""
         try:
             while (found := self.run(_next(work), None)) is not None:
                 yield found[0]
@@ -71,9 +68,9 @@ class LoopThread:
             self.run(_closed(work))
 
     def close(self) -> None:
-        """End what is under way, then the thread.
+        """Cancel running work, then end the thread.
 
-        In a process that was forked from ours there is none.
+        A forked process has no such thread.
         """
         if self._loop.is_closed() or not self._thread.is_alive():
             return
@@ -91,7 +88,7 @@ async def _next(work: AsyncGenerator[T]) -> tuple[T] | None:
 
 
 async def _closed(work: AsyncGenerator[T]) -> None:
-    """After a Ctrl-C its last step may still be on its way out."""
+    """Close the generator; after Ctrl-C its last step may still be running."""
     while True:
         try:
             return await work.aclose()
@@ -108,15 +105,12 @@ async def _end_all() -> None:
 
 @final
 class ClusterClient:
-    """The cluster of the kubeconfig's current context (or the one around this pod), and the
-    namespace that is meant.
-    """
+    """A cluster and namespace, from the kubeconfig's current context or the surrounding pod."""
 
     def __init__(self, namespace: str = "", context: str = "") -> None:
-        """Blocks.
+        """Connect to the cluster; blocks. `namespace` defaults to that of the context.
 
-        Raises SpecError, PermanentError if there is no cluster to talk to. `namespace`: default,
-        the context's.
+        Raises SpecError, PermanentError if there is no cluster to talk to.
         """
         if reason := no_cluster():
             raise ClusterRefused(
@@ -147,11 +141,11 @@ class ClusterClient:
         self.close()
 
     def run(self, work: Coroutine[Any, Any, T], limit_s: float | None = CALL_S) -> T:
-        """As `LoopThread.run`."""
+        """See `LoopThread.run`."""
         return self._thread.run(work, limit_s)
 
     def each(self, work: AsyncGenerator[T]) -> Iterator[T]:
-        """As `LoopThread.each`."""
+        """See `LoopThread.each`."""
         return self._thread.each(work)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A job on this machine, as its directory shows it."""
+"""A local job, seen through its directory."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
 _CHECKED = "the model and the data are being checked"
 _BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
-"""Two at once would be one; a master takes its processes and its record along."""
+"""Two signals at once count as one; a master needs time to end its processes and record."""
 
 
 class NotBegun(TransientError):
-    """The job is there, but its model and data are still being checked."""
+    """The job is still checking its model and data."""
 
     exit_code = ExitCode.NO_SUCH_JOB
 
 
 @final
 class DirectoryJob:
-    """A `Job`."""
+    """A local `Job`."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self.directory = directory
@@ -80,7 +80,7 @@ class DirectoryJob:
         return self._report("running", status)
 
     def status(self) -> JobStatus:
-        """What the master tells. Raises ElasticDLError."""
+        """Return the master's status. Raises ElasticDLError."""
         with self._master() as master:
             return master.status()
 
@@ -98,12 +98,12 @@ class DirectoryJob:
     def end(self, reason: str) -> str:
         """See Job.
 
-        A master ends everything at the second signal; one that stands still (SIGSTOP) or hangs is
+        A second signal makes the master end everything. A stopped (SIGSTOP) or hanging master is
         killed.
         """
         master = self._where()
         self._signal(master, signal.SIGCONT)
-        with suppress(ElasticDLError):  # only so that it can say who ended it
+        with suppress(ElasticDLError):  # only so that it can record who ended it
             self.stop(reason)
         self._signal(master, signal.SIGTERM)
         time.sleep(_BETWEEN_SIGNALS_S)
@@ -120,7 +120,7 @@ class DirectoryJob:
         return "ended at once, without a last checkpoint"
 
     def _signal(self, master: MasterAddress, number: signal.Signals) -> None:
-        """To the job's master, unless it has ended."""
+        """Send a signal to the job's master, unless it has ended."""
         try:
             if master.runs(self.directory):
                 os.kill(master.pid, number)
@@ -150,7 +150,7 @@ class DirectoryJob:
     def read_log(self, request: LogRequest) -> Iterator[str]:
         """See Job.
 
-        Names are looked up among what is there, never joined into a path; one log has all
+        Names are looked up in the list of logs and never joined into a path. One log has all
         incarnations.
         """
         there = log_files(self.directory.logs)
@@ -190,7 +190,7 @@ class DirectoryJob:
 
         report, record, outcome = self.report(), self._record(), self.outcome()
         about = self._about(record.started_at or made_wall_s(self.directory))
-        # A job that has ended lasted until then, whenever somebody looks.
+        # An ended job's duration must not grow with the time of the query.
         now = (
             record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
         )
@@ -200,7 +200,7 @@ class DirectoryJob:
             return snapshot(reading, record, series_in(self.directory.path), outcome, logs)
 
     def _record(self) -> Record:
-        """What is written down; of a job that goes on, until now."""
+        """Return the job's record; a running job's extends to now."""
         from elasticdl.history.snapshot import record_in
 
         with _readable(self.directory):
@@ -245,7 +245,10 @@ class DirectoryJob:
         return Report.of(self, state, age_s, status, outcome)
 
     def _where(self) -> MasterAddress:
-        """Where the job's master is. Raises an error with exit code 4 if the job does not run."""
+        """Return the address of the job's master.
+
+        Raises an error with exit code 4 if it does not run.
+        """
         if check := read_check(self.directory):
             words, hint = (
                 f"job {self.name} has not begun: {_CHECKED}",
@@ -278,19 +281,19 @@ class DirectoryJob:
 
     @contextmanager
     def _master(self) -> Iterator[MasterClient]:
-        """A connection to the job's master.
+        """Connect to the job's master.
 
-        Raises an error with exit code 4 if the job does not run, TransientError if it does not
-        answer.
+        Raises an error with exit code 4 if the job does not run, TransientError if the master does
+        not answer.
         """
-        from elasticdl.rpc.master_client import MasterClient  # gRPC: not for `--help`
+        from elasticdl.rpc.master_client import MasterClient  # slow import (gRPC): not for `--help`
 
         where = self._where()
         client = MasterClient(where.address, where.token, "cli", away_s=CALL_S)
         try:
             yield client
         except TransientError as error:
-            self._where()  # which raises what is told of one that has ended meanwhile
+            self._where()  # raises the right error if the job has ended meanwhile
             words = (
                 f"the master of job {self.name} in {self.place} does not answer: {error.message}"
             )

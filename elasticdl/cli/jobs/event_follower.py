@@ -1,4 +1,4 @@
-"""Reads the events of a job as they come."""
+"""Follow the events of a running job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticdl.history.lines import read_lines
 
 @final
 class Events:
-    """The new lines of events.jsonl since the last look."""
+    """Reads the new lines of events.jsonl since the last call."""
 
     def __init__(self, path: Path, *, from_end: bool) -> None:
         self._path = path
@@ -23,9 +23,9 @@ class Events:
         self._seq = _last_seq(path) if from_end else -1
 
     def read(self) -> list[dict[str, Any]]:
-        """Whole lines only; a damaged one is left out.
+        """Return complete new lines; skip damaged ones.
 
-        A file that its writer made shorter is read again, but for what was read.
+        If the writer compacted the file, read it again and skip known events.
         """
         if (file := _file(self._path)) != self._file:
             if self._file is not None:
@@ -50,7 +50,7 @@ class Events:
 
 
 def _file(path: Path) -> int | None:
-    """Which file it is; None if there is none."""
+    """Return the file's identity; None if there is no file."""
     try:
         return path.stat().st_ino
     except OSError:

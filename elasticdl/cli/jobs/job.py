@@ -1,4 +1,4 @@
-"""A job that was found, wherever it is: what the verbs that look after jobs can ask of it."""
+"""The interface to an existing job, local or on a cluster, for the commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """Where a job's processes are."""
+    """Where a job's processes run."""
 
     LOCAL = "local"
     KUBERNETES = "kubernetes"
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class JobLocation:
-    """`namespace` of a job on a cluster, `job_dir` of one on this machine."""
+    """`namespace` of a job on a cluster, `job_dir` of a local job."""
 
     kind: Kind
     namespace: str = ""
@@ -37,14 +37,12 @@ class JobLocation:
 @final
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job is doing."""
+    """The current state of a job."""
 
     job: str
     place: JobLocation
     state: str
-    """waiting, stuck, running, leaving, done, failed or stopped: see
-    `cluster.job_facts.Standing`.
-    """
+    """A value of `cluster.kubernetes.job_facts.JobStage`, such as waiting, running or done."""
     age_s: float
     status: JobStatus
     exit_code: int | None = None
@@ -61,14 +59,14 @@ class Report:
         end: Outcome | None = None,
         hint: str = "",
     ) -> Report:
-        """`end`: how the job ended; without, what the status says of an end that is near."""
+        """Make a report of a status and of the job's `end`, if it has ended."""
         code, outcome = status.exit_code, status.outcome or ""
         if end is not None:
             code, outcome, hint = end.exit_code, end.message, end.hint
         return cls(job.name, job.place, state, max(0.0, age_s), status, code, outcome, hint)
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON and YAML: one schema, wherever the job is."""
+        """Return JSON and YAML values, with one schema for local jobs and jobs on a cluster."""
         head = {
             "job": self.job,
             "place": str(self.place.kind),
@@ -80,7 +78,7 @@ class Report:
         return {**head, **state, **self.status.to_json(), **tail}
 
     def as_row(self) -> dict[str, object]:
-        """For `list`."""
+        """Return a row of `list`."""
         whole, counts = self.as_dict(), self.status.records
         records = {"trained": counts.trained, "expected": counts.expected}
         keys = (
@@ -102,7 +100,7 @@ class Report:
 class LogEntry:
     """A log that can be read.
 
-    `process` as `logs` takes it; `what` for people: its size, or how its pod is doing.
+    `process` is a valid argument of `logs`. `what` describes its size, or the state of the pod.
     """
 
     process: str
@@ -112,7 +110,7 @@ class LogEntry:
 @final
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """What to read of a log: its last `lines` (0: all), and whether to go on as it grows."""
+    """Which part of a log to read: its last `lines` (0: all), and whether to follow it."""
 
     process: str
     lines: int = 200
@@ -122,8 +120,9 @@ class LogRequest:
 @final
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What happened in a job and why: `story` as `history.why.Story` gives it; `missing`: what
-    nobody can tell any more, in words.
+    """Explanation of a job: `story` as in `history.diagnosis.Story`.
+
+    `missing` says in words which facts are lost.
     """
 
     story: Mapping[str, Any]
@@ -140,55 +139,56 @@ class Job(Protocol):
     place: JobLocation
 
     def report(self) -> Report:
-        """How it is doing, or how it ended."""
+        """Return the current state or the end."""
 
     def outcome(self) -> Outcome | None:
-        """How it ended; None if it has not."""
+        """Return the outcome; None if the job has not ended."""
 
     def stop(self, reason: str) -> str:
-        """Have it end in order; what happens now, in words."""
+        """Stop the job gracefully; return a message about what happens next."""
 
     def end(self, reason: str) -> str:
-        """End it at once, without a last checkpoint; what happens now, in words."""
+        """End the job at once, without a last checkpoint; return a message."""
 
     def scale(self, low: int, high: int) -> None:
-        """Ask for another range of workers."""
+        """Change the range of workers."""
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint now."""
+        """Request a checkpoint now."""
 
     def logs(self) -> list[LogEntry]:
-        """What can be read."""
+        """Return the readable logs."""
 
     def read_log(self, request: LogRequest) -> Iterator[str]:
-        """Text as it comes; following, until the process or the job has ended."""
+        """Yield text as it arrives; when following, until the process or the job has ended."""
 
     def page(self) -> AbstractContextManager[str]:
-        """The status page's address with the token that opens it, `http://127.0.0.1:4711/#token=…`,
-        good within the context.
+        """Return the status page's address with its token: `http://127.0.0.1:4711/#token=…`.
+
+        The address is valid inside the context.
         """
 
     def story(self) -> Diagnosis:
-        """What happened so far, and why, also when it has ended."""
+        """Explain a running or ended job."""
 
     def snapshot(self) -> dict[str, object]:
-        """All that its page shows, as `history.snapshot` has it.
+        """Return the data of the job's page, as in `history.snapshot`.
 
-        Raises ElasticDLError that says where it is, if that is elsewhere.
+        Raises ElasticDLError that says where the data is, if this job has none.
         """
 
     def close(self) -> None:
-        """Drop connections. The job does not notice."""
+        """Drop connections. The job continues."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class JobQuery:
-    """What somebody typed to name a job."""
+    """The arguments that name a job."""
 
     job: str = ""
     job_dir: str = ""
     namespace: str = ""
     kube_context: str = ""
     places: tuple[str, ...] = ()
-    """Where it was looked for already."""
+    """Places already searched."""

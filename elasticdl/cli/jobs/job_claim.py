@@ -1,6 +1,4 @@
-"""A job's claim on its directory on this machine: refused before anything is made if it cannot be
-had.
-"""
+"""Claim a local job's directory, or refuse before anything is created."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from elasticdl.jobdir.scale_override import forget_scale_unless
 from elasticdl.master.preflight import Preflight, save_preflight
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What another directory would not mend: the command was right, so these are no bad usage."""
+"""Errors of the machine: another directory would not help, so they are not usage errors."""
 _MOST_NAMES = 20
 
 
@@ -37,9 +35,9 @@ class JobNameTaken(SpecError):
 def placed(
     spec: JobSpec, check: Callable[[JobSpec], Preflight]
 ) -> Iterator[tuple[JobSpec, JobDirectory]]:
-    """Claim a settled job's directory: see `claimed`, whose errors it raises.
+    """Claim a settled job's directory; raise the errors of `claimed`.
 
-    A generated name gives way to other jobs.
+    Choose another generated name if a job already has it.
     """
     with ExitStack() as stack:
         for left in reversed(range(_MOST_NAMES)):
@@ -57,13 +55,14 @@ def placed(
 
 
 def refuse_if_taken(spec: JobSpec) -> None:
-    """Raises SpecError if the directory cannot become, or with --resume is not, this job's, or if
-    --output may not. Makes nothing.
+    """Raise SpecError if the job cannot use its directory or --output. Create nothing.
+
+    With --resume, the directory must belong to this job.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
     try:
         _refuse_if_taken(spec, directory)
-    except OSError as error:  # a name that is too long, or a parent that may not be looked into
+    except OSError as error:  # a name that is too long, or a parent without permission
         raise _unusable(f"cannot use {error.filename or directory.path}", error) from error
     refuse_output(spec)
 
@@ -101,15 +100,13 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
 
 @contextmanager
 def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirectory]:
-    """Make the job's directory and keep it ours for the length of the block; other commands are
-    refused meanwhile.
+    """Create the job's directory and lock it during the block, so that other commands refuse it.
 
-    `check` looks at model and data, while others can see that it does; it is a job only when that
-    has found nothing wrong.
+    `check` validates model and data, and others can see that it runs. The job exists only after
+    `check` succeeds.
 
-    Raises what `check` does, SpecError if somebody else was faster, or if it or the place of
-    --output cannot be written, PermanentError if the
-    disk is full or fails; nothing half-made stays then.
+    Raises the errors of `check`; SpecError if another command was faster or a place cannot be
+    written; PermanentError if the disk is full or fails. Nothing partial remains after an error.
     """
     refuse_if_taken(spec)
     directory = JobDirectory(Path(spec.cluster.job_dir))
@@ -141,8 +138,9 @@ def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirect
 
 @contextmanager
 def _ours_alone(spec: JobSpec) -> Iterator[None]:
-    """The folder of predictions stays ours while they are made: it is empty, so another command
-    would take it, too. Raises SpecError.
+    """Lock the folder of predictions while the job writes them. Raises SpecError.
+
+    The folder is still empty, so another command would otherwise accept it too.
     """
     output = spec.checkpoint.output
     path = Path(output)
@@ -174,11 +172,11 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
 
 
 def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
-    # Left by the run before this one; whoever reads it now would take it for ours.
+    # Remove the previous run's outcome: a reader would take it for this run's.
     directory.status.unlink(missing_ok=True)
     save_preflight(directory.preflight, preflight)
     told = spec.replace(resume=False).flags(defaults=False)
-    # Only for the owner: --envs may hold somebody's keys.
+    # Only the owner may read it: --envs may contain secrets.
     write_whole(
         directory.yaml,
         f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}",
@@ -190,7 +188,7 @@ def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None
 
 
 def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:
-    """The error for a place that cannot be used: bad usage, unless the machine is in trouble."""
+    """Return the error for an unusable place: a usage error, unless the machine has a problem."""
     if error.errno in _OF_THE_MACHINE:
         return PermanentError(
             f"{what}: {error.strerror}", hint=f"mend that, or name another {flag}"
@@ -199,8 +197,7 @@ def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLEr
 
 
 def _try_place(place: str, flag: str) -> None:
-    """Make the place that a flag names and take it away again: in hours, when there is something to
-    write, is too late to ask.
+    """Create the place that a flag names and remove it again, to find errors before the job runs.
 
     Raises SpecError, or PermanentError if the disk is full.
     """
@@ -216,7 +213,7 @@ def _try_place(place: str, flag: str) -> None:
 
 
 def _make(path: Path, flag: str) -> list[Path]:
-    """Make a directory and what is missing above it; those that were made, the deepest first.
+    """Create a directory and its missing parents; return the new ones, deepest first.
 
     Raises SpecError, or PermanentError if the disk is full.
     """
@@ -249,7 +246,7 @@ def _run_by_another(path: Path) -> JobNameTaken:
 
 
 def _lock(path: Path, taken: SpecError) -> int:
-    """A file descriptor that keeps other commands out until it is closed, by our end too.
+    """Lock a directory; return a file descriptor that holds the lock until closed or our exit.
 
     Raises `taken`, OSError.
     """
@@ -260,6 +257,6 @@ def _lock(path: Path, taken: SpecError) -> int:
         os.close(lock)
         raise taken from error
     except OSError:
-        # a file system without locks: two people at once are then told apart by job.json alone
+        # The file system has no locks: only job.json separates two simultaneous commands.
         pass
     return lock

@@ -1,5 +1,6 @@
-"""A job on a cluster: its master is talked to through the API server, and what the master cannot
-tell, its pods do.
+"""A job on a cluster.
+
+The API server forwards calls to its master. The job's pods tell what the master cannot.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ if TYPE_CHECKING:
     from elasticdl.cluster.kubernetes.job_facts import JobFacts
 
 _CHECKING = "its master is checking the model and the data"
-"""It listens when it has: a master that runs and does not listen is doing that."""
+"""A master listens only after the check, so one that runs and does not listen is checking."""
 _PATIENCE_S = 10.0
 _KEPT_BYTES = 1 << 20
-"""As much of a log as a master gives at once."""
+"""Limit of a log: as much as a master returns at once."""
 
 
 @final
 class KubernetesJob:
-    """A `Job`. Thread-safe. Whoever made `cluster` closes it, after this."""
+    """A `Job` on a cluster. Thread-safe. The caller closes `cluster` after this."""
 
     def __init__(
         self, cluster: ClusterClient, name: str, *, namespace: str = "", call_s: float = CALL_S
     ) -> None:
-        """`namespace`: default, the line's. `call_s` bounds the calls to the master."""
+        """`namespace` defaults to the cluster client's. `call_s` bounds calls to the master."""
         from elasticdl.cluster.kubernetes.jobs import Jobs
 
         self.name = name
@@ -59,9 +60,9 @@ class KubernetesJob:
         self._patience = Patience()
 
     def facts(self, *, whole: bool = False) -> JobFacts:
-        """The Job and its masters' pods, or all its pods.
+        """Return the Job and its masters' pods, or all its pods.
 
-        Raises an error with exit code 4 if there is none, or another one has its name by now.
+        Raises an error with exit code 4 if there is none, or another Job now has its name.
         """
         found = self._cluster.run(self._jobs.one(self.name, whole=whole))
         if found is None:
@@ -107,7 +108,7 @@ class KubernetesJob:
         if ended is not None:
             message = ended.message
         elif facts.waits_for:
-            # What goes wrong with a pod, or with making one, is in events only.
+            # Only Kubernetes events tell why a pod fails or cannot be created.
             stuck = facts.job if facts.master is None else facts.prepared
             said = "" if stuck is None else self._cluster.run(self._jobs.complaint(stuck))
             message = (
@@ -119,8 +120,7 @@ class KubernetesJob:
     def outcome(self) -> Outcome | None:
         """See Job.
 
-        Raises CannotStart when it is asked again and again, and the job has not been able to start
-        for 40 s.
+        Raises CannotStart if repeated calls find the job unable to start for 40 s.
         """
         facts = self.facts()
         if facts.ended is not None:
@@ -129,14 +129,17 @@ class KubernetesJob:
         return None
 
     def _has_run(self, facts: JobFacts) -> bool:
-        """A master of it ran: it made the token; or, where we may not know of that, processes."""
+        """Return whether a master has run.
+
+        Its token proves that or, without access to Secrets, a process.
+        """
         try:
             return bool(self._cluster.run(self._jobs.token(facts)))
         except PermanentError:
             return bool(self.facts(whole=True).pods)
 
     def stop(self, reason: str) -> str:
-        """See Job. A job whose master does not run is deleted: there is nobody to drain it."""
+        """See Job. Without a running master the job is deleted, since nothing can drain it."""
         facts = self.facts()
         if facts.ended is not None or facts.has_verdict:
             return f"job {self.name} has ended already"
@@ -163,7 +166,7 @@ class KubernetesJob:
         return f"job {self.name} is deleted with all that is its own{after_deletion(facts)}"
 
     def delete(self, facts: JobFacts | None = None) -> None:
-        """Delete the Job and all that is its own, now."""
+        """Delete the Job and all its objects now."""
         self._cluster.run(self._jobs.delete(facts or self.facts()))
 
     def scale(self, low: int, high: int) -> None:
@@ -204,9 +207,9 @@ class KubernetesJob:
         yield from self._cluster.each(reading(self._cluster.api, pod, request.lines))
 
     def _kept_log(self, facts: JobFacts, request: LogRequest) -> str:
-        """Of a process whose pod is gone: what the master kept, a mebibyte at most.
+        """Return the log of a deleted pod as the master saved it, at most 1 MiB.
 
-        Raises an error with exit code 4 if there is no such log, or nobody to ask for it.
+        Raises an error with exit code 4 if there is no such log, or no master to ask.
         """
         part = f"start=-{_KEPT_BYTES}&limit={_KEPT_BYTES}"
         try:
@@ -223,14 +226,14 @@ class KubernetesJob:
 
     @contextmanager
     def page(self) -> Iterator[str]:
-        """See Job. Through the API server."""
+        """See Job. The page is reached through the API server."""
         with self._master.page(self._running()) as address:
             yield address
 
     def story(self) -> Diagnosis:
         """See Job.
 
-        From the master's memory; when the job has ended, from what its master said last.
+        A running master has it in memory; an ended master has printed it in its log.
         """
         facts = self.facts()
         if facts.running_master and facts.ended is None:
@@ -261,7 +264,7 @@ class KubernetesJob:
         )
 
     def snapshot(self) -> dict[str, object]:
-        """See Job. Only a master that runs has it."""
+        """See Job. Only a running master has it."""
         return self._snapshot("?logs=1")
 
     def _snapshot(self, query: str = "") -> dict[str, Any]:
@@ -271,7 +274,7 @@ class KubernetesJob:
             raise self._master.explained(error) from error
 
     def _get(self, path: str) -> dict[str, Any]:
-        """Of the HTTP API of the master. Raises ElasticDLError."""
+        """Call the HTTP API of the master. Raises ElasticDLError."""
         from elasticdl.cli.jobs.master_http import MasterPage
 
         with self.page() as address:
@@ -306,9 +309,7 @@ class KubernetesJob:
 
 
 def after_deletion(facts: JobFacts) -> str:
-    """What to type for a job that left no outcome: its checkpoints, if it made any, are where it
-    kept them.
-    """
+    """Return the next step for a job without an outcome: its checkpoints may still exist."""
     spec = facts.spec
     if spec is None or not spec.resume_command or not spec.checkpoint.checkpoint_steps:
         return ""
@@ -319,7 +320,7 @@ def after_deletion(facts: JobFacts) -> str:
 
 
 def _hint(facts: JobFacts) -> str:
-    """What to do about a job that cannot start; '' where that is not so."""
+    """Return the next step for a job that cannot start; '' for other jobs."""
     from elasticdl.cluster.kubernetes.job_facts import HINTS
 
     return "" if facts.barred is None else f"{HINTS[facts.barred.lasting]}; {way_out(facts.name)}"

@@ -1,4 +1,4 @@
-"""A job on a cluster: its submission, and its end if somebody waits for that."""
+"""Submit a job to a cluster, and optionally wait for its end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _MOST_NAMES = 20
 
 
 def submit(cluster: ClusterClient, spec: JobSpec) -> JobSpec:
-    """Submit a settled job; returns it as it was submitted: a generated name that is taken gives
-    way. Blocks for seconds.
+    """Submit a settled job and return it as submitted; blocks for seconds.
 
-    Raises SpecError if the name is taken, PermanentError (exit code 3) for what the cluster
-    refuses: nothing was made then.
+    Chooses another generated name if the name is taken.
+
+    Raises SpecError if the name is taken, PermanentError (exit code 3) if the cluster refuses.
+    Nothing is created then.
     """
     from elasticdl.cluster.kubernetes import submitting
 
@@ -48,7 +49,7 @@ def submit(cluster: ClusterClient, spec: JobSpec) -> JobSpec:
 
 
 def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
-    """Submit a settled job, and wait for its end unless told to detach.
+    """Submit a settled job, and wait for its end unless detached.
 
     Returns the exit code; raises ElasticDLError.
     """
@@ -78,7 +79,7 @@ def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
 
 
 def _look(cluster: ClusterClient, name: str) -> None:
-    """Nobody waits for the job: whether it can start at all is seen now. Raises CannotStart."""
+    """Check whether a detached job can start. Raises CannotStart."""
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
     from elasticdl.cli.jobs.start_diagnosis import CannotStart, cleared_away, first_look
 
@@ -88,7 +89,7 @@ def _look(cluster: ClusterClient, name: str) -> None:
     except CannotStart as error:
         raise cleared_away(job, error) from error
     except KeyboardInterrupt:
-        return  # Nobody wants to see it: it is submitted.
+        return  # The user interrupted the check; the job is submitted.
     finally:
         job.close()
 
@@ -117,7 +118,7 @@ def _watched(cluster: ClusterClient, name: str, spec: JobSpec, form: Format) -> 
 
 
 def way_back(spec: JobSpec, name: str, namespace: str) -> str:
-    """The next commands to type."""
+    """Return the commands to type next."""
     given = f" --namespace {namespace}" if spec.kubernetes.namespace else ""
     given += (
         f" --kube-context {spec.kubernetes.kube_context}" if spec.kubernetes.kube_context else ""

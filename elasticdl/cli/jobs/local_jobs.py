@@ -1,4 +1,4 @@
-"""The jobs in ./jobs."""
+"""The local jobs in ./jobs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from elasticdl.jobdir.layout import JOBS, JobDirectory
 
 
 def _nobody(_path: Path) -> None:
-    """Nobody is told."""
+    """Ignore the message."""
 
 
 def local_jobs(closed: Callable[[Path], None] = _nobody) -> list[DirectoryJob]:
-    """Those in ./jobs, by name; and those to be, whose check goes on.
+    """Return the jobs in ./jobs by name, including new ones whose check is in progress.
 
-    `closed` hears of directories that this user may not look into. Raises OSError if that is so of
-    ./jobs.
+    Calls `closed` for each directory without permission. Raises OSError if ./jobs is unreadable.
     """
     found = []
     for path in _entries():
@@ -40,5 +39,5 @@ def _entries() -> list[Path]:
 
 
 def local_names() -> list[str]:
-    """What may be typed for them. Raises OSError as `local_jobs` does."""
+    """Return the names that users may type. Raises OSError as `local_jobs` does."""
     return [job.directory.path.name for job in local_jobs()]

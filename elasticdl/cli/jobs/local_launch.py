@@ -1,4 +1,4 @@
-"""A job on this machine: from the start of its master to its end."""
+"""Run a local job: start its master and wait for its end."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ MASTER = ProcessName(Role.MASTER, 0)
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
 POLL_S = 0.5
 STOP_GRACE_S = 300.0
-"""A drain with a last checkpoint: the master bounds it itself, this is for one that hangs."""
+"""Time limit of a drain with a last checkpoint, in case the master hangs."""
 
 
 @final
 class LocalRun:
     """Owns the master of one job.
 
-    All of it happens on the event loop of `run`, but for what says otherwise.
-
-    The thread of that loop must live until `run` returns: the master ends with it.
+    Methods run on the event loop of `run` unless they say otherwise. The loop's thread must live
+    until `run` returns, since the master ends with it.
     """
 
     def __init__(self, spec: JobSpec, directory: JobDirectory, view: View) -> None:
@@ -62,10 +61,10 @@ class LocalRun:
         self._interrupts = 0
         self._side_tasks: set[asyncio.Task[None]] = set()
         self.answers = threading.Event()
-        """Set once the master answers, or once the job has ended without."""
+        """Set once the master answers, or the job has ended without one."""
 
     async def run(self) -> Outcome:
-        """Start the master, show what it tells, return when every process has ended.
+        """Start the master, show its events, and return when every process has ended.
 
         Raises PermanentError.
         """
@@ -74,7 +73,8 @@ class LocalRun:
         events = Events(directory.events, from_end=self._spec.checkpoint.resume)
         try:
             await self._start()
-            # Only now: what is asked before there is a master to tell waits for this line.
+            # The loop is set only after the start: a stop requested before then waits for this
+            # line, since no master can receive it earlier.
             self._loop = asyncio.get_running_loop()
             if self._stop_asked:
                 self._stop_once(self._stop_asked)
@@ -92,15 +92,16 @@ class LocalRun:
             await self._cluster.close()
 
     def stop_from_any_thread(self, why: str) -> None:
-        """Have the job end in order, whether its master is up already or not."""
-        # before the loop is looked at: `run` looks in the other order, so one of the two sees it
+        """Stop the job gracefully, with or without a running master."""
+        # Set it before the check of the loop. `run` checks in the other order, so one of them sees
+        # it.
         self._stop_asked = why
         if self._loop is not None:
-            with suppress(RuntimeError):  # it is closed: the job has just ended
+            with suppress(RuntimeError):  # closed: the job has just ended
                 self._loop.call_soon_threadsafe(self._stop_once, why)
 
     def interrupt(self, why: str) -> None:
-        """Once: the job is stopped in order. Twice: it ends at once. On the loop's thread."""
+        """Stop the job gracefully on the first call, at once on the second. Call it on the loop."""
         self._interrupts += 1
         if self._interrupts == 1:
             self._view.say(
@@ -129,7 +130,7 @@ class LocalRun:
             raise PermanentError(f"the master cannot be started: {refused.reason}") from refused
 
     async def _end_of_master(self) -> ExitFacts:
-        """Unbounded on purpose: a job may take days, and Ctrl-C ends it."""
+        """Wait for the master. Unbounded on purpose: a job may take days, and Ctrl-C ends it."""
         assert self._cluster is not None
         async with aclosing(self._cluster.observe()) as events:
             async for event in events:
@@ -160,7 +161,7 @@ class LocalRun:
         try:
             await in_thread(lambda: self.job.stop(why))
         except ElasticDLError:
-            # It does not listen yet, or no more: a signal reaches it anyway.
+            # The master does not listen yet or any more; a signal reaches it anyway.
             await self._cluster.delete(MASTER, grace_s=STOP_GRACE_S)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -170,10 +171,9 @@ class LocalRun:
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """Run something that blocks in a thread of its own.
+    """Run a blocking function in its own thread.
 
-    Not `asyncio.to_thread`: its pool is gone as soon as a script has ended, while the job that it
-    started goes on.
+    `asyncio.to_thread` does not work here: its pool ends with the script, while the job continues.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -189,7 +189,7 @@ async def in_thread(call: Callable[[], T]) -> T:
             outcome = partial(done.set_exception, error)
         else:
             outcome = partial(done.set_result, result)
-        # A closed loop: nobody waits any more.
+        # The loop is closed: nobody waits for the result.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(tell, outcome)
 
@@ -198,10 +198,10 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 
 def outcome_of(directory: JobDirectory, facts: ExitFacts, *, interrupted: bool) -> Outcome:
-    """What the master left; or, if it left nothing, what is known of its end.
+    """Return the master's outcome, or what is known of its end if it left none.
 
-    Its word counts, not what became of its process after that: a second signal may meet it in its
-    last moment.
+    The recorded outcome takes precedence over the master's exit status: a second signal may hit the
+    master in its last moment.
     """
     left = read_end(directory)
     if left is not None and (left[0].exit_code == ExitCode.DONE or not interrupted):

@@ -1,4 +1,4 @@
-"""The HTTP side of a job's master on a cluster: what its page knows and its RPCs do not tell."""
+"""The master's HTTP API on a cluster, for what its RPCs do not provide."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _CALL_S = 10.0
 
 @final
 class MasterPage:
-    """Blocks. `address` is host:port."""
+    """A client of the master's page; blocks. `address` is host:port."""
 
     def __init__(self, address: str, token: str) -> None:
         self._address, self._token = address, token
 
     @classmethod
     def at(cls, address: str) -> MasterPage:
-        """The page of `http://host:port/#token=…`."""
+        """Return the client for `http://host:port/#token=…`."""
         parts = urlsplit(address)
         return cls(parts.netloc, parts.fragment.partition("token=")[2])
 
     def get(self, path: str) -> dict[str, Any]:
-        """A JSON object.
+        """Return a JSON object.
 
-        Raises TransientError if the page is not reached, PermanentError with its words if it
+        Raises TransientError if the page is unreachable, PermanentError with its message if it
         refuses.
         """
         connection = http.client.HTTPConnection(self._address, timeout=_CALL_S)

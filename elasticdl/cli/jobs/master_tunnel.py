@@ -1,4 +1,4 @@
-"""The master of a job on a cluster, reached through the API server."""
+"""Calls to a job's master on a cluster, through the API server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from elasticdl.rpc.master_client import MasterClient
 
 T = TypeVar("T")
 CALL_S = 8.0
-"""A call through the API server: a new connection to the pod takes a second where the cluster is
-busy.
-"""
+"""Time limit of a call; a new connection to the pod takes a second on a busy cluster."""
 _GREETING_S = 4.0
 _AGAIN_S = 0.5
 
@@ -35,7 +33,7 @@ class _Connection:
 
 @final
 class MasterTunnel:
-    """Thread-safe."""
+    """A connection to one job's master. Thread-safe."""
 
     def __init__(
         self,
@@ -45,16 +43,16 @@ class MasterTunnel:
         facts: Callable[[], JobFacts],
         call_s: float,
     ) -> None:
-        """`facts`: what is known of the job now. `call_s` bounds an RPC."""
+        """`facts` returns the job's current state. `call_s` bounds an RPC."""
         self._cluster, self._jobs, self._name = cluster, jobs, name
         self._facts, self._call_s = facts, call_s
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
 
     def call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
-        """Call the master; for up to `patience_s` again while it is starting.
+        """Call the master; retry for up to `patience_s` while it is starting.
 
-        Raises ElasticDLError: why it is not reached.
+        Raises ElasticDLError that says why the master is unreachable.
         """
         end_s = time.monotonic() + patience_s
         while True:
@@ -67,7 +65,7 @@ class MasterTunnel:
 
     @contextmanager
     def page(self, facts: JobFacts) -> Iterator[str]:
-        """See `Job.page`. Each use has a tunnel of its own."""
+        """See `Job.page`. Each use opens its own tunnel."""
         token = self._token(facts)
         tunnel = PortForward(self._cluster.api, facts.namespace, self._pod, STATUS_PORT)
         address = self._cluster.run(tunnel.open())
@@ -78,13 +76,13 @@ class MasterTunnel:
                 self._cluster.run(tunnel.close())
 
     def explained(self, error: TransientError) -> TransientError:
-        """With what the cluster knows of a master that does not answer, if it does."""
+        """Add to the error what the cluster knows about the unreachable master."""
         lost = self._facts().lost_master(time.time())
         words = f"the master of job {self._name} is not reached: {lost}"
         return TransientError(words) if lost else error
 
     def close(self) -> None:
-        """Drop the connection; the next call makes another one."""
+        """Drop the connection; the next call opens a new one."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -97,13 +95,14 @@ class MasterTunnel:
         try:
             return what(connection.client)
         except TransientError as error:
-            # The next connection says at once why the master is not reached.
+            # The next connection reports at once why the master is unreachable.
             self.close()
             problem = connection.tunnel.problem or error.message
             words = f"the master of job {self._name} is not reached: {problem}"
             raise TransientError(words) from error
         except Refused as error:
-            # Its token is the Secret's: another one means that the Secret was read too early.
+            # The master's token is the Secret's. A different token means that we read the Secret
+            # too early.
             self.close()
             words = f"the master of job {self._name} does not know us: {error.message}"
             raise TransientError(words) from error

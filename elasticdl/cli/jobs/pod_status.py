@@ -1,4 +1,4 @@
-"""The status of a job on a cluster as far as its Job and its pods show it, without its master."""
+"""The status of a job on a cluster without its master, from its Job and pods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elasticdl.master.core.processes.failures import Cause, verdict
 
 
 def status_of_pods(facts: JobFacts, message: str) -> JobStatus:
-    """A status with `message`, what is known, and nothing for the rest."""
+    """Return a status with `message`, the known facts, and empty values for the rest."""
     waiting = (facts.waits_for,) if facts.waits_for else ()
     status = replace(unknown_status(message), processes=rows(facts), waiting=waiting)
     spec, ended = facts.spec, facts.ended
@@ -43,7 +43,7 @@ def status_of_pods(facts: JobFacts, message: str) -> JobStatus:
 
 
 def _receipt_of(ended: Outcome) -> Receipt | None:
-    """A long receipt leaves only its total in the termination message."""
+    """Return the receipt; a long one leaves only its total in the termination message."""
     short: dict[str, object] = {
         "epochs": (),
         "epochs_left_out": 0,
@@ -58,9 +58,9 @@ def _receipt_of(ended: Outcome) -> Receipt | None:
 
 
 def rows(facts: JobFacts) -> tuple[ProcessStatus, ...]:
-    """A row each, the masters' first.
+    """Return a row per pod, masters first.
 
-    `running` is all that is known of one that runs: whether it is ready, only a master knows.
+    A live pod's state is `running`, since only a master knows whether it is ready.
     """
     return tuple(_row(facts, name, pod) for name, pod in facts.processes())
 

@@ -1,4 +1,4 @@
-"""The look at model and data before anything is made, with a word about how long it takes."""
+"""The check of model and data before a job is created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticdl.master.preflight import Preflight, run_preflight
 
 
 def checked(spec: JobSpec, *, quiet: bool = False) -> Preflight:
-    """What the preflight found; blocks.
+    """Check model and data; blocks and says when it takes long.
 
     Raises UserError with the exit code for usage: nothing has been started.
     """

@@ -1,10 +1,9 @@
-"""Finds a job by what somebody typed.
+"""Find the job that a user names.
 
-1. `--job-dir PATH` is that job of this machine.
-2. `--namespace` or `--kube-context` means a job on a cluster.
-3. A bare name is the job in ./jobs/NAME (or in the directory NAME, or of that name below ./jobs);
-if there is none, the one in the namespace of the current
-   kube context, if there is one.
+1. `--job-dir PATH` selects the local job in PATH.
+2. `--namespace` or `--kube-context` selects a job on a cluster.
+3. A bare name selects the local job in ./jobs/NAME, in the directory NAME, or of that name below
+   ./jobs; else the job in the namespace of the current kube context, if there is one.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ RULE = (
 
 @contextmanager
 def resolve_job(query: JobQuery) -> Iterator[Job]:
-    """The job.
+    """Find the job.
 
-    Raises an error with exit code 4 that says where it was looked for, UsageError if nothing names
-    one.
+    Raises an error with exit code 4 that lists the searched places, UsageError if nothing names a
+    job.
     """
     if not query.job and not query.job_dir:
         raise click.UsageError(f"Name a job, or give its --job-dir. {RULE}")
@@ -75,10 +74,9 @@ def _holds_a_job(directory: JobDirectory) -> bool:
 
 
 def _named(job: str) -> Iterator[Path]:
-    """The directory below ./jobs that is called otherwise (--job-dir) and holds the job of that
-    name, if there is one.
+    """Return the directory below ./jobs that holds the job of that name under another name.
 
-    Raises SpecError if there are several: nobody may stop the wrong one.
+    Raises SpecError if there are several, so that nobody stops the wrong job.
     """
     paths = [other.directory.path for other in local_jobs() if other.name == job]
     if len(paths) > 1:
@@ -91,8 +89,9 @@ def _named(job: str) -> Iterator[Path]:
 
 
 def _on_cluster(query: JobQuery, *, certain: bool) -> Iterator[Job]:
-    """`certain`: it is said that it is there, so that a cluster that is not reached is the
-    error.
+    """Find the job on the cluster.
+
+    `certain`: the user named a cluster, so an unreachable cluster is the error.
     """
     here = f"there is no job in {' or '.join(query.places)}"
     if not certain and (reason := no_cluster()):
@@ -122,7 +121,7 @@ def _on_cluster(query: JobQuery, *, certain: bool) -> Iterator[Job]:
 
 
 def _refuse_if_absent(job: KubernetesJob, here: str, cluster: ClusterClient) -> None:
-    """The name may mean nothing at all: then every place is told where it was looked for."""
+    """Raise an error that lists all searched places if the cluster has no such job."""
     where = f"namespace {cluster.namespace} of the current kube context"
     try:
         job.facts()

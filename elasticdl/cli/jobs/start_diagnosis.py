@@ -1,5 +1,6 @@
-"""Whether a job on a cluster can start at all: Kubernetes tries for ever to get an image that is
-not there, people need not.
+"""Find out whether a job on a cluster can start.
+
+Kubernetes retries a missing image for ever; users should not have to wait for that.
 """
 
 from __future__ import annotations
@@ -18,40 +19,43 @@ if TYPE_CHECKING:
     from elasticdl.jobdir.outcome import Outcome
 
 LOOK_S = 5.0
-"""For how long whoever does not wait for a job looks whether it starts."""
+"""How long a detached submission checks whether the job starts."""
 _LOOK_EVERY_S = 0.5
 
 
 class Submitted(Protocol):
-    """What of a job on a cluster is asked here."""
+    """A submitted job, as far as this module needs it."""
 
     name: str
 
     def facts(self) -> JobFacts:
-        """What its Job and pods show. Raises ElasticDLError."""
+        """Return what the Job and its pods show. Raises ElasticDLError."""
 
     def outcome(self) -> Outcome | None:
-        """How it ended, None if it has not. Raises CannotStart, ElasticDLError."""
+        """Return the job's outcome; None if it has not ended.
+
+        Raises CannotStart, ElasticDLError.
+        """
 
     def delete(self) -> None:
-        """Take the Job away. Raises ElasticDLError."""
+        """Delete the Job. Raises ElasticDLError."""
 
 
 class CannotStart(PermanentError):
-    """No master of the job ever ran, and its pod cannot start.
+    """The job never had a running master, and the master's pod cannot start.
 
-    The job is there, and the cluster goes on trying.
+    The Job still exists, and the cluster keeps trying.
     """
 
     def __init__(self, message: str, mend: str, clear: str = "") -> None:
-        """`mend`: what to do about it; `clear`: and about the job that is there."""
+        """`mend` says how to fix the cause; `clear` says how to remove the Job."""
         super().__init__(message, hint="; ".join(filter(None, (mend, clear))))
         self.mend = mend
 
 
 @final
 class Patience:
-    """How long a job could not start, as somebody sees who looks at it again and again."""
+    """Measures over repeated observations how long a job has been unable to start."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -60,21 +64,21 @@ class Patience:
         self._words = ""
 
     def seen(self, facts: JobFacts, has_run: Callable[[], bool]) -> None:
-        """Raises CannotStart when it has been so for 40 s.
+        """Add an observation. Raises CannotStart if the job cannot start for 40 s.
 
-        `has_run`: the job had a master, which is asked only then.
+        `has_run` returns whether the job ever had a master. It is called only before the error.
         """
         barred, now_s = facts.barred, self._now_s()
         if barred is None:
-            # A node that tries again, or the next pod being made, is no news; that all is well for
-            # so long is.
+            # A retry or a replacement pod hides the problem for a moment, so reset only after
+            # lasting success.
             self._well_since_s = now_s if self._well_since_s is None else self._well_since_s
             if now_s - self._well_since_s > PATIENCE_S:
                 self._since_s, self._words = None, ""
             return
         self._well_since_s = None
         self._since_s = now_s if self._since_s is None else self._since_s
-        # Between its tries a node says less than what the registry said.
+        # Between retries a node reports less than the registry's error, so keep the longest text.
         self._words = max(self._words, barred.text, key=len)
         if now_s - self._since_s >= PATIENCE_S and not has_run():
             message = f"job {facts.name} cannot start: its master: {self._words}"
@@ -82,12 +86,12 @@ class Patience:
 
 
 def first_look(job: Submitted) -> None:
-    """Return when the job's master runs or waits for a place, at the latest after 5 s.
+    """Return when the job's master runs or waits for resources, or after 5 s.
 
-    Blocks; 40 s more while it cannot start.
+    Blocks up to 40 s more while the master cannot start. Returns silently if the cluster does not
+    answer or denies access, since the job is submitted.
 
-    Raises CannotStart. That nothing can be learned of it, or not by us, is no news: the job is
-    submitted.
+    Raises CannotStart.
     """
     end_s = time.monotonic() + LOOK_S
     try:
@@ -111,7 +115,7 @@ def _waits_for_a_place(facts: JobFacts) -> bool:
 
 
 def cleared_away(job: Submitted, error: CannotStart) -> CannotStart:
-    """Delete a job that we submitted ourselves and that cannot start; what to tell of it."""
+    """Delete a job that we just submitted and that cannot start; return the error to raise."""
     try:
         job.delete()
     except ElasticDLError as refused:
@@ -124,5 +128,5 @@ def cleared_away(job: Submitted, error: CannotStart) -> CannotStart:
 
 
 def way_out(name: str) -> str:
-    """What to do about a job that cannot start."""
+    """Return the command that removes a job that cannot start."""
     return f"`elasticdl stop {name}` clears the job away"

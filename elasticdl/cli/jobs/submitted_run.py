@@ -17,12 +17,12 @@ from elasticdl.jobdir.outcome import Outcome
 
 @final
 class SubmittedRun:
-    """A `HandledRun`. Thread-safe. The job goes on without it and without this interpreter."""
+    """A `HandledRun`. Thread-safe. The job continues without it and without this interpreter."""
 
     state = ""
 
     def __init__(self, job: KubernetesJob, cluster: ClusterClient, view: View | None) -> None:
-        """Takes `cluster` over. `view`: shows progress until the job has ended."""
+        """Take ownership of `cluster`. `view` shows progress until the job ends."""
         self._job = job
         self._close = weakref.finalize(self, _close, job, cluster)
         if view is not None:
@@ -32,14 +32,14 @@ class SubmittedRun:
 
     @property
     def running(self) -> bool:
-        """Raises ElasticDLError if that cannot be learned."""
+        """Return whether the job runs. Raises ElasticDLError if the cluster does not answer."""
         try:
             return self._job.outcome() is None
         except CannotStart:
-            return True  # The cluster goes on trying until somebody stops it.
+            return True  # The cluster keeps trying until somebody stops the job.
 
     def ready(self) -> None:
-        """A job on a cluster can always be asked."""
+        """Return at once: a job on a cluster can always be queried."""
 
     def wait(self, timeout_s: float | None) -> Outcome:
         return watch.wait(self._job, NoView(), timeout_s)
@@ -48,12 +48,12 @@ class SubmittedRun:
         self._job.stop(reason)
 
     def close(self) -> None:
-        """Drop the connection to the cluster. Happens by itself with the last reference."""
+        """Drop the connection to the cluster. Also happens when the last reference goes."""
         self._close()
 
 
 def _show(job: KubernetesJob, view: View) -> None:
-    """The thread."""
+    """Show progress; runs in a thread."""
     try:
         watch.watch(job, view)
     except ElasticDLError as error:

@@ -1,4 +1,4 @@
-"""Looks at a job until it has ended, whoever started it and wherever it is."""
+"""Watch a job until it ends, wherever it runs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from elasticdl.jobdir.outcome import Outcome
 
 LOOK_EVERY_S = 1.0
 AWAY_S = 300.0
-"""How long we go on while nothing can be learned of the job. The job itself does not mind."""
+"""How long to keep trying while the job is unreachable. The job itself is unaffected."""
 ENDS = ("done", "failed", "stopped")
 
 
 def wait(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
-    """How it ended. Blocks until it has, showing nothing but what is wrong with looking.
+    """Block until the job ends, and return its outcome. Print only problems.
 
-    Raises TransientError with exit code 124 after `timeout_s`, and TransientError when nothing was
-    learned for five minutes.
+    Raises TransientError with exit code 124 after `timeout_s`, and TransientError after five
+    minutes without an answer.
     """
     return follow(job, None, view.say, timeout_s)
 
 
 def watch(job: Job, view: View, timeout_s: float | None = None) -> Outcome:
-    """The same, showing how the job is doing. The job goes on if this is interrupted."""
+    """Do the same with a view of the job's progress. An interrupt does not end the job."""
     before: JobStatus | None = None
 
     def show(report: Report) -> None:
@@ -46,8 +46,9 @@ def follow(
     say: Callable[[str], None],
     timeout_s: float | None = None,
 ) -> Outcome:
-    """The same for anybody: `seen` gets a report each second, the last one when the job has ended;
-    `say` hears of troubles.
+    """Do the same with callbacks: `seen` for reports, `say` for problems.
+
+    `seen` gets a report every second, and the last one when the job has ended.
     """
     begin_s = heard_s = time.monotonic()
     said = False
@@ -73,7 +74,7 @@ def follow(
 
 
 def timed_out(name: str, timeout_s: float) -> TransientError:
-    """The error of a wait that was too short."""
+    """Return the error of a wait that timed out."""
     error = TransientError(
         f"job {name} has not ended after {timeout_s:g} s",
         hint="it goes on; wait longer, or stop it",

@@ -1,1 +1,1 @@
-"""One module a command of `elasticdl`."""
+"""The commands of `elasticdl`, one module each."""

@@ -1,4 +1,4 @@
-"""`check`: everything that can be known to be wrong before a job starts."""
+"""`check`: find problems before a job starts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _here(spec: JobSpec, form: Format) -> int:
 
 
 def _told(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same keys, whether it was looked here or on a cluster."""
+    """Return the result, with the same keys for local and cluster checks."""
     return {"result": str(worst(findings)), "findings": [one.as_dict() for one in findings]}
 
 

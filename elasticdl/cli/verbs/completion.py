@@ -1,4 +1,4 @@
-"""`completion`: what a shell needs to complete verbs, flags, their values and names of jobs."""
+"""`completion`: print a shell completion script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dashboard`: a job's status page in the browser, wherever the job is."""
+"""`dashboard`: open the status page of a local job or a job on a cluster."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def _stay(job: Job) -> int:
 
 
 def _see_that_it_answers(job: Job, address: str) -> None:
-    """A browser could not say why nothing comes. Raises TransientError, PermanentError."""
+    """Check that the page answers, since a browser shows no cause.
+
+    Raises TransientError, PermanentError.
+    """
     from elasticdl.cli.jobs.master_http import MasterPage
 
     try:
@@ -72,11 +75,10 @@ def _see_that_it_answers(job: Job, address: str) -> None:
 
 @contextmanager
 def _file_that_leads_to(address: str, job: Job) -> Iterator[Path]:
-    """A page for us alone that goes to the address: the arguments of a browser are seen by every
-    user of this machine, the token with them.
+    """Write a private page that redirects to the address.
 
-    Here it stays beside the master's own file with the token: a browser may take its time, and we
-    are gone then.
+    Every user of this machine can see a browser's arguments, so they must not contain the token.
+    The file stays in the job's directory: a slow browser may open it after we exit.
     """
     target = escape(address, quote=True)
     text = (
@@ -97,9 +99,9 @@ def _file_that_leads_to(address: str, job: Job) -> Iterator[Path]:
 
 
 def _opened(file: Path) -> bool:
-    """Whether a browser was started.
+    """Return whether a browser was started.
 
-    Not one in this terminal: it would show nothing of the page.
+    Ignores text browsers, which cannot show the page.
     """
     seen = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")

@@ -1,4 +1,4 @@
-"""`list`: the jobs of this machine and of a cluster, side by side."""
+"""`list`: list local jobs and jobs on a cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _row(report: Report) -> Sequence[str]:
 
 
 def _where(report: Report) -> str:
-    """A directory below this one is said from here."""
+    """Return the path, relative if it is below the current directory."""
     here = os.path.join(os.getcwd(), "")
     return report.place.job_dir.removeprefix(here) or str(report.place)
 
@@ -87,7 +87,7 @@ def _local() -> list[Report]:
 def _on_cluster(
     namespace: str, context: str, looked: list[str], *, everywhere: bool
 ) -> list[Report]:
-    """Adds to `looked` where it was looked."""
+    """Return the jobs on the cluster; add the searched places to `looked`."""
     from elasticdl.cli.jobs.cluster_client import ClusterClient
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
     from elasticdl.cluster.kubernetes.jobs import Jobs
@@ -110,7 +110,7 @@ def _on_cluster(
 
 
 def _report(job: KubernetesJob) -> Report | None:
-    """None for a job that has gone meanwhile."""
+    """Return the job's report; None if the job has vanished meanwhile."""
     with suppress(ElasticDLError):
         return job.report()
     return None

@@ -1,4 +1,4 @@
-"""`logs`: what a process of a job printed, on this machine or on a cluster."""
+"""`logs`: print the log of a job's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticdl.errors import ElasticDLError
 
 
 def _processes(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """What a shell offers of a job of this machine. Never raises."""
+    """Complete the processes of a local job. Never raises."""
     job, job_dir = (str(context.params.get(key) or "") for key in ("job", "job_dir"))
     with suppress(ElasticDLError, OSError, click.ClickException):
         if no_cluster() or job_dir or job in local_names():
@@ -79,6 +79,6 @@ def logs(query: JobQuery, process: str, lines: int, follow: bool, form: str) -> 
 
 
 def _write(text: str) -> None:
-    """As it is into a file or pipe; without control characters onto a terminal."""
+    """Write text unchanged to a file or pipe; remove control characters for a terminal."""
     sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`report`: a job's status page as it stands, in one file that needs nothing else."""
+"""`report`: save a job's current status page as one self-contained file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status`: how a job is doing, or how it ended."""
+"""`status`: show the state of a job, or how it ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def status(query: JobQuery, form: str, watch: bool) -> int:
 
 
 def _watch(job: Job, form: Format) -> int:
-    """Until its end; its exit code."""
+    """Watch the job until it ends; return its exit code."""
     from elasticdl.cli.jobs import watch
 
     if form is not Format.TABLE:
@@ -81,7 +81,7 @@ def _print_data(report: Report, form: Format) -> None:
 
 
 def lines(report: Report) -> list[str]:
-    """A status in lines: the job, its processes, what it waits for."""
+    """Format a status as lines: the job, its processes and its waits."""
     status = report.status
     over = report.state in ENDS
     shown = [plain(progress.head(replace(status, message=report.state) if over else status))]

@@ -97,9 +97,7 @@ predict = _verb(
 
 
 def _plan(request: Request) -> dict[str, Any]:
-    """The object of a job on a cluster; the flags, all of them and as they are given, of one on
-    this machine.
-    """
+    """Return the Kubernetes Job of a job on a cluster, or all given flags of a local job."""
     spec = validated(request)
     if not spec.on_kubernetes:
         return spec.flags()
@@ -109,9 +107,9 @@ def _plan(request: Request) -> dict[str, Any]:
 
 
 def run_job(spec: JobSpec, form: Format) -> int:
-    """Check and start a settled job, show it, tell its end.
+    """Check and start a settled job, show its progress and print its end.
 
-    Returns the exit code; raises ElasticDLError before anything was started.
+    Returns the exit code; raises ElasticDLError if nothing was started.
     """
     import asyncio
 
@@ -143,7 +141,7 @@ async def _with_signals(job: LocalRun, view: View) -> Outcome:
 
 
 def _terminal_is_gone(job: LocalRun) -> None:
-    """Nobody reads any more: writing would fail and end us before the job has drained."""
+    """Handle a closed terminal: output would fail and end us before the job has drained."""
     for stream in (sys.stdout, sys.stderr):
         silence(stream)
     job.interrupt("the terminal is gone")

@@ -1,4 +1,4 @@
-"""`wait`: until a job has ended."""
+"""`wait`: wait until a job ends."""
 
 from __future__ import annotations
 

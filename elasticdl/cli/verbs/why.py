@@ -1,6 +1,4 @@
-"""`why`: what happened to a job and its processes, with the cause and the duration of each wait,
-exit and slow start.
-"""
+"""`why`: explain waits, exits and slow starts of a job, with cause and duration."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ def why(query: JobQuery, lines: int, form: str) -> None:
 
 
 def shown(told: Diagnosis, most: int) -> list[str]:
-    """The newest `most` entries by their time (0: all), and what they come to."""
+    """Return the newest `most` entries by time (0: all), and their totals."""
     from elasticdl.history.diagnosis import told as words
 
     entries = sorted(told.story["entries"], key=lambda entry: entry["at_s"])
@@ -107,7 +105,7 @@ def _mark(entry: Mapping[str, Any]) -> str:
 
 
 def _clock(at_s: float) -> str:
-    """Since the job began: `7.3 s`, `3:07`, `2:03:07`."""
+    """Format the time since the job began: `7.3 s`, `3:07`, `2:03:07`."""
     return f"{at_s:.1f} s" if at_s < 60 else duration(at_s)
 
 

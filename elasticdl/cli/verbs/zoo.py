@@ -1,6 +1,4 @@
-"""`zoo init`, `zoo build` and `zoo push`: a folder of model modules as an image that a cluster can
-run.
-"""
+"""`zoo init`, `zoo build` and `zoo push`: package model modules as an image for a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from elasticdl.cli.views.console import tell
 from elasticdl.errors import SpecError
 
 FOLDER = "/model_zoo"
-"""Where the modules are in the image."""
+"""The folder of the modules in the image."""
 BASE_IMAGE = "elasticdl:latest"
 BUILD_LIMIT_S = 3600.0
 _SETTINGS: dict[str, Any] = {"token_normalize_func": lambda token: token.replace("_", "-")}

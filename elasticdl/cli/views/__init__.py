@@ -1,1 +1,1 @@
-"""How the CLI prints: console, live view, notebook, JSON and YAML."""
+"""Output of the CLI: console, live view, notebook, JSON and YAML."""

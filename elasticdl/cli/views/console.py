@@ -1,4 +1,4 @@
-"""Words for people, on stderr; stdout is for data."""
+"""Messages for people, on stderr; stdout is for data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 def plain(text: str) -> str:
-    """Without control characters, which could do anything to a terminal."""
+    """Remove control characters, which could control the terminal."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}"
         for char in text
@@ -17,7 +17,7 @@ def plain(text: str) -> str:
 
 
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """One line. Whoever stopped reading (`2>&1 | head`) does not end the job."""
+    """Print one line. A reader that stops reading (`2>&1 | head`) does not end the job."""
     target = stream or sys.stderr
     try:
         print(plain(text), file=target, flush=True)
@@ -26,13 +26,13 @@ def tell(text: str, stream: TextIO | None = None) -> None:
 
 
 def whole_streams() -> None:
-    """Every standard stream is there and takes every text: one that was closed leads to nowhere,
-    and no locale is an error.
-    """
+    """Make every standard stream usable: replace closed ones, and tolerate any locale."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:  # else a file of ours would take its place, and get what is said
+            if (
+                nowhere != number
+            ):  # else the next file that we open would get the descriptor and our messages
                 os.dup2(nowhere, number)
                 os.close(nowhere)
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115 - until our end
@@ -42,7 +42,7 @@ def whole_streams() -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """From now on it writes to nowhere, at the interpreter's end too."""
+    """Discard all further output to the stream, including the interpreter's last flush."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,6 +1,4 @@
-"""Data as JSON or YAML, for programs: always whole and valid, whatever is in it and wherever it
-goes.
-"""
+"""Data as JSON or YAML for programs: always complete and valid."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from enum import StrEnum
 from typing import Any
 
 _LONE = re.compile("[\ud800-\udfff]")
-"""Half a character, as in the name of a file that is no UTF-8: no program could read it back."""
+"""Lone surrogates, as in a file name that is not UTF-8: no program could read them back."""
 
 
 class Format(StrEnum):
-    """How data is printed."""
+    """An output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -26,9 +24,9 @@ class Format(StrEnum):
 
 
 def render(value: object, form: Format) -> str:
-    """JSON or YAML, ending with a newline.
+    """Return JSON or YAML that ends with a newline.
 
-    What is no number (NaN) is null, half a character the sign for one that is missing.
+    NaN becomes null, and a lone surrogate becomes the replacement character.
     """
     if form is Format.YAML:
         from elasticdl.cli.views.yaml_documents import as_yaml
@@ -38,7 +36,7 @@ def render(value: object, form: Format) -> str:
 
 
 def as_json(value: object, indent: int | None = None) -> str:
-    """The same as one JSON value; without `indent` on one line."""
+    """Return the same as one JSON value; on one line without `indent`."""
     return (
         json.dumps(_clean(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False)
         + "\n"
@@ -60,7 +58,7 @@ def _clean(value: object) -> Any:  # noqa: ANN401 - plain data
 
 
 def _takes_utf8() -> bool:
-    """Whether stdout does; whatever it takes, it takes ASCII."""
+    """Return whether stdout takes UTF-8; every encoding takes ASCII."""
     try:
         return codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     except (LookupError, AttributeError):

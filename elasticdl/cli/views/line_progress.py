@@ -1,4 +1,4 @@
-"""A job that is watched into a file or a pipe: a line when something has changed."""
+"""Progress for a file or a pipe: a line per change."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from elasticdl.job_status import JobStatus
 
 _AGES = re.compile(r"\d+ s\b")
 EVERY_S = 10.0
-"""Records come in all the time: so often they are told, and whatever else changes at once."""
+"""Records change constantly, so they appear this often; other changes appear at once."""
 
 
 @final
 class LineProgress:
-    """Takes one report after the other and gives the lines that say what is new."""
+    """Takes successive reports and returns lines with the changes."""
 
     def __init__(
         self, now_s: Callable[[], float] = time.monotonic, wall: Callable[[], str] | None = None
     ) -> None:
-        """`wall`: the time of day that a line begins with."""
+        """`wall` returns the time of day for the start of a line."""
         self._now_s = now_s
         self._wall = wall or (lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
         self._before: JobStatus | None = None
@@ -33,10 +33,10 @@ class LineProgress:
         self._head, self._told_s = "", float("-inf")
 
     def lines(self, report: Report) -> list[str]:
-        """What is new: ends of processes, reasons to wait, how the job stands."""
+        """Return what is new: ends of processes, reasons to wait, the job's state."""
         status, found = report.status, []
         found += [progress.event_line(event) for event in progress.ends(self._before, status)]
-        # A wait that only grew older is none that is new.
+        # A wait that only grew longer is no change.
         waits = {_AGES.sub("# s", reason): reason for reason in status.waiting}
         found += [
             plain(f"waiting: {reason}")
@@ -55,9 +55,9 @@ class LineProgress:
 
 
 def _standing(report: Report) -> tuple[object, ...]:
-    """What is worth a line of its own."""
+    """Return the values whose change deserves a line."""
     status = report.status
     processes = tuple((one.name, one.state) for one in progress.processes(status))
-    metrics = str(status.metrics)  # as text: NaN is never equal to itself
+    metrics = str(status.metrics)  # as text, since NaN never equals itself
     checkpoints = len(status.checkpoints)
     return (report.state, status.message, status.epoch, processes, metrics, checkpoints)

@@ -1,7 +1,4 @@
-"""What is shown while a job runs: a live picture on a terminal, lines elsewhere.
-
-All of it goes to stderr.
-"""
+"""Progress of a running job on stderr: a live picture on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,23 +23,24 @@ _SHORTEST_BAR, _LONGEST_BAR, _BESIDE_A_BAR = 3, 32, 40
 
 
 class View(Protocol):
-    """Somebody looks at a job. Methods are called from one thread."""
+    """Shows a job to the user. Methods are called from one thread."""
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print one permanent line."""
 
     def show(self, status: JobStatus | None, events: Sequence[Mapping[str, Any]]) -> None:
-        """The newest status, None while the master cannot be asked, and what was announced since
-        the last call.
+        """Show the newest status and the events since the last call.
+
+        The status is None while the master does not answer.
         """
 
     def close(self) -> None:
-        """Leave the screen in order."""
+        """Restore the screen."""
 
 
 @final
 class LineView:
-    """Announcements as they come, and a line of progress at once and every ten seconds."""
+    """Prints events as they arrive, and progress at once and every ten seconds."""
 
     def __init__(self, stream: TextIO, every_s: float = _LINE_EVERY_S) -> None:
         self._stream = stream
@@ -66,7 +64,7 @@ class LineView:
 
 @final
 class NoView:
-    """Nobody looks."""
+    """Shows nothing."""
 
     def say(self, text: str) -> None:
         pass
@@ -80,7 +78,7 @@ class NoView:
 
 @final
 class LiveView:
-    """A picture that is painted over, twice a second."""
+    """A picture that is redrawn twice a second."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -107,9 +105,9 @@ class LiveView:
 
 
 def picture(status: JobStatus, events: Sequence[str], columns: int = 80) -> Group:
-    """The live picture: progress, measures, processes, waits, last events.
+    """Build the live picture: progress, measures, processes, waits, last events.
 
-    `columns`: of the terminal.
+    `columns` is the width of the terminal.
     """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -148,7 +146,7 @@ def _process_table(status: JobStatus) -> Any:  # noqa: ANN401 - rich's own type 
         gauges = status.gauges.get(process.name, {})
         rate = f"{number(gauges['records_per_s'])}/s" if gauges.get("records_per_s") else ""
         state = Text(process.state, style="green" if process.state == "ready" else "yellow")
-        # Not as plain text: `[…]` in a message is no markup.
+        # Escape markup: `[…]` in a message is plain text.
         table.add_row(
             process.name,
             state,
@@ -161,7 +159,7 @@ def _process_table(status: JobStatus) -> Any:  # noqa: ANN401 - rich's own type 
 
 
 def view_for(stream: TextIO | None = None) -> View:
-    """The live picture when stderr is a terminal that can paint and may, lines otherwise."""
+    """Choose the live picture for a capable terminal on stderr, lines otherwise."""
     import os
 
     target = stream or sys.stderr
@@ -172,9 +170,7 @@ def view_for(stream: TextIO | None = None) -> View:
 
 
 def view_of_script(title: str, *, show: bool) -> View:
-    """For a job that Python code started: a picture under the cell of a notebook, lines on stderr
-    elsewhere.
-    """
+    """Choose the view for a job started from Python: under the notebook's cell, else on stderr."""
     if not show:
         return NoView()
     from elasticdl.cli.views.notebook import NotebookView, shower

@@ -1,6 +1,4 @@
-"""A job's live view in a notebook: a piece of HTML that is shown once, and painted over while the
-job runs.
-"""
+"""A job's live view in a notebook: one piece of HTML that is updated while the job runs."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ _SHOWN_EVENTS, _SHOWN_PROCESSES = 6, 12
 
 
 class Shown(Protocol):
-    """Something that is on the screen: IPython's `DisplayHandle`."""
+    """Something on the screen: IPython's `DisplayHandle`."""
 
     def update(self, obj: object) -> None:
-        """Show something else in its place."""
+        """Replace what is shown."""
 
 
 Show: TypeAlias = Callable[[object], Shown]
@@ -34,7 +32,7 @@ Show: TypeAlias = Callable[[object], Shown]
 
 @final
 class Html:
-    """HTML that a notebook shows as such, and anything else as text."""
+    """HTML in a notebook, plain text elsewhere."""
 
     def __init__(self, html: str, text: str) -> None:
         self._html, self._text = html, text
@@ -48,9 +46,9 @@ class Html:
 
 @final
 class NotebookView:
-    """A `View`.
+    """A `View` under the current cell.
 
-    Made in the thread of the cell that it is to be shown under; used from any one thread.
+    Create it in the cell's thread; use it from any one thread.
     """
 
     def __init__(self, show: Show, title: str, every_s: float = _EVERY_S) -> None:
@@ -62,7 +60,7 @@ class NotebookView:
         self._shown = show(self._picture())
 
     def say(self, text: str) -> None:
-        # What is under a cell is saved with the notebook and sent around: no token may be in it.
+        # Notebooks are saved and shared with their output, so it must not contain a token.
         where, token, _ = text.partition("#token=")
         self._events.append(f"{where} (`elasticdl dashboard` opens it)" if token else text)
         self._paint()
@@ -86,7 +84,7 @@ class NotebookView:
 
 
 def picture(title: str, status: JobStatus | None, events: Sequence[str] = ()) -> Html:
-    """A job as HTML, in the colours of whatever is around it, and as text."""
+    """Return a job as HTML, in the surrounding colours, and as text."""
     parts = [f"<b>{_text(title)}</b>"]
     words = [title]
     if status is not None:
@@ -148,9 +146,9 @@ def _text(value: object) -> str:
 
 
 def shower() -> Show | None:
-    """How to show something under the cell that runs now; None outside of a notebook.
+    """Return a function that shows something under the current cell; None outside of a notebook.
 
-    Imports nothing that is not there already.
+    Never imports IPython itself.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -1,4 +1,4 @@
-"""What the views say, made from a status: plain values in, words out."""
+"""Format a status for the views. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticdl.job_status import JobStatus, ProcessStatus
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many records of so many."""
+    """A number of records out of a total."""
 
     done: int
     expected: int
@@ -25,17 +25,17 @@ class Share:
 
     @property
     def percent(self) -> str:
-        """`55 %`, as everywhere."""
+        """The share as text, such as `55 %`."""
         return percent(self.done, self.expected)
 
 
 def job_share(status: JobStatus) -> Share:
-    """Of all epochs."""
+    """Return the share of all epochs."""
     return Share(status.records.trained, status.records.expected)
 
 
 def epoch_share(status: JobStatus) -> Share:
-    """Of the present epoch."""
+    """Return the share of the current epoch."""
     if status.receipt is None or not status.receipt.epochs:
         return Share(0, 0)
     newest = status.receipt.epochs[-1]
@@ -43,7 +43,7 @@ def epoch_share(status: JobStatus) -> Share:
 
 
 def age(seconds: float) -> str:
-    """`40s`, `12m`, `3h`, `5d`: one unit, as `kubectl` does."""
+    """Format an age with one unit, as `kubectl` does: `40s`, `12m`, `3h`, `5d`."""
     for unit, length_s in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length_s:
             return f"{seconds // length_s:.0f}{unit}"
@@ -51,7 +51,7 @@ def age(seconds: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side; the last one as long as it likes."""
+    """Align rows in columns; the last column has no width limit."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     cells = [
         [*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]]
@@ -61,9 +61,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def named_values(loss: float | None, metrics: Mapping[str, float]) -> dict[str, float]:
-    """`training loss`, and what the last evaluation found: `validation loss`, `validation
-    accuracy`.
-    """
+    """Return `training loss` and the metrics of the last evaluation, such as `validation loss`."""
     return {
         **({"training loss": loss} if loss is not None else {}),
         **{f"validation {name}": value for name, value in metrics.items()},
@@ -71,7 +69,7 @@ def named_values(loss: float | None, metrics: Mapping[str, float]) -> dict[str, 
 
 
 def measures(status: JobStatus) -> list[str]:
-    """Loss of the training, metrics of the last evaluation, staleness."""
+    """Return training loss, metrics of the last evaluation and staleness."""
     values = named_values(status.loss, status.metrics)
     found = [f"{name} {value:.4g}" for name, value in values.items()]
     stale = [
@@ -87,7 +85,7 @@ def measures(status: JobStatus) -> list[str]:
 
 
 def version(status: JobStatus) -> list[str]:
-    """Of the model; nothing where one that was trained before has not been read yet."""
+    """Return the model's version; nothing if a restored one is not loaded yet."""
     return (
         [f"version {status.version}"]
         if status.version or status.action not in ("evaluate", "predict")
@@ -96,12 +94,12 @@ def version(status: JobStatus) -> list[str]:
 
 
 def processes(status: JobStatus) -> list[ProcessStatus]:
-    """Those that have not ended."""
+    """Return the processes that have not ended."""
     return [process for process in status.processes if process.state != "ended"]
 
 
 def head(status: JobStatus) -> str:
-    """The job in one line."""
+    """Describe the job in one line."""
     share = job_share(status)
     workers = [process for process in processes(status) if process.role == "worker"]
     ready = sum(process.state == "ready" for process in workers)
@@ -124,7 +122,7 @@ _QUIET_ENDS = ("finished", "drained")
 
 
 def ends(before: JobStatus | None, now: JobStatus) -> list[Mapping[str, Any]]:
-    """What ended between two statuses, as announcements; nothing for the first one."""
+    """Return events for processes that ended between two statuses; none for the first status."""
     if before is None:
         return []
     over = {process.name for process in before.processes if process.state == "ended"}
@@ -140,7 +138,7 @@ def ends(before: JobStatus | None, now: JobStatus) -> list[Mapping[str, Any]]:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """One announcement, with its cause where that says more; safe for a terminal."""
+    """Format one event, with its cause if that adds information; safe for a terminal."""
     text, cause = str(event.get("text", "")), str(event.get("cause") or "").replace("_", " ")
     told = cause and cause not in _QUIET_ENDS and cause not in text.lower()
     return plain(f"{text} [{cause}]" if told else text)

@@ -1,4 +1,4 @@
-"""Tells how a job ended: results on stdout; what went wrong, and what to do, on stderr."""
+"""Print how a job ended: results on stdout; problems and next steps on stderr."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from elasticdl.formatting import amount, done_word
 from elasticdl.jobdir.outcome import Outcome
 
 _RARE = ("bad", "left")
-"""Of a receipt: told where there are any."""
+"""Fields of a receipt that are shown only if they are not zero."""
 _TITLES: dict[int, str] = {ExitCode.INTERRUPTED: "Stopped", ExitCode.DONE: "Warning"}
 
 
 def tell_end(outcome: Outcome, form: Format) -> None:
-    """The same for a job on this machine and for one on a cluster."""
+    """Print a job's end, local or on a cluster."""
     if outcome.exit_code != ExitCode.DONE or outcome.hint:
         tell(
             f"{_TITLES.get(outcome.exit_code, 'Error')}:"
@@ -36,11 +36,11 @@ def tell_end(outcome: Outcome, form: Format) -> None:
         click.echo(text, nl=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        silence(sys.stdout)  # nobody reads how it ended: the exit code still says it
+        silence(sys.stdout)  # The reader closed the output; the exit code still tells the result.
 
 
 def summary(outcome: Outcome) -> list[str]:
-    """The receipt, the final metrics and what was written, a line each."""
+    """Return the receipt, the final metrics and the outputs, one per line."""
     total = outcome.receipt.get("total") or {}
     lines = []
     if total:

@@ -1,6 +1,6 @@
-"""YAML, in and out, read by the rules of 1.2: `1:3` is text and not the number 63.
+"""Read and write YAML by the rules of 1.2: `1:3` is text and not the number 63.
 
-Apart, since to import a reader of YAML takes a while.
+A separate module, since importing a YAML reader is slow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SORTS = {list: "a list", str: "text", int: "a number", float: "a number"}
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only; the core schema of YAML 1.2; a key may be there once."""
+    """Loads plain data with the core schema of YAML 1.2; refuses duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own way
 
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
         for where, _ in node.value:
             key = self.construct_object(where, deep=True)
             if not isinstance(key, Hashable):
-                continue  # which is refused below
+                continue  # refused below
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is there twice", where.start_mark
@@ -48,7 +48,7 @@ for _tag, _pattern, _first in (
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """The mapping in a YAML file. Raises SpecError that names file and line."""
+    """Return the mapping in a YAML file. Raises SpecError that names file and line."""
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
@@ -78,9 +78,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Characters that YAML takes for ends of lines are escaped: in other quotes they would come
-    back as spaces.
-    """
+    """Escapes YAML's line separators, which other quoting styles would turn into spaces."""
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -93,7 +91,7 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(value: object, *, ascii_only: bool = False) -> str:
-    """Ends with a newline; keys keep their order."""
+    """Return YAML that ends with a newline; keys keep their order."""
     return str(
         yaml.dump(
             value,
