@@ -1,1 +1,1 @@
-"""The master's decisions: facts in, orders out. Pure: no I/O, no thread, no clock, no RPC type."""
+"""The master's decisions: events in, commands out. Pure: no I/O, thread, clock or RPC type."""

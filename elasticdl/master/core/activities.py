@@ -1,4 +1,4 @@
-"""What workers say that their own code has been at for long: no stall, but bounded."""
+"""Long activities of the workers' own code: no stall, but bounded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from elasticdl.master.core.job_context import JobContext
 from elasticdl.master.core.processes.table import Life, Process
 
 _USUAL_S = 60.0
-"""The bound where `--stall-seconds` is 0, which asks for words only."""
+"""The bound if `--stall-seconds` is 0, which disables actions."""
 _SHOWN_S = 30.0
-"""User code that takes less is shown to nobody as a wait."""
+"""Shorter activities are not shown as waits."""
 _BUSY_TIMES = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a worker is at, and since when."""
+    """An activity of a worker, and when it began."""
 
     what: str
     since_s: float
@@ -28,7 +28,7 @@ class Activity:
 
 @final
 class Activities:
-    """By worker. `bound_s`: `--stall-seconds`. `acts`: whether it is more than words."""
+    """Activities by worker. `bound_s` is `--stall-seconds`; `acts`: it is above 0."""
 
     def __init__(self, context: JobContext, leasing: Leasing) -> None:
         self._context = context
@@ -38,13 +38,13 @@ class Activities:
         self.bound_s = given_s or _USUAL_S
         self._running: dict[ProcessName, Activity] = {}
         self._longest_s: dict[str, float] = {}
-        """By activity: the longest that came to its end."""
+        """By activity: the longest that came to an end."""
 
     def __bool__(self) -> bool:
         return bool(self._running)
 
     def told(self, event: ActivityTold) -> None:
-        """A worker began an activity, or ended the last one."""
+        """Note that a worker began an activity, or ended the last one."""
         before = self._running.pop(event.worker, None)
         if before is not None:
             took_s = event.at_s - before.since_s
@@ -53,31 +53,31 @@ class Activities:
             self._running[event.worker] = Activity(event.what, event.at_s - event.age_s)
 
     def forget(self, name: ProcessName) -> None:
-        """The worker is gone, or replaced for it."""
+        """Forget the activity of a worker that ended or is replaced."""
         self._running.pop(name, None)
 
     def busy(self, process: Process) -> bool:
-        """Whether its own code is at work."""
+        """Whether the worker is in its own code."""
         return process.name in self._running
 
     def excuses(self, process: Process) -> bool:
-        """Whether its own code is at work and has a bound: it is no straggler then."""
+        """Whether a bounded activity of its own code keeps the worker from being a straggler."""
         return self.acts and self.busy(process)
 
     def running(self) -> list[tuple[Process, Activity]]:
-        """Of workers that are there and not on their way out."""
+        """Activities of ready workers."""
         found = ((self._context.worker(name), one) for name, one in self._running.items())
         return [(process, one) for process, one in found if process and process.life is Life.READY]
 
     def limit_s(self, process: Process, activity: Activity) -> float:
-        """How long it may take."""
+        """How long the activity may take."""
         longest_s = self._longest_s.get(activity.what, 0.0)
         return max(
             _BUSY_TIMES * max(self.bound_s, longest_s), self._leasing.errand_limit_s(process)
         )
 
     def long(self) -> list[str]:
-        """Which workers have been in their user's code for long, in words."""
+        """Workers that have been in user code for long, in words."""
         return [
             f"{name} has been in {one.what} for {age_s:.0f} s"
             for name, one in sorted(self._running.items())

@@ -1,5 +1,6 @@
-"""Events as plain JSON values and back, by the types of their fields: exact, and nothing is ever
-run.
+"""Events as plain JSON values and back, by the types of their fields.
+
+The conversion is exact and never executes anything that it reads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SCALARS = (bool, int, float, str)
 
 
 def event_plain(event: events.Event) -> dict[str, Any]:
-    """An event as what `json.dumps` takes.
+    """Convert an event to a value for `json.dumps`.
 
     Floats keep their value; nan and inf become Python's `NaN` and `Infinity`.
     """
@@ -29,9 +30,9 @@ def event_plain(event: events.Event) -> dict[str, Any]:
 
 
 def event_of(plain: Mapping[str, Any]) -> events.Event:
-    """The inverse.
+    """Convert a plain value back to its event.
 
-    Raises ValueError for an unknown event, a missing or unknown field, a value of a wrong type.
+    Raises ValueError for an unknown event, a missing or unknown field, or a value of a wrong type.
     """
     kinds = _kinds()
     kind: Any = kinds.get(plain.get("event", ""))
@@ -46,8 +47,8 @@ def event_of(plain: Mapping[str, Any]) -> events.Event:
 
 @cache
 def _kinds() -> dict[str, type[events.Event]]:
-    # Not `Event.__subclasses__()`: a dataclass with slots is a second class, the first of which may
-    # still be around.
+    # Not `Event.__subclasses__()`: a dataclass with slots replaces its class, and the original
+    # class may still exist.
     found = (
         kind
         for kind in vars(events).values()

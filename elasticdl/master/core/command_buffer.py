@@ -1,4 +1,4 @@
-"""Collects what one event leads to, in order."""
+"""Collects the commands of one event, in order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from elasticdl.master.core.commands import Announce, Command
 
 
 class ImpossibleTransition(Exception):
-    """The state machine contradicts itself: a bug of ours, never the fault of a sender.
+    """The state machine contradicts itself, which is a bug and never a sender's fault.
 
-    Tells the last events.
+    The message lists the last events.
     """
 
 
@@ -24,7 +24,7 @@ class CommandBuffer:
         self._commands: list[Command] = []
 
     def give(self, *commands: Command) -> None:
-        """Add commands, to be carried out after those already given."""
+        """Add commands, to be executed after those already given."""
         self._commands.extend(commands)
 
     def announce(
@@ -37,7 +37,7 @@ class CommandBuffer:
         level: str = "info",
         details: Mapping[str, float | int | str] | None = None,
     ) -> None:
-        """Tell people one line."""
+        """Announce one line to people."""
         name = str(process) if process else ""
         self.give(
             Announce(
@@ -47,10 +47,10 @@ class CommandBuffer:
 
     @property
     def given(self) -> Sequence[Command]:
-        """Those of the event in hand so far."""
+        """The commands of the current event so far."""
         return self._commands
 
     def take(self) -> list[Command]:
-        """All commands so far; the collection is empty afterwards."""
+        """Remove and return all commands."""
         taken, self._commands = self._commands, []
         return taken

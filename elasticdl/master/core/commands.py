@@ -1,5 +1,6 @@
-"""What is to be done, in the imperative: the only output of `JobState.handle`, carried out by the
-driver.
+"""What to do, in the imperative: the only output of `JobState.handle`.
+
+The driver executes the commands.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class RunPreflight(Command):
 
 @dataclass(frozen=True, slots=True)
 class StartProcess(Command):
-    """Start a worker or parameter server, after `delay_s` of back-off.
+    """Start a worker or parameter server after a back-off of `delay_s`.
 
-    `memory_bytes`: one before it ran out of memory, this one is to have so much; None: what its
-    role has by the job's spec.
+    `memory_bytes` replaces the memory of its role in the job's spec, after a process ran out of
+    memory; None keeps it.
     """
 
     name: ProcessName
@@ -47,7 +48,7 @@ class StartProcess(Command):
 
 @dataclass(frozen=True, slots=True)
 class StopProcess(Command):
-    """End a process: SIGTERM, and SIGKILL after the grace. `reason` is shown."""
+    """End a process: SIGTERM, then SIGKILL after `grace_s`. People see `reason`."""
 
     name: ProcessName
     grace_s: float
@@ -64,9 +65,7 @@ class GrantLease(Command):
 
 @dataclass(frozen=True, slots=True)
 class GrantItem(Command):
-    """Answer a LeaseRequested of a ring's member; every member gets the same for the same
-    number.
-    """
+    """Answer a ring member's LeaseRequested: all members get the same item for the same number."""
 
     worker: ProcessName
     item: WorkItem
@@ -74,8 +73,9 @@ class GrantItem(Command):
 
 @dataclass(frozen=True, slots=True)
 class NoLeaseNow(Command):
-    """Answer a LeaseRequested: nothing at the moment (`reason` in words); the driver asks again
-    when work appears.
+    """Answer a LeaseRequested: no work at the moment, for `reason`.
+
+    The driver asks again when work appears.
     """
 
     worker: ProcessName
@@ -84,16 +84,14 @@ class NoLeaseNow(Command):
 
 @dataclass(frozen=True, slots=True)
 class WorkFinished(Command):
-    """Answer a LeaseRequested: there will be no more; the worker ends by itself with exit code
-    0.
-    """
+    """Answer a LeaseRequested: no more work will come, and the worker exits with code 0."""
 
     worker: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeLeases(Command):
-    """Tell a live worker that its leases are void (the job was stopped, or a lease ran out)."""
+    """Tell a running worker that its leases are void (the job is stopped, or a lease timed out)."""
 
     worker: ProcessName
     reason: str
@@ -101,8 +99,9 @@ class RevokeLeases(Command):
 
 @dataclass(frozen=True, slots=True)
 class FenceWorker(Command):
-    """Make every server refuse the worker's pushes, and learn what it had pushed: answered by
-    WorkerFenced.
+    """Make every server refuse the worker's pushes and report what it had pushed.
+
+    The answer is WorkerFenced.
     """
 
     worker: ProcessName
@@ -110,31 +109,25 @@ class FenceWorker(Command):
 
 @dataclass(frozen=True, slots=True)
 class AskState(Command):
-    """Have a process tell its whole state anew, with the stacks of its threads: answered by
-    StateTold.
-    """
+    """Ask a process for its complete state and thread stacks; the answer is StateTold."""
 
     process: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
 class PublishServers(Command):
-    """Tell every worker the bulk addresses of the servers, in index order ('' where one is
-    away).
-    """
+    """Send every worker the bulk addresses of the servers in index order; '' for a missing one."""
 
     addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRing(Command):
-    """Tell the members of a new generation, by rank, and those of the one before: all enter it, or
-    know that they are out.
+    """Announce a new generation to its members, by rank, and to those of the previous one.
 
-    They take the weights of the member with the most steps among the ranks `holders`. With none,
-    rank 0 restores
-    `restore_from`, '' being what the job began with. Items of the ring below `first_item` are
-    void.
+    A worker that is not listed leaves the ring. Members copy the weights of the member with the
+    most steps among the ranks `holders`. Without holders, rank 0 restores `restore_from`; '' means
+    what the job began with. Ring items below `first_item` are void.
     """
 
     generation: int
@@ -146,24 +139,23 @@ class PublishRing(Command):
 
 @dataclass(frozen=True, slots=True)
 class WithdrawRing(Command):
-    """End the rendezvous of a generation: those who wait in it learn at once that it will not be
-    complete.
-    """
+    """End the rendezvous of a generation: waiting members learn at once that it is off."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class LookAgain(Command):
-    """Send a Tick after this time, sooner than the next regular one may come."""
+    """Send a Tick after `after_s`, possibly before the next regular one."""
 
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot(Command):
-    """Cut one consistent frozen view over all servers: answered by SnapshotCut or
-    SnapshotFailed.
+    """Cut one consistent frozen view over all servers.
+
+    The answer is SnapshotCut or SnapshotFailed.
     """
 
     snapshot: SnapshotId
@@ -172,9 +164,9 @@ class TakeSnapshot(Command):
 
 @dataclass(frozen=True, slots=True)
 class SaveSnapshot(Command):
-    """Write a cut view as a checkpoint: answered by SnapshotSaved or SnapshotFailed.
+    """Write a cut view as a checkpoint, with `ledger` as JSON.
 
-    `ledger` is JSON.
+    The answer is SnapshotSaved or SnapshotFailed.
     """
 
     snapshot: SnapshotId
@@ -191,9 +183,9 @@ class DropSnapshot(Command):
 
 @dataclass(frozen=True, slots=True)
 class Announce(Command):
-    """One line for people, into events.jsonl, the live view and the log.
+    """Show people one line: in events.jsonl, the live view and the log.
 
-    `cause` is one of failures.Cause or ''.
+    `cause` is a failures.Cause or ''.
     """
 
     kind: str
@@ -206,7 +198,7 @@ class Announce(Command):
 
 @dataclass(frozen=True, slots=True)
 class RecordMetrics(Command):
-    """One row for metrics.jsonl: the values of an evaluation round, or a training loss."""
+    """Write one row to metrics.jsonl: the values of an evaluation round, or a training loss."""
 
     kind: str
     version: int
@@ -216,7 +208,7 @@ class RecordMetrics(Command):
 
 @dataclass(frozen=True, slots=True)
 class KeepScale(Command):
-    """The range of workers that was asked for, to be begun with when the job is resumed."""
+    """Save the requested range of workers; a resumed job begins with it."""
 
     low: int
     high: int
@@ -224,9 +216,9 @@ class KeepScale(Command):
 
 @dataclass(frozen=True, slots=True)
 class FinishJob(Command):
-    """The job is over and every process has ended: write the receipt and leave.
+    """Write the receipt and exit: the job is over and every process has ended.
 
-    Always the last command.
+    This is always the last command.
     """
 
     exit_code: ExitCode

@@ -1,4 +1,4 @@
-"""How the workers of a job share one model: what differs between parameter servers and a ring."""
+"""How the workers of a job share one model: through parameter servers or on a ring."""
 
 from __future__ import annotations
 
@@ -22,113 +22,113 @@ from elasticdl.shard import ShardId, SnapshotId
 
 
 class Coordination(Protocol):
-    """Implemented by `PsCoordination` and `RingCoordination`; `JobState` builds the one there is.
+    """What differs between `PsCoordination` and `RingCoordination`.
 
-    Pure as all of the core: time comes from the events.
+    `JobState` builds one of them. Like the whole core it is pure: time comes from the events.
     """
 
     # leases and reports
 
     def requested(self, event: LeaseRequested) -> None:
-        """Answer a worker that asks for work, with exactly one command."""
+        """Answer a worker's request for work with exactly one command."""
 
     def progressed(self, event: ProgressReported) -> None:
-        """Book progress with a lease."""
+        """Book the progress of a lease."""
 
     def failed(self, event: TaskFailed) -> None:
-        """The user's code raised in a worker."""
+        """Handle an exception of the user's code in a worker."""
 
     def recall(self, why: str) -> None:
-        """Training ends early: work that workers hold goes back."""
+        """Take back the work that workers hold, because training ends early."""
 
     def unknown_leases(self, reported: set[LeaseKey], held: set[LeaseKey]) -> set[LeaseKey]:
-        """Leases that a worker reports and that contradict what it holds."""
+        """Reported leases that contradict what the worker holds."""
 
     # the course of the job
 
     def begin(self, ledger: str, version: int) -> None:
-        """The job begins with this ledger (JSON; '' for a fresh one) and version."""
+        """Begin the job with this ledger (JSON; '' for a new one) and version."""
 
     def decide_cuts(self) -> None:
-        """Open a round of evaluation and order a checkpoint, where one is due and can begin."""
+        """Begin an evaluation round and a checkpoint if they are due and possible."""
 
     def decide_members(self) -> None:
-        """Decide who trains together. Processes to start and to stop are decided before."""
+        """Decide who trains together, after the decisions on processes to start and stop."""
 
     def halt(self, why: str) -> str:
-        """Have workers that have the weights stop where they are, in the words for it.
+        """Stop the workers that have the weights where they are; return words that say so.
 
-        '' if workers are not needed for the last checkpoint: they are sent away.
+        '' if the last checkpoint needs no workers: they are sent away.
         """
 
     def drained(self) -> str:
-        """After a stop: what allows for the last checkpoint, in words; '' while work is held."""
+        """After a stop: why the last checkpoint can begin, in words; '' while work is held."""
 
     def weights_away(self) -> str:
-        """Why the weights may be out of reach for a checkpoint, in words; '' if they are not."""
+        """Why the weights may be unavailable for a checkpoint, in words; '' if they are not."""
 
     # checkpoints
 
     def offsets_at(self, snapshot: SnapshotId | None) -> Mapping[ShardId, int] | None:
-        """How far each shard in common hands is at a cut (None: the beginning).
+        """The position in each shared shard at a cut (None: at the beginning).
 
-        None if workers hold shards by themselves: each tells where it is.
+        None if workers hold shards individually: each reports its own position.
         """
 
     def unanswered_cut(self) -> SnapshotId | None:
-        """A cut that was ordered so long ago that it has failed."""
+        """A cut that was ordered so long ago that it counts as failed."""
 
     # processes
 
     @property
     def weights_outlive_workers(self) -> bool:
-        """Whether weights are kept while there is no worker."""
+        """Whether the weights survive while there is no worker."""
 
     @property
     def limited_by_shards(self) -> bool:
-        """Whether a worker without a shard of its own would have nothing to do."""
+        """Whether a worker without a shard of its own would be idle."""
 
     def has_come_up(self, process: Process) -> bool:
-        """Whether what takes a core for seconds at a worker's start is over."""
+        """Whether the CPU-heavy part of a worker's start is over."""
 
     def why_not_replace(self, name: ProcessName) -> str:
-        """What would be lost with a live worker that is sent away; '' if nothing is."""
+        """What would be lost if this live worker were sent away; '' if nothing."""
 
     def gave_initial_values(self, worker: ProcessName) -> None:
-        """A worker had to give initial weights."""
+        """Note that a worker supplied the initial weights."""
 
     def member_told(self, event: RingTold) -> None:
-        """A worker says where it stands with the ring."""
+        """Handle a worker's report of its position on the ring."""
 
     def lost_connection(self, event: ConnectionLost) -> None:
-        """The order stream of a process broke: it may well be dead."""
+        """Handle the broken order stream of a process, which is probably dead."""
 
     # waits
 
     def status(self) -> RingStatus | None:
-        """The ring, for people; None if there is none."""
+        """The ring's status, for people; None if there is no ring."""
 
     def waits_for(self) -> Mapping[Awaited, str]:
-        """What the job waits for now while all servers are there, and why, in words."""
+        """What the job waits for while all servers are up, with reasons in words."""
 
     def idle(self) -> Iterator[str]:
-        """Which workers have nothing to do and why, in words."""
+        """Which workers are idle and why, in words."""
 
     def owed(self) -> Iterator[Obligation]:
         """What the work of this phase waits for."""
 
     def owed_cut(self, cutting: Cutting | None) -> Obligation:
-        """What a checkpoint waits for: the cut that was ordered, or that one is."""
+        """What a checkpoint waits for: the answer to an ordered cut, or the order."""
 
     def weight_holders(self) -> tuple[ProcessName, ...]:
-        """Who copies and writes the weights of a checkpoint."""
+        """The processes that copy and write the weights of a checkpoint."""
 
     def booked_all(self) -> bool:
-        """Whether the ledger has all that is in the weights: only then is a checkpoint exact."""
+        """Whether the ledger has everything in the weights: only then is a checkpoint exact."""
 
     def form_anew(self, why: str) -> None:
-        """Have the same workers meet again, if they `can_form_anew`."""
+        """Have the same workers form a new generation, if `can_form_anew`."""
 
     @property
     def can_form_anew(self) -> bool:
-        """Whether workers meet to train."""
+        """Whether workers train together in generations."""

@@ -1,8 +1,7 @@
-"""What happened, in the past tense: the only input of `JobState.handle`, and what the journal
-holds.
+"""What happened, in the past tense: the only input of `JobState.handle`.
 
-Every event carries `at_s`: monotonic seconds since the job began (it goes on growing after a
-restart of the master).
+The journal stores events. Every event carries `at_s`: monotonic seconds since the job began, which
+keep growing after a restart of the master.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
-    """A master takes the job on and can be asked about it: answered by RunPreflight."""
+    """A master has taken over the job and answers calls; the core orders RunPreflight."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightProgressed(Event):
-    """The preflight takes long; `text` says what it is at."""
+    """A long preflight reported its current step."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightFailed(Event):
-    """The model, the data or what the job is to begin with is unusable."""
+    """The model, the data or the initial checkpoint is unusable."""
 
     message: str
     hint: str
@@ -48,12 +47,11 @@ class PreflightFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(Event):
-    """The preflight passed: the data was counted and the job may begin.
+    """The preflight passed: the data is counted and the job may begin.
 
-    `ledger` resumes an earlier one (JSON), '' starts afresh.
-
-    `passed_over` says why newer checkpoints than the one that the job begins with were not used.
-    `again`: records that an earlier run is known to have trained beyond that checkpoint.
+    `ledger` (JSON) is the ledger to resume; '' starts a new one. `passed_over` says why newer
+    checkpoints than the chosen one were not used. `again`: records that an earlier run is known to
+    have trained beyond that checkpoint.
     """
 
     training: tuple[Source, ...] = ()
@@ -67,10 +65,10 @@ class JobStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
-    """Time passed; sent about once a second. Journaled only if it led to a command.
+    """Time passed; sent about once a second.
 
-    `stalled_s`: how much of that time the master itself did not run (0 but after it was stopped or
-    starved).
+    Journaled only if it leads to a command. `stalled_s` is how much of that time the master itself
+    did not run: 0 unless it was stopped or starved.
     """
 
     stalled_s: float = 0.0
@@ -78,7 +76,7 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSeen(Event):
-    """The cluster shows a process."""
+    """The cluster reported a process."""
 
     name: ProcessName
     running: bool
@@ -88,7 +86,7 @@ class ProcessSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded(Event):
-    """The cluster says that a process has ended."""
+    """The cluster reported that a process ended."""
 
     name: ProcessName
     facts: ExitFacts
@@ -105,11 +103,11 @@ class CreateFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProcessAttached(Event):
-    """A process came up and presented itself.
+    """A process started and attached to the master.
 
     A parameter server gives the addresses of its two planes and the version it restored (None: it
-    has no state yet). `starting`: a worker
-    that tells with `StartWentOn` when it is ready for work.
+    has no state yet). With `starting`, a worker reports with `StartWentOn` when it is ready for
+    work.
     """
 
     name: ProcessName
@@ -121,9 +119,7 @@ class ProcessAttached(Event):
 
 @dataclass(frozen=True, slots=True)
 class StartWentOn(Event):
-    """A worker has come to another part of its start (`formatting.START_PARTS`); '': it is ready
-    for work.
-    """
+    """A worker reached another part of its start (`formatting.START_PARTS`); '': ready for work."""
 
     worker: ProcessName
     part: str
@@ -131,7 +127,7 @@ class StartWentOn(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSilent(Event):
-    """Nothing was heard of an attached process for the stated time."""
+    """An attached process sent nothing for `silent_s` seconds."""
 
     name: ProcessName
     silent_s: float
@@ -141,11 +137,9 @@ class ProcessSilent(Event):
 class LeaseRequested(Event):
     """A worker has room for one more lease.
 
-    Answered by GrantLease, GrantItem, NoLeaseNow or WorkFinished.
-
-    `ring_number`: it wants that item of the ring (0: any lease for itself). `at_mark`: it stands
-    still with the ring before
-    that item, so a lease for itself will do, too.
+    The answer is GrantLease, GrantItem, NoLeaseNow or WorkFinished. `ring_number` is the ring item
+    that it wants; 0: any lease for itself. `at_mark`: the ring stands before that item, so a lease
+    for the worker itself is also welcome.
     """
 
     worker: ProcessName
@@ -155,15 +149,13 @@ class LeaseRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported(Event):
-    """The first `applied.offset` records of a leased shard are done; in PS mode every server has
-    acknowledged them.
+    """A worker finished the first `applied.offset` records of a leased shard.
 
-    `bad_records` counts those of this attempt so far that could not be read. A worker reports those
-    of its next batch before any server has that batch: more of them, at an `offset` that was told
-    before. `loss` is the mean of the last steps,
-    `done` ends the lease. `metrics` are the merged-state contributions of an evaluation lease,
-    given with `done` only:
-    metric name -> tuple of flat state arrays.
+    With parameter servers, every server has acknowledged them. `bad_records` counts the records of
+    this attempt so far that could not be read. A worker reports those of its next batch before any
+    server has that batch: the count grows while `offset` stays the same. `loss` is the mean of the
+    last steps; `done` ends the lease. `metrics` maps each metric name of an evaluation lease to its
+    tuple of flat state arrays, which the master adds up; it is given only with `done`.
     """
 
     worker: ProcessName
@@ -179,13 +171,12 @@ class ProgressReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class RingTold(Event):
-    """A worker said where it stands with the ring; told with every report of one that is warm.
+    """A worker reported its position on the ring; every report of a warm worker includes one.
 
-    `ready`: warm, in no generation. `entered`, `broken`: the newest generation that it is in, and
-    that it fell out of.
-    `leaving`: it drains. `problem`: why a generation broke. `version`, `number`, `offset`: steps in
-    its weights, the item that it
-    is at, and how far it is in that; -1: at its beginning.
+    `ready`: warm, in no generation. `entered`: the newest generation that it is in; `broken`: the
+    newest that it fell out of. `leaving`: it drains. `problem`: why a generation broke. `version`:
+    steps in its weights. `number`: its current item; `offset`: its position in that item, -1 at the
+    beginning.
     """
 
     worker: ProcessName
@@ -201,8 +192,9 @@ class RingTold(Event):
 
 @dataclass(frozen=True, slots=True)
 class ActivityTold(Event):
-    """A worker has been at one thing (`feed`, a step, a read) for `age_s`; '' if it is at nothing
-    that takes long any more.
+    """A worker has spent `age_s` in one activity (`feed`, a step, a read).
+
+    '' if it no longer does anything that takes long.
     """
 
     worker: ProcessName
@@ -212,10 +204,9 @@ class ActivityTold(Event):
 
 @dataclass(frozen=True, slots=True)
 class StateTold(Event):
-    """The answer to AskState: the leases that a worker has and how far it is in each, and where the
-    threads of a process are.
+    """A process answered AskState with its leases, its position in each, and its thread stacks.
 
-    `doing` says in words what it is at.
+    `doing` describes its current activity in words.
     """
 
     process: ProcessName
@@ -226,8 +217,9 @@ class StateTold(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost(Event):
-    """The open call of a process ended without our doing: the process may be dead, which the
-    cluster tells later.
+    """The open call of a process ended, and the master did not end it.
+
+    The process may be dead; the cluster reports that later.
     """
 
     name: ProcessName
@@ -235,9 +227,9 @@ class ConnectionLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class SummaryReported(Event):
-    """A worker turned merged metric states into values.
+    """A worker computed values from merged metric states.
 
-    `stop_training`: a callback asked for the end.
+    `stop_training`: a callback asked to end training.
     """
 
     worker: ProcessName
@@ -248,7 +240,7 @@ class SummaryReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExportFinished(Event):
-    """A worker wrote the export at `path`."""
+    """A worker wrote the export to `path`."""
 
     worker: ProcessName
     path: str
@@ -256,9 +248,9 @@ class ExportFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturned(Event):
-    """A draining worker gives back the rest of a lease: `applied.offset` records of it are done.
+    """A worker gave back the rest of a lease after `applied.offset` records.
 
-    `taken` False: the lease never reached the worker, which goes on.
+    A draining worker does so. `taken` False: the lease never reached the worker, which continues.
     """
 
     worker: ProcessName
@@ -268,12 +260,10 @@ class LeaseReturned(Event):
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed(Event):
-    """User code raised in a lease (`shard` None: outside of any).
+    """User code raised in a lease (`shard` None: outside of any lease).
 
-    `error` is the traceback cut to the user's frames.
-    The worker ends by itself after that.
-
-    `fatal` errors (non-finite loss K times over, broken model) end the job at once.
+    `error` is the traceback, cut to the user's frames. The worker then ends by itself. `fatal`
+    errors (K non-finite losses, a broken model) end the job at once.
     """
 
     worker: ProcessName
@@ -286,7 +276,7 @@ class TaskFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopAsked(Event):
-    """A worker's callback (MaxStepsStopping, `model.stop_training`) asks that training end now."""
+    """A worker's callback (MaxStepsStopping, `model.stop_training`) asked to end training now."""
 
     worker: ProcessName
     reason: str
@@ -294,11 +284,10 @@ class StopAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerFenced(Event):
-    """Every server refuses the worker's pushes from now on; `applied` has one entry a server, in
-    index order.
+    """Every server refuses the worker's pushes from now on.
 
-    An entry is None where that server knows of no push of this worker, or is away: one that comes
-    back knows no later push either.
+    `applied` has one entry per server, in index order. An entry is None if that server knows no
+    push of this worker, or is away: a server that comes back knows no later push either.
     """
 
     worker: ProcessName
@@ -309,7 +298,7 @@ class WorkerFenced(Event):
 class SnapshotCut(Event):
     """All servers hold one consistent frozen view.
 
-    `applied`: each worker's last push within the cut.
+    `applied` is each worker's last push within the cut.
     """
 
     snapshot: SnapshotId
@@ -319,7 +308,7 @@ class SnapshotCut(Event):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSaved(Event):
-    """A checkpoint is complete on disk: its manifest was written."""
+    """A checkpoint is complete on disk, including its manifest."""
 
     snapshot: SnapshotId
     version: int
@@ -329,7 +318,7 @@ class SnapshotSaved(Event):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed(Event):
-    """A cut or a save did not work; training goes on."""
+    """A cut or a save failed; training continues."""
 
     snapshot: SnapshotId
     reason: str
@@ -337,16 +326,14 @@ class SnapshotFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class VersionAdvanced(Event):
-    """The servers' version as the newest heartbeat told it."""
+    """The newest heartbeat reported the servers' version."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesDropped(Event):
-    """Messages were left aside before they came to the core: by the master's own side, or by a
-    process, which tells of it.
-    """
+    """The master's transport or a process dropped messages before they reached the core."""
 
     name: ProcessName
     cause: DropCause
@@ -355,12 +342,12 @@ class MessagesDropped(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested(Event):
-    """A person wants a checkpoint now."""
+    """A person requested a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested(Event):
-    """A person wants another range of workers."""
+    """A person requested another range of workers."""
 
     min_workers: int
     max_workers: int
@@ -368,15 +355,13 @@ class ScaleRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceRequested(Event):
-    """A person wants a worker to be ended in order, and another in its place."""
+    """A person asked to drain a worker and start another in its place."""
 
     name: ProcessName
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """A person wants the job to end: workers drain, a checkpoint is taken, nothing is lost that a
-    resume needs.
-    """
+    """A person stopped the job: workers drain, and a checkpoint makes the job resumable."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""What the parts of the state machine share: one job's facts, as they are now."""
+"""The current facts of one job, shared by the parts of the state machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from elasticdl.shard import Source, Task
 
 _LOSS_EVERY_S = 1.0
 _FALLING_S = 10.0
-"""So long after a server came back reports of both the old and the new versions may come."""
+"""For this long after a server came back, reports of old and new versions may be mixed."""
 MORE_MEMORY = (
     "allow for more with --worker-resource-limit, --ps-resource-limit and --oom-memory-limit, or"
     " use a smaller --minibatch-size"
@@ -33,24 +33,24 @@ MORE_MEMORY = (
 
 
 class Phase(StrEnum):
-    """Where the job is.
+    """The phase of the job.
 
-    It goes down this list, with some left out; only a ring whose weights were lost goes back to
+    A job passes these in order and may skip some. Only a ring that lost its weights goes back to
     WORKING.
     """
 
     STARTING = "starting"
-    """The preflight runs; there is no process yet."""
+    """The preflight runs; no process exists yet."""
     WORKING = "working"
-    """The training (or prediction) ledger is worked on."""
+    """Workers train or predict on the records of the ledger."""
     EVALUATING = "evaluating"
-    """The one round at the end, or the only one of `evaluate`."""
+    """The final round, or the only round of `evaluate`."""
     DRAINING = "draining"
     """A person stopped the job; workers give their leases back."""
     CHECKPOINTING = "checkpointing"
     EXPORTING = "exporting"
     ENDING = "ending"
-    """All is decided; processes are ending."""
+    """The outcome is decided; processes are ending."""
     ENDED = "ended"
 
 
@@ -74,12 +74,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the place where the job runs bears.
+    """Limits of the machine or cluster that runs the job.
 
-    `starting`: workers that come up at the same time; None: any number.
-
-    On one machine each worker that comes up wants a core for seconds: too many at once starve those
-    that work, and the master.
+    `starting` limits how many workers start at the same time; None: no limit. On one machine a
+    starting worker uses a core for seconds: too many at once starve the other workers and the
+    master.
     """
 
     starting: int | None = None
@@ -87,9 +86,9 @@ class Limits:
 
 @dataclass(slots=True)
 class JobContext:
-    """Facts of the job that more than one part reads.
+    """Facts of the job that several parts read.
 
-    `now_s` is the time of the event in hand: kept for status only.
+    `now_s` is the time of the current event.
     """
 
     spec: JobSpec
@@ -100,20 +99,20 @@ class JobContext:
     memory: MemoryLimits = field(default_factory=lambda: MemoryLimits({}))
     limits: Limits = field(default_factory=Limits)
     workers: WorkerRange = field(init=False)
-    """How many workers there are to be, as last asked for."""
+    """The range of workers that was last requested."""
     work: Ledger | None = None
-    """Training or prediction; None for evaluation, and before the data was counted."""
+    """The training or prediction ledger. None for evaluation, and before the data is counted."""
     validation: tuple[Source, ...] = ()
     preflight: str = ""
-    """What the preflight is at, once it takes long."""
+    """The current step of a long preflight, in words."""
     phase: Phase = Phase.STARTING
     phase_since_s: float = 0.0
     outcome: Outcome | None = None
     version: int = 0
     acknowledged_version: int = 0
-    """The newest that a worker was told: each server was there.
+    """The newest version that every server acknowledged to a worker.
 
-    `version` comes with heartbeats only, thus later.
+    `version` comes from heartbeats and is therefore older.
     """
     updates_lost: int = 0
     server_back_s: float = float("-inf")
@@ -121,7 +120,7 @@ class JobContext:
     now_s: float = 0.0
     loss: float | None = None
     untold: tuple[int, Mapping[str, float]] | None = None
-    """The version and values of the newest loss, if it was not recorded."""
+    """Version and values of the newest loss if it is not recorded yet."""
     loss_told_s: float = float("-inf")
     metrics: Mapping[str, float] = field(default_factory=dict)
     bad_examples: list[str] = field(default_factory=list)
@@ -129,9 +128,9 @@ class JobContext:
     """Parked shards of all tasks, in words."""
     export: SingletonTask | None = None
     ended_early: str = ""
-    """Why training ended before all of its epochs, if it did: a callback's word."""
+    """Why a callback ended training before the last epoch; '' if none did."""
     dropped: Counter[DropCause] = field(default_factory=Counter)
-    """Messages that changed nothing."""
+    """Messages that changed nothing, by cause."""
 
     def __post_init__(self) -> None:
         self.workers = self.spec.cluster.num_workers
@@ -141,7 +140,7 @@ class JobContext:
     ) -> None:
         """Count messages that change nothing.
 
-        A cause that no correct process gives is said once.
+        A cause that no correct process produces is announced once.
         """
         if cause in WRONG and not self.dropped[cause]:
             who = sender or "a process"
@@ -158,17 +157,17 @@ class JobContext:
         return self.spec.cluster.num_ps_pods
 
     def server_names(self) -> tuple[ProcessName, ...]:
-        """Parameter servers that work or may be expected to."""
+        """Parameter servers that run or are expected to run."""
         found = (self.processes.server(index) for index in range(self.servers))
         return tuple(server.name for server in found if server is not None)
 
     def worker(self, name: ProcessName) -> Process | None:
-        """A worker whose word counts; None if it is unknown, ended or given up."""
+        """The worker of this name; None if it is unknown, has ended or was given up."""
         process = self.processes.going.get(name)
         return process if process and process.heard and name.role is Role.WORKER else None
 
     def servers_away(self) -> str:
-        """Why no server-backed work can be done now, in words; '' if it can."""
+        """Why no work can use the servers now, in words; '' if it can."""
         parts = []
         for index in self.processes.away(self.servers):
             process = self.processes.server(index)
@@ -179,23 +178,22 @@ class JobContext:
         return "; ".join(parts)
 
     def late(self) -> str:
-        """How the job is on its way to its end, in words that go on after "the job": nothing new is
-        begun. '' if it is not.
+        """How the job is ending, as words that follow "the job"; '' if it is not ending.
+
+        An ending job begins nothing new.
         """
         if self.phase in _LATE:
             return _LATE[self.phase]
         return "is being stopped" if self.outcome is not None else ""
 
     def version_may_fall(self) -> bool:
-        """Whether a lower version is news: else it is a heartbeat that was sent before workers told
-        of a newer one.
-        """
+        """Whether a lower version is real rather than a late heartbeat."""
         return self.now_s - self.server_back_s < _FALLING_S
 
     def saw_loss(self, version: int, values: Mapping[str, float]) -> None:
-        """A step of training had that `loss`, among other values.
+        """Keep the loss of a training step, with its other values.
 
-        One a second is recorded, and the one that a phase ends with.
+        One per second is recorded, and the last one of each phase.
         """
         self.loss, self.untold = values["loss"], (version, values)
         if self.now_s - self.loss_told_s >= _LOSS_EVERY_S:
@@ -210,7 +208,7 @@ class JobContext:
             )
 
     def enter(self, phase: Phase, text: str) -> None:
-        """Go to another phase, and say so."""
+        """Enter another phase and announce it."""
         details = meaning(
             EventKind.PHASE,
             phase=str(phase),
@@ -224,9 +222,9 @@ class JobContext:
     def fail(
         self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.JOB_FAILED
     ) -> None:
-        """The job cannot be done.
+        """End the job because it cannot succeed.
 
-        The first reason stands; one that is being stopped goes on stopping.
+        The first reason stands. A job that is being stopped continues to stop.
         """
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
@@ -245,7 +243,7 @@ class JobContext:
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s
 
     def give_up(self, task: Task, piece: Piece) -> None:
-        """A shard was parked: within the user's limit the job goes on without it."""
+        """Record a parked shard; fail the job if more are parked than the user allows."""
         shard = piece.shard
         text = (
             f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed"
@@ -274,7 +272,7 @@ class JobContext:
             self.fail(told, hint=f"{hint} with --max-failed-shards")
 
     def check_bad(self, count: Count, examples: tuple[str, ...]) -> None:
-        """Compare the unreadable records of one pass with the user's limit."""
+        """Compare the bad records of one pass with the user's limit."""
         self.bad_examples.extend(examples[: max(0, 3 - len(self.bad_examples))])
         limit = self.spec.data.max_bad_records
         if count.bad > limit:

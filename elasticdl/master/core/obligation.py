@@ -1,4 +1,4 @@
-"""One thing that a job waits for, and the words for several."""
+"""One thing that a job waits for, and words for several of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LeaseKey: TypeAlias = tuple[ShardId, int]
 
 @dataclass(frozen=True, slots=True)
 class Obligation:
-    """One thing that is waited for.
+    """One thing that the job waits for.
 
-    `what` completes "waiting for …". `debtors` owe it, the most likely culprit first. `numbers`:
-    what was reached and what is
-    missing. `limited`: another part of the master ends this wait after a time of its own.
+    `what` completes "waiting for …". `debtors` must deliver it, the most likely culprit first.
+    `numbers`: what is reached and what is missing. `limited`: another part of the master limits
+    this wait.
     """
 
     what: str
@@ -33,7 +33,7 @@ class Obligation:
     limited: bool = False
 
     def text(self, now_s: float) -> str:
-        """All of it in one sentence."""
+        """The obligation in one sentence."""
         owed = f", owed by {listed(self.debtors)}" if self.debtors else ""
         numbers = f" ({self.numbers})" if self.numbers else ""
         return f"{self.what}{owed} for {max(0.0, now_s - self.since_s):.0f} s{numbers}"
@@ -54,7 +54,7 @@ def booked(ledger: Ledger) -> str:
 
 
 def since(context: JobContext, names: Iterable[ProcessName]) -> float:
-    """Since when the first of these processes is in its present state."""
+    """When the first of these processes entered its present state."""
     going = context.processes.going
     return min(
         (going[name].since_s for name in names if name in going), default=context.phase_since_s

@@ -1,8 +1,6 @@
-"""What the job waits for now, who owes it, since when, and the numbers that do not meet.
+"""What the job waits for, who must deliver it, since when, and what is missing.
 
-Reads only.
-
-Every phase in which work is done owes at least one thing, so that a job that stands still can
+This module only reads. Every working phase owes at least one thing, so a job that stands still can
 always say what it waits for.
 """
 
@@ -24,8 +22,9 @@ from elasticdl.master.core.obligation import Obligation, booked, since
 
 @final
 class Obligations:
-    """Asked when nothing has moved for a while, and by whoever looks at the job: it may cost a walk
-    over all workers.
+    """Lists what the job waits for.
+
+    A list may read all workers, so it is made only when the job is quiet or somebody looks at it.
     """
 
     def __init__(
@@ -45,9 +44,9 @@ class Obligations:
         self._snapshots = snapshots
 
     def now(self) -> list[Obligation]:
-        """What is owed, the most important first.
+        """All obligations, the most important first.
 
-        Empty where nothing is: before the work, and when the job ends.
+        Empty before the work begins and when the job ends.
         """
         match self._context.phase:
             case Phase.STARTING:
@@ -75,7 +74,7 @@ class Obligations:
         yield from self._nobody()
 
     def _nobody(self) -> Iterator[Obligation]:
-        """Nobody is there who could do the work."""
+        """Say that no worker is ready to do the work."""
         if self._context.phase in (Phase.DRAINING, Phase.CHECKPOINTING):
             return
         workers = self._context.processes.live_workers()
@@ -121,9 +120,7 @@ class Obligations:
         yield Obligation("the model to be exported", held, self._context.phase_since_s, numbers)
 
     def _unexplained(self) -> Obligation:
-        """The books know of nothing that is owed, and yet the job has not ended: whoever is up may
-        know more.
-        """
+        """Report a wait that the books do not explain; workers that are up may know more."""
         context = self._context
         up = [process.name for process in context.processes.live_workers() if process.up]
         what = f"something that is not in the books: the job is {context.phase}"

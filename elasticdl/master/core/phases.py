@@ -1,5 +1,6 @@
-"""What comes after what: train → evaluate → checkpoint → export → end; or drain → checkpoint → end,
-when stopped.
+"""The order of a job's phases: train → evaluate → checkpoint → export → end.
+
+A stopped job goes drain → checkpoint → end.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ class Phases:
         self._stopped_for = ""
 
     def preflight(self, event: MasterStarted | PreflightProgressed | PreflightFailed) -> None:
-        """Run the preflight, and take in how it goes. It counts until the job is stopped."""
+        """Run the preflight and follow its progress; ignored once the job is stopped."""
         if self._context.phase is not Phase.STARTING:
             return
         match event:
             case MasterStarted():
-                # A master that goes on with a job does not begin at 0.
+                # The clock of a resumed job does not begin at 0.
                 self._context.phase_since_s = event.at_s
                 self._context.orders.give(RunPreflight())
             case PreflightProgressed(text=text):
@@ -72,7 +73,7 @@ class Phases:
                 self._context.fail(message, hint=hint, exit_code=code)
 
     def begin(self) -> None:
-        """The preflight passed."""
+        """Enter the first phase after the preflight passed."""
         action = self._context.spec.action
         if action is Action.EVALUATE:
             self._context.enter(Phase.EVALUATING, "evaluation begins")
@@ -95,18 +96,16 @@ class Phases:
             self._context.enter(Phase.WORKING, f"{what} begins: {text}")
 
     def stop(self, event: StopRequested) -> None:
-        """A person wants the job to end; wanted twice, it ends without grace."""
+        """Stop the job at a person's request; a second request ends it without grace."""
         phase = self._context.phase
         if phase in (Phase.ENDING, Phase.ENDED):
             return
         hurry = self._context.outcome is not None
-        self._stopped_for = (
-            self._stopped_for or event.reason
-        )  # the first reason stands: signals may follow
+        # The first reason stands: signals may follow.
+        self._stopped_for = self._stopped_for or event.reason
         why = f"the job is stopped: {self._stopped_for}"
-        if (
-            self._context.outcome is None
-        ):  # else it is being stopped already: any other outcome comes with the end
+        # With an outcome the job is already being stopped: any other outcome comes with the end.
+        if self._context.outcome is None:
             self._context.outcome = Outcome(
                 ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", ""
             )
@@ -117,8 +116,9 @@ class Phases:
         self._wind_down(why, hurry=hurry)
 
     def _wind_down(self, why: str, *, hurry: bool) -> None:
-        """Workers give their work back, or the ring stops where it is; then comes the last
-        checkpoint.
+        """Have workers give their work back, or stop the ring where it is.
+
+        The last checkpoint follows.
         """
         phase = self._context.phase
         self._evaluation.abandon()
@@ -138,11 +138,10 @@ class Phases:
             )
 
     def stalled(self, why: str, exact: bool) -> None:
-        """Nothing helps against the job's standing still: it ends.
+        """End a job that no remedy helped.
 
-        While it trains, a last checkpoint is taken, but only if that is
-        `exact`: one that has more updates than the books would have a resumed job train these
-        records again.
+        A training job takes a last checkpoint only if that is `exact`. One with more updates than
+        the ledger would make a resumed job train these records again.
         """
         context = self._context
         hint = (
@@ -161,7 +160,7 @@ class Phases:
         self._wind_down("the job fails", hurry=False)
 
     def decide(self) -> None:
-        """Go as far as the facts allow."""
+        """Advance through all phases that are complete."""
         before = None
         while before is not self._context.phase:
             before = self._context.phase
@@ -221,8 +220,8 @@ class Phases:
 
     def _after_checkpoint(self) -> None:
         context, checkpointing = self._context, self._checkpointing
-        # Whoever has the weights and is away holds up the last checkpoint of a stopped job for a
-        # while only.
+        # A process that has the weights and is away delays the last checkpoint of a stopped job
+        # only for a limited time.
         away = self._coordination.weights_away()
         hopeless = (
             bool(away)
@@ -254,8 +253,9 @@ class Phases:
             self._done()
 
     def _done(self) -> None:
-        """All that the user asked for is there; what a dead server took with it is said, since the
-        receipt is of records only.
+        """End the job with its results; mention updates lost with servers.
+
+        The receipt counts only records.
         """
         if not (updates := self._context.updates_lost):
             return self._end("done")

@@ -1,4 +1,4 @@
-"""How far a job is, by what cannot be undone without loss."""
+"""How far a job is, measured by what cannot be undone without loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mark: TypeAlias = tuple[tuple[int, int], ...]
 
 @final
 class ProgressMarks:
-    """Asked at each report, and there may be thousands of epochs."""
+    """Computes a mark for each report without a walk over all epochs: there may be thousands."""
 
     def __init__(
         self, context: JobContext, evaluation: Evaluation, checkpointing: Checkpointing
@@ -25,10 +25,10 @@ class ProgressMarks:
         self._checkpointing = checkpointing
         self._counted: Ledger | None = None
         self._before = 0
-        """What that ledger had when it was made: the checkpoint that it is of."""
+        """Records that this ledger had from its checkpoint."""
 
     def now(self) -> Mark:
-        """Where the job is."""
+        """The job's current mark."""
         evaluation, saved = self._evaluation, self._checkpointing.saved
         current, results = evaluation.round, evaluation.results
         evaluated = 0
@@ -43,7 +43,7 @@ class ProgressMarks:
         )
 
     def _booked(self) -> int:
-        """Records of all epochs that are trained or could not be read."""
+        """Records of all epochs that are trained or bad."""
         work = self._context.work
         if work is None:
             return 0

@@ -1,4 +1,4 @@
-"""What can be done about a job that stands still."""
+"""Actions against a stall."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elasticdl.master.core.processes.table import Process
 
 @final
 class Remedies:
-    """Each is done once a stall, by `Stalls`."""
+    """`Stalls` takes each of these actions once per stall."""
 
     def __init__(
         self,
@@ -42,29 +42,30 @@ class Remedies:
 
     @property
     def can_form_anew(self) -> bool:
-        """Whether workers meet to train."""
+        """Whether workers train together in generations."""
         return self._coordination.can_form_anew
 
     def form_anew(self) -> None:
-        """Have the same workers meet again."""
+        """Have the same workers form a new generation."""
         self._coordination.form_anew("nothing moved")
 
     def spare(self, processes: Sequence[Process]) -> Process:
-        """One that can be replaced without loss, or else the first."""
+        """The first process that can be replaced without loss, or else the first."""
         can = (one for one in processes if not self._scaling.why_not_replace(one.name))
         return next(can, processes[0])
 
     def replace(self, process: Process, why: str) -> None:
-        """Give a process up; another is started in its place."""
+        """Give a process up and start another in its place."""
         self._lifecycle.give_up(process, Verdict(Cause.STALLED, why))
 
     def end(self, why: str) -> None:
-        """End the job, with a last checkpoint where that would be exact."""
+        """End the job, after a last checkpoint if that would be exact."""
         self._phases.stalled(why, self._coordination.booked_all())
 
     def paced(self, debtors: Iterable[ProcessName]) -> bool:
-        """The debtors hold leases: each is replaced anyway once it has been without progress for
-        longer than such leases take.
+        """Whether all debtors hold leases that are within their time limits.
+
+        A worker beyond the limit is replaced anyway.
         """
         found = [process for name in debtors if (process := self._context.worker(name))]
         limits = [(process, self._leasing.limit_s(process)) for process in found]
@@ -74,7 +75,7 @@ class Remedies:
         )
 
     def reconcile(self, process: Process, told: set[LeaseKey], asked_s: float) -> None:
-        """Void leases that a worker and the master see differently: they are given out again."""
+        """Void leases on which worker and master disagree, so that they are leased again."""
         name, known = process.name, self._leasing.leased_to(process.name)
         missing = [
             (ledger, held)
@@ -93,8 +94,8 @@ class Remedies:
             self._leasing.revoke(name, "the master does not know of all of these leases")
         for ledger, held in missing:
             if ledger is self._context.work and self._context.spec.action is Action.TRAIN:
-                # It may have trained some of it: only the servers know, and they tell when its
-                # successor is started.
+                # The worker may have trained part of it. Only the servers know, and they report it
+                # when the worker is replaced.
                 self.replace(process, "it does not know of a shard that it was leased")
                 return
             if held.stage is Stage.LEASED:

@@ -1,21 +1,18 @@
-"""Sees when nothing in the job moves any more, says what it waits for and from whom, and acts: no
-job stands still in silence.
+"""Detects when nothing in the job moves, says what it waits for and from whom, and acts.
 
-A *movement* is anything that brings the job into another state: records booked, a lease taken, a
-process that changes. *Progress* is
-a movement that cannot be undone without loss: more records booked than ever, a round, a checkpoint,
-a phase. A stall begins when
-nothing moved for the bound and nobody accounts for it; it is over with the next progress. Its
-steps, each done once:
+A *movement* is anything that changes the job's state: records booked, a lease taken, a process that
+changes. *Progress* is a movement that cannot be undone without loss: more records booked than ever,
+a round, a checkpoint, a phase. A stall begins when nothing has moved for the bound and no process
+accounts for it; the next progress ends it. Its steps, each done once:
 
-1. say what is waited for, and ask the debtors for their state and their stacks; leases that the two
-sides see differently are voided
-2. on a ring: form it anew
-3. replace the debtor that most likely is to blame
-4. end the job with exit code STALLED; a last checkpoint is taken where that is possible
+1. name what the job waits for; ask the debtors for state and stacks, and void leases on which
+   worker and master disagree
+2. on a ring: form a new generation of the same workers
+3. replace the debtor that is most likely to blame
+4. end the job with exit code STALLED, after a last checkpoint if possible
 
-User code that takes long is no stall: workers tell what they are doing. It has a bound of its own,
-ten times as long.
+Long user code is no stall, because workers report what they are doing. It has its own bound, ten
+times as long.
 """
 
 from __future__ import annotations
@@ -47,9 +44,7 @@ from elasticdl.master.core.remedies import Remedies
 
 _TIMES_LONGEST = 5.0
 _WITHOUT_PROGRESS_TIMES = 10.0
-"""A job that moves and makes no progress, such as a ring that is formed again and again, gets so
-many bounds.
-"""
+"""Bounds that a moving job without progress gets, such as a ring that forms again and again."""
 _LOOK_S = 5.0
 _MOST_BUSY_ENDS = 3
 _MOST_TOLD = 3
@@ -57,7 +52,7 @@ _DIAGNOSIS_CHARS = 2_000
 
 
 class Rung(StrEnum):
-    """What was done about a stall so far."""
+    """The latest step taken against a stall."""
 
     NAMED = "named"
     ASKED = "asked for their state"
@@ -68,7 +63,10 @@ class Rung(StrEnum):
 
 @dataclass(slots=True)
 class _Stall:
-    """`since_s`: the last movement before it. `acted_s`: when the last step was done."""
+    """One stall.
+
+    `since_s`: the last movement before it. `acted_s`: when the last step was taken.
+    """
 
     since_s: float
     named_s: float
@@ -80,16 +78,15 @@ class _Stall:
 
 @dataclass(slots=True)
 class _Clock:
-    """When the job last moved and last made progress, and how long it was quiet at most in this
-    phase without a reason.
+    """Times of the last movement and progress.
+
+    `longest_s` is the longest unexplained quiet time in this phase.
     """
 
     moved_s: float = 0.0
     progress_s: float = 0.0
     able_s: float = 0.0
-    """When somebody last came up, or came out of code that took long: nobody is to blame for the
-    time before.
-    """
+    """When a worker last came up or left long code: earlier time without progress is excused."""
     longest_s: float = 0.0
     phase: Phase = Phase.STARTING
     mark: Mark = ()
@@ -99,9 +96,9 @@ class _Clock:
 
 @final
 class Stalls:
-    """Told of every event after it was handled.
+    """Watches every event after it was handled.
 
-    What it remembers follows from events alone, so that a replay finds the same.
+    Its memory follows from events alone, so a replay reaches the same decisions.
     """
 
     def __init__(
@@ -121,23 +118,23 @@ class Stalls:
         self._clock = _Clock()
         self._stall: _Stall | None = None
         self._words: dict[ProcessName, tuple[bool, int, int, bool]] = {}
-        """What each member of a ring last said of itself."""
+        """What each ring member last reported about itself."""
         self._asked: dict[ProcessName, float] = {}
-        """Who was asked for its state, and has not answered."""
+        """Processes that were asked for their state and have not answered, with the time."""
         self._busy_ends = 0
-        """Workers in a row that were replaced because their code came to no end."""
+        """How many workers in a row were replaced because their code did not end."""
         self._shown: set[ProcessName] = set()
-        """Whose long activity was looked into."""
+        """Workers whose long activity was already examined."""
 
     # what happens
 
     def saw(self, event: events.Event, commands: Sequence[Command]) -> None:
-        """An event was handled."""
+        """Take in an event that was handled, with the commands that it yielded."""
         self._learn(event)
         if self._context.phase in (Phase.ENDING, Phase.ENDED):
-            self._stall = None  # Nothing is waited for any more.
+            self._stall = None  # The job waits for nothing any more.
         if isinstance(event, (events.ProcessAttached, events.StartWentOn, events.ActivityTold)):
-            # Nothing could be done before: time without progress counts from here.
+            # The workers could not make progress before: time without progress counts from here.
             self._clock.able_s = event.at_s
         clock, context = self._clock, self._context
         if context.phase is not clock.phase:
@@ -212,8 +209,9 @@ class Stalls:
             self._over()
 
     def _someone_accounts(self) -> bool:
-        """Somebody is known to be busy, or to come up: how long that takes says nothing of how long
-        the job may be quiet.
+        """Whether some process is busy, starting or away.
+
+        Quiet time with an explanation must not raise the bound.
         """
         workers = self._context.processes.live_workers()
         return (
@@ -223,9 +221,7 @@ class Stalls:
         )
 
     def _look_at_busy(self) -> None:
-        """Where code that takes long is, told once; a worker that is in it for far too long is
-        replaced.
-        """
+        """Ask workers in long code for their stacks once; replace a worker beyond its limit."""
         now_s = self._context.now_s
         for process, activity in self._activities.running():
             name, age_s = process.name, now_s - activity.since_s
@@ -241,7 +237,7 @@ class Stalls:
                 )
 
     def _replace_busy(self, process: Process, why: str) -> None:
-        """The first ones are replaced; if their successors come to no end either, the job ends."""
+        """Replace a worker whose code does not end; end the job after several in a row."""
         self._busy_ends += 1
         if self._busy_ends < _MOST_BUSY_ENDS:
             self._remedies.replace(process, f"it has been {why}")
@@ -257,7 +253,7 @@ class Stalls:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since anything moved."""
+        """Seconds since the last movement."""
         return max(0.0, self._context.now_s - self._clock.moved_s)
 
     @property
@@ -267,22 +263,22 @@ class Stalls:
 
     @property
     def bound_s(self) -> float:
-        """How long the job may be quiet: learned from itself."""
+        """How long the job may be quiet, learned from its own quiet times."""
         return max(self._least_s, _TIMES_LONGEST * self._clock.longest_s)
 
     def forgive(self) -> None:
-        """The master itself did not run: what it did not see meanwhile may well have happened."""
+        """Restart the clocks: the master did not run and may have missed movements."""
         self._clock.moved_s = self._clock.able_s = self._context.now_s
         if self._stall is not None:
             self._stall.acted_s = self._context.now_s
 
     def tick(self) -> None:
-        """Look whether the job stands still, and do the next thing about it."""
+        """Check whether the job stands still, and take the next step if so."""
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return
         self._look_at_busy()
         if _changes_processes(self._context.orders.given):
-            # Somebody is replaced at this very moment: what is owed now is owed by others.
+            # A process is being replaced right now, which changes who owes what.
             return
         if self._stall is None and self._context.now_s < self._due_s():
             return
@@ -292,16 +288,13 @@ class Stalls:
         if self._stall is None:
             self._begin(owed)
             return
-        # Others may owe something now: how long a step has to show an effect depends on whom it is
-        # about.
+        # The debtors may have changed, and the time until the next step depends on them.
         self._stall.owed = owed
         if self._context.now_s >= self._due_s():
             self._next(self._stall)
 
     def _due_s(self) -> float:
-        """When the next step is due if nothing moves until then, or if there is no progress for far
-        longer.
-        """
+        """When the next step is due without movement, or after far longer without progress."""
         clock, stall = self._clock, self._stall
         if stall is None:
             bound_s = self.bound_s
@@ -313,18 +306,15 @@ class Stalls:
         return max(self._clock.progress_s, self._clock.able_s)
 
     def _pause_s(self, stall: _Stall) -> float:
-        """How long the last step has to show an effect."""
+        """How long the last step has to take effect."""
         if stall.rung is not Rung.ASKED:
             return self._least_s
         servers = any(name.role is Role.PS for name in stall.owed[0].debtors)
-        # A server that is replaced costs updates: a cut that fails is tried again by itself before
-        # that.
+        # Replacing a server costs updates, so wait until a failed cut has been retried.
         return 2.0 * self._least_s if servers else 0.5 * self._least_s
 
     def _accounted_for(self, owed: Obligation) -> bool:
-        """Another part of the master ends that wait, or one of the debtors is busy, on its way
-        here, or on its way out.
-        """
+        """Whether the wait is limited elsewhere, or a debtor is busy, starting or stopping."""
         if owed.limited:
             return True
         found = [
@@ -361,7 +351,7 @@ class Stalls:
         )
 
     def _next(self, stall: _Stall) -> None:
-        """The next step of those that there are for this job."""
+        """Take the next step that applies to this job."""
         if stall.rung in (Rung.ASKED, Rung.FORMED) and self._remedies.paced(stall.owed[0].debtors):
             return
         stall.acted_s = self._context.now_s
@@ -422,7 +412,7 @@ class Stalls:
         self._remedies.end(text)
 
     def _over(self) -> None:
-        """Progress was made."""
+        """End the stall after progress."""
         stall, self._stall = self._stall, None
         if stall is not None and stall.rung is not Rung.ENDED:
             waited_s = self._context.now_s - stall.since_s
@@ -441,9 +431,9 @@ class Stalls:
     # the debtors' answers
 
     def _told_state(self, event: events.StateTold) -> None:
-        """Its stacks are shown.
+        """Show the stacks of a process that was asked for them.
 
-        Leases that it and the master see differently are voided, so that they are given out again.
+        Void leases on which worker and master disagree, so that they are leased again.
         """
         asked_s = self._asked.pop(event.process, None)
         process = self._context.processes.going.get(event.process)
@@ -463,7 +453,7 @@ class Stalls:
     # for people
 
     def waits(self) -> list[str]:
-        """What is waited for, in words: a stall, or what may become one; and long activities."""
+        """What the job waits for, in words: a stall, a quiet time, and long activities."""
         long = self._activities.long()
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return long
@@ -486,7 +476,7 @@ class Stalls:
         )
 
     def status(self) -> StallStatus | None:
-        """None while the job does not stand still."""
+        """The stall for the status; None without one."""
         stall = self._stall
         if stall is None:
             return None

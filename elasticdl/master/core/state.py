@@ -1,8 +1,7 @@
 """The job's state machine: `handle(event) -> commands`.
 
-Single-threaded and pure, so that a journal of events is enough
-to bring a job back. Events of senders that are late, unknown or given up are answered, or dropped
-and counted; they never raise.
+It is single-threaded and pure, so a journal of events is enough to restore a job. Events from late,
+unknown or given-up senders never raise: they are answered, or dropped and counted.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _STORY = 20
 
 @final
 class JobState:
-    """One job. A Tick that leads to no command changes nothing that later decisions depend on."""
+    """One job. A Tick that yields no command changes nothing that later decisions depend on."""
 
     def __init__(self, spec: JobSpec, limits: Limits = Limits()) -> None:  # noqa: B008 - a frozen value
         budgets, memory = Budgets(spec.cluster.max_relaunches), MemoryLimits(policies(spec))
@@ -124,11 +123,11 @@ class JobState:
 
     @property
     def over(self) -> bool:
-        """FinishJob was given: no event changes anything any more."""
+        """The job has finished: no event changes anything any more."""
         return self._context.phase is Phase.ENDED
 
     def status(self) -> JobStatus:
-        """The job as it is now."""
+        """The current status of the job."""
         found = status_builder.status(
             self._context,
             self._coordination,
@@ -146,23 +145,23 @@ class JobState:
         )
 
     def may_attach(self, name: ProcessName) -> bool:
-        """Whether a process of that name is expected, or there already and not given up."""
+        """Whether a process of that name is expected or already present, and not given up."""
         return self._lifecycle.may_attach(name)
 
     def why_not_replace(self, name: ProcessName) -> str:
-        """Why a process cannot be replaced because a person wants that; '' if it can."""
+        """Why a person cannot replace this process; '' if they can."""
         return self._scaling.why_not_replace(name)
 
     def why_not_scale(self) -> str:
-        """Why another number of workers makes no difference any more; '' if it does."""
+        """Why changing the number of workers has no effect any more; '' if it has."""
         return self._scaling.why_not_scale()
 
     def why_not_checkpoint(self) -> str:
-        """Why no checkpoint can be had because a person wants one; '' if one can."""
+        """Why a person cannot request a checkpoint; '' if they can."""
         return self._checkpointing.why_not()
 
     def shards(self, wish: ShardWish) -> ShardPage:
-        """Some of the shards, for people."""
+        """A page of the shards, for people."""
         current = self._evaluation.round
         ledgers = [
             ledger
@@ -172,7 +171,7 @@ class JobState:
         return shard_page(ledgers, wish, self._context.now_s)
 
     def ledger_json(self) -> str:
-        """The training ledger with what was reported so far, as `JobStarted.ledger` takes it.
+        """The training ledger with all progress reported so far, as `JobStarted.ledger` takes it.
 
         '' if there is none.
         """
@@ -195,9 +194,9 @@ class JobState:
     # events
 
     def handle(self, event: events.Event) -> list[Command]:
-        """Take in one event; the commands are to be carried out in order.
+        """Handle one event; the driver executes the returned commands in order.
 
-        Raises ImpossibleTransition, which tells the last events, if the state contradicts itself: a
+        Raises ImpossibleTransition with the last events if the state contradicts itself, which is a
         bug.
         """
         self._context.now_s = event.at_s
@@ -218,7 +217,7 @@ class JobState:
                 self._coordination.progressed(event)
                 self._at_acknowledged()
             case events.LeaseRequested():
-                # Decisions that are due come first: they may make the work that is asked for.
+                # Decide first: a decision that is due may create the work that is requested.
                 self._decide()
                 self._coordination.requested(event)
             case events.Tick():
@@ -348,7 +347,7 @@ class JobState:
             self._context.fail(error.message, hint=error.hint)
             return
         for piece in self._context.work.parked if self._context.work else ():
-            # Of the job that is gone on with: they count for the limit of this one.
+            # The resumed job parked these shards; they count towards this job's limit too.
             self._context.give_up(Task.TRAINING, piece)
         if self._context.outcome is None:
             self._phases.begin()
@@ -389,9 +388,10 @@ class JobState:
     # snapshots
 
     def _at_version(self, version: int) -> None:
-        # A server that has just come up is counted with version 0 until its first report: it cannot
-        # be below its start. What a server that leaves told before its workers' last reports says
-        # nothing of how the job ended.
+        # A server that has just come up counts as version 0 until its first report, but it cannot
+        # be below the version that it started with. While processes end, a leaving server may
+        # report a version older than its workers' last reports: that says nothing about how the job
+        # ended.
         over = self._context.phase in (Phase.ENDING, Phase.ENDED)
         self._context.version = max(
             version, self._context.version if over else self._lifecycle.least_version()
@@ -400,8 +400,8 @@ class JobState:
         self._evaluation.version_changed()
 
     def _at_acknowledged(self) -> None:
-        # Workers hear of versions sooner than heartbeats tell them: what is due by steps comes when
-        # it is due.
+        # Workers learn of versions earlier than heartbeats report them. Using their versions makes
+        # work that is due every N steps start on time.
         if (
             self._context.acknowledged_version > self._context.version
             and not self._context.servers_away()

@@ -1,4 +1,4 @@
-"""Makes the status and the receipt out of the facts. Reads only."""
+"""Builds status and receipt from the facts of the job. Reads only."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _SHOWN_EPOCHS = 200
 
 
 def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = None) -> Receipt:
-    """What became of every record: expected = trained + bad + lost + left, in each epoch and in
-    total; `repeated` beside.
+    """The account of all records: expected = trained + bad + lost + left, and `repeated` besides.
 
-    `epochs` are those that were begun, the `newest` of them only if that is given; `total` is of
-    all that were planned, with those that are `not_begun`.
+    The equation holds for each epoch and in total. `epochs` lists the epochs that began, only the
+    last `newest` of them if given. `total` covers all planned epochs, including those `not_begun`.
     """
     counts = ledger.counts if ledger else []
     waiting, records = (ledger.epochs_not_begun, ledger.plan.records) if ledger else (0, 0)
@@ -82,7 +81,7 @@ def status(
     evaluation: Evaluation,
     checkpointing: Checkpointing,
 ) -> JobStatus:
-    """The job as it is now, without what `Stalls` knows."""
+    """The current status of the job, without what `Stalls` knows."""
     main = main_ledger(context, evaluation)
     told, outcome = receipt(context, main, _SHOWN_EPOCHS), context.outcome
     return JobStatus(
@@ -130,9 +129,7 @@ def status(
 
 
 def main_ledger(context: JobContext, evaluation: Evaluation) -> Ledger | None:
-    """The ledger that the receipt is of: training or prediction, or the round of `elasticdl
-    evaluate`.
-    """
+    """The ledger of the receipt: training, prediction, or the round of `elasticdl evaluate`."""
     if context.spec.action is not Action.EVALUATE:
         return context.work
     return evaluation.round.ledger if evaluation.round else evaluation.last_ledger
@@ -177,7 +174,7 @@ def _records(ledger: Ledger | None, total: ReceiptTotal) -> RecordCounts:
 
 
 def _shards(context: JobContext, evaluation: Evaluation) -> dict[str, ShardCounts]:
-    # Of `elasticdl evaluate` the round is all there is, also when it is over.
+    # `elasticdl evaluate` has only its round, even after it is over.
     ledgers = [
         context.work or main_ledger(context, evaluation),
         evaluation.round.ledger if evaluation.round and context.work else None,
@@ -238,8 +235,9 @@ def _doing(context: JobContext, evaluation: Evaluation, name: ProcessName) -> st
 
 
 def _done(held: HeldShard) -> str:
-    """Workers tell where they are every two seconds, and when they are through: nothing is known of
-    a shard that takes less.
+    """Records done of a held shard, or its size while nothing is reported.
+
+    Workers report every two seconds and at the end of a shard, so short shards report no offset.
     """
     records = held.piece.shard.records
     return f"{held.offset:,} of {records:,}" if held.offset else amount(records, "record")

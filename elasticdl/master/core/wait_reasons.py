@@ -12,7 +12,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class Awaited(StrEnum):
-    """`details["wait"]`: what is waited for."""
+    """What a job waits for, in `details["wait"]`."""
 
     PLACE = "place"
     SERVERS = "servers"
@@ -24,15 +24,15 @@ class Awaited(StrEnum):
 
 @dataclass(slots=True)
 class Reasons:
-    """How long a wait had which reason, of at most eight.
+    """The reasons of one wait and how long each held, at most eight of them.
 
-    Those that differ in their numbers only are one.
+    Reasons that differ only in their numbers count as one.
     """
 
     _found: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def add(self, reason: str, seconds: float) -> None:
-        """The reason stood for so long."""
+        """Add `seconds` to a reason."""
         shape = _NUMBERS.sub("#", reason)
         if shape not in self._found and len(self._found) >= _MOST_REASONS:
             shape = reason = _OTHER
@@ -40,7 +40,7 @@ class Reasons:
         self._found[shape] = (first, before_s + seconds)
 
     def words(self) -> str:
-        """The longest first; with their durations if there are several."""
+        """The three longest reasons, with durations if there are several."""
         longest = sorted(self._found.values(), key=lambda item: -item[1])[:3]
         if len(longest) <= 1:
             return "".join(reason for reason, _ in longest)

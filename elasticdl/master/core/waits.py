@@ -1,7 +1,7 @@
 """What the job as a whole waits for: places, servers, work, a ring, user code.
 
-Tells people when a wait has lasted, and its duration when it is over. Reads only; keeps only what
-people were told.
+It announces a long wait, and its duration when it is over. It only reads the job, and keeps only
+what it announced.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from elasticdl.master.core.processes.pending_processes import PendingProcesses
 from elasticdl.master.core.wait_reasons import Awaited, Reasons
 
 _LASTS_S = 5.0
-"""Shorter waits are the ordinary course of things."""
+"""Shorter waits are normal and not announced."""
 _QUIET_S = 2.0
-"""One that begins again so soon is the same one."""
+"""A wait that begins again within this time continues the previous one."""
 _MOST_BUSY = 4
 
 
@@ -34,7 +34,7 @@ class _Open:
 
 @final
 class Waits:
-    """One wait a thing that is awaited, whatever its reasons."""
+    """Keeps one wait for each awaited thing, whatever its reasons."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Waits:
         self._were_there = False
 
     def tick(self) -> None:
-        """Look what is waited for now."""
+        """Check what the job waits for now."""
         self._pending.tick()
         now_s, found = self._context.now_s, dict(self._now())
         if busy := self._activities.long():
@@ -77,7 +77,7 @@ class Waits:
                 self._over(what, wait)
 
     def end(self) -> None:
-        """The job is over; its processes may end before the next look."""
+        """End all waits: the job is over, and its processes may end before the next tick."""
         self._pending.tick()
         for what, wait in self._open.items():
             self._over(what, wait)
@@ -100,7 +100,7 @@ class Waits:
         away = self._context.servers_away()
         self._were_there = self._were_there or not away
         if away:
-            # Before all of them were there for the first time this is how a job starts.
+            # Before all servers are up for the first time, this is the normal start of a job.
             return {Awaited.SERVERS: away} if self._were_there else {}
         return self._coordination.waits_for()
 

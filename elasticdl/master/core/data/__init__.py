@@ -1,1 +1,1 @@
-"""The data ledger: shards, leases, and what becomes of a lost worker's leases."""
+"""The data ledger: shards, leases, and the reconciliation of a lost worker's leases."""

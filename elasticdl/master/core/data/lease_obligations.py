@@ -1,4 +1,4 @@
-"""What the leases of a ledger wait for: workers to report, servers to answer, somebody to ask."""
+"""What the leases of a ledger wait for: workers, servers, or a request for free shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticdl.shard import Task
 def lease_obligations(
     context: JobContext, leasing: Leasing, ledger: Ledger
 ) -> Iterator[Obligation]:
-    """Settled, revoked and free shards count as well as leased ones."""
+    """Yield what leased, settling, revoked and free shards wait for."""
     by_worker: dict[ProcessName, list[HeldShard]] = {}
     settling, closing = list[HeldShard](), list[HeldShard]()
     for held in ledger.held.values():

@@ -1,5 +1,6 @@
-"""What becomes of the work of a worker that is gone: fence it, learn what every server has of it,
-lease the rest again.
+"""Reconciles the leases of a worker that is gone.
+
+Servers fence the worker and report what they have of it; the rest is leased again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ASK_AGAIN_S = 30.0
 
 @dataclass(slots=True)
 class Settling:
-    """An answer is waited for."""
+    """A fencing order without an answer yet."""
 
     asked_s: float
     blame: Blame | None
@@ -38,7 +39,7 @@ class LeaseReconciliation:
         self.open: dict[ProcessName, Settling] = {}
 
     def lost(self, process: Process, blame: Blame | None) -> bool:
-        """A worker is gone, or as good as.
+        """Settle the leases of a worker that is gone or given up.
 
         True if `blame` will be counted against a shard that it held.
         """
@@ -57,8 +58,9 @@ class LeaseReconciliation:
         return bool(held) and blame is not None
 
     def returned(self, process: Process, held: HeldShard, offset: int) -> None:
-        """A draining worker gives back the rest of a lease; with the last of them, its word is
-        checked with the servers.
+        """Take the rest of a lease from a draining worker.
+
+        After its last lease, the servers confirm what it reported.
         """
         work = self._context.work
         assert work is not None
@@ -75,16 +77,16 @@ class LeaseReconciliation:
             return
         waiting = self.open.get(worker)
         if waiting is not None:
-            # Asked already: of a worker that failed and then ended, the failure is what counts.
+            # Already asked. If a worker failed and then ended, the failure counts.
             waiting.blame = waiting.blame or blame
             return
         self.open[worker] = Settling(self._context.now_s, blame)
         self._context.orders.give(FenceWorker(worker))
 
     def fenced(self, event: WorkerFenced) -> None:
-        """Every server that could be asked told what it has.
+        """Settle a worker with what the servers reported.
 
-        An answer that nobody waits for (any more) is dropped.
+        An unexpected answer is dropped.
         """
         settling = self.open.pop(event.worker, None)
         if settling is None:
@@ -112,7 +114,7 @@ class LeaseReconciliation:
             self._context.give_up(work.task, parked)
 
     def tick(self) -> None:
-        """Ask again where no answer came."""
+        """Repeat orders that got no answer."""
         for worker, settling in self.open.items():
             if self._context.now_s - settling.asked_s > _ASK_AGAIN_S:
                 settling.asked_s = self._context.now_s

@@ -1,6 +1,6 @@
-"""Who gets which lease, and what workers say of theirs.
+"""Grants leases, and books what workers report about them.
 
-Reports of whoever does not hold a lease (any more) are dropped, and counted.
+Reports from workers that do not hold the lease are dropped and counted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Leasing:
                 )
             )
         else:
-            # A question that gets no lease must leave no trace: it is not in the journal.
+            # A request that gets no lease must not change the state: it is not journaled.
             answer = self._next(process)
             if isinstance(answer, str):
                 give(NoLeaseNow(name, answer))
@@ -136,7 +136,7 @@ class Leasing:
         return Lease(Task.EXPORT, None, export.attempt, version=self._context.version)
 
     def idle_reason(self) -> str:
-        """Why there is nothing to lease just now, in words."""
+        """Why there is nothing to lease now, in words."""
         current, work = self._evaluation.round, self._context.work
         if self._context.phase is Phase.STARTING:
             return "the data is being counted"
@@ -161,9 +161,7 @@ class Leasing:
         return self._evaluation.pauses() or f"the job is {self._context.phase}"
 
     def leases_of(self, worker: ProcessName) -> int:
-        """How many leases a worker holds, of every kind; revoked ones are not in its hands any
-        more.
-        """
+        """The number of leases of every kind that a worker holds, without revoked ones."""
         current, export, work = self._evaluation.round, self._context.export, self._context.work
         count = sum(held.stage is not Stage.CLOSING for held in work.held_by(worker)) if work else 0
         if current is not None:
@@ -189,7 +187,7 @@ class Leasing:
     # reports
 
     def progressed(self, event: ProgressReported) -> None:
-        """Book progress with a lease."""
+        """Book the progress of a lease."""
         process = self._context.worker(event.worker)
         if process is None:
             self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
@@ -206,7 +204,7 @@ class Leasing:
     def gained(
         self, event: ProgressReported, process: Process, records: int, by: Iterable[ProcessName]
     ) -> None:
-        """A report of `process` has so many new records, the work of the workers `by`."""
+        """Book `records` new records of a report of `process`; the workers `by` did the work."""
         self.pace.saw(event.task, event.at_s - process.busy_since_s, records)
         self._context.budgets.progressed()
         for name in by:
@@ -251,7 +249,7 @@ class Leasing:
         return gained
 
     def _check_offset(self, event: ProgressReported, held: HeldShard) -> None:
-        """What is told of a lease grows, up to the end of its shard."""
+        """Count reports whose offset decreases or exceeds the shard; both are defects."""
         told = event.applied.offset
         if told > held.piece.shard.records:
             self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
@@ -263,9 +261,9 @@ class Leasing:
             self._context.saw_loss(self._context.version, {"loss": event.loss})
 
     def returned(self, event: LeaseReturned) -> None:
-        """A worker gives back the rest of a lease.
+        """Take back the rest of a lease from a worker.
 
-        Unless it was revoked or never taken, the worker is draining.
+        The worker is draining unless the lease was revoked or never taken.
         """
         process, current = self._context.worker(event.worker), self._evaluation.round
         if process is None:
@@ -299,11 +297,10 @@ class Leasing:
             self._context.orders.announce("process", text, process=event.worker, details=details)
 
     def failed(self, event: TaskFailed) -> None:
-        """The user's code raised: in a shard the shard is blamed, outside of any it spends the
-        user's budget.
+        """Handle an exception of user code; it counts against the shard or the job's budget.
 
-        The worker ends after that by itself. What it pushed before is learned from the servers, as
-        of any lost worker.
+        In a shard the shard is blamed; outside of any, it spends the budget for user errors. The
+        worker then ends by itself. As for any lost worker, the servers report what it had pushed.
         """
         process = self._context.worker(event.worker)
         if process is None:
@@ -335,7 +332,7 @@ class Leasing:
             self._failed_lease(process, event)
 
     def _of_no_shard(self, event: TaskFailed) -> bool:
-        """Nothing can be given up for it."""
+        """Whether the failure belongs to no work that can be given up."""
         return event.task is None or (
             event.shard is None and event.task not in (Task.SUMMARY, Task.EXPORT)
         )
@@ -366,7 +363,7 @@ class Leasing:
             self._context.give_up(work.task, held.piece)
 
     def exported(self, event: ExportFinished) -> None:
-        """The export is there, if it is of the worker that was asked for it."""
+        """Mark the export as done, if its holder reports it."""
         export = self._context.export
         if export is None or export.holder != event.worker:
             self._context.drop(DropCause.LATE_EXPORT, event.worker, event)
@@ -377,7 +374,7 @@ class Leasing:
     # ends
 
     def lost(self, process: Process, blame: str) -> bool:
-        """A worker is gone: take all back.
+        """Take back everything that a lost worker held.
 
         True if `blame` was counted against some work that it held.
         """
@@ -389,15 +386,14 @@ class Leasing:
                 self._context.fail(
                     f"the export failed {len(export.failures)} times:\n{export.story()}"
                 )
-        # An evaluation shard is worked on before a training shard: if there is one, that one is to
-        # blame.
+        # A worker does evaluation shards before training shards, so the evaluation shard is blamed.
         return (
             self._reconciliation.lost(process, Blame(blame) if blame and not blamed else None)
             or blamed
         )
 
     def stop_early(self, why: str) -> bool:
-        """Training ends now: what nobody has begun is left. False if it had ended before."""
+        """End training now without the shards that nobody has begun. False if it ended before."""
         work = self._context.work
         if (
             work is None
@@ -416,7 +412,7 @@ class Leasing:
     def revoke(self, worker: ProcessName, reason: str) -> None:
         """Void the leases of a live worker.
 
-        Evaluation goes back at once, training when its last reports are in.
+        Evaluation shards go back at once; training shards go back after their last reports.
         """
         process, work = self._context.worker(worker), self._context.work
         if process is None:
@@ -432,13 +428,14 @@ class Leasing:
             self._ask_for(worker)
 
     def _ask_for(self, worker: ProcessName) -> None:
-        """What it holds yet. It is told of that order after the revocation."""
+        """Ask a worker what it still holds; it receives this order after the revocation."""
         self._asked_s[worker] = self._context.now_s
         self._context.orders.give(AskState(worker))
 
     def state_told(self, event: StateTold) -> None:
-        """Revoked shards that a worker does not hold any more go back: it pushes nothing more of
-        them, and all that it pushed was reported before.
+        """Take back revoked shards that the worker no longer holds.
+
+        It pushes nothing more for them, and it has already reported all that it pushed.
         """
         work = self._context.work
         told = {(applied.shard, applied.attempt) for applied in event.held}
@@ -454,7 +451,7 @@ class Leasing:
             self._context.orders.announce("shard", f"{len(closed)} revoked shards came back")
 
     def tick(self) -> None:
-        """Ask again who holds revoked shards: a push may be under way, or the order was lost."""
+        """Ask holders of revoked shards again: a push may be in progress, or the order was lost."""
         work, now_s = self._context.work, self._context.now_s
         holders = {
             held.worker
@@ -466,9 +463,7 @@ class Leasing:
                 self._ask_for(worker)
 
     def limit_s(self, process: Process) -> float | None:
-        """How long that worker may be without progress with what it holds; None if it holds
-        nothing.
-        """
+        """How long the worker may go without progress on its leases; None without leases."""
         name, warm, limits = process.name, process.done_records > 0, list[float]()
         current, work = self._evaluation.round, self._context.work
         for ledger in (work, current.ledger if current else None):
@@ -483,9 +478,7 @@ class Leasing:
         return max(limits, default=None)
 
     def errand_limit_s(self, process: Process) -> float:
-        """How long the summary or the export that a worker holds may take; 0 if it holds
-        neither.
-        """
+        """How long the summary or export that a worker holds may take; 0 if it holds neither."""
         current, export = self._evaluation.round, self._context.export
         if export is not None and export.holder == process.name:
             return self.pace.limit_s(Task.EXPORT, 0, warm=True)

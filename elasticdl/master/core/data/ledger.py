@@ -1,10 +1,8 @@
-"""The data ledger: which records are to be done, who is at them, which are done.
+"""The data ledger: which records are to do, leased, done or parked.
 
-It never drops a record unsaid.
-
-For each epoch: expected = trained + bad + given up (parked) + the rest of every piece that waits or
-is held + fresh
-shards. `Count.lost` is computed from that at the end, not assumed.
+It never drops a record silently. For each epoch: expected = trained + bad + given up (parked) + the
+rest of every returned or held piece + fresh shards. At the end `Count.lost` is computed from this
+equation, not assumed.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ MAX_FAILURES = 3
 
 @dataclass(slots=True)
 class Ids:
-    """Gives out shard ids that are used once in a job, whatever the epoch, task or round."""
+    """Shard ids, each used once in a job across epochs, tasks and rounds."""
 
     next: int = 0
 
     def given(self, id: ShardId) -> bool:
-        """Whether there ever was such a shard."""
+        """Whether a shard with that id ever existed."""
         return 0 <= id < self.next
 
     def reserve(self, count: int) -> int:
-        """The first of `count` ids in a row."""
+        """Reserve `count` consecutive ids; return the first."""
         first, self.next = self.next, self.next + count
         return first
 
@@ -52,25 +50,21 @@ class Count:
     bad: int = 0
     parked: int = 0
     forgone: int = 0
-    """Records that are not expected any more, since training ends early."""
+    """Records that are no longer expected because training ends early."""
 
     @property
     def planned(self) -> int:
-        """Records of the epoch, whatever becomes of them."""
+        """Records that the epoch was planned with."""
         return self.expected + self.forgone
 
     @property
     def left(self) -> int:
-        """Records that nobody has trained and that were not given up: to come, or never to come
-        once the job has ended.
-        """
+        """Records that are neither trained nor given up; when the job ends, they stay so."""
         return self.planned - self.trained - self.bad - self.lost
 
     @property
     def lost(self) -> int:
-        """Records that were expected and not trained, once the epoch has ended; before, those given
-        up so far.
-        """
+        """Expected records that were not trained; before the epoch ends, only the parked ones."""
         return self.parked if self.unfinished else self.expected - self.trained - self.bad
 
 
@@ -78,7 +72,7 @@ class Count:
 class Piece:
     """A shard on its way through one epoch.
 
-    Its first `offset` records are settled. `number` is its place in the plan.
+    Its first `offset` records are settled. `number` is its number in the plan.
     """
 
     number: int
@@ -95,9 +89,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Why a worker is gone, where its work may have been the reason.
+    """Why a worker is gone, if its work may be the reason.
 
-    `shard`: that one; None: whatever it was at.
+    `shard`: the shard to blame; None: whichever it was working on.
     """
 
     reason: str
@@ -109,19 +103,18 @@ class Stage(StrEnum):
 
     LEASED = "leased"
     SETTLING = "settling"
-    """Its worker is gone; what it had really done is being asked for. Its reports count no more."""
+    """The worker is gone; the servers are asked what it did. Its reports no longer count."""
     CLOSING = "closing"
-    """Revoked from a worker that goes on; reports of steps already made still count for a
-    moment.
-    """
+    """Revoked from a live worker; reports of steps already made still count for a moment."""
 
 
 @dataclass(slots=True)
 class HeldShard:
-    """A piece in the hands of one worker.
+    """A piece that one worker holds.
 
-    `offset` is what it reported, `bad` the bad records of this attempt up to there. `bad_ahead`:
-    those of the batch after `offset`. A worker reports them before any server has that batch.
+    `offset` is what it reported, `bad` the bad records of this attempt up to there. `bad_ahead`
+    counts those of the batch after `offset`: a worker reports them before any server has that
+    batch.
     """
 
     piece: Piece
@@ -133,16 +126,16 @@ class HeldShard:
     stage: Stage = Stage.LEASED
 
     def bad_until(self, offset: int) -> int:
-        """Bad records of this attempt if servers have it up to there, which is `offset` or more."""
+        """Bad records of this attempt up to `offset`, which must not be below the reported one."""
         return self.bad + (self.bad_ahead if offset > self.offset else 0)
 
 
 @final
 class Ledger:
-    """One task's records.
+    """The records of one task.
 
-    Where a piece's progress cannot be kept (`keeps_progress` False: evaluation, whose metric
-    states come with the end of a shard) it starts again from its beginning.
+    Evaluation does not keep the progress of a piece (`keeps_progress` False), because its metric
+    states come with the end of a shard. Such a piece restarts at its beginning.
     """
 
     def __init__(self, plan: Plan, ids: Ids, *, task: Task) -> None:
@@ -151,44 +144,41 @@ class Ledger:
         self.keeps_progress = task is not Task.EVALUATION
         self.counts: list[Count] = []
         self.returned: deque[Piece] = deque()
-        # In the order of granting: settling relies on it.
+        # In the order of granting; settling relies on it.
         self.held: dict[ShardId, HeldShard] = {}
         self._of_worker: dict[ProcessName, dict[ShardId, HeldShard]] = {}
         self.parked: list[Piece] = []
         self.done_shards = 0
         self.booked = 0
-        """Records that were settled since this ledger was made, whatever the epoch."""
+        """Records that were settled in this ledger object, in all epochs."""
         self.stopped = False
         self.stopped_at: int | None = None
-        """Place in the order of the current epoch from which on nothing is expected any more; None:
-        it goes on.
-        """
+        """Position in the current epoch's order where the early stop came; None: no early stop."""
         self.forgone: set[int] = set()
-        """Numbers of shards of the current epoch that were begun, and whose rest is not expected
-        any more.
-        """
+        """Numbers of shards of the current epoch that were begun and whose rest is not expected."""
         self._ids = ids
         self._order: list[int] = []
         self._cursor = 0
         self._first_id = 0
         self.repeated_at_least = False
-        """A run before was killed, or ended with more than its checkpoint has: what is repeated may
-        be more than was counted.
+        """More records may have been repeated than counted.
+
+        An earlier run was killed, or ended with more trained than its checkpoint has.
         """
         self.repeated_before: dict[int, int] = {}
-        """Records by epoch that were trained, and then lost with all that had the weights, before
-        that epoch began (again).
+        """Repeated records of epochs that this ledger has not begun (again).
+
+        They were trained, and then lost with all processes that had the weights.
         """
         self.done_by: Counter[ProcessName] = Counter()
-        """Settled records by who did them: with those `resumed` they are all that are trained, and
-        those `undone`.
+        """Settled records by worker.
+
+        Their sum plus `resumed` is the number of trained records plus `undone`.
         """
         self.resumed = 0
-        """Records that had been trained before this master took the job on."""
+        """Records that were trained before this master resumed the job."""
         self.undone = 0
-        """Records that were trained under this master, and then lost with all that had the
-        weights.
-        """
+        """Records that were trained under this master and then lost with the weights."""
         self._first_attempt = 0
         self._newest_attempt = 0
 
@@ -196,12 +186,12 @@ class Ledger:
 
     @property
     def fresh(self) -> int:
-        """Shards of the current epoch that nobody had yet."""
+        """Shards of the current epoch that were never leased."""
         return len(self._order) - self._cursor
 
     @property
     def cursor(self) -> int:
-        """Place in the order of the current epoch of its next fresh shard."""
+        """Position of the next fresh shard in the order of the current epoch."""
         return self._cursor
 
     @property
@@ -211,24 +201,22 @@ class Ledger:
 
     @property
     def order(self) -> Sequence[int]:
-        """Numbers of the shards of the current epoch in the order in which they are leased; not to
-        be changed.
-        """
+        """Shard numbers of the current epoch in leasing order; not to be changed."""
         return self._order
 
     @property
     def epochs_left(self) -> int:
-        """Epochs that were not opened yet."""
+        """Epochs that are still to open."""
         return 0 if self.stopped else max(0, self.plan.epochs - len(self.counts))
 
     @property
     def available(self) -> int:
-        """Shards to be had now, those of epochs not opened yet not counted."""
+        """Shards that can be leased now, without those of unopened epochs."""
         return len(self.returned) + self.fresh
 
     @property
     def finished(self) -> bool:
-        """Nothing is to be had and nobody holds anything."""
+        """Whether nothing is left to lease and nothing is held."""
         return not self.held and not self.available and not (self.epochs_left and self.plan.shards)
 
     @property
@@ -251,9 +239,7 @@ class Ledger:
 
     @property
     def epochs_not_begun(self) -> int:
-        """Epochs that were planned and not opened: to come, or never to come since training ends
-        early.
-        """
+        """Planned epochs that were not opened, including those that an early stop left out."""
         return max(0, self.plan.epochs - len(self.counts))
 
     def held_by(self, worker: ProcessName) -> list[HeldShard]:
@@ -261,7 +247,7 @@ class Ledger:
         return list(self._of_worker.get(worker, {}).values())
 
     def find(self, worker: ProcessName, shard: ShardId, attempt: int) -> HeldShard | None:
-        """The holding that a report speaks of; None if it is not that worker's, or not any more."""
+        """The holding that a report refers to; None if that worker does not hold it now."""
         held = self.held.get(shard)
         if (
             held is None
@@ -273,10 +259,10 @@ class Ledger:
         return held
 
     def why_not_found(self, worker: ProcessName, shard: ShardId, attempt: int) -> DropCause:
-        """Why `find` has nothing: the lease is over, or that worker never had it.
+        """Why `find` returns nothing: the lease is over, or the worker never had it.
 
-        Of shards that nobody holds it is not known which attempts there were: all that were ever
-        cut count as leased once.
+        The attempts of a shard that nobody holds are not recorded: every id ever given counts as
+        leased once.
         """
         held = self.held.get(shard)
         if held is None:
@@ -289,9 +275,7 @@ class Ledger:
     # out
 
     def take(self, worker: ProcessName, now_s: float) -> HeldShard | None:
-        """Give the next piece to a worker: what came back first, then fresh shards, then those of
-        the next epoch.
-        """
+        """Give a worker the next piece: returned ones first, then fresh ones, then a new epoch."""
         piece = self.returned.popleft() if self.returned else self._next_fresh()
         if piece is None:
             return None
@@ -302,7 +286,7 @@ class Ledger:
         return held
 
     def lease(self, held: HeldShard) -> Lease:
-        """The holding as the worker gets it."""
+        """The holding as the lease that the worker gets."""
         piece = held.piece
         seed = self.plan.order_seed(piece.epoch, piece.number)
         return Lease(self.task, piece.shard, piece.attempt, piece.offset, piece.epoch, seed)
@@ -331,8 +315,9 @@ class Ledger:
         self._first_id = self._ids.reserve(self.plan.shards)
 
     def replaces(self, lost: Ledger, holder: ProcessName) -> int:
-        """This ledger, of an earlier time, takes the place of one whose weights were lost; returns
-        the records trained in vain.
+        """Replace a ledger whose weights were lost by this earlier one.
+
+        Returns the number of trained records that are lost.
         """
         vain = 0
         self.repeated_at_least = self.repeated_at_least or lost.repeated_at_least
@@ -350,17 +335,17 @@ class Ledger:
             else:
                 self.repeated_before[epoch] = count.repeated + again
         self.done_by, self.resumed, self.undone = lost.done_by, lost.resumed, lost.undone + vain
-        # What is told late of a lease of the lost one must not be taken for one of the same shard
+        # Higher attempts keep late reports about the lost ledger's leases from matching leases
         # here.
         self._first_attempt = self._newest_attempt = lost._newest_attempt + 1
         for piece in self.returned:
             piece.attempt = max(piece.attempt, self._first_attempt)
-        # A checkpoint may be ahead of what was told: that was done by whoever held it.
+        # The checkpoint may contain more than was reported; credit `holder` with the difference.
         self.done_by[holder] += self.totals().trained - (lost.totals().trained - vain)
         return vain
 
     def reopen(self, counts: Iterable[Count], cursor: int, first_id: int) -> None:
-        """Go on where an earlier job stood. Only before anything was taken."""
+        """Continue at the position of an earlier job, before anything is taken."""
         self.counts = list(counts)
         self.resumed = sum(count.trained for count in self.counts)
         self._order = self.plan.order(self.epoch) if self.counts else []
@@ -369,11 +354,10 @@ class Ledger:
     # back
 
     def advance(self, held: HeldShard, offset: int, bad: int) -> int:
-        """Count what a worker says is done, the first `offset` records; returns how many of them
-        are new.
+        """Book the first `offset` records of a holding as done; return how many are new.
 
-        `bad`: of those of this attempt, as many could not be read; told again, they count once.
-        More than before with no new record: they are in the batch to come.
+        `bad` of this attempt's records could not be read; repeated reports count once. If `bad`
+        grows without new records, the new ones are in the next batch.
         """
         gained = max(0, min(offset, held.piece.shard.records) - held.offset)
         new_bad = max(0, min(bad - held.bad, gained))
@@ -385,9 +369,9 @@ class Ledger:
         return gained
 
     def finish(self, held: HeldShard) -> bool:
-        """The worker says that it is through.
+        """Finish a holding whose worker says that it is done.
 
-        False, and the rest waits for another attempt, if it is not.
+        False if records are missing; the caller must then take the holding back.
         """
         if held.offset < held.piece.shard.records:
             return False
@@ -399,8 +383,9 @@ class Ledger:
         return True
 
     def give_back(self, held: HeldShard) -> None:
-        """The rest of the piece waits for its next attempt; whatever else is said of this one is
-        void.
+        """Take a holding back; its rest waits for the next attempt.
+
+        Later reports of this attempt are void.
         """
         piece = held.piece
         self._release(held)
@@ -433,13 +418,12 @@ class Ledger:
         blame: Blame | None = None,
         batch: int = 0,
     ) -> Piece | None:
-        """Take back all that a lost worker holds, counting what each server says it has of it; of
-        `batch` see `reached`.
+        """Take back all that a lost worker holds, counting what each server has of it.
 
-        A batch is trained when every server has it. What only some have is trained again: repeated.
-        `blame` is counted
-        as a failure of the piece that it names, or that the worker was at. Returns that piece if
-        this parked it.
+        A batch is trained when every server has it. A batch that only some have is trained again
+        and counts as repeated. `blame` counts as a failure of the piece that it names, or of the
+        first unfinished one. Returns that piece if the failure parked it. For `batch` see
+        `reached`.
         """
         mine = self.held_by(worker)
         for held, (low, high) in zip(mine, reached(mine, told, batch), strict=True):
@@ -452,7 +436,7 @@ class Ledger:
             None,
         )
         parked = None
-        # The last in order goes back first, so that the first stands first in line again.
+        # Returned pieces go to the front of the queue: going backwards keeps their order.
         for held in reversed(mine):
             if held is not blamed or blame is None:
                 self.give_back(held)
@@ -461,9 +445,7 @@ class Ledger:
         return parked
 
     def stop(self) -> None:
-        """Training ends early: what nobody has begun is not expected any more, nor what is given
-        back from now on.
-        """
+        """End training early: no longer expect unbegun shards and the rest of returned ones."""
         if self.stopped:
             return
         self.stopped = True
@@ -510,18 +492,15 @@ class Ledger:
 def reached(
     mine: Sequence[HeldShard], told: Sequence[Applied | None], batch: int = 0
 ) -> list[tuple[int, int]]:
-    """For each holding of one worker, in the order of granting: offset that every server has,
-    offset that any has.
+    """For each holding of one worker: the offset that every server has, and the highest of any.
 
-    A server that has a push of a later lease has all of the earlier ones, since a worker works in
-    order. What the
-    worker itself reported was acknowledged by every server, also by one that since came back
-    without that memory.
+    `mine` and the result are in the order of granting. A worker works in order, so a server that
+    has a push of a later lease has all earlier ones. Every server acknowledged what the worker
+    itself reported, even a server that has since restarted without it.
 
-    So was all but the last push that any server has: a worker pushes one batch, of at most `batch`
-    records, at a time. A server that
-    knows less was away (None) or has come back without that memory: what it forgot counts as its
-    lost updates, not as batches.
+    A worker pushes one batch of at most `batch` records at a time. So every server also
+    acknowledged all but the last push that any server has. A server that knows less was away (None)
+    or restarted: what it forgot counts as its lost updates, not as batches.
     """
     columns = [_reached_on(mine, server) for server in told] or [[held.offset for held in mine]]
     ends = [(min(row), max(row)) for row in zip(*columns, strict=True)]
@@ -534,8 +513,9 @@ def reached(
 
 
 def _acknowledged(mine: Sequence[HeldShard], highest: Sequence[int], batch: int) -> list[int]:
-    """Where each holding was before the last push that any server has: everything up to there was
-    once on all of them.
+    """The offset of each holding before the last push that any server has.
+
+    Every server acknowledged everything up to there.
     """
     last = max((i for i, held in enumerate(mine) if highest[i] > held.offset), default=None)
     if last is None or not batch:

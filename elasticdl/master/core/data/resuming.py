@@ -1,5 +1,6 @@
-"""The training ledger as JSON, for checkpoints: at exactly the point of a cut, whatever was
-reported since.
+"""The training ledger as JSON, for checkpoints.
+
+It matches the cut exactly, whatever was reported since.
 """
 
 from __future__ import annotations
@@ -20,12 +21,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a checkpoint's ledger brings back.
+    """The result of resuming a checkpoint's ledger.
 
-    `workers_used`: the first worker index that was never used.
-
-    `updates_lost`: those that the checkpoint lacks, since they went with parameter servers before
-    it.
+    `workers_used`: the first worker index that was never used. `updates_lost`: updates that servers
+    lost before the checkpoint.
     """
 
     ledger: Ledger
@@ -36,10 +35,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class RunBefore:
-    """What is known of the run that a job goes on from: records trained and repeated, by epoch.
+    """What is known of the run that a job resumes: records trained and repeated, by epoch.
 
-    `trained`: of all epochs, where that was heard of later than `counts`. `killed`: it ended
-    without a word.
+    `trained`: records of all epochs, if they were reported later than `counts`. `killed`: the run
+    ended without an outcome.
     """
 
     counts: Mapping[int, tuple[int, int]]
@@ -57,13 +56,11 @@ def ledger_json(
     rounds_used: int = 0,
     updates_lost: int = 0,
 ) -> str:
-    """The ledger with every holding at where `applied` (worker's name -> its last push within the
-    cut) says.
+    """The ledger with every holding at its position in the cut.
 
-    `ring_at`: how far each shard is that a ring holds; None if none does.
-
-    The ledger itself is not changed. Holdings become pieces with their next attempt: their workers
-    are gone by then.
+    `applied` maps each worker's name to its last push within the cut. `ring_at`: positions of the
+    shards that a ring holds; None without a ring. The ledger does not change. Holdings become
+    pieces with their next attempt, because their workers will be gone.
     """
     counts = [replace(count) for count in ledger.counts]
     held = (
@@ -140,11 +137,10 @@ def _piece_plain(piece: Piece) -> dict[str, Any]:
 
 
 def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
-    """The ledger of a checkpoint, to be gone on with for `epochs` epochs in all.
+    """Resume the ledger of a checkpoint, up to `epochs` epochs in total.
 
-    The cut, its order and its seed are those of the ledger: pieces half done keep their meaning.
-    Raises UserError if
-    the data is not what it was.
+    Sharding, order and seed come from the ledger, so partly done pieces stay valid. Raises
+    UserError if the data changed or the ledger cannot be read.
     """
     try:
         plain = json.loads(text)
@@ -162,11 +158,10 @@ def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Re
 
 
 def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
-    """The ledger with what the run before is known to have trained beyond it counted as repeated,
-    and how many records that are.
+    """Count what the earlier run trained beyond this ledger as repeated.
 
-    The run may have done more that nobody was told of any more. A ledger that cannot be read stays
-    as it is.
+    Returns the changed ledger and the number of those records. The run may have done more without
+    reporting it. An unreadable ledger is returned unchanged.
     """
     again = 0
     try:
@@ -179,7 +174,7 @@ def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
         if newer := (
             max(0, before.trained - sum(trained for trained, _ in known.values())) if known else 0
         ):
-            # Of which epoch they are was not told: of the one that the run was at.
+            # The epoch of these records is unknown; take the last one of the run.
             trained, repeated = known[max(known)]
             known[max(known)] = trained + newer, repeated
         for epoch, (trained, repeated) in known.items():

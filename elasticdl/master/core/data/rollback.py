@@ -1,4 +1,4 @@
-"""Puts an earlier ledger in the place of the job's when the weights of the present one are lost."""
+"""Replaces the job's ledger by an earlier one after the weights were lost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from elasticdl.shard import Task
 def restore_ledger(
     context: JobContext, evaluation: Evaluation, ledger: str, holder: ProcessName
 ) -> int:
-    """Train from a checkpoint's ledger (JSON; '' for the beginning); returns records to repeat.
+    """Train from a checkpoint's ledger (JSON; '' for the beginning); return records to repeat.
 
-    `holder`: who did what the checkpoint has beyond the reports.
+    `holder` is credited with what the checkpoint has beyond the reports.
     """
     before = context.work
     assert before is not None
@@ -28,7 +28,7 @@ def restore_ledger(
     context.work = again
     late = context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
     if late and context.outcome is None and not again.finished:
-        # What was made of the lost weights does not count any more.
+        # Results of the lost weights no longer count.
         evaluation.reopen()
         context.export = None
         context.enter(Phase.WORKING, "the weights were lost: training goes on")

@@ -1,6 +1,6 @@
-"""Shards for people to look at, a page of them at a time.
+"""Pages of shards, for people.
 
-Reads only; a page costs what is on it and what is in somebody's hands.
+It only reads. The cost of a page grows with its rows and with the shards that are held.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ _LONGEST_PROBLEM = 500
 
 
 class ShardState(StrEnum):
-    """Where a shard is."""
+    """The state of a shard, as shown."""
 
     LEASED = "leased"
     SETTLING = "settling"
-    """Its worker is gone, or goes; what was really done of it is being asked for."""
+    """Its worker is gone or leaving; the servers are asked what it did."""
     RETRIED = "retried"
     """Its rest waits for another attempt."""
     PARKED = "parked"
     TODO = "todo"
-    """Of the current epoch; nobody had it yet."""
+    """In the current epoch, never leased."""
     DONE = "done"
-    """Of the current epoch."""
+    """Done in the current epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardWish:
-    """Which shards are to be shown: of one state or (None) of all, from the `offset`-th on, at most
-    `limit`.
-    """
+    """Which shards to show: in one state (None: all), from `offset` on, at most `limit`."""
 
     state: ShardState | None = None
     offset: int = 0
@@ -47,7 +45,7 @@ class ShardWish:
 class ShardRow:
     """One shard.
 
-    `age_s`: for how long its owner has had it; `problem`: why its last attempt failed.
+    `age_s`: how long its owner has held it; `problem`: why its last attempt failed.
     """
 
     id: int
@@ -64,7 +62,7 @@ class ShardRow:
 
 @dataclass(frozen=True, slots=True)
 class ShardPage:
-    """`total` counts all that the wish is for."""
+    """One page; `total` counts all shards that match."""
 
     total: int
     rows: tuple[ShardRow, ...]
@@ -72,7 +70,7 @@ class ShardPage:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The shards of one ledger in one state: how many, and those from an offset on."""
+    """The shards of one ledger in one state: how many, and the rows from an offset on."""
 
     state: ShardState
     size: int
@@ -80,7 +78,7 @@ class _Part:
 
 
 def shard_page(ledgers: Sequence[Ledger], wish: ShardWish, now_s: float) -> ShardPage:
-    """A page of the shards of several ledgers, those that somebody is at first."""
+    """A page of the shards of several ledgers, held shards first."""
     parts = [
         part
         for ledger in ledgers
@@ -178,7 +176,7 @@ def _fresh(ledger: Ledger, begin: int, end: int) -> Iterator[ShardRow]:
 
 
 def _done(ledger: Ledger, begun: int, not_done: set[int], skip: int) -> Iterator[ShardRow]:
-    """The newest first: those are looked at most."""
+    """Done shards, the newest first, because people look at those most."""
     numbers = (
         number
         for number in islice(reversed(ledger.order), len(ledger.order) - begun, None)

@@ -1,6 +1,4 @@
-"""How data is cut into shards and in which order they come: a function of sources, sizes and a
-seed, nothing else.
-"""
+"""Cuts data into shards and orders them; depends only on sources, sizes and a seed."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ _SHARDS_PER_WORKER = 4
 def shard_records(data: DataSection, total_records: int, max_workers: int) -> int:
     """Records in a shard: a multiple of the minibatch size.
 
-    What the user asked for is rounded up. By default 64 minibatches, but small data gives about
-    four shards to each
-    of `max_workers`, so that all have work and the end is not one long wait for the last of them.
+    The user's size is rounded up. The default is 64 minibatches. Small data gives each of
+    `max_workers` about four shards, so that all have work and no worker finishes long after the
+    others.
     """
     batch = data.minibatch_size
     if data.records_per_task:
@@ -32,8 +30,9 @@ def shard_records(data: DataSection, total_records: int, max_workers: int) -> in
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`sources` cut into shards of `shard_records`, the last of each source being shorter, read
-    `epochs` times.
+    """`sources` cut into shards of `shard_records`, read `epochs` times.
+
+    The last shard of a source may be shorter.
     """
 
     sources: tuple[Source, ...]
@@ -62,21 +61,21 @@ class Plan:
         return self._first[-1]
 
     def order(self, epoch: int) -> list[int]:
-        """Numbers of the shards in the order in which they are leased in that epoch."""
+        """Shard numbers in the order in which that epoch leases them."""
         numbers = list(range(self.shards))
         if self.shuffle is not Shuffle.NONE:
             random.Random(f"{self.seed}/{epoch}").shuffle(numbers)
         return numbers
 
     def order_seed(self, epoch: int, number: int) -> int | None:
-        """Seed (63 bits) of the order of records within shard `number`; None: as in the file."""
+        """Seed (63 bits) of the record order within shard `number`; None: file order."""
         if self.shuffle is not Shuffle.RECORDS:
             return None
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{number}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
 
     def shard(self, number: int, id: ShardId) -> Shard:
-        """Shard `number` of 0 … shards-1, to be known as `id`."""
+        """Shard `number` of 0 … shards-1, with the id `id`."""
         index = bisect_right(self._first, number) - 1
         source = self.sources[index]
         begin = (number - self._first[index]) * self.shard_records

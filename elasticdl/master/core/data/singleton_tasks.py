@@ -1,6 +1,4 @@
-"""Work that one worker does for all, without a shard: the summary of an evaluation round, the
-export.
-"""
+"""Work that one worker does for all: the summary of an evaluation round, the export."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ MAX_FAILURES = 3
 
 @dataclass(slots=True)
 class SingletonTask:
-    """One such job. Whoever holds it is the only one whose word on it counts."""
+    """One such task. Only its holder's reports count."""
 
     task: Task
     attempt: int = 0
@@ -23,7 +21,7 @@ class SingletonTask:
     done: bool = False
 
     def release(self, worker: ProcessName, reason: str = "") -> bool:
-        """Take it back from that worker; a `reason` counts as a failure.
+        """Take the task back from that worker; a `reason` counts as a failure.
 
         True if it failed too often.
         """
@@ -36,7 +34,7 @@ class SingletonTask:
         return len(self.failures) >= MAX_FAILURES
 
     def story(self) -> str:
-        """All its failures."""
+        """All failures, one per attempt."""
         return "\n".join(
             f"attempt {number}: {reason}" for number, reason in enumerate(self.failures, 1)
         )

@@ -18,26 +18,24 @@ _ERRANDS_S = {Task.SUMMARY: 300.0, Task.EXPORT: 1800.0}
 
 @final
 class StragglerBounds:
-    """Seconds per record, as seen lately, by task."""
+    """Bounds from the recent seconds per record of each task."""
 
     def __init__(self) -> None:
         self._samples: dict[Task, deque[float]] = {}
         self._overruns = 0
 
     def saw(self, task: Task, seconds: float, records: int) -> None:
-        """A worker took `seconds` for `records` > 0."""
+        """Add a sample: a worker took `seconds` for `records` > 0."""
         self._samples.setdefault(task, deque(maxlen=_SAMPLES)).append(seconds / records)
 
     def overran(self) -> None:
-        """Somebody was cut off for being slow: while nothing else is known, the next one gets twice
-        the time.
-        """
+        """Double the first bound after a worker exceeded it; it applies while no samples exist."""
         self._overruns += 1
 
     def limit_s(self, task: Task, records: int, *, warm: bool) -> float:
-        """Time without progress that is allowed.
+        """The allowed time without progress.
 
-        `warm` False: the worker did nothing yet and has a model to compile.
+        `warm` False: the worker has done nothing yet and must compile a model.
         """
         if task in _ERRANDS_S:
             return _ERRANDS_S[task]

@@ -1,12 +1,10 @@
 """Rounds of evaluation at one stated version: freeze a view, lease the validation shards, add up
-the metric states
-exactly once per shard, then let one worker turn the sums into values.
+the metric states exactly once per shard, then let one worker turn the sums into values.
 
 It is the same worker in each round, as long as it lives: callbacks count rounds. Another that has
-to take over is told the rounds before.
-The payload of the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…],
-…]}, "history": [{"round", "epoch",
-"values": {name: value}, "loss": of training}, …]}`.
+to take over is told the rounds before. The payload of the SUMMARY lease is JSON: `{"round",
+"version", "epoch", "metrics": {name: [[…], …]}, "history": [{"round", "epoch", "values": {name:
+value}, "loss": of training}, …]}`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The processes of a job: how many, their lifecycle, causes of their ends, budgets."""
+"""The processes of a job: scaling, life cycle, causes of ends, budgets."""

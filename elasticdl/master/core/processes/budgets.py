@@ -1,10 +1,8 @@
-"""What each cause of an end may cost before the job must end.
+"""How many ends of each cause a job accepts.
 
-What a cluster does to processes never spends anything.
-
-Only what the user can mend ends a job: their own errors, their own memory limit, their own image. A
-crash that nobody explains
-ends it only if it keeps coming back without one batch done in between.
+What a cluster does to processes never counts. Only what the user can fix ends a job: their own
+errors, memory limit or image. Unexplained crashes end it only if they repeat without one finished
+batch in between.
 """
 
 from __future__ import annotations
@@ -24,27 +22,27 @@ _START_BACK_OFF_S = (0.0, 0.5, 2.0, 5.0, 15.0, 30.0)
 
 @dataclass(slots=True)
 class Budgets:
-    """How often each cause happened, as far as it is limited.
+    """Counts of the limited causes.
 
-    `in_a_row` counts since the last batch that was done.
+    `in_a_row` counts since the last finished batch.
     """
 
     max_user_errors: int
     user_errors: int = 0
     out_of_memory: int = 0
-    """Deaths that no more memory could answer, and that no shard is blamed for."""
+    """Ends that could not be answered with more memory and are not blamed on a shard."""
     crashes_in_a_row: int = 0
     kills_in_a_row: int = 0
     starts_in_a_row: int = 0
-    """Processes that could not be started: no image, no program."""
+    """Processes that could not be started: image or program missing."""
     deaths_in_a_row: int = 0
-    """Of any cause: for backing off only."""
+    """Ends of any cause; only the back-off depends on them."""
     last_error: str = ""
     _counted_s: dict[str, float] = field(default_factory=dict)
-    """When an end in a row was last counted, of crashes and of kills."""
+    """When the last counted crash or kill in a row happened."""
 
     def progressed(self) -> None:
-        """A batch was done: whatever crashes is not stopping the job."""
+        """Reset the counts in a row after a finished batch: the job makes progress anyway."""
         self.crashes_in_a_row = 0
         self.kills_in_a_row = 0
         self.starts_in_a_row = 0
@@ -73,12 +71,12 @@ class Budgets:
         role_ran: bool = True,
         life: tuple[float, float] | None = None,
     ) -> str:
-        """Count an end of a process. Returns why the job must end, or ''.
+        """Count the end of a process.
 
-        `answered`: a shard is blamed for it, the next one gets more memory, or others have to come
-        back first. `role_ran`: some process of
-        that role ran before. `life`: from when to when the process was there; None: after all that
-        was counted before.
+        Returns why the job must end, or ''. `answered`: a shard is blamed, the next process gets
+        more memory, or others must come back first. `role_ran`: some process of that role ran
+        before. `life`: start and end of the process in seconds; None: after all ends counted
+        before.
         """
         self.deaths_in_a_row += 1
         match told.cause:
@@ -109,12 +107,13 @@ class Budgets:
                 return ""
 
     def explained(self) -> None:
-        """An end that counted as a kill turned out to be the platform's doing."""
+        """Uncount a kill that turned out to be the platform's doing."""
         self.kills_in_a_row = max(0, self.kills_in_a_row - 1)
 
     def back_off_s(self) -> float:
-        """How long to wait before the next start: 0 at first, growing to 5 s (30 s if nothing can
-        be started) without progress.
+        """Seconds to wait before the next start.
+
+        Starts at 0 and grows without progress, to 5 s or, if nothing can be started, to 30 s.
         """
         pause_s = _BACK_OFF_S[min(self.deaths_in_a_row, len(_BACK_OFF_S) - 1)]
         return max(
@@ -122,9 +121,9 @@ class Budgets:
         )
 
     def _follows(self, kind: str, life: tuple[float, float] | None) -> bool:
-        """Whether an end comes after the last that was counted.
+        """Whether the process began after the last counted end.
 
-        What takes many at the same time, a node or a network, is one.
+        A failing node or network that ends many processes at the same time counts once.
         """
         began_s, ended_s = life or (float("inf"), 0.0)
         follows = began_s >= self._counted_s.get(kind, float("-inf"))
@@ -138,8 +137,11 @@ class Budgets:
         return f"{who} {told.text}; this was the {self.out_of_memory}th such end" if over else ""
 
     def _not_started(self, who: str, told: Verdict, role_ran: bool) -> str:
-        """A registry was asked for long before it is told; a program that is not there may be a
-        runtime's hiccup.
+        """Count a process that could not be started.
+
+        If its role never ran, a missing image ends the job at once, because the registry was
+        already retried for long. A program that cannot start gets a few tries, because the
+        container runtime may have failed.
         """
         self.starts_in_a_row += 1
         if not role_ran and (

@@ -1,10 +1,8 @@
-"""Why a process ended: one cause out of the facts, in words.
+"""Why a process ended: derives one cause from the facts, in words.
 
-`budgets.py` says what each cause may cost.
-
-The words of the platform that are known here are those that `cluster/kubernetes/pods.py` and
-`cluster/kubernetes/pod_tracker.py` hand on, and those that a
-kubelet, a scheduler and the controllers write. One that is not known is shown as it is.
+`budgets.py` says how many ends of each cause a job accepts. The platform's reasons known here come
+from `cluster/kubernetes/pods.py` and `cluster/kubernetes/pod_tracker.py`, and from kubelets,
+schedulers and controllers. An unknown reason is shown as it is.
 """
 
 from __future__ import annotations
@@ -18,34 +16,34 @@ from elasticdl.errors import ExitCode
 
 
 class Cause(StrEnum):
-    """The one named cause of an end."""
+    """The one named cause why a process ended."""
 
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"
     PREEMPTED = "preempted"
-    """Its place was wanted for a pod of higher priority."""
+    """A pod of higher priority needed its place."""
     EVICTED = "evicted"
-    """Sent away: by request (a node is being emptied), or by a node that is short of something."""
+    """Evicted by request (its node is being emptied), or by a node that is short of a resource."""
     NODE_DRAINED = "node_drained"
-    """Its node was tainted or shut down, and ended it in order."""
+    """Its node was tainted or shut down, and ended it gracefully."""
     NODE_LOST = "node_lost"
     DELETED = "deleted"
-    """Somebody deleted it, and that was not us."""
+    """Somebody other than the master deleted it."""
     IMAGE = "image_unavailable"
     START_ERROR = "start_error"
-    """The image is there, but its program could not be started."""
+    """The image exists, but its program could not be started."""
     DRAINED = "drained"
     FENCED = "fenced"
     FINISHED = "finished"
     INFRASTRUCTURE = "infrastructure"
     SILENT = "silent"
-    """Alive for all that is known, but not heard of."""
+    """Alive as far as known, but it sends nothing."""
     STRAGGLER = "straggler"
-    """No progress with a shard for much longer than others need."""
+    """No progress with a shard for much longer than usual."""
     STALLED = "stalled"
-    """The job stood still, and waited for it."""
+    """The job stood still and waited for it."""
     STRANDED = "stranded"
-    """It gave up waiting for others: the master, or servers that stayed away."""
+    """It gave up waiting for the master or for servers that stayed away."""
 
 
 PROBLEMS = frozenset(Cause) - {
@@ -56,7 +54,7 @@ PROBLEMS = frozenset(Cause) - {
     Cause.EVICTED,
     Cause.NODE_DRAINED,
 }
-"""Causes that somebody may want to do something about."""
+"""Causes that somebody may want to act on."""
 PLATFORM = frozenset(
     (
         Cause.OUT_OF_MEMORY,
@@ -67,14 +65,14 @@ PLATFORM = frozenset(
         Cause.DELETED,
     )
 )
-"""Causes that only the platform can tell, maybe long after a process was missed."""
+"""Causes that only the platform can report, perhaps long after the process was missed."""
 MEMORY_WORDS = "out of memory"
-"""In each sentence about such an end."""
+"""Part of each sentence about an end by lack of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A cause and how to say it.
+    """A cause and its description.
 
     `blames_work`: what the process was working on may have killed it.
     """
@@ -119,11 +117,11 @@ _REJECTED = (
     "TopologyAffinityError",
     "UnexpectedPodsLimit",
 )
-"""How reasons begin with which a node sends a pod away that was placed on it."""
+"""Prefixes of the reasons with which a node rejects a pod that was placed on it."""
 _TELLS_MORE = (Cause.EVICTED, Cause.IMAGE, Cause.START_ERROR)
-"""Of these, where a reason names them, `log_tail` begins with the platform's own words."""
+"""For these causes, `log_tail` begins with the platform's own words."""
 _NO_NEWS = ("ContainerStatusUnknown", "Deleted")
-"""Of a process that we ended ourselves."""
+"""Reasons that say nothing new if the master ended the process."""
 _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 _OURS = (
     "elasticdl.errors.TransientError",
@@ -135,11 +133,10 @@ _OURS = (
 def verdict(
     facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None, worker: bool = True
 ) -> Verdict:
-    """One cause out of the facts of an exit.
+    """Derive one cause from the facts of an exit.
 
-    `finished`: the process was told that there is no more work. `limit_bytes`: the memory that it
-    might use, if that is known.
-    `worker`: it is one, and has work to give back.
+    `finished`: the process was told that there is no more work. `limit_bytes`: its memory limit, if
+    known. `worker`: it is a worker and has work to give back.
     """
     if facts.reason == "OOMKilled":
         return Verdict(Cause.OUT_OF_MEMORY, _memory(facts, limit_bytes), blames_work=True)
@@ -170,8 +167,10 @@ def verdict(
 
 
 def _memory(facts: ExitFacts, limit_bytes: int | None) -> str:
-    """Whoever is killed at a limit was at it: what it told of itself before is only news where that
-    was much less.
+    """Describe an end by lack of memory.
+
+    A process killed at its limit had used all of it. Its last report is mentioned only if it was
+    much lower.
     """
     peak = facts.memory_peak_bytes
     if limit_bytes is None:
@@ -184,16 +183,14 @@ def _memory(facts: ExitFacts, limit_bytes: int | None) -> str:
 
 
 def gibibytes(size_bytes: int) -> str:
-    """`1.5 GiB`, or `512 MiB` where that says more."""
+    """`1.5 GiB`, or `512 MiB` below 1 GiB."""
     return (
         f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
     )
 
 
 def _by_platform(facts: ExitFacts) -> Verdict | None:
-    """What the platform says of why it ended the process; None if it says nothing that we did not
-    ask for.
-    """
+    """The platform's reason for the end; None if it gives none, or only confirms our request."""
     found = _REASONS.get(facts.reason) if not (facts.asked and facts.reason in _NO_NEWS) else None
     if facts.reason.startswith(_REJECTED):
         found = (Cause.EVICTED, f"not taken by its node ({facts.reason})")
@@ -211,8 +208,8 @@ def _disruption(facts: ExitFacts) -> tuple[Cause, str] | None:
     for condition in facts.conditions:
         kind, _, why = condition.partition(":")
         if kind == "DisruptionTarget":
-            # Of a node that ended it in order the end is known; one that is lost is tainted, too,
-            # and tells nothing.
+            # A node that ended it gracefully also reported how it ended. A lost node is tainted
+            # too, but reports nothing.
             if why == "DeletionByTaintManager" and facts.exit_code is None and facts.signal is None:
                 return Cause.NODE_LOST, "its node was tainted and does not answer"
             return _DISRUPTIONS.get(why, (Cause.EVICTED, f"disrupted ({why or 'no reason given'})"))
@@ -245,7 +242,7 @@ def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
             f"exit code {code} after an exception: {_last_line(facts)}",
             blames_work=True,
         )
-    # 128 + n is how shells and container runtimes say "signal n".
+    # Shells and container runtimes report "signal n" as 128 + n.
     text = f"exit code {code}" + (f" ({_signal_name(code - 128)})" if 128 < code < 160 else "")
     killed = code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
     return Verdict(Cause.INFRASTRUCTURE, f"{text}: {_last_line(facts)}", blames_work=not killed)

@@ -1,5 +1,6 @@
-"""What processes may use: raised for a role when one of it ran out of memory, up to the job's
-limit.
+"""Memory limits of processes, by role.
+
+The limit of a role grows when one of its processes runs out of memory, up to the job's limit.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from elasticdl.job import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class MemoryPolicy:
-    """What processes of a role get at first, and at most."""
+    """The initial and the maximum memory of a process of one role."""
 
     first_bytes: int
     limit_bytes: int
 
 
 def policies(spec: JobSpec) -> dict[Role, MemoryPolicy]:
-    """Of each role whose memory is limited: where nothing limits it, more would not help."""
+    """The policy of each role whose memory is limited; without a limit, more would not help."""
     found = {}
     for role in (Role.WORKER, Role.PS):
         first, limit = (
@@ -35,30 +36,30 @@ def policies(spec: JobSpec) -> dict[Role, MemoryPolicy]:
 
 @final
 class MemoryLimits:
-    """One role's processes are alike: what was too little for one is not tried with the next."""
+    """The current limit of each role: what was too little for one process is not tried again."""
 
     def __init__(self, policies: Mapping[Role, MemoryPolicy]) -> None:
         self._policies = dict(policies)
         self._raised: dict[Role, int] = {}
 
     def of(self, role: Role) -> int | None:
-        """What a process of that role gets now; None: nothing limits it."""
+        """The memory that a process of that role gets now; None: no limit."""
         policy = self._policies.get(role)
         return self._raised.get(role, policy.first_bytes if policy else None)
 
     def raised(self, role: Role) -> int | None:
-        """What is to be ordered instead of what the job's spec says; None: as that says."""
+        """The raised memory of that role; None: use the job's spec."""
         return self._raised.get(role)
 
     def limit(self, role: Role) -> int | None:
-        """The most that a process of that role may get."""
+        """The most memory that a process of that role may get."""
         policy = self._policies.get(role)
         return policy.limit_bytes if policy else None
 
     def answer(self, role: Role, had_bytes: int | None) -> int | None:
-        """One that had so much ran out of it.
+        """Raise the memory of a role after a process with `had_bytes` ran out of it.
 
-        What the next gets, or None where that would be no more: half as much again.
+        Returns the new memory, half as much again; None if it cannot grow.
         """
         policy = self._policies.get(role)
         if policy is None or had_bytes is None:

@@ -1,8 +1,7 @@
-"""Which processes have no place yet, and why: one sentence a role, told when it changes.
+"""Which processes are not placed yet, and why: one sentence per role, announced when it changes.
 
-Nobody waits for the workers that are missing: training goes on with those that are there, from the
-first one on. So there is no
-deadline either, only a name for the wait. Without all of its parameter servers no job can train.
+Training proceeds with the workers that are there, from the first one on, so missing workers have no
+deadline. Without all of its parameter servers no job can train.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.wait_reasons import Awaited, Reasons
 
 _SETTLE_S = 5.0
-"""Being placed takes a moment; only then is it a wait. A refusal is one at once."""
+"""Placing takes a moment and counts as a wait only after this time; a refusal counts at once."""
 _TELL_EVERY_S = 10.0
 _PLACING = (Phase.WORKING, Phase.EVALUATING, Phase.EXPORTING)
-"""Phases in which who is missing is started."""
+"""Phases in which missing processes are started."""
 _NAMES = {Role.WORKER: "workers", Role.PS: "parameter servers"}
 
 
 @dataclass(slots=True)
 class _Spell:
-    """Of waiting, for people only: since when, and how long for which reasons."""
+    """A time of waiting, for announcements only: when it began, and how long each reason held."""
 
     since_s: float | None = None
     looked_s: float = 0.0
@@ -38,7 +37,7 @@ class _Spell:
 
 @final
 class PendingProcesses:
-    """Reads the process table. Keeps only what people were told."""
+    """Reads the process table. Keeps only what it announced."""
 
     def __init__(self, context: JobContext, scaling: Scaling) -> None:
         self._context = context
@@ -48,8 +47,10 @@ class PendingProcesses:
         self._spell = _Spell()
 
     def waits(self) -> list[str]:
-        """What is waited for now, in words: `2 of 4 workers placed; quota team exhausted: cpu 8 of
-        8 used, 2 more asked for`.
+        """What the job waits for now, in words.
+
+        For example `2 of 4 workers placed; quota team exhausted: cpu 8 of 8 used, 2 more asked
+        for`.
         """
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return []
@@ -59,11 +60,11 @@ class PendingProcesses:
         return waits
 
     def tick(self) -> None:
-        """Tell people what has changed, but not more often than anybody can read."""
+        """Announce changes, at most every ten seconds while the wait lasts."""
         now = "; ".join(self.waits())
         self._measure(bool(now))
         if not now and self._told and self._context.phase in _PLACING and self._some_on_their_way():
-            # Between two reasons to wait nobody has a place yet.
+            # Between two reasons to wait, processes are still not placed.
             return
         if now == self._told or (
             now and self._told and self._context.now_s - self._told_s < _TELL_EVERY_S
@@ -84,7 +85,7 @@ class PendingProcesses:
         self._spell = _Spell()
 
     def _some_on_their_way(self) -> bool:
-        """A process that is wanted is not ordered yet, or does not run yet."""
+        """Whether a wanted process is not ordered yet or does not run yet."""
         workers = self._processes(Role.WORKER)
         unplaced = (Life.REQUESTED, Life.PENDING, Life.REFUSED)
         return len(workers) < self._context.workers.low or any(
@@ -92,9 +93,9 @@ class PendingProcesses:
         )
 
     def _measure(self, waits: bool) -> None:
-        """Add the time since the last look to the reasons of now.
+        """Add the time since the last look to the current reasons.
 
-        A wait counts from the order of whoever waits longest.
+        A wait begins when the process that waits longest was ordered.
         """
         spell, now_s = self._spell, self._context.now_s
         looked_s, spell.looked_s = spell.looked_s, now_s

@@ -1,6 +1,4 @@
-"""What happens to processes, and what that means for the job: causes, budgets, replacements,
-addresses.
-"""
+"""Handles the starts and ends of processes: causes, budgets, replacements, addresses."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ from elasticdl.master.core.status_builder import main_ledger
 
 _ATTACH_LIMIT_S = 300.0
 _START_LIMIT_S = 1800.0
-"""Of one part of a worker's start. It may compile for long, but not for ever."""
+"""Limit of one part of a worker's start. Compiling may take long, but not forever."""
 _MOST_FAILED_STARTS = 4
-"""In a row, for taking longer than that."""
+"""Workers in a row that exceed that limit."""
 _HINTS = {
     Cause.OUT_OF_MEMORY: MORE_MEMORY,
     Cause.IMAGE: (
@@ -49,7 +47,7 @@ _HINTS = {
 
 @final
 class ProcessLifecycle:
-    """Keeps the process table in step with what is told of it."""
+    """Keeps the process table up to date with the events about processes."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class ProcessLifecycle:
     # coming up
 
     def seen(self, event: ProcessSeen) -> None:
-        """The cluster shows a process. One that nobody ordered is ended: it can only do harm."""
+        """Note what the cluster shows of a process; stop one that nobody ordered."""
         process = self._context.processes.all.get(event.name)
         if process is None:
             if event.name.role is not Role.MASTER:
@@ -94,7 +92,7 @@ class ProcessLifecycle:
             process.enter(life, event.at_s, event.waiting_for, deadline_s=limit_s)
 
     def may_attach(self, name: ProcessName) -> bool:
-        """Whether a process of that name is expected, or there already and not given up."""
+        """Whether a process of that name is expected or already present, and not given up."""
         process = self._context.processes.going.get(name)
         return process is not None and process.life in (
             Life.REQUESTED,
@@ -104,7 +102,7 @@ class ProcessLifecycle:
         )
 
     def attached(self, event: ProcessAttached) -> None:
-        """A process presented itself; again, if it lost the reply to its first time."""
+        """Handle the attaching of a process, also a repeated one after a lost reply."""
         process = self._context.processes.going.get(event.name)
         if process is None or not self.may_attach(event.name):
             self._context.drop(DropCause.ENDED_PROCESS, event.name, event)
@@ -129,7 +127,7 @@ class ProcessLifecycle:
             self._server_back(event)
 
     def went_on(self, name: ProcessName, part: str) -> None:
-        """A worker has come to another part of its start, or ('') to its end."""
+        """Note that a worker reached another part of its start; '' ends the start."""
         process = self._context.processes.going.get(name)
         if process is None:
             self._context.drop(DropCause.ENDED_PROCESS, name, f"it came to {part!r}")
@@ -152,8 +150,9 @@ class ProcessLifecycle:
         )
 
     def least_version(self) -> int:
-        """The version that no server can be below: each began with that of its checkpoint, and only
-        grows.
+        """The version that no server can be below: the lowest that one restored.
+
+        The version of a server only grows after that.
         """
         servers = (self._context.processes.server(index) for index in range(self._context.servers))
         return min((server.restored_version if server else 0 for server in servers), default=0)
@@ -188,10 +187,9 @@ class ProcessLifecycle:
             self.forgive()
 
     def _all_there(self) -> None:
-        """Every server is up.
+        """Begin counting versions when every server is up for the first time.
 
-        For the first time: the parameters that the job begins with have the version that was
-        restored.
+        The initial parameters have the version that was restored.
         """
         if self._begun:
             return
@@ -202,9 +200,9 @@ class ProcessLifecycle:
             self._evaluation.start(self._context.version)
 
     def forgive(self, stalled_s: float = 0.0) -> None:
-        """Nobody could make progress meanwhile: the clocks of workers start again.
+        """Restart the clocks of the workers, because none could make progress.
 
-        `stalled_s`: nor could anybody be heard so long.
+        `stalled_s`: for how long the master could not receive anything either.
         """
         for worker in self._context.processes.workers():
             worker.busy_since_s = self._context.now_s
@@ -216,7 +214,7 @@ class ProcessLifecycle:
     # ending
 
     def ended(self, event: ProcessEnded) -> None:
-        """The cluster says that a process has ended; told twice, it counts once."""
+        """Handle the end of a process; a repeated event has no effect."""
         process = self._context.processes.going.get(event.name)
         if process is None:
             return
@@ -237,9 +235,10 @@ class ProcessLifecycle:
         self._account(process, told, event.facts)
 
     def _explained(self, process: Process, told: Verdict) -> None:
-        """The end of one that was given up.
+        """Record the end of a process that was given up.
 
-        Why we did is the cause, but for silence, which the platform may explain later.
+        The reason for giving it up stays its cause. Only silence is replaced by the platform's
+        later explanation.
         """
         if process.cause is not Cause.SILENT or told.cause not in PLATFORM:
             self._context.processes.end(
@@ -257,7 +256,7 @@ class ProcessLifecycle:
             self._give_more(process)
 
     def silent(self, event: ProcessSilent) -> None:
-        """Nothing was heard of a process: it is given up now, whatever it does later."""
+        """Give up a process that has sent nothing for too long, whatever it does later."""
         process = self._context.processes.going.get(event.name)
         if (
             process is not None
@@ -275,7 +274,7 @@ class ProcessLifecycle:
         self._account(process, told)
 
     def _account(self, process: Process, told: Verdict, context: ExitFacts | None = None) -> None:
-        """Take back what the process held, spend the budget of the cause, say so."""
+        """Take back what the process held, charge the budget of the cause, and announce the end."""
         name, expected = process.name, self._context.phase in (Phase.ENDING, Phase.ENDED)
         level = "warning" if told.cause in PROBLEMS and not expected else "info"
         records = self._done(process)
@@ -309,14 +308,15 @@ class ProcessLifecycle:
             self._context.fail(reason, hint=_HINTS.get(told.cause, "see its log"))
 
     def _done(self, process: Process) -> int:
-        """Records of the receipt that are known to be its work by now; what the servers have beside
-        is told when it is settled.
+        """Records in the receipt that are known to be the work of this process so far.
+
+        Settling may later add records that only the servers know of.
         """
         main = main_ledger(self._context, self._evaluation)
         return main.done_by[process.name] if main else 0
 
     def _held(self, process: Process) -> dict[str, Value]:
-        """What it was at: `shard`, the attempt at it, and the records of it that were done."""
+        """What it worked on: `shard`, the attempt, and `offset`, the records done of it."""
         work = self._context.work
         for held in work.held_by(process.name) if work and process.name.role is Role.WORKER else ():
             return {
@@ -327,7 +327,7 @@ class ProcessLifecycle:
         return {}
 
     def _take_back(self, process: Process, blame: str) -> bool:
-        """What it held goes to others. True if `blame` was counted against some work."""
+        """Give the work of the process to others. True if `blame` was counted against some work."""
         if process.name.role is Role.WORKER:
             return self._leasing.lost(process, blame)
         for holder in self._evaluation.server_lost(process.name):
@@ -335,7 +335,7 @@ class ProcessLifecycle:
         return False
 
     def _give_more(self, process: Process) -> bool:
-        """It ran out of memory: the next ones get more, if the job's limit allows for it."""
+        """Raise the memory of its role after it ran out of memory, within the job's limit."""
         role, memory = process.name.role, self._context.memory
         more_bytes, limit_bytes = memory.answer(role, process.memory_bytes), memory.limit(role)
         if more_bytes is None or limit_bytes is None:
@@ -353,7 +353,7 @@ class ProcessLifecycle:
     # time
 
     def tick(self) -> None:
-        """Look for what takes too long."""
+        """Act on processes that take too long."""
         stalled = bool(self._context.servers_away())
         for process in list(self._context.processes.going.values()):
             if process.deadline_s is not None and self._context.now_s > process.deadline_s:
@@ -417,9 +417,7 @@ class ProcessLifecycle:
             self._start_failed(f"{process.name}: {text}")
 
     def _start_failed(self, text: str) -> None:
-        """Others are tried while some worker is ready, and a few times where none ever gets so
-        far.
-        """
+        """Count a failed start; fail the job after several if no worker is ready."""
         self._failed_starts += 1
         ready = any(worker.up for worker in self._context.processes.live_workers())
         if self._failed_starts >= _MOST_FAILED_STARTS and not ready:
@@ -438,8 +436,9 @@ class ProcessLifecycle:
 
 
 def _started(process: Process) -> dict[str, Value]:
-    """How long each part of a start took: until it ran, until it presented itself, and what it told
-    of after that.
+    """Details of a start: the seconds of each part.
+
+    `pending_s` ends when the process runs, `start_s` when it attaches; then come its own parts.
     """
     ready_s, there_s = process.ready_s or 0.0, process.attached_s or 0.0
     running_s = there_s if process.running_s is None else process.running_s

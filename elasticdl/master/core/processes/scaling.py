@@ -1,6 +1,4 @@
-"""How many processes there are to be: plan (what the user wants), requested (what was ordered),
-observed (what is ready).
-"""
+"""How many processes run: planned by the user, requested from the cluster, and ready."""
 
 from __future__ import annotations
 
@@ -23,18 +21,16 @@ from elasticdl.master.core.processes.table import Life, Process
 DRAIN_GRACE_S = 30.0
 _STOP_MARGIN_S = 30.0
 _EXPLAIN_LIMIT_S = 60.0
-"""Platforms tell of a lost node half a minute after its grace; nobody waits for that but the table
-of processes.
-"""
+"""Platforms report a lost node half a minute after its grace; only the process table waits."""
 _REFUSED_RETRY_S = 1.0
 _LONGEST_REFUSED_RETRY_S = 30.0
 _COME_UP_LIMIT_S = 120.0
-"""After that, one that has not come up does not hold up the others any more."""
+"""After this time, a worker that is still starting no longer delays others."""
 
 
 @final
 class Scaling:
-    """Orders starts and stops so that what there is becomes what is planned."""
+    """Orders starts and stops so that the running processes match the plan."""
 
     def __init__(
         self, context: JobContext, evaluation: Evaluation, coordination: Coordination
@@ -44,7 +40,7 @@ class Scaling:
         self._coordination = coordination
 
     def requested(self, event: ScaleRequested) -> None:
-        """A person wants another range."""
+        """Change the range of workers at a person's request."""
         if not 1 <= event.min_workers <= event.max_workers:
             text = (
                 f"scaling to {event.min_workers}:{event.max_workers} is not possible: expected 1 <="
@@ -69,7 +65,7 @@ class Scaling:
         self._context.orders.give(KeepScale(low, high))
 
     def why_not_scale(self) -> str:
-        """Why another number of workers makes no difference any more, in words; '' if it does."""
+        """Why changing the number of workers has no effect any more, in words; '' if it has."""
         if self._context.phase is Phase.STARTING:
             return "the job has not begun: its model and data are being checked"
         late = self._context.late()
@@ -94,8 +90,9 @@ class Scaling:
         return self._coordination.why_not_replace(name)
 
     def replace(self, event: ReplaceRequested) -> None:
-        """A person wants another worker in the place of one: it drains, and the next one is started
-        at once, unless that cannot be.
+        """Replace a worker at a person's request, if possible.
+
+        It drains, and another starts at once.
         """
         if why_not := self.why_not_replace(event.name):
             self._context.orders.announce(
@@ -105,9 +102,9 @@ class Scaling:
         self.stop(self._context.processes.all[event.name], DRAIN_GRACE_S, "replaced, as asked")
 
     def desired_workers(self) -> int:
-        """Workers that there is work for, within the plan.
+        """The number of workers that have work, within the plan.
 
-        Those that are there already are never too many for that.
+        A lack of work never stops existing workers.
         """
         match self._context.phase:
             case Phase.WORKING | Phase.EVALUATING | Phase.EXPORTING:
@@ -119,9 +116,7 @@ class Scaling:
                 return 0
 
     def _work_items(self) -> int:
-        """Shards to be had, and one for each worker that holds any: what a dead one holds comes
-        back.
-        """
+        """Shards to lease, plus one per worker that holds any: its shards may come back."""
         if not self._coordination.limited_by_shards:
             return self._context.workers.high
         current = self._evaluation.round
@@ -135,7 +130,7 @@ class Scaling:
         return len(holders) + sum(ledger.available for ledger in ledgers)
 
     def decide(self) -> None:
-        """Start what is missing, drain what is too much."""
+        """Start missing processes and drain surplus workers."""
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return
         for index in range(self._context.servers):
@@ -156,7 +151,7 @@ class Scaling:
         return max(0, self.desired_workers() - len(live))
 
     def _room(self, live: list[Process]) -> int:
-        """How many more workers may come up now."""
+        """How many more workers may start now."""
         at_once = self._context.limits.starting
         if at_once is None:
             return self._missing(live)
@@ -171,9 +166,7 @@ class Scaling:
         )
 
     def waiting_turn(self) -> str:
-        """That workers are not started yet since too many would come up at once, in words; '' if
-        that is not so.
-        """
+        """Which workers wait because others are still starting, in words; '' if none."""
         live = self._context.processes.live_workers()
         left = self._missing(live) if self._context.limits.starting is not None else 0
         who = (
@@ -201,7 +194,7 @@ class Scaling:
         )
 
     def order(self, process: Process, delay_s: float = 0.0) -> None:
-        """Have it started, for the first time or again, with what it was to have."""
+        """Order the start of a process, for the first time or again, with its memory."""
         raised = self._context.memory.raised(process.name.role)
         self._context.orders.give(
             StartProcess(process.name, delay_s, process.memory_bytes if raised else None)
@@ -210,7 +203,7 @@ class Scaling:
     def stop(
         self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING
     ) -> None:
-        """Ask a process to end. LOST instead of STOPPING: nothing that it says counts any more."""
+        """Ask a process to end. With LOST instead of STOPPING, its reports no longer count."""
         now_s = self._context.now_s
         never_made = process.life is Life.REFUSED
         margin_s = _EXPLAIN_LIMIT_S if life is Life.LOST else _STOP_MARGIN_S
@@ -228,7 +221,7 @@ class Scaling:
         )
 
     def _end(self, process: Process, cause: Cause, reason: str) -> None:
-        """The end of one that never was."""
+        """Record the end of a process that was never created."""
         self._context.processes.end(process, cause, reason, self._context.now_s)
         details = meaning(EventKind.ENDED, reason=reason)
         text = f"{process.name} ended: {reason}"
@@ -237,7 +230,7 @@ class Scaling:
         )
 
     def create_failed(self, event: CreateFailed) -> None:
-        """The cluster refused to create a process: wait and ask again, or give that process up."""
+        """Handle the cluster's refusal to create a process: retry later, or give the process up."""
         process = self._context.processes.going.get(event.name)
         if process is None or process.life not in (Life.REQUESTED, Life.REFUSED):
             return
@@ -275,8 +268,10 @@ class Scaling:
 
 
 def _pause_s(process: Process) -> float:
-    """Growing, and another for each process, so that not all of them ask at once: a function of its
-    name, for replays.
+    """Seconds until the next try: growing, and different for each process.
+
+    Different pauses spread the requests. They depend on the name only, so that a replay gets the
+    same.
     """
     longest_s = min(
         _LONGEST_REFUSED_RETRY_S, _REFUSED_RETRY_S * 2.0 ** min(process.refusals - 1, 10)

@@ -1,8 +1,7 @@
-"""The process table: every worker and parameter server of the job, from its start to its end with
-its cause.
+"""The process table: every worker and parameter server, from its start to its end.
 
-A worker's index is never used twice. A parameter server keeps its index and comes back under the
-next incarnation.
+A worker's index is never reused. A parameter server keeps its index and comes back as the next
+incarnation.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.processes.failures import Cause
 
 SHOWN_ENDED = 200
-"""Of a job of days: the record has them all."""
+"""Ended processes that are shown; the record of the job has them all."""
 
 
 class Life(StrEnum):
-    """Where a process is between start and end."""
+    """The state of a process."""
 
     REQUESTED = "requested"
     """Ordered; the cluster has not shown it yet."""
     REFUSED = "refused"
-    """The cluster would not create it; tried again at `retry_at_s`."""
+    """The cluster refused to create it; tried again at `deadline_s`."""
     PENDING = "pending"
-    """The cluster shows it, but it does not run yet: `message` says why."""
+    """The cluster shows it, but it does not run yet; `message` says why."""
     STARTING = "starting"
-    """It runs and has not presented itself yet."""
+    """It runs and has not attached yet."""
     READY = "ready"
-    """It presented itself. A worker that is at a `part` of its start then is shown as starting."""
+    """It attached. A worker that is still in a `part` of its start is shown as starting."""
     STOPPING = "stopping"
     """Asked to end; `message` says why. It may still give work back."""
     LOST = "lost"
-    """Given up before its end was seen: nothing that it says counts any more."""
+    """Given up before its end was seen: its reports no longer count."""
     ENDED = "ended"
 
 
@@ -52,8 +51,7 @@ def _nothing() -> None:
 class Process:
     """One process.
 
-    `since_s`: when it came into its present state. `deadline_s`: when that state has lasted too
-    long.
+    `since_s`: when it entered its present state. `deadline_s`: when that state has lasted too long.
     """
 
     name: ProcessName
@@ -66,68 +64,69 @@ class Process:
     control_address: str = ""
     bulk_address: str = ""
     restored_version: int = 0
-    """Of a parameter server: the version it came up with."""
+    """The version that a parameter server restored when it started."""
     attached: bool = False
     finished: bool = False
     """It was told that there is no more work."""
     failure_reported: bool = False
-    """Its user code's failure was told and counted already: its exit is not counted again."""
+    """Its user code's failure was reported and counted, so its exit is not counted again."""
     revoked: bool = False
-    """Its leases were voided and it has not asked for new ones since: what it gives back is no sign
-    of draining.
+    """Its leases were voided and it has not asked for new ones since.
+
+    If it gives work back, it need not be draining.
     """
     done_records: int = 0
-    """Of whatever task, as it reported: whether and when it gets on.
+    """Records of any task, as it reported them: they show whether it makes progress.
 
-    What counts as done is the ledger's to say.
+    The ledger decides what counts as done.
     """
     evaluated_records: int = 0
     busy_since_s: float = 0.0
-    """Last progress, or when it got a lease while it had none."""
+    """Time of its last progress, or of its first lease after it had none."""
     deadline_s: float | None = None
     refusals: int = 0
     ordered_s: float = 0.0
-    """When its start was due: later than `started_s` by the pause before it."""
+    """When its start was due: `started_s` plus the back-off."""
     memory_bytes: int | None = None
-    """What it may use; None: nothing is known to limit it."""
+    """Its memory limit; None: no limit is known."""
     ran: bool = False
     leased: bool = False
-    """It had a lease: it has come up."""
+    """It had a lease, so its start is over."""
     works: bool = False
     """It made progress, by itself or with its ring."""
     running_s: float | None = None
     """When the cluster first showed that it runs."""
     changes: Callable[[], None] = field(default=_nothing, repr=False, compare=False)
-    """Called when it comes into another state."""
+    """Called before it enters another state."""
     ready_s: float | None = None
     attached_s: float | None = None
     part: str = ""
-    """Of its start, which it is at since it presented itself; '' when it is ready for work."""
+    """The part of its start that it is in after attaching; '' when it is ready for work."""
     part_since_s: float = 0.0
     took_s: dict[str, float] = field(default_factory=dict)
-    """How long the parts of its start took that are over."""
+    """Seconds that each finished part of its start took."""
     replaced: bool = False
-    """Another was ordered in its place, or none is to be."""
+    """Another was ordered in its place, or none will be."""
 
     @property
     def live(self) -> bool:
-        """It works, or may be expected to."""
+        """Whether it works, or is expected to."""
         return self.life in _LIVE
 
     @property
     def up(self) -> bool:
-        """Ready for work, in the one sense that this word has for people."""
+        """Whether it is ready for work: the only sense of "ready" that people see."""
         return self.life is Life.READY and not self.part
 
     @property
     def heard(self) -> bool:
-        """What it says counts."""
+        """Whether its reports count."""
         return self.life not in (Life.LOST, Life.ENDED)
 
     def enter(
         self, life: Life, at_s: float, message: str = "", *, deadline_s: float | None = None
     ) -> None:
-        """Change the state. Raises ImpossibleTransition out of ENDED."""
+        """Change the state. Raises ImpossibleTransition from ENDED."""
         if self.life is Life.ENDED:
             raise ImpossibleTransition(
                 f"{self.name} has ended ({self.message}) and cannot become {life}"
@@ -142,23 +141,23 @@ def _index(process: Process) -> int:
 
 @final
 class Processes:
-    """All processes by name; the ended ones stay for people to see."""
+    """All processes by name; ended ones stay, for people."""
 
     def __init__(self) -> None:
         self.all: dict[ProcessName, Process] = {}
         self.shown: dict[ProcessName, Process] = {}
-        """Those that have not ended and the newest 200 that have, in the order of their starts."""
+        """Running processes and the newest 200 ended ones, in the order of their starts."""
         self.ends: dict[Role, Counter[Cause]] = {role: Counter() for role in (Role.PS, Role.WORKER)}
         self._shown_ended: deque[ProcessName] = deque()
         self.going: dict[ProcessName, Process] = {}
-        """Those that have not ended."""
+        """Processes that have not ended."""
         self.next_worker = 0
         self._live: list[Process] | None = None
         self._servers: dict[int, Process] = {}
-        """The newest incarnation of each."""
+        """The newest incarnation of each parameter server."""
 
     def start(self, name: ProcessName, at_s: float) -> Process:
-        """A new entry. Raises ImpossibleTransition for a name that was used before."""
+        """Add a process. Raises ImpossibleTransition for a name that was used before."""
         if name in self.all:
             raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
         process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s, changes=self._forget)
@@ -175,7 +174,7 @@ class Processes:
         return name
 
     def end(self, process: Process, cause: Cause, message: str, at_s: float) -> None:
-        """The process is gone for good."""
+        """Record the end of a process."""
         process.enter(Life.ENDED, at_s, message)
         process.cause = cause
         del self.going[process.name]
@@ -185,8 +184,9 @@ class Processes:
             del self.shown[self._shown_ended.popleft()]
 
     def take_unreplaced(self, name: ProcessName) -> Process | None:
-        """In whose place `name` comes: the first that is gone or going without another; that one is
-        not given again.
+        """The process that `name` replaces: the first ended or leaving one without a successor.
+
+        It then counts as replaced and is not returned again.
         """
         for process in self.all.values():
             if process.name.role is not name.role or process.live or process.replaced:
@@ -201,9 +201,9 @@ class Processes:
         return (process for process in self.going.values() if process.name.role is Role.WORKER)
 
     def live_workers(self) -> list[Process]:
-        """Workers that work, or may be expected to, in the order of their index."""
-        # Looked at after every event, and there may be a thousand: made anew only after one of them
-        # changed. Nobody changes the list.
+        """Workers that work or are expected to, by index."""
+        # Read after every event, with up to a thousand workers, so it is rebuilt only after a
+        # change. Callers must not change the list.
         if self._live is None:
             live = [
                 process
@@ -221,12 +221,12 @@ class Processes:
         return any(process.ran for process in self.all.values() if process.name.role is role)
 
     def server(self, index: int) -> Process | None:
-        """The parameter server of that index that works or may be expected to."""
+        """The parameter server of that index that works or is expected to."""
         process = self._servers.get(index)
         return process if process and process.live else None
 
     def next_incarnation(self, index: int) -> int:
-        """The incarnation under which a parameter server comes (back)."""
+        """The incarnation of the next start of a parameter server."""
         newest = self._servers.get(index)
         return newest.name.incarnation + 1 if newest else 0
 

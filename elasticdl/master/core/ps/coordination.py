@@ -1,4 +1,4 @@
-"""Training with parameter servers: each worker by itself, on shards that it leases."""
+"""Training with parameter servers: each worker trains independently on its leased shards."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from elasticdl.master.core.wait_reasons import Awaited
 from elasticdl.shard import ShardId, SnapshotId
 
 CUT_LIMIT_S = 120.0
-"""For all servers to freeze a view; gates that they close meanwhile open by themselves."""
+"""Time for all servers to freeze a view; gates that they close meanwhile open by themselves."""
 
 
 @final
 class PsCoordination:
     """The servers have the weights, and workers lease what they train on.
 
-    Jobs that do not train are of this kind, too: without servers where the strategy has none.
+    It also covers jobs that do not train, without servers if the strategy has none.
     """
 
     weights_outlive_workers = True
@@ -81,7 +81,7 @@ class PsCoordination:
     # the course of the job
 
     def begin(self, ledger: str, version: int) -> None:
-        """The servers know what they begin with."""
+        """Nothing to do: the servers know what they begin with."""
 
     def decide_cuts(self) -> None:
         if self._evaluation.wanted():
@@ -89,7 +89,7 @@ class PsCoordination:
         self._checkpointing.decide()
 
     def decide_members(self) -> None:
-        """Workers train without one another."""
+        """Nothing to do: workers train independently."""
 
     def halt(self, why: str) -> str:
         return ""
@@ -122,10 +122,10 @@ class PsCoordination:
         return ""
 
     def gave_initial_values(self, worker: ProcessName) -> None:
-        """No worker was left that could revive a server that came back empty.
+        """Train again if no worker was left that could restore a server that came back empty.
 
-        When all is trained, it is trained again. While records are left, training goes on with
-        what there is: that costs updates, which are counted, but no records.
+        A fully trained job trains everything again. While records are left, training continues with
+        the remaining values: that costs updates, which are counted, but no records.
         """
         context = self._context
         late = context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
@@ -136,7 +136,7 @@ class PsCoordination:
         if not any(
             server and server.name.incarnation and not server.restored_version for server in servers
         ):
-            return  # A late report: these were the values that the job began with.
+            return  # A late report of the initial values.
         for process in tuple(context.processes.workers()):
             self._leasing.revoke(process.name, "all is trained again")
         self._evaluation.abandon()
@@ -158,7 +158,7 @@ class PsCoordination:
         self._context.drop(DropCause.UNKNOWN_GENERATION, event.worker, event)
 
     def lost_connection(self, event: ConnectionLost) -> None:
-        """The process may come again; its silence or its end says that it does not."""
+        """Nothing to do: the process may reconnect; otherwise its silence or its end counts."""
 
     # waits
 
@@ -170,9 +170,9 @@ class PsCoordination:
         return {Awaited.WORK: idle} if idle else {}
 
     def _why_idle(self) -> str:
-        """Why some worker that is ready has nothing to do.
+        """Why a ready worker has nothing to do.
 
-        '' if none is, or if it need only ask for work.
+        '' if every ready worker has work, or could get some by asking.
         """
         context, work, current = self._context, self._context.work, self._evaluation.round
         if (
@@ -225,7 +225,7 @@ class PsCoordination:
         return self._context.server_names()
 
     def booked_all(self) -> bool:
-        """The cut itself says what the servers have of each worker."""
+        """Always true: the cut itself says what the servers have of each worker."""
         return True
 
     def form_anew(self, why: str) -> None:

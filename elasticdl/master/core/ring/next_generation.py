@@ -1,12 +1,10 @@
 """Who is in the ring: a pure decision over what is known of the workers.
 
 A generation is a fixed list of members. `decide` says which one there is to be, why, and when to
-look again if only time
-can change that. Generations only ever grow. Members of one generation meet at a rendezvous that
-lets early ones wait, so
-a new generation may be published while some of its members are still in a step; but one that says
-nothing at all while
-the others wait for it is left out of the next.
+look again if only time can change that. Generations only ever grow. Members of one generation meet
+at a rendezvous that lets early ones wait, so a new generation may be published while some of its
+members are still in a step; but one that says nothing at all while the others wait for it is left
+out of the next.
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ class MemberState:
     """What is known of a worker that has not ended.
 
     `entered`: the newest generation that it said it is in. `broken`: the newest that it said it
-    fell out of. `free_since_s`:
-    since when it is warm and in no generation; None while it is not. `cut_off`: its connection
-    broke and did not come back.
+    fell out of. `free_since_s`: since when it is warm and in no generation; None while it is not.
+    `cut_off`: its connection broke and did not come back.
     """
 
     name: ProcessName

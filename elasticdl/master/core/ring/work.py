@@ -2,10 +2,9 @@
 progress for all.
 
 Leases of the ledger are held by the ring as a whole. An item ends where an evaluation or a
-checkpoint is due, so these
-come at exactly the version that they are asked for. A *pause* has the members stand still: then the
-weights are the same
-everywhere and nothing but leases for single workers is handed out.
+checkpoint is due, so these come at exactly the version that they are asked for. A *pause* has the
+members stand still: then the weights are the same everywhere and nothing but leases for single
+workers is handed out.
 """
 
 from __future__ import annotations
@@ -365,8 +364,7 @@ class RingWork:
     def roll_back(self, why: str) -> str:
         """The weights are gone: back to the newest checkpoint, or to the beginning.
 
-        Returns where the weights are, '' for
-        where the job began.
+        Returns where the weights are, '' for where the job began.
         """
         saved = self._checkpointing.saved[-1] if self._checkpointing.saved else None
         ledger, version, path = (
