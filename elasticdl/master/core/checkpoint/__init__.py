@@ -1,1 +1,1 @@
-"""When checkpoints are taken, and the frozen views that they and evaluations need."""
+"""Decides on checkpoints, and on the frozen views that they and evaluations need."""

@@ -1,6 +1,6 @@
-"""When a checkpoint is taken, and what becomes of it.
+"""Decides when to take a checkpoint, and handles its result.
 
-A failed one is announced and tried again; the old ones stay.
+A failed checkpoint is announced and retried; older ones stay.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from elasticdl.shard import SnapshotId
 
 SAVE_LIMIT_S = 1800.0
 _TRIES = 5
-"""In a row.
+"""Failures in a row until the checkpoint is given up.
 
-What refuses that often refuses the next one too: it is left alone until the next one is due.
+A cause that fails this often fails the next try too, so nothing is tried until the next checkpoint
+is due.
 """
 _WHAT_TO_DO = (
     "mend what that names (no room: make some; a model that diverged: stop the job and --resume"
@@ -49,12 +50,12 @@ class Saved:
     bytes: int
     at_s: float
     ledger: str = ""
-    """What a ring goes back to when all of its members are lost. Only the newest has it."""
+    """A ring that lost all members returns to this ledger. Only the newest checkpoint has it."""
 
 
 @final
 class Checkpointing:
-    """Decides on checkpoints. `wanted` says why one is wanted that was not ordered yet."""
+    """Decides on checkpoints. `wanted` says why one is due that is not ordered yet."""
 
     def __init__(self, context: JobContext, snapshots: Snapshots) -> None:
         self._context = context
@@ -62,15 +63,16 @@ class Checkpointing:
         self.wanted = ""
         self.saving: Saving | None = None
         self._slow: Saving | None = None
-        """One that was given up as too slow: it may be complete later."""
+        """A save that was given up as too slow; it may still complete."""
         self.saved: list[Saved] = []
         self.last_problem = ""
         self._cut: SnapshotId | None = None
         self._anchor_version = 0
         self._failures = 0
         self._given_up = False
-        """The last one that was due was tried often enough; from then on each is tried once, until
-        one is saved.
+        """Whether the last due checkpoint was given up.
+
+        From then on each is tried once, until one is saved.
         """
         self._retry_at_s = 0.0
         self._cut_is_final = False
@@ -78,7 +80,7 @@ class Checkpointing:
 
     @property
     def under_way(self) -> bool:
-        """A checkpoint is being cut or written."""
+        """Whether a checkpoint is being cut or written."""
         return self._cut is not None or self.saving is not None
 
     def start(self, version: int) -> None:
@@ -86,7 +88,7 @@ class Checkpointing:
         self._anchor_version = version
 
     def asked(self) -> None:
-        """A person wants one now."""
+        """Request a checkpoint for a person, if possible."""
         if why_not := self.why_not():
             self._context.orders.announce(
                 "checkpoint", f"a checkpoint was asked for, but {why_not}", level="warning"
@@ -97,7 +99,7 @@ class Checkpointing:
         self._context.orders.announce("checkpoint", f"a checkpoint was asked for{self.not_yet()}")
 
     def why_not(self) -> str:
-        """Why none can be had because a person wants it, in words; '' if one can."""
+        """Why a person cannot request a checkpoint, in words; '' if they can."""
         if not self._context.spec.keeps_checkpoints:
             return "--job-dir is on no --volume: there is no place that all servers see"
         if self._context.spec.action is not Action.TRAIN:
@@ -111,7 +113,7 @@ class Checkpointing:
         )
 
     def not_yet(self) -> str:
-        """What there is to say if the one that is wanted has to wait for the first step."""
+        """Words that say that a wanted checkpoint waits for the first step; '' if it need not."""
         return (
             ""
             if self.begun
@@ -119,31 +121,31 @@ class Checkpointing:
         )
 
     def request(self, why: str) -> None:
-        """Somebody wants one as soon as possible."""
+        """Request a checkpoint as soon as possible."""
         self.wanted = self.wanted or why
 
     def begin_final(self) -> None:
-        """The work is over: one more, of what there is now."""
+        """Request the last checkpoint, of the weights at the end of the work."""
         self._failures, self._retry_at_s = 0, self._context.now_s
         self.wanted = "the end of the work"
 
     @property
     def final_saved(self) -> bool:
-        """The last checkpoint is on disk."""
+        """Whether the last checkpoint is on disk."""
         return self._final_done
 
     @property
     def final_over(self) -> bool:
-        """The last checkpoint is on disk, or it was tried often enough."""
+        """Whether the last checkpoint is on disk, or has failed often enough."""
         return self._final_done or (not self.under_way and self._failures >= _TRIES)
 
     @property
     def anchor(self) -> int:
-        """The newest version that was counted from."""
+        """The newest version that intervals are counted from."""
         return self._anchor_version
 
     def possible(self) -> bool:
-        """Whether a checkpoint could be taken now."""
+        """Whether a checkpoint can be taken now."""
         phase = (
             self._context.phase in (Phase.WORKING, Phase.EVALUATING, Phase.CHECKPOINTING)
             and self._context.work is not None
@@ -157,27 +159,26 @@ class Checkpointing:
 
     @property
     def begun(self) -> bool:
-        """A step was done, by this job or by the one whose weights it began with: there are
-        weights.
-        """
+        """Whether weights exist: this job, or the one that it began with, has made a step."""
         work = self._context.work
         return bool(self._context.version) or (work is not None and bool(work.totals().trained))
 
     def decide(self) -> None:
-        """Order a checkpoint of the servers if one is due and can be taken now."""
+        """Order a checkpoint of the servers if one is due and possible."""
         if self.wanted and self.possible():
             self._begin(self._snapshots.take(Purpose.CHECKPOINT))
 
     def mark(self, version: int) -> SnapshotId:
-        """A ring makes the next checkpoint at that version. Only if it is `possible`."""
+        """Expect the ring's next checkpoint at that version. Only if it is `possible`."""
         self._anchor_version = max(self._anchor_version, version)
         snapshot = self._snapshots.expect(Purpose.CHECKPOINT)
         self._begin(snapshot)
         return snapshot
 
     def rolled_back(self, version: int) -> None:
-        """The job went back to an earlier version: whatever was saved of later ones is not what
-        there is.
+        """Count from an earlier version after the job returned to it.
+
+        A checkpoint of a later version no longer counts as the last one.
         """
         self._anchor_version = version
         self._final_done = False
@@ -187,7 +188,7 @@ class Checkpointing:
         self._cut_is_final = self._context.phase is Phase.CHECKPOINTING
 
     def version_changed(self) -> None:
-        """The servers are at another version."""
+        """Request a checkpoint if the servers' new version makes one due."""
         steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version
         if version < self._anchor_version and self._context.version_may_fall():
             self._anchor_version = version
@@ -200,7 +201,7 @@ class Checkpointing:
             self.request(f"version {version}")
 
     def cut(self, snapshot: SnapshotId, version: int, ledger: str) -> None:
-        """The view is frozen: write it, together with the ledger (JSON) at exactly that point."""
+        """Write the frozen view, together with the ledger (JSON) at exactly that point."""
         final_wanted = self._context.phase is Phase.CHECKPOINTING and not self._cut_is_final
         self._cut, self.wanted = None, self.wanted if final_wanted else ""
         self._anchor_version = max(self._anchor_version, version)
@@ -208,7 +209,7 @@ class Checkpointing:
         self._context.orders.give(SaveSnapshot(snapshot, version, ledger))
 
     def completed(self, event: SnapshotSaved) -> None:
-        """A checkpoint is on disk, be it one that was given up as too slow."""
+        """Note a checkpoint on disk, even one that was given up as too slow."""
         ledger, took_s, late = "", 0.0, True
         if self.saving is not None and self.saving.id == event.snapshot:
             took_s = event.at_s - self.saving.since_s
@@ -225,9 +226,9 @@ class Checkpointing:
         self._context.orders.announce("checkpoint", text, details=details)
 
     def _list(self, event: SnapshotSaved, ledger: str, *, late: bool) -> None:
-        """One of a version that was saved before takes the place of that one, as it does on disk.
+        """List a checkpoint; it replaces one of the same path, as on disk.
 
-        `late`: newer ones overtook it.
+        `late`: newer ones completed earlier.
         """
         same = next((saved for saved in self.saved if saved.path == event.path), None)
         others = [saved for saved in self.saved if saved is not same]
@@ -247,7 +248,7 @@ class Checkpointing:
         ]
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
-        """A cut or a save did not work. False if it was none of ours."""
+        """Handle a failed cut or save. False if it is not a checkpoint's."""
         if snapshot != self._cut and (self.saving is None or self.saving.id != snapshot):
             return False
         if self.saving is not None:

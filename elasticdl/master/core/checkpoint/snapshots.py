@@ -1,6 +1,6 @@
-"""Frozen views of the parameters that were asked for.
+"""Orders frozen views of the parameters.
 
-One cut at a time: a cut holds up every push for a moment.
+Only one cut is made at a time, because a cut delays every push for a moment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_RETRY_S = 60.0
 
 
 def retry_s(failures: int) -> float:
-    """How long to wait after so many failures in a row."""
+    """Seconds to wait after so many failures in a row."""
     return min(_LONGEST_RETRY_S, _RETRY_S * 2.0 ** max(0, failures - 1))
 
 
@@ -32,7 +32,7 @@ class Cutting:
 
 @final
 class Snapshots:
-    """Orders cuts and knows which answer is waited for."""
+    """Orders cuts and tracks the open one."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -46,14 +46,14 @@ class Snapshots:
         return snapshot
 
     def expect(self, purpose: Purpose) -> SnapshotId:
-        """Wait for a cut that a ring makes at a barrier. Only while `cutting` is None."""
+        """Expect a cut that a ring makes at a barrier. Only while `cutting` is None."""
         snapshot = SnapshotId(self._next)
         self._next += 1
         self.cutting = Cutting(snapshot, purpose, self._context.now_s)
         return snapshot
 
     def answered(self, snapshot: SnapshotId) -> Purpose | None:
-        """The cut was made or failed: what it was for; None if nobody waits for it any more."""
+        """Close the open cut and return its purpose; None if another or no cut is open."""
         if self.cutting is None or self.cutting.id != snapshot:
             return None
         purpose, self.cutting = self.cutting.purpose, None

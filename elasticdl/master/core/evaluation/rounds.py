@@ -1,10 +1,10 @@
-"""Rounds of evaluation at one stated version: freeze a view, lease the validation shards, add up
-the metric states exactly once per shard, then let one worker turn the sums into values.
+"""Rounds of evaluation, each at one version.
 
-It is the same worker in each round, as long as it lives: callbacks count rounds. Another that has
-to take over is told the rounds before. The payload of the SUMMARY lease is JSON: `{"round",
-"version", "epoch", "metrics": {name: [[…], …]}, "history": [{"round", "epoch", "values": {name:
-value}, "loss": of training}, …]}`.
+A round freezes a view and leases the validation shards. It adds up the metric states exactly once
+per shard. Then one worker computes the values from the sums. The same worker does so in each round
+while it lives, because callbacks count rounds. A successor gets the earlier rounds. The payload of
+the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[…], …]}, "history":
+[{"round", "epoch", "values": {name: value}, "loss": of training}, …]}`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from elasticdl.shard import Applied, Lease, SnapshotId, Task
 _TRIES = 20
 _KEPT_RESULTS = 1000
 _SUMMARY_PATIENCE_S = 300.0
-"""How long a summary waits for the worker that made those before, which may be busy; then anybody
-makes it.
+"""How long a summary waits for the worker of the earlier ones, which may be busy.
+
+After that any worker may take it.
 """
 
 
 class Stage(StrEnum):
-    """How far a round is."""
+    """The stage of a round."""
 
     CUTTING = "waiting for a frozen view"
     LEASING = "computing metrics"
@@ -46,7 +47,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Round:
-    """A round under way. `snapshot` is None on the live parameters (`elasticdl evaluate`)."""
+    """An open round. `snapshot` is None on live parameters (`elasticdl evaluate`, or a ring)."""
 
     number: int
     final: bool
@@ -64,7 +65,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a round found. `loss`: the newest loss of training at that time."""
+    """The result of a round. `loss`: the newest training loss at that time."""
 
     round: int
     version: int
@@ -87,7 +88,7 @@ class Evaluation:
         self.last_ledger: Ledger | None = None
         self.rounds = 0
         self._summariser: ProcessName | None = None
-        """Who made the last summary: callbacks that count rounds live there."""
+        """The worker of the last summary: callbacks that count rounds live there."""
         self._anchor_version = 0
         self._anchor_s = 0.0
         self._failures = 0
@@ -104,27 +105,27 @@ class Evaluation:
     def appoint(self, worker: ProcessName) -> None:
         """Have this worker make the summaries while it is ready.
 
-        Callbacks of a round may change the learning rate, and on a ring that of rank 0 counts.
+        Callbacks of a round may change the learning rate, and a ring uses that of rank 0.
         """
         self._appointed = worker
 
     def version_changed(self) -> None:
-        """The servers are at another version; at an older one after a restore."""
+        """Take in another version of the servers, which is older after a restore."""
         if self._context.version_may_fall():
             self.rolled_back(self._context.version)
 
     def rolled_back(self, version: int) -> None:
-        """The job went back to an earlier version."""
+        """Count from an earlier version after the job returned to it."""
         self._anchor_version = min(self._anchor_version, version)
 
     def reopen(self) -> None:
-        """There is more to train: another final round comes after it."""
+        """Require another final round, because training continues."""
         self.final_done = False
 
     # when
 
     def wanted(self) -> bool:
-        """Whether a round is due, and not under way or waiting for its next try."""
+        """Whether a round is due, and neither open nor waiting for its next try."""
         if (
             self.round is not None
             or self._context.now_s < self._retry_at_s
@@ -134,7 +135,7 @@ class Evaluation:
         return self._final_due() or self._due()
 
     def begin(self) -> None:
-        """Open a round on a frozen view of the servers, or wait until no other cut is made.
+        """Open a round on a frozen view of the servers, unless another cut is open.
 
         Only if one is `wanted`.
         """
@@ -144,7 +145,7 @@ class Evaluation:
             self._open(self._final_due(), self._snapshots.take(Purpose.EVALUATION))
 
     def begin_live(self) -> None:
-        """Open a round on parameters that nobody changes meanwhile. Only if one is `wanted`."""
+        """Open a round on parameters that do not change meanwhile. Only if one is `wanted`."""
         self._open(self._final_due(), None)
         self._anchor_version = self._context.version
         self._begin_leasing(self._context.version)
@@ -162,7 +163,7 @@ class Evaluation:
         return self.due_at(self._context.version)
 
     def due_at(self, version: int) -> bool:
-        """Whether one is due when training has come to that version."""
+        """Whether a round is due when training reaches that version."""
         if not self._context.validation:
             return False
         training = self._context.spec.training
@@ -185,7 +186,7 @@ class Evaluation:
         self.rounds += 1
 
     def cut(self, snapshot: SnapshotId, version: int) -> None:
-        """The frozen view of the open round is there."""
+        """Begin to lease shards: the frozen view of the open round exists."""
         if self.round is None or self.round.snapshot != snapshot:
             self._context.drop(DropCause.LATE_SNAPSHOT, None, snapshot)
             self._context.orders.give(DropSnapshot(snapshot))
@@ -205,7 +206,7 @@ class Evaluation:
     # work
 
     def lease(self, worker: ProcessName) -> Lease | None:
-        """A validation shard, or the summary, if there is one to be had."""
+        """A lease of a validation shard or of the summary, if one is free."""
         current = self.round
         if current is None or current.stage is Stage.CUTTING:
             return None
@@ -239,7 +240,7 @@ class Evaluation:
         )
 
     def _payload(self, current: Round) -> dict[str, object]:
-        """Whoever gets it takes from the history what its callbacks were not told yet."""
+        """The payload of a summary; callbacks get the part of the history that is new to them."""
         history = [
             {"round": one.round, "epoch": one.epoch, "values": one.values, "loss": one.loss}
             for one in self.results
@@ -248,8 +249,9 @@ class Evaluation:
         return {**told, "metrics": current.sums, "history": history}
 
     def summary_waits_for(self) -> ProcessName | None:
-        """The worker that is to make the open summary, since it made those before; None: anybody
-        may.
+        """The worker that must make the open summary; None: any worker may.
+
+        It is the worker of the earlier summaries.
         """
         before, current = self._appointed or self._summariser, self.round
         process = self._context.worker(before) if before else None
@@ -258,7 +260,7 @@ class Evaluation:
         return before if self._context.now_s - current.added_up_s < _SUMMARY_PATIENCE_S else None
 
     def progressed(self, event: ProgressReported) -> int:
-        """A worker's report on a validation shard; returns the records that are new."""
+        """Book a worker's report on a validation shard; return the records that are new."""
         current = self.round
         held = (
             current.ledger.find(event.worker, event.applied.shard, event.applied.attempt)
@@ -289,9 +291,7 @@ class Evaluation:
         return gained
 
     def why_not_found(self, worker: ProcessName, applied: Applied) -> DropCause:
-        """Why nothing is known of a lease that a worker speaks of, be it of this round or of the
-        work.
-        """
+        """Why a reported lease is unknown, both in this round and in the work."""
         ledgers = (self._context.work, self.round.ledger if self.round else None)
         causes = {
             one.why_not_found(worker, applied.shard, applied.attempt)
@@ -302,7 +302,7 @@ class Evaluation:
         return DropCause.VOIDED_LEASE if known else DropCause.UNKNOWN_LEASE
 
     def _count(self, worker: ProcessName, records: int) -> None:
-        """Beside a training; of `elasticdl evaluate` the receipt counts them."""
+        """Count evaluated records of a training job; otherwise they are in the receipt."""
         process = self._context.processes.all.get(worker)
         if process is not None and self._context.spec.action is Action.TRAIN:
             process.evaluated_records += records
@@ -326,7 +326,7 @@ class Evaluation:
             current.stage, current.added_up_s = Stage.SUMMARISING, self._context.now_s
 
     def summarised(self, event: SummaryReported) -> bool:
-        """The values of the open round. False if they are not of whom was asked, or too late."""
+        """Record the values of the open round. False if the report is late or not the holder's."""
         current = self.round
         if (
             current is None
@@ -337,7 +337,7 @@ class Evaluation:
             cause = DropCause.LATE_SUMMARY if known else DropCause.UNKNOWN_LEASE
             self._context.drop(cause, event.worker, event)
             return False
-        # In one order: over the wire they come in any.
+        # Sort the values, because the wire does not keep their order.
         values = {
             name: event.values[name]
             for name in sorted(event.values, key=lambda name: (name != "loss", name))
@@ -378,7 +378,7 @@ class Evaluation:
     # what goes wrong
 
     def failed_task(self, event: TaskFailed) -> bool:
-        """User code raised in a shard or in the summary.
+        """Handle an error of user code in a shard or in the summary.
 
         False if that lease is not of this round.
         """
@@ -413,7 +413,7 @@ class Evaluation:
             self._context.give_up(Task.EVALUATION, parked)
 
     def lost(self, worker: ProcessName, blame: str) -> bool:
-        """A worker is gone. True if `blame` was counted against something that it held here."""
+        """Take back what a lost worker held. True if `blame` was counted against some of it."""
         current = self.round
         if current is None:
             return False
@@ -427,7 +427,7 @@ class Evaluation:
         return blamed
 
     def failed_cut(self, reason: str) -> None:
-        """The open round got no frozen view: again later."""
+        """Close the open round, which got no frozen view, and try again later."""
         self._close()
         self._failures += 1
         self._problem = reason
@@ -442,7 +442,7 @@ class Evaluation:
             self._context.fail(f"no evaluation after {_TRIES} tries: {reason}")
 
     def pauses(self) -> str:
-        """Why the round that is due is only tried again later; '' if it is not."""
+        """Why a due round waits for its next try; '' if it does not."""
         if self.round is not None or not self._failures or self._context.now_s >= self._retry_at_s:
             return ""
         return (
@@ -451,9 +451,9 @@ class Evaluation:
         )
 
     def server_lost(self, name: ProcessName) -> list[ProcessName]:
-        """A frozen view is gone with the server that held a part of it.
+        """Close the round if its frozen view was lost with a server.
 
-        Returns who is working with that view.
+        Returns the workers that use that view.
         """
         current = self.round
         if current is None or current.snapshot is None or current.stage is Stage.CUTTING:
@@ -465,7 +465,7 @@ class Evaluation:
         return list(dict.fromkeys(holders))
 
     def abandon(self) -> None:
-        """The job is to end, or to train again: no round is wanted any more."""
+        """Give up the open round and retries, because the job ends or trains again."""
         self._failures, self._retry_at_s = 0, self._context.now_s
         if self.round is not None:
             text = f"evaluation round {self.round.number} is not made: the job goes on without it"

@@ -1,1 +1,1 @@
-"""Who is in the ring, and the ring's sequence of work."""
+"""Membership of the ring, and its sequence of work items."""

@@ -1,4 +1,4 @@
-"""Training on a ring: workers in step, on one sequence of items, each with all weights."""
+"""Training on a ring: workers step together on one sequence of items, each with all weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HALT_LIMIT_S = 30.0
 
 @final
 class RingCoordination:
-    """The workers have the weights, and the ring as a whole holds the leases of training."""
+    """The workers have the weights, and the ring as a whole holds the training leases."""
 
     weights_outlive_workers = False
 
@@ -73,7 +73,7 @@ class RingCoordination:
         context.orders.give(GrantItem(worker, item) if item else NoLeaseNow(worker, waits))
 
     def progressed(self, event: ProgressReported) -> None:
-        """Rank 0 reports the steps of all; what a worker evaluates is its own."""
+        """Book progress: rank 0 reports the steps of all, each worker its own evaluation."""
         process = self._context.worker(event.worker)
         if event.task is not Task.TRAINING:
             self._leasing.progressed(event)
@@ -83,9 +83,9 @@ class RingCoordination:
             self._leasing.gained(event, process, gained, (*self._work.names, event.worker))
 
     def failed(self, event: TaskFailed) -> None:
-        """No member holds what the ring trains on: its shard is not to blame.
+        """Handle an error of user code without blaming the shard that the ring trains on.
 
-        Whoever comes next is at the same records.
+        No single member holds that shard, and a successor would work on the same records.
         """
         in_common = event.task is Task.TRAINING
         self._leasing.failed(replace(event, shard=None) if in_common else event)
@@ -94,7 +94,7 @@ class RingCoordination:
         self._work.halt(why)
 
     def unknown_leases(self, reported: set[LeaseKey], held: set[LeaseKey]) -> set[LeaseKey]:
-        """A member that reports names the ring's shard, which is no lease of its own."""
+        """Always empty: a member reports the ring's shard, which is not its own lease."""
         return set()
 
     # the course of the job
@@ -103,7 +103,7 @@ class RingCoordination:
         self._work.begin(ledger, version)
 
     def decide_cuts(self) -> None:
-        """A round needs equal weights, as at a pause; checkpoints come with the ring's items."""
+        """Begin a round at a pause, where weights are equal; checkpoints are items of the ring."""
         if self._evaluation.wanted() and self._work.standing:
             self._evaluation.begin_live()
 
@@ -129,25 +129,25 @@ class RingCoordination:
         return {} if snapshot is None else self._work.offsets_at(snapshot)
 
     def unanswered_cut(self) -> SnapshotId | None:
-        """The ring fails a cut when it has passed it."""
+        """Always None: the ring fails a cut itself when it has passed the mark."""
         return None
 
     # processes
 
     @property
     def limited_by_shards(self) -> bool:
-        """All workers take part in each step; in a pause each takes shards for itself."""
+        """Not while training: all workers take part in each step. In a pause each leases shards."""
         return self._context.phase is not Phase.WORKING
 
     def has_come_up(self, process: Process) -> bool:
-        """Rank 0 alone reports: a worker that is warm has come up."""
+        """A warm worker has come up; leases say nothing, because the ring holds them."""
         return process.up
 
     def why_not_replace(self, name: ProcessName) -> str:
         return self._membership.why_not_replace(name)
 
     def gave_initial_values(self, worker: ProcessName) -> None:
-        """The first generation begins with the values of its rank 0."""
+        """Nothing to do: the first generation begins with the values of its rank 0."""
 
     def member_told(self, event: RingTold) -> None:
         self._membership.told(event)
@@ -165,7 +165,7 @@ class RingCoordination:
         return {Awaited.RING: reason} if reason else {}
 
     def idle(self) -> Iterator[str]:
-        """Members are never idle by themselves."""
+        """Always empty: members are never idle individually."""
         return iter(())
 
     def owed(self) -> Iterator[Obligation]:
@@ -199,7 +199,7 @@ class RingCoordination:
             yield Obligation(what, members, since_s, numbers)
 
     def _members_ask(self) -> bool:
-        """There is something that only the ring as a whole can take."""
+        """Whether there is work that only the ring as a whole can take."""
         if self._context.phase is Phase.CHECKPOINTING:
             return not self._checkpointing.under_way
         evaluating = self._evaluation.round is not None
@@ -222,7 +222,7 @@ class RingCoordination:
         return "; ".join(found)
 
     def _slowest_first(self) -> tuple[ProcessName, ...]:
-        """Members, whoever is behind the others first; at the same step in the order of ranks."""
+        """Members in the order of their steps, the slowest first; at the same step by rank."""
 
         def place(name: ProcessName) -> tuple[int, int]:
             position = self._membership.position(name)

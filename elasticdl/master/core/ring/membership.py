@@ -1,4 +1,4 @@
-"""Keeps the ring in step with what workers and the cluster tell, and publishes its generations."""
+"""Follows the reports of workers and cluster, and publishes the ring's generations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING
 
 @dataclass(slots=True)
 class _Report:
-    """What a worker reported last. `free_since_s`: since when it is warm and in no generation."""
+    """The last report of a worker. `free_since_s`: since when it is warm and in no generation."""
 
     heard_s: float
     entered: int = 0
@@ -39,7 +39,7 @@ class _Report:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RingPosition:
-    """Where a member is: steps in its weights, then its item, and the offset in that."""
+    """The position of a member: steps in its weights, its item, and the offset in that item."""
 
     version: int
     number: int
@@ -56,37 +56,39 @@ class RingMembership:
         self._work = work
         self._reports: dict[ProcessName, _Report] = {}
         self._holders: dict[ProcessName, None] = {}
-        """Who has the weights that the ring has come to."""
+        """Members that have the current weights of the ring, as an ordered set."""
         self._since: dict[ProcessName, int] = {}
-        """Since which generation each member was in every one: none of these made a step without
-        it.
+        """Since which generation each member has been in every one.
+
+        No generation since then made a step without it.
         """
         self._begun = False
         self._looking_s: float | None = None
         self._wanted_anew = ""
-        """Why a new generation was asked for that was not published yet."""
+        """Why a new generation was requested that is not published yet."""
         self._withdrawn = 0
         self._withdrawn_s = 0.0
         self.present: next_generation.Generation | None = None
         self.formed = 0
         self.reason = "no worker is ready yet"
         self.problem = ""
-        """What the present generation broke of, in the words of a member."""
+        """Why the present generation broke, in the words of a member."""
 
     @property
     def members(self) -> tuple[ProcessName, ...]:
-        """Of the newest generation, by rank."""
+        """Members of the newest generation, by rank."""
         return self.present.members if self.present else ()
 
     def waits_for(self) -> str:
-        """Why there is no ring that trains, in words; '' if there is one."""
+        """Why no ring trains, in words; '' if one does."""
         return (
             "" if self.present is not None and self.formed == self.present.number else self.reason
         )
 
     def absent(self) -> tuple[ProcessName, ...]:
-        """Members of the newest generation that are not in it; without one, workers that are not
-        ready for it.
+        """Members that have not entered the newest generation.
+
+        Without a generation, workers that are not ready for one.
         """
         if self.present is None:
             workers = self._context.processes.live_workers()
@@ -101,21 +103,21 @@ class RingMembership:
         return tuple(name for name, report in reports if report is None or report.entered < number)
 
     def position(self, name: ProcessName) -> RingPosition | None:
-        """Where that member last said it is; None if it did not, or is gone."""
+        """The last reported position of that member; None if unknown, or if the member is gone."""
         report = self._reports.get(name)
         return report.position if report and self._context.worker(name) else None
 
     def form_anew(self, why: str) -> None:
-        """A new generation is due though its members are what they are to be."""
+        """Request a new generation even if its members stay the same."""
         self._wanted_anew = why
 
     def status(self) -> RingStatus:
-        """For people."""
+        """The ring's status, for people."""
         number = self.present.number if self.present else 0
         return RingStatus(number, self.formed, tuple(map(str, self.members)), self.reason)
 
     def told(self, event: RingTold) -> None:
-        """A worker says where it stands."""
+        """Take in a worker's report of its position on the ring."""
         process = self._context.worker(event.worker)
         if process is None:
             self._context.drop(DropCause.ENDED_PROCESS, event.worker, event)
@@ -134,7 +136,8 @@ class RingMembership:
             and self.present is not None
             and event.broken >= self.present.number
         ):
-            # Of an earlier one it is no news: the generation that it led to is there.
+            # A problem of an earlier generation is no news: a newer one has replaced that
+            # generation.
             self.problem = textwrap.shorten(
                 event.problem.splitlines()[0], _MOST_CHARS, placeholder=" …"
             )
@@ -156,7 +159,7 @@ class RingMembership:
             and event.broken >= event.entered
             and process.finished
         ):
-            # Others were faster to leave, and it may wait for a ring that never comes.
+            # Other members left earlier; this one may be waiting for a ring that will not form.
             self._context.orders.give(WorkFinished(event.worker))
         self._entered(event)
 
@@ -170,9 +173,7 @@ class RingMembership:
         return here and event.broken < event.entered
 
     def why_not_replace(self, name: ProcessName) -> str:
-        """Why a worker that lives cannot be sent away without losing what the ring has learnt; ''
-        if it can.
-        """
+        """Why stopping a live worker would lose what the ring learned; '' if it would not."""
         others = (
             process for process in self._context.processes.live_workers() if process.name != name
         )
@@ -186,9 +187,9 @@ class RingMembership:
         )
 
     def lost_connection(self, event: ConnectionLost) -> None:
-        """A worker's order stream broke: it may well be dead.
+        """Note that a worker's order stream broke: it is probably dead.
 
-        The next thing that it says proves that it is not.
+        Its next report proves that it is not.
         """
         report = self._reports.get(event.name)
         if report is not None:
@@ -246,11 +247,9 @@ class RingMembership:
             self._publish(decision)
 
     def _in_doubt(self, decision: next_generation.Decision) -> bool:
-        """Nobody is known to have the weights, but members of the present generation may have got
-        them a moment ago.
+        """Whether members of the present generation may have just got weights that seem lost.
 
-        Nothing more can come of that generation: as soon as it is withdrawn, they say how far they
-        came.
+        That generation cannot continue. Once it is withdrawn, its members report how far they came.
         """
         present, now_s = self.present, self._context.now_s
         if (
@@ -280,10 +279,9 @@ class RingMembership:
         for name in self.members:
             report = self._reports.get(name)
             if name not in decision.members and report is not None:
-                # It is out: what counts is what it says when it has learned of that.
+                # It is out of the ring: only what it reports after learning that counts.
                 report.free_since_s = None
-                # Its weights are not the ring's any more: what it was to do with them goes to
-                # others.
+                # Its weights are no longer the ring's: others get the leases that use them.
                 self._leasing.revoke(name, "the ring went on without it")
         self._holders = {name: None for name in self._holders if name in decision.members}
         restore_from = ""
@@ -324,7 +322,7 @@ class RingMembership:
         )
 
     def _standing(self, process: Process) -> next_generation.MemberState | None:
-        """None for a worker that is not there yet, or not any more."""
+        """The state of a member; None for a worker that has not attached or is gone."""
         report = self._reports.get(process.name)
         if report is None or process.life not in (Life.READY, Life.STOPPING):
             return None

@@ -1,10 +1,10 @@
-"""Who is in the ring: a pure decision over what is known of the workers.
+"""Decides on the members of the ring: a pure function of the workers' known states.
 
-A generation is a fixed list of members. `decide` says which one there is to be, why, and when to
-look again if only time can change that. Generations only ever grow. Members of one generation meet
-at a rendezvous that lets early ones wait, so a new generation may be published while some of its
-members are still in a step; but one that says nothing at all while the others wait for it is left
-out of the next.
+A generation is a fixed list of members. `decide` returns the generation to form, why, and when to
+look again if time alone can change that. Generation numbers only grow. Members of a generation meet
+at a rendezvous where early ones wait, so a new generation may be published while some members are
+still in a step. A member that sends nothing while the others wait for it is left out of the next
+generation.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import amount
 
 QUORUM_S = 30.0
-"""How long the first workers that are ready wait for the fewest that the user wants."""
+"""How long the first ready workers wait for the minimum that the user wants."""
 SETTLE_S = 0.3
 """Workers that become ready within this time of one another join together."""
 LONGEST_SETTLE_S = 1.0
 UNHEARD_S = 3.0
-"""Every worker reports every two seconds.
+"""A member that is due at a rendezvous and silent for this long is left out.
 
-One that is due at a rendezvous and was not heard of for so long is left out.
+Every worker reports every two seconds.
 """
 
 
@@ -31,9 +31,9 @@ One that is due at a rendezvous and was not heard of for so long is left out.
 class MemberState:
     """What is known of a worker that has not ended.
 
-    `entered`: the newest generation that it said it is in. `broken`: the newest that it said it
-    fell out of. `free_since_s`: since when it is warm and in no generation; None while it is not.
-    `cut_off`: its connection broke and did not come back.
+    `entered`: the newest generation that it reported to be in. `broken`: the newest that it
+    reported to have fallen out of. `free_since_s`: since when it is warm and in no generation; None
+    while it is not. `cut_off`: its connection broke and did not come back.
     """
 
     name: ProcessName
@@ -44,12 +44,12 @@ class MemberState:
     leaving: bool = False
     cut_off: bool = False
     holds_state: bool = False
-    """It has the weights that the ring has come to: whatever it counted as trained is in them."""
+    """It has the current weights of the ring: all that the ring counts as trained is in them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One that was published."""
+    """A published generation."""
 
     number: int
     members: tuple[ProcessName, ...]
@@ -58,10 +58,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RingTarget:
-    """What the plan asks for.
+    """The wanted size of the ring.
 
-    `coming`: workers that are starting and may be ready soon. `anew`: a new generation is due in
-    any case, and why.
+    `coming`: workers that are starting and may be ready soon. `anew`: why a new generation is due
+    in any case; '' if it is not.
     """
 
     low: int
@@ -72,10 +72,10 @@ class RingTarget:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`members` by rank.
+    """The next generation, with `members` by rank.
 
-    `generation` is the present one if all is to stay as it is. `look_again_s`: when time alone may
-    change that, None if it cannot.
+    `generation` is the present number if nothing changes. `look_again_s`: when time alone may
+    change that; None if it cannot.
     """
 
     members: tuple[ProcessName, ...]
@@ -87,13 +87,13 @@ class Decision:
 def decide(
     now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget
 ) -> Decision:
-    """The generation that there is to be. `workers`: all that have not ended, in any order."""
+    """Decide on the next generation. `workers`: all that have not ended, in any order."""
     known = {worker.name: worker for worker in workers}
     if present is None or not any(name in known for name in present.members):
         return _first(now_s, present, workers, wanted)
     survivors, why, look_again_s = _survivors(now_s, present, known)
     joiners = _joiners(present, workers)
-    # Who leaves and is still in takes nobody's place: it only hands its weights over.
+    # A leaving member takes no place: it only hands its weights over.
     room = max(0, wanted.high - sum(not known[name].leaving for name in survivors))
     joining = joiners[:room]
     if not survivors:
@@ -124,7 +124,7 @@ def decide(
 def _first(
     now_s: float, present: Generation | None, workers: Sequence[MemberState], wanted: RingTarget
 ) -> Decision:
-    """Nobody is in a ring: wait for enough, but not for ever."""
+    """No ring exists: wait for enough workers, but not forever."""
     free = _in_order(
         worker
         for worker in workers
@@ -152,10 +152,9 @@ def _first(
 def _survivors(
     now_s: float, present: Generation, known: dict[ProcessName, MemberState]
 ) -> tuple[tuple[ProcessName, ...], str, float | None]:
-    """Members that stay, by rank; why a new generation is due without regard to joiners; when to
-    look again.
+    """Members that stay, by rank; why a new generation is due; when to look again.
 
-    One that leaves stays as long as nobody else has the weights.
+    The reason ignores joiners. A leaving member stays while no other member has the weights.
     """
     here = [known[name] for name in present.members if name in known]
     spare = any(worker.holds_state and not worker.leaving for worker in here) or not any(
@@ -176,7 +175,7 @@ def _survivors(
         if worker.broken < present.number and (broken or worker.entered < present.number)
     ]
     if broken or len(awaited) < len(staying):
-        # The others stand and wait for these.
+        # The other members have stopped and wait for these.
         lost = [
             worker for worker in awaited if worker.cut_off or now_s - worker.heard_s >= UNHEARD_S
         ]
@@ -188,7 +187,7 @@ def _survivors(
             reasons.append(f"{_names(lost)} {'is' if len(lost) == 1 else 'are'} not heard of")
         look_again_s = _unheard_s(now_s, unsure)
     if reasons:
-        # A new generation comes anyway: whoever may be dead is not in it, if that costs no weights.
+        # A new generation comes anyway: leave out possibly dead members if that loses no weights.
         sure = [worker for worker in staying if not worker.cut_off]
         if any(worker.holds_state for worker in sure) or not any(
             worker.holds_state for worker in staying
@@ -206,9 +205,9 @@ def _broken(
     awaited: list[MemberState],
     look_again_s: float | None,
 ) -> tuple[list[str], float | None]:
-    """Some fell out of the generation, and nobody is known to be gone.
+    """Decide after some members fell out and none is known to be gone.
 
-    Those who say so, or were heard of since, go on.
+    Members that reported it, or were heard of since, continue.
     """
     told_s = min(
         worker.free_since_s if worker.free_since_s is not None else worker.heard_s
@@ -221,8 +220,9 @@ def _broken(
 
 
 def _unheard_s(now_s: float, unsure: Sequence[MemberState]) -> float | None:
-    """When the next of these is left out if it says nothing; None if nobody is: the last that has
-    the weights stays.
+    """When the next of these members is left out unless it reports; None if none will be.
+
+    The last member that has the weights is never left out.
     """
     return min(
         (at_s for worker in unsure if (at_s := worker.heard_s + UNHEARD_S) > now_s), default=None
@@ -251,7 +251,7 @@ def _stay(present: Generation, reason: str, look_again_s: float | None) -> Decis
 
 
 def _settled_s(free: Sequence[MemberState], wanted: RingTarget, *, enough: bool) -> float:
-    """When those who are free need not wait for others any more."""
+    """When the free workers need not wait for others any more."""
     times = [worker.free_since_s or 0.0 for worker in free]
     if enough or not wanted.coming:
         return min(times)

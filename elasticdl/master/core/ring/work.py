@@ -1,10 +1,8 @@
-"""The ring's work: one numbered sequence of items, the same for every member, and one position of
-progress for all.
+"""The ring's work: one numbered sequence of items for all members, with one position.
 
-Leases of the ledger are held by the ring as a whole. An item ends where an evaluation or a
-checkpoint is due, so these come at exactly the version that they are asked for. A *pause* has the
-members stand still: then the weights are the same everywhere and nothing but leases for single
-workers is handed out.
+The ring as a whole holds leases of the ledger. An item ends where an evaluation or a checkpoint is
+due, so these happen at exactly the requested version. At a *pause* the members stand still: all
+weights are equal, and only leases for single workers are granted.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.shard import Barrier, ShardId, SnapshotId, WorkItem
 
 RING = ProcessName(Role.MASTER, 0)
-"""Who holds the ring's leases: no worker does."""
+"""The holder of the ring's leases, which no worker holds."""
 
 _KEPT = 8
 
 
 @dataclass(slots=True)
 class Item:
-    """One of the sequence: records [begin, end) of a held shard, or a mark."""
+    """An item of the sequence: records [begin, end) of a held shard, or a mark."""
 
     number: int
     mark: Barrier = Barrier.NONE
@@ -48,17 +46,17 @@ class Item:
 
     @property
     def steps_left(self) -> int:
-        """Steps that are not booked."""
+        """Steps that are not booked yet."""
         begin = max(self.begin, self.held.offset) if self.held else 0
         return -(-max(0, self.end - begin) // self.batch) if self.held else 0
 
 
 @final
 class RingWork:
-    """Hands out items and books the ring's progress.
+    """Grants items and books the ring's progress.
 
-    `first_item`: items below are void. `halting`: why the ring is to stop where it is, until it
-    has.
+    Items below `first_item` are void. `halting`: why the ring must stop where it is, until it has
+    stopped.
     """
 
     def __init__(
@@ -74,34 +72,33 @@ class RingWork:
         self._snapshots = snapshots
         self._items: deque[Item] = deque()
         self._open: list[HeldShard] = []
-        """What the ring holds, in the order of taking."""
+        """Holdings of the ring, in the order of taking."""
         self.next_number = 1
         self.first_item = 1
         self.halting = ""
         self._halt_published = False
         self.members = 1
         self.names: tuple[ProcessName, ...] = ()
-        """Of the newest generation that was complete."""
+        """Members of the newest generation that was complete."""
         self._begun_with, self._begun_version = "", 0
 
     def begin(self, ledger: str, version: int) -> None:
-        """The job begins with this ledger (JSON; '' for a fresh one) and version."""
+        """Begin the job with this ledger (JSON; '' for a new one) and version."""
         self._begun_with, self._begun_version = ledger, version
 
     # out
 
     def item(self, number: int) -> WorkItem | None:
-        """The item of that number, made now if it is the next one and there is something for the
-        ring to do.
-        """
+        """The item of that number; made now if it is the next one and the ring has work."""
         found = next((item for item in self._items if item.number == number), None)
         if found is None and number == self.next_number and not self.halting:
             found = self._append()
         return self._told(found) if found else None
 
     def present(self, number: int) -> WorkItem | None:
-        """What the ring trains on now (0), or was given to train on: one that is to join may read
-        it before it does.
+        """The item that the ring trains on now (0), or the unfinished item of that number.
+
+        A worker that is about to join may read its records early.
         """
         left = (
             ()
@@ -113,7 +110,7 @@ class RingWork:
 
     @property
     def standing(self) -> bool:
-        """The ring has come to a pause, and all of its work before that is booked."""
+        """Whether the ring is at a pause and all of its earlier work is booked."""
         last = self._items[-1] if self._items else None
         return (
             last is not None
@@ -123,12 +120,12 @@ class RingWork:
 
     @property
     def idle(self) -> bool:
-        """Nothing is in the ring's hands."""
+        """Whether the ring holds no lease and is not stopping."""
         return not self._open and not self.halting
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Those that are not done, and a few that are, in their order."""
+        """Unfinished items and a few finished ones, in order."""
         return tuple(self._items)
 
     @property
@@ -137,7 +134,7 @@ class RingWork:
         return self._context.version + sum(item.steps_left for item in self._items)
 
     def offsets_at(self, snapshot: SnapshotId) -> dict[ShardId, int]:
-        """How far each shard that the ring holds is at a checkpoint mark."""
+        """The position in each shard that the ring holds at a checkpoint mark."""
         found: dict[ShardId, int] = {}
         for item in self._items:
             if item.snapshot == snapshot:
@@ -169,7 +166,7 @@ class RingWork:
         return item
 
     def _forget(self) -> None:
-        """A few that are done stay, for members that ask again."""
+        """Drop old finished items; a few stay for members that ask again."""
         while len(self._items) > _KEPT and not self._items[0].steps_left:
             self._items.popleft()
 
@@ -212,7 +209,7 @@ class RingWork:
         return min((steps - planned % steps for steps in every if steps), default=1 << 40)
 
     def _batch(self) -> tuple[int, float]:
-        """Records of a step of the whole ring, and what the learning rate is multiplied with."""
+        """Records in a step of the whole ring, and the factor for the learning rate."""
         training, batch = self._context.spec.training, self._context.spec.data.minibatch_size
         if training.global_batch is GlobalBatch.FIXED:
             return batch, 1.0
@@ -235,16 +232,16 @@ class RingWork:
     # back
 
     def progressed(self, event: ProgressReported) -> int:
-        """Book what the ring has for certain; returns the records that are new.
+        """Book what the ring has done for certain; return the records that are new.
 
-        All before the lease told of is done.
+        All leases before the reported one are done.
         """
         work, applied = self._context.work, event.applied
         at = next(
             (i for i, held in enumerate(self._open) if held.piece.shard.id == applied.shard), None
         )
         if work is None or at is None or self._open[at].piece.attempt != applied.attempt:
-            # The leases are the ring's: any member may tell of them.
+            # The leases are the ring's: any member may report them.
             wrong = (
                 work is None
                 or work.why_not_found(RING, applied.shard, applied.attempt)
@@ -275,10 +272,10 @@ class RingWork:
         return gained
 
     def _share_out(self, *tellers: ProcessName) -> None:
-        """What the ring did is the work of all its members alike: parts of a step differ by a
-        record at most.
+        """Credit the ring's booked records to its live members in equal parts.
 
-        What was told of one that has ended stands: what is booked after that is the others'.
+        Parts of a step differ by at most one record. A member that has ended keeps its earlier
+        credit.
         """
         live = tuple(name for name in self.names if name in self._context.processes.going)
         work, names = self._context.work, live or self.names or tellers
@@ -293,7 +290,7 @@ class RingWork:
         return max((item.end for item in self._items if item.held is held), default=held.offset)
 
     def _missed_cut(self) -> None:
-        """The ring is past a checkpoint mark whose copy nobody told of: whoever made it is gone."""
+        """Fail a cut if the ring is past its mark: the member that made the copy is gone."""
         cutting = self._snapshots.cutting
         if cutting is None:
             return
@@ -308,8 +305,9 @@ class RingWork:
             passed = passed or item.snapshot == cutting.id
 
     def _doubtful_cut(self) -> None:
-        """The ring has come to a checkpoint mark, and another generation: whoever was to make the
-        copy may be gone.
+        """Fail a cut if the ring stands at its mark in a new generation.
+
+        The member that was to make the copy may be gone.
         """
         cutting = self._snapshots.cutting
         if cutting is None:
@@ -336,8 +334,9 @@ class RingWork:
     # changes
 
     def formed(self, names: tuple[ProcessName, ...]) -> None:
-        """All members of a generation are in, with weights that are booked: what was void is void
-        now.
+        """Note that all members entered a generation, with booked weights.
+
+        Items that a halt made void are dropped now.
         """
         self.names, self.members = names, len(names)
         self._doubtful_cut()
@@ -346,25 +345,25 @@ class RingWork:
             self._drop_items()
 
     def published(self, names: tuple[ProcessName, ...]) -> None:
-        """A generation was published; a halt that was asked for before it comes with it."""
+        """Note that a generation was published; a halt requested before takes effect with it."""
         self._halt_published = bool(self.halting)
         self._evaluation.appoint(names[0])
 
     @property
     def halts_anew(self) -> str:
-        """Why the ring is to stop at a generation that is yet to be published; '' if it is not."""
+        """Why the ring must stop at a generation that is still to be published; '' if not."""
         return "" if self._halt_published else self.halting
 
     def halt(self, why: str) -> None:
-        """The ring is to stop at the step that it is at: the rest of what it holds goes back."""
+        """Stop the ring at its current step; the rest of its holdings goes back."""
         if not self.halting and self._items:
             self.halting, self._halt_published, self.first_item = why, False, self.next_number
             self._fail_cut(why)
 
     def roll_back(self, why: str) -> str:
-        """The weights are gone: back to the newest checkpoint, or to the beginning.
+        """Return to the newest checkpoint, or to the beginning, after the weights were lost.
 
-        Returns where the weights are, '' for where the job began.
+        Returns the path of the checkpoint; '' for what the job began with.
         """
         saved = self._checkpointing.saved[-1] if self._checkpointing.saved else None
         ledger, version, path = (
