@@ -7,7 +7,7 @@ MkDocs calls the functions `on_*`; see `hooks` in mkdocs.yml.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,7 +117,7 @@ class _Collector(click.HelpFormatter):
         self._title = name
         yield
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], *_: object, **__: object) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], *_: object, **__: object) -> None:
         self.sections.setdefault(self._title, []).extend(rows)
 
 
