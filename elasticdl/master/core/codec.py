@@ -93,6 +93,7 @@ def _scalar(kind: type[Any]) -> Decode:
     def decode(value: Any) -> Any:  # noqa: ANN401
         if kind is float and type(value) is int:
             return float(value)
+        # Not `isinstance`: it would accept a bool as an int.
         if type(value) is not kind:
             raise ValueError(f"expected {kind.__name__}, got {value!r}")
         return value

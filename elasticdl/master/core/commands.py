@@ -29,7 +29,7 @@ class Command:
 class RunPreflight(Command):
     """Check the model and the data, and find what the job begins with.
 
-    Answered by JobStarted or PreflightFailed. It ends with the job if a person stops that.
+    The answer is JobStarted or PreflightFailed. Stopping the job also ends the preflight.
     """
 
 

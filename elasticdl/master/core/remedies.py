@@ -80,6 +80,7 @@ class Remedies:
         missing = [
             (ledger, held)
             for ledger, held in known
+            # The answer cannot know a lease that was granted after the question.
             if _key(held) not in told and held.since_s < asked_s
         ]
         extra = self._coordination.unknown_leases(told, {_key(held) for _, held in known})

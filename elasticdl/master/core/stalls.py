@@ -132,7 +132,7 @@ class Stalls:
         """Take in an event that was handled, with the commands that it yielded."""
         self._learn(event)
         if self._context.phase in (Phase.ENDING, Phase.ENDED):
-            self._stall = None  # The job waits for nothing any more.
+            self._stall = None  # An ending job waits for nothing.
         if isinstance(event, (events.ProcessAttached, events.StartWentOn, events.ActivityTold)):
             # The workers could not make progress before: time without progress counts from here.
             self._clock.able_s = event.at_s
@@ -193,6 +193,7 @@ class Stalls:
         clock, now_s = self._clock, self._context.now_s
         quiet_s = now_s - clock.moved_s
         if (
+            # A shorter quiet time cannot raise the bound.
             quiet_s * _TIMES_LONGEST > self._least_s
             and self._stall is None
             and not self._someone_accounts()

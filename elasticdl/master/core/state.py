@@ -123,7 +123,7 @@ class JobState:
 
     @property
     def over(self) -> bool:
-        """The job has finished: no event changes anything any more."""
+        """Whether the job has finished: no later event changes anything."""
         return self._context.phase is Phase.ENDED
 
     def status(self) -> JobStatus:
@@ -293,6 +293,8 @@ class JobState:
                 raise ImpossibleTransition(f"{event!r} is no event that this version knows")
 
     def _decide(self) -> None:
+        # The order matters: scaling reads the rounds that the steps before it open, and members and
+        # addresses depend on the processes that scaling starts and stops.
         self._phases.decide()
         self._coordination.decide_cuts()
         self._scaling.decide()

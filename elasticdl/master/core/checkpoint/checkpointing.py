@@ -202,6 +202,8 @@ class Checkpointing:
 
     def cut(self, snapshot: SnapshotId, version: int, ledger: str) -> None:
         """Write the frozen view, together with the ledger (JSON) at exactly that point."""
+        # A cut that began before the phase CHECKPOINTING may miss the last steps: the last
+        # checkpoint is still wanted.
         final_wanted = self._context.phase is Phase.CHECKPOINTING and not self._cut_is_final
         self._cut, self.wanted = None, self.wanted if final_wanted else ""
         self._anchor_version = max(self._anchor_version, version)

@@ -429,6 +429,7 @@ class Ledger:
         for held, (low, high) in zip(mine, reached(mine, told, batch), strict=True):
             bad, bad_high = held.bad_until(low), held.bad_until(high)
             self.advance(held, low, bad)
+            # Bad records were not trained, so they are not repeated either.
             self.counts[held.piece.epoch].repeated += high - low - (bad_high - bad)
         unfinished = [held for held in mine if held.offset < held.piece.shard.records]
         blamed = next(
@@ -521,6 +522,7 @@ def _acknowledged(mine: Sequence[HeldShard], highest: Sequence[int], batch: int)
     if last is None or not batch:
         return [held.offset for held in mine]
     begin = mine[last].offset
+    # The last push may be a short batch: take the batch boundary below its end.
     before_last = begin + (highest[last] - begin - 1) // batch * batch
     return [*highest[:last], before_last, *(held.offset for held in mine[last + 1 :])]
 

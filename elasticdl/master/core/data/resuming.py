@@ -227,6 +227,7 @@ def _piece(plan: Plan, entry: dict[str, Any]) -> Piece:
 
 
 def _check_same(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
+    # Compare the common sources first: naming the changed one helps more than a count.
     for old, new in zip(before, now, strict=False):
         if not same_data(old, new):
             raise UserError(

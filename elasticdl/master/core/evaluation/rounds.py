@@ -201,6 +201,7 @@ class Evaluation:
         details = meaning(EventKind.BEGUN, round=self.round.number, version=version)
         text = f"evaluation round {self.round.number} begins at version {version}"
         self._context.orders.announce("evaluation", text, details=details)
+        # Without validation shards the summary is due at once.
         self._maybe_summarise(self.round)
 
     # work

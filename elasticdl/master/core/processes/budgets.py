@@ -86,6 +86,7 @@ class Budgets:
                 return "" if answered else self._out_of_memory(who, told)
             case Cause.IMAGE | Cause.START_ERROR:
                 return self._not_started(who, told, role_ran)
+            # An abort blames no shard, but it is a crash and not a kill.
             case Cause.INFRASTRUCTURE if told.blames_work or "SIGABRT" in told.text:
                 self.crashes_in_a_row += self._follows("crash", life)
                 over = self.crashes_in_a_row >= _CRASHES_IN_A_ROW

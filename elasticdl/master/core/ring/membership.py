@@ -199,6 +199,8 @@ class RingMembership:
         present = self.present
         if present is None or event.worker not in present.members:
             return
+        # A member that entered a generation got its weights, and keeps them if that generation
+        # breaks.
         if event.entered >= max(self._since[event.worker], event.broken):
             self._holders[event.worker] = None
         if event.entered != present.number:

@@ -251,7 +251,7 @@ def _stay(present: Generation, reason: str, look_again_s: float | None) -> Decis
 
 
 def _settled_s(free: Sequence[MemberState], wanted: RingTarget, *, enough: bool) -> float:
-    """When the free workers need not wait for others any more."""
+    """When the free workers may begin without waiting for others."""
     times = [worker.free_since_s or 0.0 for worker in free]
     if enough or not wanted.coming:
         return min(times)

@@ -282,6 +282,7 @@ class RingWork:
         assert work is not None
         records = work.done_by.pop(RING, 0) if names else 0
         for index, name in enumerate(names):
+            # Differences of rounded prefixes: the parts add up to exactly `records`.
             work.done_by[name] += records * (index + 1) // len(names) - records * index // len(
                 names
             )
