@@ -155,7 +155,7 @@ class ProgressReported(Event):
     this attempt so far that could not be read. A worker reports those of its next batch before any
     server has that batch: the count grows while `offset` stays the same. `loss` is the mean of the
     last steps; `done` ends the lease. `metrics` maps each metric name of an evaluation lease to its
-    tuple of flat state arrays, which the master adds up; it is given only with `done`.
+    tuple of flat state arrays, which the master adds up. It comes only with `done`.
     """
 
     worker: ProcessName
@@ -287,7 +287,7 @@ class WorkerFenced(Event):
     """Every server refuses the worker's pushes from now on.
 
     `applied` has one entry per server, in index order. An entry is None if that server knows no
-    push of this worker, or is away: a server that comes back knows no later push either.
+    push of this worker, or is away. A server that comes back knows no later push either.
     """
 
     worker: ProcessName

@@ -2,7 +2,7 @@
 
 A generation is a fixed list of members. `decide` returns the generation to form, why, and when to
 look again if time alone can change that. Generation numbers only grow. Members of a generation meet
-at a rendezvous where early ones wait, so a new generation may be published while some members are
+at a rendezvous where early ones wait. So a new generation may be published while some members are
 still in a step. A member that sends nothing while the others wait for it is left out of the next
 generation.
 """
