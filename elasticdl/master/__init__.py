@@ -1,3 +1,1 @@
-"""The master of a job: facts in, orders out (core), and the shell that hears the facts and carries
-out the orders.
-"""
+"""The master of a job: the core, which turns events into commands, and the shell around it."""

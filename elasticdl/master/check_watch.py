@@ -1,8 +1,7 @@
-"""Follows the check of a model from outside: what it is at, for how long, and where its main thread
-stands.
+"""Watch the check of a model from outside: its stage, its duration and its main thread's stack.
 
-The check runs user code, which may wait for ever while it holds any lock of its process, so nothing
-in that process can bound it.
+The check runs user code, which may block for ever while it holds any lock of its process. So
+nothing inside that process can bound it.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ _USER_STAGES = (IMPORTING, BUILDING)
 _DUMP_S = 2.0
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _BETWEEN_S = 3.0
-"""Lines for people come no faster."""
+"""Minimum seconds between messages for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckLimits:
-    """`still_s`: how long user code may stand at one place while it is imported or builds the
-    model. `stacks_s`: between two looks.
+    """Limits of the check.
 
-    `quiet_s`: after so long people are told what takes so long, and again each time that it has
-    passed.
+    `still_s`: how long user code may stay at one place during import and model construction.
+    `stacks_s`: interval between stack samples. `quiet_s`: interval between messages about slow
+    progress.
     """
 
     still_s: float = 300.0
@@ -46,8 +45,9 @@ class CheckLimits:
 
 @final
 class CheckWatch:
-    """Reads the pipe in a thread, which closes it; `look` is for the thread that waits for the
-    check.
+    """Reads the check's pipe in a thread, which closes it.
+
+    The thread that waits for the check calls `look`.
     """
 
     def __init__(self, pipe: int, zoo: str, limits: CheckLimits, clock: Clock, tell: Tell) -> None:
@@ -61,9 +61,9 @@ class CheckWatch:
         self._moved_s = clock.now_s()
         """When the check last began a stage, or counted files."""
         self._stack: tuple[tuple[str, int, str], ...] = ()
-        """Of the main thread, innermost first: file, line and function."""
+        """The main thread's stack, innermost first: file, line and function."""
         self._stack_s = clock.now_s()
-        """When the main thread was first seen there in this stage, or when the stage began."""
+        """When this stack was first seen in this stage, or when the stage began."""
         self._stack_told_s = clock.now_s()
         self._dumped = threading.Event()
         self._counted = ""
@@ -71,21 +71,20 @@ class CheckWatch:
         self._thread = threading.Thread(target=self._read, name="check", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread.start()
 
     @property
     def moved_s(self) -> float:
-        """When the check last got on, by the clock."""
+        """When the check last progressed, by the clock."""
         with self._lock:
             return self._moved_s
 
     def look(self, ask_stack: Callable[[], None]) -> None:
-        """Tell what there is to tell.
+        """Print messages that are due.
 
-        Raises UserError if user code has stood at one place for too long.
-
-        `ask_stack` has the check write its stack although its interpreter is held.
+        Raises UserError if user code has been at one place for too long. `ask_stack` makes the
+        check write its stack, even if its interpreter is blocked.
         """
         now_s = self._clock.now_s()
         with self._lock:
@@ -112,7 +111,7 @@ class CheckWatch:
             return self._place()
 
     def story(self) -> str:
-        """What the check is at, to go on after a sentence; '' if that is not known."""
+        """Return the check's activity as the end of a sentence; '' if unknown."""
         with self._lock:
             return f"; it was {self._stage}{self._place()}" if self._stage else ""
 
@@ -121,15 +120,14 @@ class CheckWatch:
         self._tell(text)
 
     def _place(self) -> str:
-        """Where the main thread stands: the innermost frame of the user's code."""
+        """Return the main thread's place: the innermost frame of the user's code."""
         for path, line, function in self._stack:
             if Path(path).is_relative_to(self._zoo):
                 return f", at {path}:{line}, in {function}"
         return ""
 
     def _read(self) -> None:
-        # Not closed by whoever waits for the check: a process that outlives it may hold the other
-        # end.
+        # The reader closes the pipe: a process that outlives the check may hold the other end.
         with open(self._pipe, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 text = line.strip()
@@ -139,9 +137,7 @@ class CheckWatch:
                     self._dump(text)
 
     def _dump(self, text: str) -> None:
-        """A line of what `faulthandler` writes: a title, and then each frame, the innermost
-        first.
-        """
+        """Parse a line of `faulthandler`: a title, and then the frames, innermost first."""
         found = _FRAME.fullmatch(text)
         with self._lock:
             if found is None:

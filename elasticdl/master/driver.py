@@ -1,8 +1,7 @@
-"""The only loop of the master: take events, have the core handle them, keep them in the journal,
-carry out what it orders.
+"""The master's only loop: take events, let the core handle them, journal them, carry out commands.
 
-gRPC handlers, the watch on the cluster and the clock only put events in. Everything runs on one
-asyncio loop: no locks.
+gRPC handlers, the cluster watch and the clock only post events. Everything runs on one asyncio
+loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Core(Protocol):
     """The decisions. `JobState` is the one implementation; tests script another."""
 
     def handle(self, event: Event) -> Sequence[Command]:
-        """What is to be done about an event."""
+        """Return the commands that follow from an event."""
 
 
 class Journal(Protocol):
@@ -37,7 +36,7 @@ class Journal(Protocol):
         """Add an event; it is safe after the next `flush`."""
 
     def flush(self) -> None:
-        """Return when all that was appended is on disk."""
+        """Return when all appended events are on disk."""
 
 
 @final
@@ -59,9 +58,9 @@ class Driver:
         self._executor = executor
 
     async def run(self, observed: AsyncIterator[ProcessObserved | ProcessExited]) -> FinishJob:
-        """Handle events until the job is over. `observed`: what the cluster shows.
+        """Handle events until the job is over; `observed` yields what the cluster shows.
 
-        Raises what a task of ours raised: a bug, never a fault of the job.
+        Raises the errors of our tasks: they are bugs, never faults of the job.
         """
         self._queue.spawn("watch on the cluster", self._watch(observed))
         self._queue.spawn("clock", self._keep_time())
@@ -73,9 +72,7 @@ class Driver:
             await self._queue.close()
 
     def _handle(self, entries: Sequence[QueuedEvent]) -> None:
-        """Decide, write down, act: in this order, so that no effect is older than its cause on
-        disk.
-        """
+        """Decide, journal, act: in this order, so that no effect precedes its cause on disk."""
         decided = []
         for entry in entries:
             commands = self._core.handle(entry.event)

@@ -1,4 +1,4 @@
-"""Where facts come in, and the job's time. Tasks of the driver end here too, if they end badly."""
+"""The queue of events, the job's clock, and the driver's tasks, whose errors surface here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class QueuedEvent:
-    """An event, and who waits for it to be handled."""
+    """An event, and the future of its poster."""
 
     event: Event
     handled: asyncio.Future[None]
@@ -29,24 +29,23 @@ class _Crash:
 
 @final
 class EventQueue:
-    """Events in the order in which they came. Use it from one event loop."""
+    """Events in order of arrival. Use it from one event loop."""
 
     def __init__(self, clock: Clock, began_s: float = 0.0) -> None:
-        """`began_s`: the newest `at_s` of the journal, from where the job's time goes on."""
+        """`began_s` is the newest `at_s` of the journal; the job's time continues from there."""
         self.clock = clock
         self._origin_s = clock.now_s() - began_s
         self._queue: asyncio.Queue[QueuedEvent | _Crash] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def at_s(self) -> float:
-        """The job's time, for events."""
+        """Return the job's time, for events."""
         return self.clock.now_s() - self._origin_s
 
     def post(self, event: Event) -> asyncio.Future[None]:
-        """Put an event in.
+        """Post an event.
 
-        The future is done when it is on disk, was handled, and its commands are under way.
-
+        The future completes when the event is on disk and handled, and its commands have started.
         It is cancelled if the job ends before.
         """
         entry = QueuedEvent(event, asyncio.get_running_loop().create_future())
@@ -54,15 +53,15 @@ class EventQueue:
         return entry.handled
 
     def spawn(self, what: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run work beside the loop. An exception out of it is a bug and ends the master visibly."""
+        """Run a task beside the loop. An exception in it is a bug and ends the master visibly."""
         task = asyncio.get_running_loop().create_task(work, name=what)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     async def take(self) -> list[QueuedEvent]:
-        """At least one event, and whatever else is there: they share one write to the disk.
+        """Return at least one event, and all others that wait: they share one disk write.
 
-        Raises what a task raised.
+        Raises the error of a failed task.
         """
         entries: list[QueuedEvent] = []
         item = await self._queue.get()
@@ -75,7 +74,7 @@ class EventQueue:
             item = self._queue.get_nowait()
 
     async def close(self) -> None:
-        """End all work and everybody's waiting."""
+        """Cancel all tasks and waits."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

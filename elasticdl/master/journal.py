@@ -1,11 +1,10 @@
 """The job's events on disk: a line each, with a checksum, in segments.
 
-Replaying them brings the job's state back.
+A replay of the events restores the job's state.
 
-`<directory>/run-0001-000001.jsonl`: run (a resumed job begins another one in the same directory),
-segment of the run.
-A line is `<crc32 of the rest, 8 hex digits> <event as JSON>`. How sure a line is of its disk:
-docs/adr/0002.
+The file `<directory>/run-0001-000001.jsonl` has the number of the run and of the run's segment. A
+resumed job begins a new run in the same directory. A line is `<crc32 of the rest, 8 hex digits>
+<event as JSON>`. docs/adr/0002 describes when a line is on disk.
 """
 
 from __future__ import annotations
@@ -28,27 +27,21 @@ _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
 _SEGMENT_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 30
-"""Of all runs together, in whole segments: a journal of days must not be what fills the disk of the
-job.
-"""
+"""Limit of all runs together, in whole segments, so that a long job does not fill the disk."""
 _SYNC_EVERY_S = 0.25
 _SYNCED = (JobStarted, SnapshotSaved, StopRequested)
-"""Events after which the disk is waited for at once: they say where a job begins, and what it need
-not do again.
-"""
+"""Events that wait for the disk: they say where a job begins, and what it need not repeat."""
 
 
 @final
 class JournalFile:
-    """A new run's journal.
+    """A new run's journal. Use it from one thread.
 
-    Use it from one thread. Making one may raise OSError; a disk that takes no more later ends the
-    journal,
-    not the job, which goes on from its checkpoints and needs no journal for that.
+    The constructor may raise OSError. If the disk fails later, the journal ends and the job
+    continues, since it resumes from checkpoints.
 
-    Events are with the kernel after `flush`: no end of this process loses them. They are on the
-    disk at the latest
-    `sync_every_s` of flushes later: that much may be lost with the machine.
+    After `flush` the kernel has the events, so the end of this process does not lose them. A
+    machine failure loses at most the events of `sync_every_s`.
     """
 
     def __init__(
@@ -83,13 +76,11 @@ class JournalFile:
         self._urgent = self._urgent or isinstance(event, _SYNCED)
 
     def flush(self) -> None:
-        """Hand all that was appended to the kernel in one write; wait for the disk if that is
-        due.
-        """
+        """Write all appended events to the kernel at once; wait for the disk if that is due."""
         try:
             self._flush()
         except OSError as error:
-            # With a gap it would be worth nothing.
+            # A journal with a gap would be worthless.
             self._over, self._dirty = True, False
             self._waiting.clear()
             _LOG.error(
@@ -111,7 +102,7 @@ class JournalFile:
             os.close(full)
 
     def close(self) -> None:
-        """Flush, wait for the disk, and let go of the file."""
+        """Flush, wait for the disk, and close the file."""
         self._urgent = True
         self.flush()
         os.close(self._file)
@@ -125,7 +116,7 @@ class JournalFile:
         self._segment += 1
         path = self._directory / f"run-{self._run:04d}-{self._segment:06d}.jsonl"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        # The name must be as sure as the lines.
+        # The directory entry must be as durable as the lines.
         directory = os.open(self._directory, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -135,7 +126,7 @@ class JournalFile:
         return file
 
     def _forget(self) -> None:
-        """Remove the oldest segments beyond what is kept, those of earlier runs first."""
+        """Remove the oldest segments beyond the limit, those of earlier runs first."""
         left = self._kept_bytes
         for _, _, path in reversed(_segments(self._directory)):
             left -= path.stat().st_size
@@ -144,11 +135,10 @@ class JournalFile:
 
 
 def replay(directory: Path) -> Iterator[Event]:
-    """The newest run's events in order; none if there is no journal.
+    """Return the newest run's events in order; none if there is no journal.
 
-    A last line that was cut off is what a crash leaves behind: it was never acted upon, and is left
-    out. Anything else
-    that does not check raises Corrupted with file and line.
+    A crash may leave a partial last line. It was never acted upon, so it is ignored. Any other
+    invalid line raises Corrupted with file and line.
     """
     segments = _segments(directory)
     newest = max((run for run, _, _ in segments), default=0)

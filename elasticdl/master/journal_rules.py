@@ -18,8 +18,9 @@ from elasticdl.master.core.events import (
 
 
 def worth_keeping(event: Event, commands: Sequence[Command]) -> bool:
-    """Time that passed without effect, and questions that got no lease, leave no trace in the
-    state.
+    """Return whether an event leaves a trace in the state.
+
+    Time without effect does not, and neither do lease requests without a lease.
     """
     match event:
         case Tick():
@@ -31,7 +32,7 @@ def worth_keeping(event: Event, commands: Sequence[Command]) -> bool:
 
 
 def may_free_work(event: Event) -> bool:
-    """Whether those who wait for a lease should ask again after this event."""
+    """Return whether waiting workers should ask for a lease again after this event."""
     match event:
         case (
             ActivityTold()

@@ -1,7 +1,7 @@
 """`python -m elasticdl.master.main`: the master of one job, on this machine or in a pod.
 
-The one place where the master's parts are put together. Never imports TensorFlow, nor the
-Kubernetes client on one machine.
+Only this module puts the master's parts together. It never imports TensorFlow, and on one machine
+never the Kubernetes client.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _MAIN_TASK = {
 
 
 def read_spec(directory: JobDirectory) -> JobSpec:
-    """The job of a directory. Raises UserError."""
+    """Read the job of a directory. Raises UserError."""
     try:
         return JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -87,7 +87,7 @@ def read_spec(directory: JobDirectory) -> JobSpec:
 
 @final
 class Master:
-    """Everything that one master is made of."""
+    """All parts of one master."""
 
     def __init__(self, environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> None:
         self._environment = environment
@@ -95,10 +95,10 @@ class Master:
         self._platform = platform
         self._farewell = Farewell()
         directory = environment.directory
-        # One more than that of a master that did not get to remove its file.
+        # Exceed the term of a master that died without removing its file.
         before = read_master(directory)
         self._term = max(environment.term, before.term + 1 if before is not None else 1)
-        # Nobody listens there any more.
+        # Nobody listens at the old address any more.
         directory.master.unlink(missing_ok=True)
         clock = SystemClock()
         self.event_log = EventLog(directory.events, clock.wall_s())
@@ -152,15 +152,15 @@ class Master:
         self._finish: FinishJob | None = None
 
     def status(self) -> JobStatus:
-        """The core's status with what processes measure."""
+        """Return the core's status with the measurements of processes."""
         return job_status(self.core, self._gateway)
 
     def status_json(self) -> str:
-        """The same for the wire."""
+        """Return the same as JSON."""
         return json.dumps(self.status().to_json())
 
     def outcome(self, finish: FinishJob) -> tuple[Outcome, JobStatus | None]:
-        """What the job came to, and its last status; None if it did not begin."""
+        """Return the outcome and the last status; the status is None if the job did not begin."""
         directory = self._environment.directory
         if not self.core.begun:
             return outcome_of(finish, directory), None
@@ -169,11 +169,11 @@ class Master:
 
     @property
     def has_left(self) -> bool:
-        """The job goes on without this master."""
+        """Whether the job continues without this master."""
         return self._farewell.to_the_next
 
     async def run(self) -> FinishJob:
-        """From the first event to the last command.
+        """Run from the first event to the last command.
 
         Every process is gone when it returns or raises, unless it `has_left`.
         """
@@ -205,7 +205,7 @@ class Master:
             directory.master.unlink(missing_ok=True)
 
     async def _open_page(self) -> tuple[str, str]:
-        """Its address, and why it has none: a job goes on without its page."""
+        """Open the page; return its address, or the problem. A job runs without its page too."""
         wanted = self._environment.page
         try:
             port = await self._page.start(
@@ -248,12 +248,12 @@ class Master:
             raise
 
     def _begin(self, preflight: Preflight, start: JobStart, cluster: Cluster) -> None:
-        """The job has begun, unless a person stopped it meanwhile."""
+        """Begin the job, unless a person has stopped it meanwhile."""
         if not self.core.begun:
             return
         directory = self._environment.directory
         for stale in (directory.receipt, directory.report, directory.newest):
-            # Of the run before this one: whoever reads it now would take it for ours.
+            # These describe the previous run; readers would take them for this run's.
             stale.unlink(missing_ok=True)
         self._sources = (*preflight.training, *preflight.validation, *preflight.prediction)
         self._archive.restore_from = start.restore_from
@@ -264,19 +264,19 @@ class Master:
         self._begun.set()
 
     async def _observed(self, cluster: Cluster) -> AsyncIterator[ProcessObserved | ProcessExited]:
-        """What the cluster shows, from the beginning of the job.
+        """Yield what the cluster shows, once the job has begun.
 
-        A pod that an earlier master could not end keeps its name. Its end must be told only after
-        the job has ordered a process of that name: the next one gets another.
+        A pod that an earlier master could not end keeps its name. The core must hear of its end
+        only after it has ordered a process of that name; the next one gets another name.
         """
         await self._begun.wait()
         async for event in cluster.observe():
             yield event
 
     async def leave(self, running: asyncio.Future[FinishJob]) -> None:
-        """Go, so that the next master can go on: with a checkpoint, if that can be had in time.
+        """Leave the job to the next master, with a checkpoint if there is time.
 
-        A job that is about to end may.
+        A job that is about to end may do so.
         """
         spec = self._spec
         kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
@@ -286,12 +286,12 @@ class Master:
         self.leave_now(running)
 
     def leave_now(self, running: asyncio.Future[FinishJob]) -> None:
-        """Without looking back. A job that a person stopped is not to go on: it ends."""
+        """Leave at once. A job that a person stopped has no next master: it ends."""
         self._farewell.to_the_next = self.core.status().exit_code is None
         running.cancel()
 
     def _taken_on(self) -> Announce:
-        """A master takes the job on: the first, or one in the place of another."""
+        """Return the event that this master starts or continues the job."""
         away_s = max(0.0, self.queue.at_s() - self._heard_s)
         first = self.event_log.next_seq == 0
         what = f"{self._spec.action} {self._spec.model.model_def}"
@@ -305,13 +305,13 @@ class Master:
         return Announce("job", text, details=details)
 
     def with_resume_command(self, finish: FinishJob) -> FinishJob:
-        """With what to do next."""
+        """Add the next step to the end of the job."""
         return with_resume_command(
             finish, self._spec.model_dump(mode="json"), self._environment.directory
         )
 
     def close_record(self, finish: FinishJob) -> None:
-        """The last line: how the job ended."""
+        """Record the last event: how the job ended."""
         text = f"the job ended with exit code {int(finish.exit_code)}: {finish.message}"
         details = meaning(
             EventKind.ENDED,
@@ -327,7 +327,7 @@ class Master:
         self.event_log.close()
 
     def snapshot(self, outcome: Outcome, status: JobStatus) -> dict[str, object]:
-        """The job as page and report show it, now that it has ended."""
+        """Return the data of page and report for the ended job."""
         now = self.queue.clock.wall_s()
         reading = StatusReading(self._watched.about, status, outcome.state, now)
         logs = ends_in(self._environment.directory.logs, status)
@@ -344,14 +344,14 @@ class Master:
         )
 
     def _tell_address(self, address: str, page: str) -> None:
-        # In a pod the token stays in its Secret: a volume may be seen by many.
+        # In a pod the token stays in its Secret: many users may be able to read a volume.
         token = "" if self._platform.has_next else self._environment.token
         master = MasterAddress(address, page, os.getpid(), self._term, token)
         write_master(self._environment.directory, master)
 
 
 def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> None:
-    """SIGTERM or SIGINT."""
+    """Handle SIGTERM and SIGINT."""
     loop, seen = asyncio.get_running_loop(), 0
 
     def caught(number: signal.Signals) -> None:
@@ -368,12 +368,12 @@ def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> 
 
 
 async def serve(environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> FinishJob:
-    """Run the job and leave its outcome on disk, unless the job goes on with the next master."""
+    """Run the job and save its outcome, unless the next master continues the job."""
     master = Master(environment, spec, platform)
     running = asyncio.ensure_future(master.run())
     departing: list[asyncio.Future[None]] = []
     if platform.has_next:
-        # A node is emptied, or somebody else needs it: nobody wants the job to end.
+        # The node is being drained or the pod preempted; nobody wants the job to end.
         on_signals(
             lambda _: departing.append(asyncio.ensure_future(master.leave(running))),
             lambda: master.leave_now(running),
@@ -420,9 +420,9 @@ def _cut_short(master: Master) -> FinishJob:
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Run the process; return its exit code."""
     die_with_parent()
-    # Until the loop has handlers of its own: end in order.
+    # Until the loop has its own handlers: exit cleanly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(
         level=logging.INFO,
@@ -455,9 +455,9 @@ def _platform() -> Platform:
 
 
 def _work(platform: Platform) -> FinishJob:
-    """All of the job that falls to this master.
+    """Do this master's part of the job.
 
-    Raises ElasticDLError if the site cannot even be told what is wrong.
+    Raises ElasticDLError if even the platform cannot record the error.
     """
     directory: JobDirectory | None = None
     try:

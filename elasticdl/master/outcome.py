@@ -1,4 +1,4 @@
-"""How a job ended, for whoever comes later: in the job's directory, and where the site keeps it."""
+"""Save how a job ended: in its directory, and where the platform keeps it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LOG = logging.getLogger(__name__)
 def leave_outcome(
     directory: JobDirectory, outcome: Outcome, status: JobStatus | None = None
 ) -> None:
-    """Receipt and last status, readable when nobody is there any more.
+    """Save receipt and last status for readers after the job.
 
-    `status`: None if the job did not begin. A disk that refuses them changes no outcome.
+    `status` is None if the job did not begin. A disk error does not change the outcome.
     """
     try:
         write_outcome(directory, outcome, status)
@@ -37,9 +37,9 @@ def leave_outcome(
 
 
 def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-    """report.html: the status page as it stood at the end, in one file.
+    """Write report.html: the final status page in one file.
 
-    Whatever goes wrong with it changes no outcome.
+    An error does not change the outcome.
     """
     try:
         write_whole(directory.report, render_report(snapshot()))
@@ -48,9 +48,7 @@ def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, An
 
 
 def tell_story(event_log: EventLog) -> None:
-    """Into the log what `elasticdl why` can still read when the directory is gone with the pod: a
-    line an entry.
-    """
+    """Log the story, a line per entry, for `elasticdl why` after the pod's directory is gone."""
     for line in story_lines(event_log.story.as_dict()):
         _LOG.info("%s", line)
 
@@ -58,9 +56,7 @@ def tell_story(event_log: EventLog) -> None:
 def with_resume_command(
     finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory
 ) -> FinishJob:
-    """The end of a job with what to do next; that of a job that is done, or was wrong from the
-    start, as it is.
-    """
+    """Add the next step to a job's end, unless the job is done or was invalid from the start."""
     if finish.exit_code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.DRAINED):
         return finish
     on = resume_command(told, directory)
@@ -74,7 +70,7 @@ def outcome_of(
     status: JobStatus | None = None,
     receipt: Receipt | None = None,
 ) -> Outcome:
-    """The end of a job; only `finish` and `directory` are known of one that did not begin."""
+    """Return a job's end; without a status if the job did not begin."""
     return Outcome(
         int(finish.exit_code),
         finish.message,

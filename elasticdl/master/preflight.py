@@ -1,7 +1,7 @@
-"""Looks at the model module and the data before any process starts.
+"""Check the model module and the data before any process starts.
 
-That needs TensorFlow and runs the user's code, so a
-child does it and tells in one JSON object what it found.
+The check needs TensorFlow and runs the user's code, so a child process does it. The child prints
+its result as one JSON object.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ TIMEOUT_S = 600.0
 _LAST_LINES = 15
 _DEATH_S = 10.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-"""What TensorFlow says of itself is not what is wrong with a model. oneDNN only makes it faster,
-which a batch does not need.
-"""
+"""Hide TensorFlow's own messages. Disable oneDNN, whose speed one batch does not need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What the job works on. `raw` is all that the child told."""
+    """The result: what the job works on. `raw` is the child's whole answer."""
 
     training: tuple[Source, ...]
     validation: tuple[Source, ...]
@@ -48,7 +46,7 @@ class Preflight:
 
 
 class PreflightCancelledError(Exception):
-    """Nobody wants the preflight any more."""
+    """Nobody needs the preflight any more."""
 
 
 def run_preflight(
@@ -60,10 +58,10 @@ def run_preflight(
     tell: Tell = lambda text: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Preflight:
-    """Run the check in a child; blocks. Raises UserError with what is wrong and what to do.
+    """Run the check in a child; blocks. Raises UserError with the problem and its fix.
 
-    A part of it may take `timeout_s`: files that are counted, and parts that end, begin the time
-    anew. `tell` gets what takes long.
+    Each part may take `timeout_s`: counted files and completed parts restart the time. `tell`
+    receives messages about slow parts.
 
     Raises PreflightCancelledError within a second after `cancelled()` turns true. The child has
     ended whenever this returns or raises.
@@ -101,11 +99,11 @@ def run_preflight(
                 ),
             ) from expired
         finally:
-            # Whatever the user's code started goes with it.
+            # Also end processes that the user's code started.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            # After a Ctrl-C `Popen` itself waits for a quarter of a second only, and we would be
-            # gone before it.
+            # After Ctrl-C `Popen` waits only a quarter of a second, and we would exit before the
+            # child.
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_DEATH_S)
     found = _answer(output)
@@ -125,12 +123,11 @@ def _conversation(
     watch: CheckWatch,
     cancelled: Callable[[], bool],
 ) -> tuple[str, str]:
-    """The child's stdout and stderr when it has ended.
+    """Return the child's stdout and stderr after its end.
+
+    It wakes twice a second: Python notices a Ctrl-C just before a wait only when the wait ends.
 
     Raises TimeoutExpired, PreflightCancelledError, and UserError as `CheckWatch.look`.
-
-    It wakes twice a second: a Ctrl-C that comes just before a wait begins would be noticed only
-    when the wait ends.
     """
     given: str | None = question
     while True:
@@ -147,14 +144,14 @@ def _conversation(
 
 
 def save_preflight(path: Path, preflight: Preflight) -> None:
-    """Keep what was found for the master. Raises OSError."""
+    """Save the result for the master. Raises OSError."""
     write_json(path, preflight.raw)
 
 
 def load_preflight(path: Path) -> Preflight | None:
-    """What was found before; None if nobody looked yet.
+    """Return the saved result; None if there is none.
 
-    Raises UserError for a file that is none of ours.
+    Raises UserError if the file is invalid.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -170,9 +167,7 @@ def load_preflight(path: Path) -> Preflight | None:
 
 
 def _answer(output: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object with "ok": what the user's code prints comes before
-    it.
-    """
+    """Return the last line that is a JSON object with "ok"; the user's code may print before it."""
     for line in reversed(output.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)

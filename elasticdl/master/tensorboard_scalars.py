@@ -1,5 +1,6 @@
-"""`--tensorboard-log-dir`: what goes to metrics.jsonl, for TensorBoard too; once a job, however
-many workers there are.
+"""`--tensorboard-log-dir`: writes the rows of metrics.jsonl for TensorBoard, too.
+
+Only the master writes, however many workers there are.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from typing import Any, final
 from elasticdl.history.event_file import EventFile
 
 _RUNS = {"training": "train", "evaluation": "validation"}
-"""Names of Keras' own callback, so that both curves of the loss are in one plot."""
+"""Names of Keras' own callback, so that one plot shows both loss curves."""
 
 
 @final
 class ScalarRuns:
-    """Curves by the model's version: of training in the run `train`, of evaluation rounds in
-    `validation`, below one directory.
+    """Curves by model version, below one directory.
+
+    Training is the run `train`; evaluation rounds are the run `validation`.
     """
 
     def __init__(self, log_dir: str) -> None:
-        """`log_dir` '': nothing is written."""
+        """`log_dir` '' disables writing."""
         self._runs = (
             {kind: EventFile(Path(log_dir) / run) for kind, run in _RUNS.items()} if log_dir else {}
         )
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl."""
+        """Append a row of metrics.jsonl."""
         run = self._runs.get(row["kind"])
         if run is not None:
             run.add(row["values"], int(row["version"]), float(row.get("at") or time.time()))

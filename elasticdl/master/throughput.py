@@ -1,4 +1,4 @@
-"""Records per second, in total and by worker, over a window that slides."""
+"""Records per second, in total and by worker, over a sliding window."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from elasticdl.shard import Lease, ShardId, Task, WorkItem
 
 _WINDOW_S = 20.0
 _LEAST_S = 2.0
-"""A rate is over this time at least: in less, one step more or less would be a peak."""
+"""Minimum window of a rate: in a shorter one, a single step would be a peak."""
 _FINEST_S = 0.5
 
 
 @dataclass(slots=True)
 class _Window:
-    """Records by time, coarse enough that a window is some forty pairs."""
+    """Records by time, coarse enough for about forty pairs per window."""
 
     began_s: float
     parts: deque[tuple[float, int]] = field(default_factory=deque)
@@ -41,7 +41,7 @@ class _Window:
 
 @final
 class Throughput:
-    """Counts records of one kind of task by what leases and reports say of offsets."""
+    """Counts records of one kind of task from the offsets of leases and reports."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -51,21 +51,21 @@ class Throughput:
         self._workers: dict[ProcessName, _Window] = {}
 
     def granted(self, lease: Lease) -> None:
-        """A lease begins at its offset."""
+        """Start a lease at its offset."""
         if lease.task is self._task and lease.shard is not None:
             self._offsets[lease.shard.id, lease.attempt] = lease.offset
 
     def given(self, item: WorkItem) -> None:
-        """An item of the ring, given to one member after the other: the first of them counts."""
+        """Start an item of the ring. Every member gets it; the first one counts."""
         lease = item.lease
         if item.number > self._ring_number and lease is not None and lease.shard is not None:
             self._ring_number = item.number
             self._offsets.setdefault((lease.shard.id, lease.attempt), lease.offset)
 
     def reported(self, worker: ProcessName, progress: Progress, at_s: float) -> None:
-        """A worker got on.
+        """Record a worker's progress.
 
-        Repeats and reports of leases that were not granted here count nothing.
+        Repeats, and reports of leases unknown to this master, count nothing.
         """
         applied = progress.applied
         key = (applied.shard, applied.attempt)
@@ -76,8 +76,8 @@ class Throughput:
         self._offsets[key] = max(before, applied.offset)
         if progress.done or progress.returned:
             del self._offsets[key]
-        # Over which time the first of them were done nobody knows: they begin the window, and are
-        # no part of its rate.
+        # Nobody knows how long the first records took, so they start the window and do not count in
+        # its rate.
         if self._total is None:
             self._total = _Window(at_s)
         else:
@@ -88,13 +88,13 @@ class Throughput:
             self._workers[worker] = _Window(at_s)
 
     def leave(self, worker: ProcessName) -> None:
-        """The worker is gone."""
+        """Forget an ended worker."""
         self._workers.pop(worker, None)
 
     def total(self, at_s: float) -> float:
-        """Records per second of all workers."""
+        """Return records per second of all workers."""
         return self._total.rate(at_s) if self._total is not None else 0.0
 
     def by_worker(self, at_s: float) -> dict[ProcessName, float]:
-        """Records per second of each live worker."""
+        """Return records per second of each live worker."""
         return {worker: window.rate(at_s) for worker, window in self._workers.items()}

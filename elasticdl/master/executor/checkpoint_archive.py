@@ -1,4 +1,4 @@
-"""Checkpoints as the master sees them: what a job begins with, and how a cut view becomes files."""
+"""The master's checkpoints: the one that a job starts from, and new ones from cut views."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobStart:
-    """Where a job begins: `restore_from` is a checkpoint's directory, '' for none; `ledger` is ''
-    for a fresh one.
+    """Where a job starts.
 
-    `passed_over`: why newer checkpoints were not used. `again`: records that the run before is
-    known to have trained beyond it.
+    `restore_from` is a checkpoint's directory, or ''. `ledger` is '' for a fresh ledger.
+    `passed_over` says why newer checkpoints were not used. `again` counts records that the previous
+    run is known to have trained after the checkpoint.
     """
 
     restore_from: str = ""
@@ -46,17 +46,17 @@ class JobStart:
 
 
 class Saver(Protocol):
-    """Writes what a cut froze: the servers, or the worker of a ring that has the copy."""
+    """Writes the parts of a view: the servers, or the ring's worker with the copy."""
 
     async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
-        """Every part of a view, below `directory`. Raises ElasticDLError."""
+        """Write every part of a view below `directory`. Raises ElasticDLError."""
 
 
 @final
 class CheckpointArchive:
     """A job's checkpoint directory.
 
-    `restore_from` is what servers that come up are told to restore.
+    New servers restore from `restore_from`.
     """
 
     def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
@@ -68,11 +68,10 @@ class CheckpointArchive:
         self.restore_from = ""
 
     def beginning(self) -> JobStart:
-        """By the flags: go on from the job's own newest checkpoint, or take the parameters of
-        another, or start afresh.
+        """Return the start that the flags ask for: a resume, another job's parameters, or afresh.
 
-        Reads every byte of the checkpoint. Raises UserError if there is none where one was named,
-        Corrupted if none is whole.
+        Reads every byte of the checkpoint. Raises UserError if a named checkpoint is missing,
+        Corrupted if none is intact.
         """
         if self._spec.resume:
             return self._resumed()
@@ -80,7 +79,7 @@ class CheckpointArchive:
             found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
             self._refuse_of_other_strategy(found)
             _LOG.info("beginning with the parameters of %s", found.directory)
-            # Servers tell their version themselves; a ring has none that would.
+            # Servers report their version; a ring that only evaluates or predicts does not.
             still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
             return JobStart(
                 str(found.directory),
@@ -90,11 +89,9 @@ class CheckpointArchive:
         return JobStart()
 
     async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
-        """Have every server write its part, add the manifest, remove what is too old.
+        """Save all parts of a view, add the manifest, and remove old checkpoints.
 
-        The earlier ones stay on failure.
-
-        Raises ElasticDLError.
+        A failure leaves earlier checkpoints in place. Raises ElasticDLError.
         """
         try:
             making = await asyncio.to_thread(store.begin, self._checkpoints)
@@ -104,8 +101,8 @@ class CheckpointArchive:
             ) from error
         manifest = await self._parts(command, snapshots, making)
         try:
-            # If the job ends meanwhile the thread goes on, and what it makes complete is not to be
-            # taken away under it.
+            # If the job ends meanwhile, the thread continues. Do not remove the files that it
+            # completes.
             directory = await asyncio.to_thread(store.complete, making, manifest)
         except OSError as error:
             await asyncio.to_thread(store.abandon, making)
@@ -120,7 +117,7 @@ class CheckpointArchive:
         return str(directory), manifest.bytes
 
     def keep_scale(self, low: int, high: int) -> None:
-        """The job was scaled: it goes on so when it is resumed."""
+        """Save the range of workers that a user scaled the job to, for a resume."""
         keep_scale(JobDirectory(self._checkpoints.parent), self._workers, low, high)
 
     async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
@@ -155,8 +152,10 @@ class CheckpointArchive:
         return JobStart(str(found.directory), ledger, found.manifest.version, found.rejected, again)
 
     def _refuse_of_other_strategy(self, found: store.Found) -> None:
-        """Raise UserError: servers hold rows by id, a ring whole variables; neither reads the
-        other's files.
+        """Raise UserError for a checkpoint of the other strategy.
+
+        Servers store rows by id and a ring stores whole variables; neither can read the other's
+        files.
         """
         made_by = maker_of(found.manifest)
         if made_by is not self._strategy:
@@ -168,7 +167,7 @@ class CheckpointArchive:
 
 
 def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest:
-    """What the servers wrote, as one checkpoint. Raises PermanentError if they do not agree."""
+    """Combine the servers' parts into one manifest. Raises PermanentError if they disagree."""
     parameters = {part.parameters for part in saved}
     if len(parameters) != 1:
         raise PermanentError(

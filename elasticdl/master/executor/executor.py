@@ -1,6 +1,6 @@
-"""Carries out what the core orders.
+"""Carries out the core's commands.
 
-What takes time runs beside the loop, and its outcome comes back as an event.
+Slow work runs beside the loop, and its result comes back as an event.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ _LEVELS = {
     "error": logging.ERROR,
 }
 NEVER_STARTED = ExitFacts(reason="NeverStarted", asked=True)
-"""Of a process that was stopped while its start was put off."""
+"""The exit of a process that was stopped before its delayed start."""
 
 
 class Archive(Protocol):
     """Checkpoints on disk."""
 
     async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
-        """Write a cut view as a complete checkpoint; its directory and size in bytes.
+        """Write a cut view as a complete checkpoint; return its directory and size in bytes.
 
         Raises ElasticDLError.
         """
 
     def keep_scale(self, low: int, high: int) -> None:
-        """What a resumed job begins with. A disk that refuses it costs that only."""
+        """Save the range of workers for a resumed job. A full disk loses only that."""
 
 
 class Record(Protocol):
-    """What people read later of what happened: `history.event_log.EventLog`."""
+    """The job's recorded history: `history.event_log.EventLog`."""
 
     def append(self, stamp: Mapping[str, float], told: Mapping[str, Any]) -> object:
-        """Write an announcement down. A disk that refuses it costs the line only."""
+        """Record an event. A full disk loses only the line."""
 
 
 class Rows(Protocol):
-    """Where numbers go: `history.lines.JsonLines`."""
+    """A destination of numbers: `history.lines.JsonLines`."""
 
     def append(self, value: Mapping[str, Any]) -> None:
-        """Write a row. A disk that refuses it costs the row only."""
+        """Append a row. A full disk loses only the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDeps:
-    """What the hands work with."""
+    """What the executor works with."""
 
     launcher: Launcher
     fences: Fences
@@ -78,7 +78,7 @@ class ExecutorDeps:
 
 @final
 class Executor:
-    """Use it from one event loop."""
+    """Carries out commands. Use it from one event loop."""
 
     def __init__(self, queue: EventQueue, gateway: ProcessGateway, means: ExecutorDeps) -> None:
         self._queue = queue
@@ -88,7 +88,7 @@ class Executor:
         """Set by the last command of a job."""
 
     def carry_out(self, command: do.Command) -> None:
-        """Do it, or begin to."""
+        """Carry out a command, or start to."""
         match command:
             case do.StartProcess():
                 self._queue.spawn(f"start of {command.name}", self._start(command))
@@ -122,7 +122,7 @@ class Executor:
                 self._tell(command)
 
     def _tell(self, command: do.Command) -> None:
-        """Commands that a worker hears of."""
+        """Carry out a command that is a message to a worker."""
         match command:
             case do.GrantLease():
                 self._gateway.throughput.granted(command.lease)
@@ -133,7 +133,7 @@ class Executor:
                 self._gateway.leases.answer(command.worker, Wait(command.reason))
             case do.WorkFinished():
                 if not self._gateway.leases.answer(command.worker, Finished()):
-                    # It is busy coming up, or going: it need not ask first.
+                    # The worker is starting or ending and need not ask first.
                     self._order(command.worker, Finish())
             case do.RevokeLeases():
                 self._order(
@@ -196,7 +196,7 @@ class Executor:
                     )
                 )
         except ElasticDLError as error:
-            # What some servers froze is dropped beside: the job does not wait for that.
+            # Drop partial views in the background, so that the job does not wait.
             self._snapshot(do.DropSnapshot(snapshot))
             self._queue.post(happened.SnapshotFailed(self._queue.at_s(), snapshot, error.message))
 
@@ -216,7 +216,7 @@ class Executor:
             self._queue.post(saved)
 
     def _order(self, worker: ProcessName, order: Order) -> None:
-        """One that has left, or has not come, cannot be told anything."""
+        """Send an order; do nothing for a process that has left or is not attached yet."""
         if worker in self._gateway.sessions:
             self._gateway.orders.put(worker, order)
 

@@ -1,4 +1,4 @@
-"""Makes every server refuse a worker, and asks what it had really pushed."""
+"""Make every server refuse a worker, and collect which pushes each server has applied."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _ATTEMPT_S = 2.0
 
 @final
 class Fences:
-    """Every worker that was ever fenced, so that a server that comes back later refuses it, too."""
+    """All workers ever fenced, so that a restarted server refuses them too."""
 
     def __init__(self, registry: PsRegistry) -> None:
         self._registry = registry
         self._fenced: dict[str, None] = {}
 
     async def fence(self, worker: str) -> tuple[Applied | None, ...]:
-        """What each server of the job last had of `worker`, in index order; None of one that is
-        away, which is fenced as it comes up.
+        """Return the last push of `worker` at each server, in index order; None if absent.
 
-        Asks until a server answers or is gone: the cluster's word, or 10 s of silence, ends the
-        wait for a dead one.
+        An absent server fences the worker when it attaches. Asks each server until it answers or is
+        gone. The cluster's report, or 10 s of silence, ends the wait for a dead server.
         """
         self._fenced[worker] = None
         servers = self._registry.attached()
@@ -42,9 +41,9 @@ class Fences:
         return tuple(known.get(index) for index in range(self._registry.number))
 
     async def catch_up(self, server: Server) -> None:
-        """Tell a server that came up of everybody who is fenced.
+        """Send all fences to a newly attached server.
 
-        Returns when it knows, or is gone.
+        Returns when the server knows them, or is gone.
         """
         await asyncio.gather(*(self._ask(server, worker) for worker in tuple(self._fenced)))
 

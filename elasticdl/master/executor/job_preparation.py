@@ -1,4 +1,4 @@
-"""Carries out RunPreflight: checks model and data, and finds what the job begins with."""
+"""Carries out RunPreflight: checks model and data, and finds the checkpoint to start from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticdl.master.preflight import Preflight, load_preflight, run_preflight,
 
 @final
 class JobPreparation:
-    """Use it from one event loop. What blocks runs in threads."""
+    """Prepares the job. Use it from one event loop; blocking work runs in threads."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class JobPreparation:
     async def run(self) -> None:
         """Post JobStarted or PreflightFailed.
 
-        When this is cancelled, the check has ended by the time it raises.
+        After a cancellation, the check has ended by the time this raises.
         """
         try:
             preflight = await self._preflight()
             start = await asyncio.to_thread(self._archive.beginning)
         except ElasticDLError as error:
-            # USER_ERROR is for the master only: it is what workers end with.
+            # USER_ERROR is an exit code between processes of a job; users see JOB_FAILED.
             wrong = error.exit_code is ExitCode.USER_ERROR
             code = ExitCode.JOB_FAILED if wrong else error.exit_code
             self._queue.post(PreflightFailed(self._queue.at_s(), error.message, error.hint, code))
@@ -62,7 +62,7 @@ class JobPreparation:
         self._begin(preflight, start)
 
     async def _preflight(self) -> Preflight:
-        """What was found before, by the command or by an earlier master, or what is found now."""
+        """Return the saved result of the command or of an earlier master, or run the check."""
         path = self._directory.preflight
         found = load_preflight(path)
         if found is None:

@@ -1,5 +1,6 @@
-"""Starts and stops processes through the cluster: back-off before a start, and a stop that
-overtakes it.
+"""Starts and stops processes through the cluster.
+
+Starts may be delayed, and a stop cancels a pending start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ Launch: TypeAlias = Callable[[ProcessName], ProcessSpec]
 
 @final
 class Launcher:
-    """Use it from one event loop. `start` and `stop` run as tasks of the driver."""
+    """Starts and stops processes.
+
+    Use it from one event loop; `start` and `stop` are driver tasks.
+    """
 
     def __init__(self, cluster: Cluster, launch: Launch) -> None:
         self._cluster = cluster
@@ -27,12 +31,10 @@ class Launcher:
     async def start(
         self, name: ProcessName, delay_s: float, memory_bytes: int | None = None
     ) -> bool:
-        """Start a process after `delay_s`.
+        """Start a process after `delay_s`; a second call for a pending process does nothing.
 
-        False if it was stopped before that. Raises CreateRefused.
-
-        `memory_bytes`: what it is to have, where that is not what its role has. One that is on its
-        way is not started twice.
+        Returns False if the process was stopped before that. `memory_bytes` overrides the memory
+        limit of the role. Raises CreateRefused.
         """
         if name in self._delayed or name in self._creating:
             return True
@@ -50,14 +52,14 @@ class Launcher:
         return True
 
     async def stop(self, name: ProcessName, grace_s: float) -> None:
-        """End a process, or its start if that has not come yet."""
+        """End a process, or cancel its pending start."""
         delayed = self._delayed.get(name)
         if delayed is not None:
             delayed.set()
             return
         creating = self._creating.get(name)
         if creating is not None:
-            # Bounded by the cluster's own deadline for creating.
+            # The cluster bounds process creation.
             await creating.wait()
         await self._cluster.delete(name, grace_s=grace_s)
 

@@ -1,4 +1,4 @@
-"""What a worker or a parameter server is started with."""
+"""The environment and resources of a new worker or parameter server."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COMMANDS = {
 }
 
 _FAST_ENDS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "PYTHONMALLOC": "malloc"}
-"""Memory in large pages.
+"""Large memory pages, so that a killed process's connections close sooner.
 
-The kernel frees the memory of a killed process before it closes its connections, by which the ring
-learns of its end: 60 ms for a process with TensorFlow, of which a third is left with large pages.
+The kernel frees a killed process's memory before it closes its connections, by which the ring
+notices the end. With TensorFlow that takes 60 ms, and a third of that with large pages.
 """
 
 
@@ -29,9 +29,8 @@ learns of its end: 60 ms for a process with TensorFlow, of which a third is left
 class ProcessEnv:
     """Makes process specs.
 
-    `address` is the master's, `cores` what the machine gives to the job; None: each its own.
-
-    `bind_host`: where servers listen; '': on this machine only.
+    `address` is the master's. `cores` is the number of cores for the job; None leaves each process
+    its own. `bind_host` is the listen address of servers; '' means this machine only.
     """
 
     spec: JobSpec
@@ -42,7 +41,7 @@ class ProcessEnv:
     bind_host: str = ""
 
     def __call__(self, name: ProcessName) -> ProcessSpec:
-        """The spec of one process. The user's environment cannot change what is ours."""
+        """Return the spec of one process. The user's environment cannot override our variables."""
         member = self.spec.trains_on_ring and name.role is Role.WORKER
         environment = RoleEnvironment(
             self.address, self.token, name, Path(self.directory), self.bind_host
@@ -60,8 +59,9 @@ class ProcessEnv:
         )
 
     def _share(self, role: Role) -> float:
-        """A fair part of the cores among processes of the same role: the two take turns, workers
-        waiting for servers.
+        """Return a fair share of the cores among processes of the same role.
+
+        Roles do not share: they take turns, since workers wait for servers.
         """
         if self.cores is None:
             return 1.0

@@ -1,5 +1,6 @@
-"""The master's hands on the ring: generations go out with a rendezvous of their own, copies of
-weights become files.
+"""The master's side of the ring.
+
+It publishes each generation with its own rendezvous, and turns copies of weights into files.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class MeetingPlace(Protocol):
     """Where the members of a generation meet: `rpc.rendezvous.Rendezvous`."""
 
     async def start(self, host: str = "", port: int = 0) -> int:
-        """Listen; the port. Raises OSError if that is not possible."""
+        """Listen and return the port. Raises OSError if that is impossible."""
 
     def open(self, scope: str) -> None:
-        """Serve this scope from now on, until it is withdrawn."""
+        """Serve this scope until it is withdrawn."""
 
     def withdraw(self, scope: str) -> None:
-        """This generation will never be complete, or was superseded."""
+        """Withdraw a generation that failed or was superseded."""
 
     async def close(self) -> None:
         """Stop listening, and withdraw every scope."""
@@ -37,7 +38,7 @@ class MeetingPlace(Protocol):
 
 @final
 class RingCoordinator:
-    """Use it from one event loop."""
+    """Coordinates the ring. Use it from one event loop."""
 
     def __init__(
         self, orders: OrderStreams, begin_from: str = "", rendezvous: MeetingPlace | None = None
@@ -45,7 +46,7 @@ class RingCoordinator:
         """`rendezvous`: by default one over HTTP."""
         self._orders = orders
         self.begin_from = begin_from
-        """The checkpoint that the job begins with, '' for none; known before the first member."""
+        """The checkpoint that the job begins with, or ''; known before the first member joins."""
         self._rendezvous = rendezvous if rendezvous is not None else Rendezvous()
         self._port = 0
         self._scope = ""
@@ -54,7 +55,7 @@ class RingCoordinator:
         self._saving: dict[SnapshotId, asyncio.Future[RingSaved]] = {}
 
     async def start(self, host: str, port: int = 0) -> int:
-        """Serve rendezvous; the port. Raises OSError if that is not possible."""
+        """Serve rendezvous and return the port. Raises OSError if that is impossible."""
         self._port = await self._rendezvous.start(host, port)
         return self._port
 
@@ -63,8 +64,9 @@ class RingCoordinator:
         await self._rendezvous.close()
 
     def publish(self, command: PublishRing) -> None:
-        """Tell a generation to its members, and to those of the one before that are not in it; that
-        one is over.
+        """End the previous generation, and publish a new one to its members.
+
+        Members of the previous generation that are not in the new one hear of it too.
         """
         self.withdraw()
         self._scope = new_scope(command.generation) if len(command.members) > 1 else ""
@@ -84,17 +86,17 @@ class RingCoordinator:
         self._members = command.members
 
     def withdraw(self) -> None:
-        """The newest generation will not be complete, or is over: who waits in it is told so."""
+        """End the newest generation; members that wait in its rendezvous get an error."""
         if self._scope:
             self._rendezvous.withdraw(self._scope)
             self._scope = ""
 
     def cut(self, worker: ProcessName, snapshot: SnapshotId) -> None:
-        """That worker keeps a copy for `snapshot`."""
+        """Have the worker keep a copy of its weights for `snapshot`."""
         self._copies[snapshot] = worker
 
     async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
-        """Have the copy written below `directory`. Raises TransientError if that did not work."""
+        """Have the worker write its copy below `directory`. Raises TransientError on failure."""
         holder = self._copies.get(snapshot)
         if holder is None:
             raise TransientError(
@@ -118,7 +120,7 @@ class RingCoordinator:
         return (ServerSaved(files, saved.version, saved.rows, saved.parameters),)
 
     def saved(self, saved: RingSaved) -> bool:
-        """A worker wrote its copy, or could not. False if nobody waits for it any more."""
+        """Record a worker's result of `save`; return False if nobody waits for it."""
         waiting = self._saving.get(saved.snapshot)
         if waiting is None or waiting.done():
             return False
@@ -126,13 +128,13 @@ class RingCoordinator:
         return True
 
     def drop(self, snapshot: SnapshotId) -> None:
-        """A copy is not needed any more."""
+        """Release a copy that is no longer needed."""
         holder = self._copies.pop(snapshot, None)
         if holder is not None:
             self._orders.put(holder, RingDrop(snapshot))
 
     def leave(self, name: ProcessName) -> None:
-        """A worker is gone, and its copies with it."""
+        """Forget an ended worker and its copies."""
         for snapshot in [snapshot for snapshot, holder in self._copies.items() if holder == name]:
             del self._copies[snapshot]
             self.saved(

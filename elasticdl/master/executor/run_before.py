@@ -1,4 +1,4 @@
-"""What is known of the run that a job goes on from."""
+"""Read what is known of the previous run of a resumed job."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from elasticdl.master.core.data.resuming import RunBefore
 
 
 def run_before(directory: JobDirectory) -> RunBefore:
-    """Of a training that was killed in that directory, or ended there; of none if nothing is
-    known.
-    """
+    """Return facts about a killed or ended training in the directory; empty if unknown."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         status = newest_status(directory)
         since_s, epochs = status.at_s, status.receipt.epochs if status.receipt else ()
         counts = {row.epoch: (row.trained, row.repeated) for row in epochs}
-        # The row of a loss is written within a second: the status is older, and all rows before it
-        # may be of other runs.
+        # A loss row is written within a second, so the status is older. Rows before it may belong
+        # to other runs.
         rows = [row for row in last_measured(directory) if float(row["at_s"]) >= since_s]
         return RunBefore(counts, max((int(row["records"]) for row in rows), default=0), killed=True)
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""One more checkpoint before a master goes, so that the next one has little to do again."""
+"""A last checkpoint before a master leaves, so that the next one repeats little work."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from elasticdl.master.event_queue import EventQueue
 
 _LOG = logging.getLogger(__name__)
 LIMIT_S = 40.0
-"""A pod's grace is a minute (`cluster/kubernetes/planning.py`)."""
+"""Time limit in seconds. A pod's grace period is a minute (`cluster/kubernetes/planning.py`)."""
 _LOOK_EVERY_S = 0.1
 
 
 async def checkpoint_in_time(
     core: JobState, queue: EventQueue, running: asyncio.Future[Any], possible: Callable[[], bool]
 ) -> None:
-    """Ask for a checkpoint and wait for it, as long as it is `possible` and there is time; and for
-    a job that is about to end.
+    """Request a checkpoint and wait for it while it is `possible`, up to the time limit.
+
+    If the job is about to end, wait for that end instead.
     """
     asked_at_s = queue.at_s()
     before = core.status()
-    # Before the first step there is nothing to keep, and nothing to wait for.
+    # Before the first step there is nothing to save.
     wanted = (
         possible()
         and before.phase in (Phase.WORKING, Phase.EVALUATING)

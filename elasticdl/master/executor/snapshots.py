@@ -1,6 +1,6 @@
-"""One cut over all servers: gate, agree, freeze, open.
+"""Take one cut over all servers: close gates, agree, freeze, open gates.
 
-Whatever happens in between, every gate is opened again.
+The gates open again whatever happens in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _GATE_S = 10.0
-# From the first call on, gates are closed for so long at least.
+# Gates stay closed for at least this long after the first call.
 _SURE_S = _GATE_S
 _CUT_S = 5.0
 _UNGATE_S = 2.0
@@ -33,24 +33,23 @@ _SAVE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One consistent view: its version and each worker's last push that every server has in it."""
+    """A consistent view: its version and each worker's last push that all servers include."""
 
     version: int
     applied: Mapping[str, Applied]
 
 
 def highest(gates: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Up to which of its pushes each worker is let in: what any server has, all get."""
+    """Return the last push to admit per worker: if any server has a push, all get it."""
     workers = sorted({worker for gate in gates for worker in gate})
     return {worker: max(gate.get(worker, 0) for gate in gates) for worker in workers}
 
 
 def agreed(cuts: Sequence[ServerCut]) -> Cut:
-    """The view as a whole.
+    """Combine the servers' cuts into one.
 
-    A worker that died in a push has it on some servers only: that one does not count.
-
-    A worker that some server never saw has nothing in the cut.
+    A push of a worker that died meanwhile may be on some servers only; it does not count. A worker
+    that some server never saw has nothing in the cut.
     """
     everywhere = set.intersection(*(set(cut.applied) for cut in cuts))
     applied = {}
@@ -62,7 +61,7 @@ def agreed(cuts: Sequence[ServerCut]) -> Cut:
 
 @final
 class Snapshots:
-    """Cuts one after the other; saving and dropping go on beside. Use it from one event loop."""
+    """Takes one cut at a time; saves and drops run concurrently. Use it from one event loop."""
 
     def __init__(self, registry: PsRegistry) -> None:
         self._registry = registry
@@ -90,8 +89,8 @@ class Snapshots:
                     )
                 )
                 if now_s() - closed_s >= _SURE_S:
-                    # This process stood still meanwhile. Reports of later pushes may have been
-                    # handled before the cut is.
+                    # This process was suspended. It may handle reports of later pushes before the
+                    # cut.
                     raise TransientError(
                         f"the cut took {now_s() - closed_s:.0f} s: the gates may have opened by"
                         " themselves"
@@ -101,9 +100,9 @@ class Snapshots:
                 await self._open(servers)
 
     async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
-        """Have every server write its part of a view below `directory`; in index order.
+        """Have every server write its part of a view below `directory`.
 
-        Raises ElasticDLError.
+        Returns results in index order. Raises ElasticDLError.
         """
         servers = self._registry.everyone()
         return tuple(
@@ -113,8 +112,9 @@ class Snapshots:
         )
 
     async def drop(self, snapshot: SnapshotId) -> None:
-        """Release a view wherever it is: each server is asked until it answers, is gone, or was
-        asked often enough.
+        """Release a view at all servers.
+
+        Retry each until it answers, is gone, or the tries run out.
         """
         await asyncio.gather(
             *(self._drop_at(server, snapshot) for server in self._registry.attached())
@@ -122,8 +122,10 @@ class Snapshots:
 
     @staticmethod
     async def _drop_at(server: Server, snapshot: SnapshotId) -> None:
-        """A view that stays costs memory, and one of the few places that a server has for views,
-        until the server ends.
+        """Release a view at one server.
+
+        An unreleased view costs memory and one of the server's few places for views until the
+        server ends.
         """
         for attempt in range(1, _DROP_TRIES + 1):
             try:
@@ -157,9 +159,7 @@ class Snapshots:
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, or the first error, raised when every call has ended: none goes on behind our
-    back.
-    """
+    """Return all results, or raise the first error after every call has ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     found: list[T] = []
     for result in results:

@@ -1,1 +1,1 @@
-"""What a job's processes talk to: gRPC servicer, sessions, lease polls, order streams."""
+"""The master's interface for a job's processes: gRPC service, sessions, polls and orders."""

@@ -1,10 +1,9 @@
-"""Long polls for leases: who waits, what was answered, and that no lease is lost between the two.
+"""Long polls for leases: who waits and what was answered; no lease is lost in between.
 
-A worker numbers the answers it wants. A repeat of the last number gets the same answer again: the
-first one was lost on its
-way. A lease that comes when nobody waits for it any more goes back; one without a shard is kept for
-its worker. Leases and
-revocations reach a worker by two ways, in any order: both carry its revocation.
+A worker numbers its requests. A repeated number gets the same answer again, since the first was
+lost on its way. A lease that nobody waits for any more returns to the core. A lease without a shard
+stays for its worker. Leases and revocations take different ways to a worker and arrive in any
+order, so both carry the revocation number.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from elasticdl.shard import Lease
 
 @dataclass(slots=True, eq=False)
 class _Poll:
-    """One worker that waits. `reason`: why it got nothing so far."""
+    """A waiting worker. `reason`: why it has no lease yet."""
 
     sequence: int
     answer: asyncio.Future[LeaseAnswer]
@@ -31,9 +30,9 @@ class _Poll:
 
 @dataclass(slots=True)
 class _Given:
-    """The last answer to a worker, in case it is lost.
+    """The last answer to a worker, in case it was lost.
 
-    `taker`: whose call brought it, None when asked for again.
+    `taker` is the call that carried it; None after a repeated request.
     """
 
     sequence: int
@@ -45,7 +44,7 @@ class _Given:
 class LeasePolls:
     """One poll per worker at a time. Use it from one event loop.
 
-    `ask` has the core asked on behalf of a worker, `give_back` returns a lease that nobody took.
+    `ask` sends a worker's request to the core; `give_back` returns a lease that nobody took.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class LeasePolls:
         self._give_back = give_back
         self._polls: dict[ProcessName, _Poll] = {}
         self._asked: set[ProcessName] = set()
-        """Workers for whom the core was asked and has not answered."""
+        """Workers whose request the core has not answered."""
         self._given: dict[ProcessName, _Given] = {}
         self._kept: dict[ProcessName, Lease] = {}
         self._eras: dict[ProcessName, int] = {}
@@ -83,9 +82,9 @@ class LeasePolls:
                 del self._polls[worker]
 
     def answer(self, worker: ProcessName, answer: LeaseAnswer) -> bool:
-        """The core's answer to one question on behalf of `worker`, or unasked.
+        """Deliver the core's answer to `worker`, requested or not.
 
-        False if nobody waits for any.
+        Returns False if nobody waits for it.
         """
         self._asked.discard(worker)
         if isinstance(answer, Lease):
@@ -102,25 +101,25 @@ class LeasePolls:
         return True
 
     def revoked(self, worker: ProcessName) -> int:
-        """The core voided all leases of `worker`: the revocation that begins."""
+        """Return the number of a new revocation: the core voided all leases of `worker`."""
         revocation = self._eras[worker] = self._eras.get(worker, 0) + 1
         return revocation
 
     def work_appeared(self) -> None:
-        """Ask again for everybody who waits."""
+        """Ask the core again for every waiting worker."""
         for worker, poll in tuple(self._polls.items()):
             if not poll.answer.done():
                 self._ask_once(worker)
 
     def leave(self, worker: ProcessName) -> None:
-        """The worker is gone: its leases are the core's business now, a poll of it ends."""
+        """End a worker's poll and forget its answers: the core now owns its leases."""
         self._given.pop(worker, None)
         self._kept.pop(worker, None)
         self._eras.pop(worker, None)
         self._end(worker, f"{worker} was given up")
 
     def waiting(self) -> dict[ProcessName, str]:
-        """Who waits, and why."""
+        """Return the waiting workers and their reasons."""
         return {worker: poll.reason for worker, poll in self._polls.items()}
 
     def _ask_once(self, worker: ProcessName) -> None:
@@ -133,7 +132,7 @@ class LeasePolls:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 return await asyncio.shield(poll.answer)
-        # The answer may have come in the very moment that the time was over.
+        # The answer may have arrived at the same moment as the timeout.
         return poll.answer.result() if poll.answer.done() else Wait(poll.reason)
 
     def _end(self, worker: ProcessName, reason: str) -> None:
@@ -142,9 +141,7 @@ class LeasePolls:
             old.answer.set_result(Wait(reason))
 
     def _abandon(self, worker: ProcessName, poll: _Poll) -> None:
-        """The call ended without its reply: an answer that came in the same moment, and was not
-        asked for again, goes back.
-        """
+        """Return an answer whose call ended without a reply and was not repeated."""
         given = self._given.get(worker)
         if given is not None and given.taker is poll:
             del self._given[worker]

@@ -1,4 +1,4 @@
-"""What the master wants of each process, until its order stream has taken it."""
+"""Orders of the master to each process, until its order stream has delivered them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from elasticdl.rpc.conversation import Order, RingGeneration, Servers
 class OrderStreams:
     """Orders by process.
 
-    One stream per process: a newer one ends the older. Use it from one event loop.
+    Each process has one stream; a new stream ends the old one. Use it from one event loop.
     """
 
     def __init__(
         self, servers: int, broke: Callable[[ProcessName], None] = lambda name: None
     ) -> None:
-        """`servers`: how many the job has; all are away until `publish`.
+        """`servers` is the number of servers; all are absent until `publish`.
 
-        `broke` is called when a stream ends without our doing.
+        `broke` is called when a stream ends that we did not end.
         """
         self._servers = Servers(("",) * servers)
         self._waiting: dict[ProcessName, deque[Order]] = {}
@@ -37,28 +37,26 @@ class OrderStreams:
         return self._servers.addresses
 
     def publish(self, addresses: tuple[str, ...]) -> None:
-        """Tell the servers' addresses to everybody, now and later."""
+        """Send the servers' addresses to all current and future streams."""
         self._servers = Servers(addresses)
         for name in tuple(self._waiting):
             self.put(name, self._servers)
 
     def put(self, name: ProcessName, order: Order) -> None:
-        """Tell one process; kept until it has a stream."""
+        """Queue an order for one process until it has a stream."""
         self._waiting.setdefault(name, deque()).append(order)
         wake = self._wake.get(name)
         if wake is not None:
             wake.set()
 
     def publish_generation(self, name: ProcessName, generation: RingGeneration) -> None:
-        """Tell one process the newest generation of the ring; again with each stream that it
-        opens.
-        """
+        """Send one process the newest generation of the ring, again on each new stream."""
         if name in self._wake:
             self.put(name, generation)
         self._generations[name] = generation
 
     async def stream(self, name: ProcessName) -> AsyncGenerator[Order]:
-        """The servers' addresses, then every order as it comes, until `leave` or a newer stream."""
+        """Yield the servers' addresses, then every order, until `leave` or a newer stream."""
         self._end_stream(name)
         wake = self._wake[name] = asyncio.Event()
         waiting = self._waiting.setdefault(name, deque())
@@ -74,22 +72,22 @@ class OrderStreams:
     ) -> AsyncIterator[Order]:
         yield self._servers
         if name in self._generations:
-            # What waits may have an older one, or the same: a worker takes each once, and none that
-            # is older.
+            # The queue may hold the same generation or an older one; workers ignore those.
             yield self._generations[name]
         while self._wake.get(name) is wake:
             wake.clear()
             while waiting and self._wake.get(name) is wake:
                 order = waiting[0]
                 yield order
-                # Only now has the transport taken it: a stream that broke leaves it to the next.
+                # Only now has the transport taken the order; a broken stream leaves it to the next
+                # one.
                 if waiting and waiting[0] is order:
                     waiting.popleft()
             if not waiting and self._wake.get(name) is wake:
                 await wake.wait()
 
     def leave(self, name: ProcessName) -> None:
-        """The process is gone."""
+        """End the streams of a process that has ended."""
         self._waiting.pop(name, None)
         self._generations.pop(name, None)
         self._end_stream(name)

@@ -1,7 +1,7 @@
-"""What the job's processes say to the master, in plain values: the servicer is its gRPC side.
+"""Messages of the job's processes as plain values; the servicer is the gRPC side.
 
-Speaks for the core where no decision is needed: who is who, what was said before, which answer
-belongs to whom.
+It answers alone where no decision is needed: identities, repeated messages, and which answer
+belongs to which request.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from elasticdl.shard import Applied, Lease, Task, WorkItem
 
 SILENCE_S = 10.0
 _SAME_S = 2.0
-"""Ages of one activity may differ by so much: reports are under way for a while."""
+"""Tolerance in seconds for the start of an activity, since reports arrive with a delay."""
 
 
 @final
 class ProcessGateway:
-    """Use it from one event loop. Methods that name a process count as having heard of it."""
+    """Use it from one event loop. A method that names a process resets its silence."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class ProcessGateway:
         expected: Callable[[ProcessName], bool],
         ring: Callable[[OrderStreams], RingCoordinator] | None = None,
     ) -> None:
-        """`task`: whose records make the throughput.
+        """`task` is the kind of task whose records count for the throughput.
 
-        `expected`: whether a process of a name may attach. `ring`: makes the coordinator of a job
-        that trains on a ring.
+        `expected` returns whether a process of a name may attach. `ring` makes the coordinator of a
+        job that trains on a ring.
         """
         self._queue = queue
         self._expected = expected
@@ -70,20 +70,18 @@ class ProcessGateway:
         self.throughput = Throughput(task)
         self.ring = ring(self.orders) if ring is not None else None
         self._items: dict[ProcessName, tuple[int, bool]] = {}
-        """Which item of the ring each worker wants, and whether it stands at a mark before it."""
+        """Which item of the ring each worker wants, and whether it waits at a barrier before it."""
         self._busy: dict[ProcessName, tuple[str, float]] = {}
-        """What each process has been at for long, and since when."""
+        """The long activity of each process, and its start."""
 
-    # what processes say
+    # messages of processes
 
     async def attach(self, event: ProcessAttached, instance: str) -> None:
-        """A process presents itself; returns when the job knows.
+        """Attach a process; return when the core knows of it.
 
-        Once more from the same process is fine.
-
-        A server does so twice: without addresses, to learn what it has to restore, and with them
-        when it can serve.
-        Raises Refused for a second process of a name, and for one that nobody ordered.
+        The same process may repeat the call. A server attaches twice: without addresses, to learn
+        what to restore, and with them when it can serve. Raises Refused for a second process of a
+        name, and for an unexpected process.
         """
         name = event.name
         if name in self.sessions or self.sessions.has_left(name):
@@ -101,7 +99,7 @@ class ProcessGateway:
             told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             server = self._registry.attach(name, event.control_address)
             self._queue.spawn(f"fences for {name}", self._introduce(server, event, told))
-            # The call may be given up meanwhile; the introduction goes on.
+            # A cancelled call must not stop the introduction.
             await asyncio.shield(told)
         else:
             await self._queue.post(event)
@@ -121,14 +119,14 @@ class ProcessGateway:
         return await self.leases.poll(worker, sequence, wait_s)
 
     async def report(self, name: ProcessName, report: Report, sequence: int) -> None:
-        """Take a report in; returns when it is on disk. A repeat counts nothing."""
+        """Handle a report; return when it is on disk. Repeats count nothing."""
         presence = self.sessions.heard(name)
         if presence is None:
             raise Refused(self.sessions.refusal(name, ""))
         for cause, count in presence.told(report.gauges).items():
             self._dropped(name, cause, count)
         if sequence <= presence.reports:
-            # Handled in order: when this is on disk, so is what the first one told.
+            # Events are handled in order, so when this one is on disk, so is the original report.
             await self._dropped(name, DropCause.REPEATED_REPORT)
             return
         presence.reports = sequence
@@ -145,18 +143,18 @@ class ProcessGateway:
         self._ring_reported(name, report)
         handled = [self._queue.post(event) for event in events_of(name, report, at_s)]
         if handled:
-            # Handled in order: the last is the last.
+            # Events are handled in order, so waiting for the last one is enough.
             await handled[-1]
 
     def stream(self, name: ProcessName) -> AsyncGenerator[Order]:
-        """What the master wants of a process, from now on."""
+        """Yield the orders for a process, from now on."""
         self.sessions.heard(name)
         return self.orders.stream(name)
 
-    # what the driver knows
+    # calls of the driver
 
     def leave(self, name: ProcessName, why: str) -> None:
-        """A process ended or was given up: it is refused from now on.
+        """Refuse an ended or given-up process from now on.
 
         `why` completes "worker-3 …".
         """
@@ -172,7 +170,7 @@ class ProcessGateway:
             self._queue.spawn(f"hanging up on {name}", self._registry.leave(name))
 
     def tick(self) -> None:
-        """Time passed: see who has fallen silent."""
+        """Advance the time, and find silent processes."""
         now_s = self._queue.clock.now_s()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
         for name, silent_s in self.sessions.pass_time(elapsed_s):
@@ -181,11 +179,11 @@ class ProcessGateway:
                 self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
 
     def records_per_s(self) -> float:
-        """Of all workers."""
+        """Records per second of all workers."""
         return round(self.throughput.total(self._queue.at_s()), 1)
 
     def gauges(self) -> dict[str, dict[str, float]]:
-        """What processes measure, by process and name of the gauge."""
+        """Return the measurements of processes, by process and name of the gauge."""
         gauges = {str(name): dict(presence.gauges) for name, presence in self.sessions}
         for worker, rate in self.throughput.by_worker(self._queue.at_s()).items():
             gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
@@ -194,8 +192,9 @@ class ProcessGateway:
     async def _introduce(
         self, server: Server, event: ProcessAttached, told: asyncio.Future[None]
     ) -> None:
-        """Nobody hears of a server before it refuses everybody who is fenced: fences are not in its
-        checkpoint.
+        """Send all fences to a server before anyone learns its address.
+
+        Fences are not in the server's checkpoint, so it would accept fenced workers.
         """
         try:
             await self._fences.catch_up(server)
@@ -204,9 +203,7 @@ class ProcessGateway:
             told.set_result(None)
 
     def _server_reported(self) -> None:
-        """The job's version is that of the least advanced server; while one is away nothing is
-        known of it.
-        """
+        """Report the version of the least advanced server, unless a server is absent."""
         versions = [
             one.version for name, one in self.sessions if name.role is Role.PS and one.announced
         ]
@@ -219,19 +216,17 @@ class ProcessGateway:
         self._queue.post(LeaseRequested(self._queue.at_s(), worker, number, at_mark))
 
     def give_item(self, worker: ProcessName, item: WorkItem) -> None:
-        """The core's answer to a member of the ring."""
+        """Deliver the core's answer to a member of the ring."""
         if self._items.get(worker, (0, False))[0] in (0, item.number):
             self.throughput.given(item)
             self.leases.answer(worker, item)
         else:
-            # It was asked for before the worker changed its mind.
+            # The worker had asked for this item before its request changed.
             self.leases.answer(worker, Wait("another item is wanted now"))
             self.leases.work_appeared()
 
     def _busy_reported(self, name: ProcessName, activity: Activity | None, at_s: float) -> None:
-        """The core hears of a long activity when it is told for the first time, and when it is
-        over.
-        """
+        """Tell the core when a long activity begins and when it ends."""
         before, now = (
             self._busy.get(name),
             (activity.what, at_s - activity.age_s) if activity else None,
@@ -254,19 +249,19 @@ class ProcessGateway:
                     self._dropped(name, DropCause.LATE_SNAPSHOT)
 
     def _dropped(self, name: ProcessName, cause: DropCause, count: int = 1) -> asyncio.Future[None]:
-        """Have it counted, and kept in the journal, though the core hears nothing else of it."""
+        """Post dropped messages, to count them and keep them in the journal."""
         return self._queue.post(MessagesDropped(self._queue.at_s(), name, cause, count))
 
     def _hung_up(self, name: ProcessName) -> None:
-        """The order stream of a process broke.
+        """Handle a broken order stream.
 
-        Killed processes are heard of in this way before any other.
+        A broken stream is the first sign of a killed process.
         """
         if self.ring is not None and name in self.sessions:
             self._queue.post(ConnectionLost(self._queue.at_s(), name))
 
     def _give_back(self, worker: ProcessName, lease: Lease) -> None:
-        """A lease of a shard that reached nobody."""
+        """Return an undelivered lease of a shard to the core."""
         assert lease.shard is not None, f"{lease} has nothing to give back"
         applied = Applied(lease.shard.id, lease.attempt, lease.offset)
         self._queue.post(LeaseReturned(self._queue.at_s(), worker, applied, taken=False))

@@ -1,4 +1,4 @@
-"""The attached parameter servers, as the driver can talk to them."""
+"""The attached parameter servers, as the driver reaches them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Connect: TypeAlias = Callable[[ProcessName, str], ServerControl]
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """An attached server. `gone` is set when it ended or was given up."""
+    """An attached server. `gone` is set when it has ended or was given up."""
 
     name: ProcessName
     control: ServerControl
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def gone_within(self, seconds: float) -> bool:
-        """Wait so long, or until it is gone; whether it is."""
+        """Wait up to `seconds` and return whether the server is gone."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.gone.wait()
@@ -33,7 +33,7 @@ class Server:
 
 @final
 class PsRegistry:
-    """At most one server an index: the newest incarnation. Use it from one event loop."""
+    """At most one server per index: the newest incarnation. Use it from one event loop."""
 
     def __init__(self, number: int, connect: Connect) -> None:
         self.number = number
@@ -41,7 +41,7 @@ class PsRegistry:
         self._servers: dict[int, Server] = {}
 
     def attach(self, name: ProcessName, address: str) -> Server:
-        """A server came up at `address`; it takes the place of an earlier incarnation."""
+        """Add a server at `address`; it replaces an earlier incarnation."""
         old = self._servers.get(name.index)
         if old is not None:
             old.gone.set()
@@ -49,7 +49,7 @@ class PsRegistry:
         return server
 
     async def leave(self, name: ProcessName) -> None:
-        """A server ended or was given up: calls to it end."""
+        """Remove an ended or given-up server: calls to it end."""
         server = self._servers.get(name.index)
         if server is None or server.name != name:
             return
@@ -58,13 +58,13 @@ class PsRegistry:
         await server.control.close()
 
     def attached(self) -> tuple[Server, ...]:
-        """Those that are there, in index order."""
+        """Return the attached servers in index order."""
         return tuple(self._servers[index] for index in sorted(self._servers))
 
     def everyone(self) -> tuple[Server, ...]:
-        """All servers of the job in index order.
+        """Return all servers of the job in index order.
 
-        Raises TransientError that names those that are away.
+        Raises TransientError that names absent servers.
         """
         away = [f"ps-{index}" for index in range(self.number) if index not in self._servers]
         if away:

@@ -1,4 +1,4 @@
-"""What a process reported, as events of the core."""
+"""Turn a process's report into events of the core."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from elasticdl.rpc.conversation import Progress, Report, State
 
 
 def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Event]:
-    """Copies of weights before progress that is beyond them; then progress: what was done counts,
-    whatever went wrong
-    afterwards. Where a worker stands with the ring comes last: what it was handed over there is
-    told before.
+    """Return the events of a report, in the order that the core needs.
+
+    Copies of weights precede the progress that is beyond them. Progress precedes failures, since
+    completed work counts. The position on the ring comes last, after everything that the worker
+    handed over there.
     """
     for part in report.starting:
         yield StartWentOn(at_s, worker, part)
@@ -65,7 +66,7 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
 
 
 def state_told(name: ProcessName, state: State, at_s: float) -> StateTold:
-    """The answer of a process that was asked for its state."""
+    """Return the answer of a process to a request for its state."""
     return StateTold(at_s, name, state.held, state.stacks, state.doing)
 
 

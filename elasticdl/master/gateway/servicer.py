@@ -1,6 +1,6 @@
-"""The gRPC side of the master: who may call, messages to values, values to messages.
+"""The master's gRPC service: access checks, and conversion of messages to values and back.
 
-Decides nothing.
+It makes no decisions.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _OF_PROCESSES = frozenset({"RequestLease", "Report", "Orders"})
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What every process is told when it attaches.
+    """What every process learns when it attaches.
 
-    `restore_from` changes with each checkpoint; `sources` are for workers, and known when the
-    preflight has passed.
+    `restore_from` changes with each checkpoint. `sources` are for workers, and known after the
+    preflight.
     """
 
     term: int
@@ -50,7 +50,7 @@ class Welcome:
 
 
 class _NonsenseError(Exception):
-    """A message that makes no sense: INVALID_ARGUMENT."""
+    """An invalid message: INVALID_ARGUMENT."""
 
 
 @contextmanager
@@ -62,13 +62,13 @@ def _sense() -> Iterator[None]:
 
 
 class Wishes(Protocol):
-    """What people may ask of a job, and until when."""
+    """Which requests of users a job can still fulfil."""
 
     def why_not_scale(self) -> str:
-        """'' if another number of workers can be had."""
+        """Return why the number of workers cannot change, or ''."""
 
     def why_not_checkpoint(self) -> str:
-        """'' if a checkpoint can be had."""
+        """Return why no checkpoint can be taken, or ''."""
 
 
 def _caller(context: AsyncContext) -> Caller:
@@ -76,13 +76,13 @@ def _caller(context: AsyncContext) -> Caller:
 
 
 def _name(context: AsyncContext) -> ProcessName:
-    """The sender; the check has seen that it is one."""
+    """Return the sender's name, which the access check has validated."""
     return ProcessName.parse(_caller(context).name)
 
 
 @final
 class MasterService(MasterServicer):
-    """One instance a master."""
+    """The service; one instance per master."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class MasterService(MasterServicer):
         status: Callable[[], str],
         wishes: Wishes,
     ) -> None:
-        """`status` gives the job's status as JSON; `wishes` knows what can still be asked for."""
+        """`status` returns the job's status as JSON; `wishes` knows which requests are possible."""
         self._queue = queue
         self._gateway = gateway
         self._welcome = welcome
@@ -100,9 +100,9 @@ class MasterService(MasterServicer):
         self._wishes = wishes
 
     def refusal(self, caller: Caller, method: str) -> str:
-        """Why a caller who has the token is refused, '' if it is not.
+        """Return why a caller with the token is refused, or ''.
 
-        People may call what is theirs under any name.
+        The calls for people accept any name.
         """
         if method not in _OF_PROCESSES:
             return ""
@@ -223,7 +223,7 @@ async def _invalid(context: AsyncContext, error: _NonsenseError) -> NoReturn:
 
 @final
 class MasterServer:
-    """The master's port."""
+    """The master's gRPC server."""
 
     def __init__(self, service: MasterService, token: str) -> None:
         checks = AsyncChecks(token, service.refusal)
@@ -231,14 +231,14 @@ class MasterServer:
         add_MasterServicer_to_server(service, self._server)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; the port, chosen by the system if `port` is 0.
+        """Listen and return the port; the system chooses it if `port` is 0.
 
-        Raises RuntimeError if it is taken.
+        Raises RuntimeError if the port is taken.
         """
         bound = self._server.add_insecure_port(f"{host}:{port}")
         await self._server.start()
         return int(bound)
 
     async def close(self) -> None:
-        """Stop listening; calls under way get a second."""
+        """Stop listening; calls in progress get a second."""
         await self._server.stop(_CLOSE_S)

@@ -1,6 +1,4 @@
-"""Which processes are attached, which of two that claim one name is the right one, and who has
-fallen silent.
-"""
+"""Which processes are attached, which of two claimants owns a name, and which are silent."""
 
 from __future__ import annotations
 
@@ -13,9 +11,10 @@ from elasticdl.dropped import DropCause, told_by
 
 _LONGEST_STEP_S = 2.0
 _STARVED_STEP_S = 0.5
-"""A master that was stopped, or that gets too little of its machine, must not hold that against
-everybody else: what it did not hear
-then may well have been said. Of so late a step only this much counts.
+"""Longest time step that counts as silence.
+
+A suspended or starved master has not read its messages, and must not blame the senders. Only this
+much of a late step counts.
 """
 
 
@@ -26,19 +25,19 @@ class Session:
     instance: str
     silent_s: float = 0.0
     announced: bool = False
-    """The core was told of it."""
+    """Whether the core knows of it."""
     reports: int = 0
-    """The number of its last report that was counted."""
+    """The number of its last counted report."""
     version: int = 0
     gauges: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
-    """The most memory that it told of."""
+    """The highest memory use that it reported."""
 
     dropped: dict[DropCause, int] = field(default_factory=dict)
-    """How many messages it has dropped so far, as it told."""
+    """Its dropped messages so far, by cause."""
 
     def told(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
-        """Its newest gauges; returns the messages that it dropped since those before."""
+        """Store its newest gauges; return the messages dropped since the previous report."""
         self.gauges = dict(gauges)
         self.peak_bytes = max(self.peak_bytes, int(gauges.get("rss_bytes", 0)))
         before, self.dropped = self.dropped, told_by(gauges)
@@ -50,7 +49,7 @@ class Session:
 class Sessions:
     """Attached processes by name.
 
-    A name that left never comes back: its next incarnation has another.
+    A name that has left never returns: the next incarnation has another name.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class Sessions:
         return iter(tuple(self._present.items()))
 
     def refusal(self, name: ProcessName, instance: str) -> str:
-        """Why this process may not speak for `name`, '' if it may."""
+        """Return why this process may not use `name`, or '' if it may."""
         if name in self._left:
             return f"{name} {self._left[name]}: this process was replaced"
         present = self._present.get(name)
@@ -77,13 +76,13 @@ class Sessions:
         )
 
     def claim(self, name: ProcessName, instance: str) -> Session:
-        """Attach a process, or find it attached; check `refusal` of a present name first."""
+        """Attach a process, or return its session; check `refusal` of a present name first."""
         return self._present.setdefault(name, Session(instance))
 
     def leave(self, name: ProcessName, why: str) -> bool:
-        """The process is refused from now on; `why` completes "worker-3 …".
+        """Refuse the process from now on; `why` completes "worker-3 …".
 
-        False if it had left before.
+        Returns False if it had already left.
         """
         if name in self._left:
             return False
@@ -91,23 +90,23 @@ class Sessions:
         return self._present.pop(name, None) is not None
 
     def has_left(self, name: ProcessName) -> bool:
-        """Whether the name was given up."""
+        """Return whether the name has left."""
         return name in self._left
 
     def peak_bytes(self, name: ProcessName) -> int | None:
-        """The most memory that an attached process told of; None if it told nothing."""
+        """Return the highest memory use that an attached process reported, if any."""
         present = self._present.get(name)
         return (present.peak_bytes or None) if present is not None else None
 
     def heard(self, name: ProcessName) -> Session | None:
-        """A call of an attached process came in."""
+        """Record a call of an attached process."""
         present = self._present.get(name)
         if present is not None:
             present.silent_s = 0.0
         return present
 
     def pass_time(self, elapsed_s: float) -> Iterator[tuple[ProcessName, float]]:
-        """Let time pass; each process with the seconds it has been silent for."""
+        """Advance the time; yield each process with its seconds of silence."""
         step_s = elapsed_s if elapsed_s <= _LONGEST_STEP_S else _STARVED_STEP_S
         for name, present in tuple(self._present.items()):
             present.silent_s += step_s

@@ -1,1 +1,1 @@
-"""Where a master runs: this machine, or a pod on Kubernetes."""
+"""Where a master runs: on this machine, or in a pod on Kubernetes."""

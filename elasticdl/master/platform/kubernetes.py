@@ -1,5 +1,7 @@
-"""A master in a pod of its job: told by variables of its Job, ended by the cluster whenever that
-likes, and then started again.
+"""A master in a pod of its job.
+
+The Job's environment variables configure it. The cluster may end it at any time and then starts a
+new one.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what 
 @final
 @dataclass(frozen=True, slots=True)
 class MasterPodEnv:
-    """What the Job tells its master."""
+    """What the Job passes to its master."""
 
     spec: JobSpec
     owner: Owner
@@ -59,7 +61,7 @@ class MasterPodEnv:
 
     @classmethod
     def read(cls) -> MasterPodEnv:
-        """From the environment. Raises PermanentError with the exit code for usage."""
+        """Read the environment. Raises PermanentError with the exit code for usage."""
         try:
             return cls(
                 JobSpec.model_validate_json(os.environ[SPEC_VARIABLE]),
@@ -84,13 +86,13 @@ class MasterPodEnv:
 
 @final
 class KubernetesPlatform:
-    """The site of a master whose processes are pods beside its own."""
+    """The platform of a master whose processes are pods beside its own."""
 
     has_next = True
     limits = Limits()
 
     def __init__(self) -> None:
-        """Raises PermanentError if the environment is none of a job's pod."""
+        """Raises PermanentError if the environment is not that of a job's pod."""
         self._told = MasterPodEnv.read()
         self._token = ""
 
@@ -164,9 +166,7 @@ class KubernetesPlatform:
 
 
 def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
-    """What this master logs from now on is in the job's directory, too: its pod goes, and the log
-    of it on the node with it.
-    """
+    """Copy this master's log to the job's directory, since the node's log goes with the pod."""
     try:
         directory.logs.mkdir(parents=True, exist_ok=True)
         kept = RotatingFileHandler(
@@ -190,11 +190,10 @@ def _v6() -> bool:
 def open_directory(
     spec: JobSpec, owner: Owner, *, replaces: bool
 ) -> tuple[JobDirectory, tuple[str, ...]]:
-    """Make the job's directory, or take it over from the master before; and what people should know
-    of that.
+    """Create the job's directory, or take it over from the previous master; return warnings.
 
-    Raises SpecError for a directory that holds another job or cannot be written, and for an
-    --output that is in use.
+    Raises SpecError for a directory that holds another job or is not writable, and for an --output
+    that is in use.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
     claim = directory.kubernetes
@@ -209,7 +208,7 @@ def open_directory(
         if not replaces:
             refuse_output(spec)
         if not ours:
-            # Of the run before: data and model may have changed since.
+            # The previous run's preflight is outdated: data and model may have changed.
             directory.preflight.unlink(missing_ok=True)
             directory.status.unlink(missing_ok=True)
         write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
@@ -238,7 +237,7 @@ def _uid(claim: Path) -> str:
 
 
 def _gone_on(spec: JobSpec, directory: JobDirectory) -> JobSpec:
-    """As with --resume, if there is anything to go on from."""
+    """Return the job with --resume, if there is anything to resume from."""
     if spec.action is not Action.TRAIN or not has_checkpoint(directory.checkpoints):
         return spec
     return spec.replace(resume=True)

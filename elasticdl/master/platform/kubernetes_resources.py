@@ -1,6 +1,6 @@
-"""What a master in a pod sees to before it is one: its rights, the job's token and objects, and the
-end of what an earlier
-master left running.
+"""What a pod provides before its master starts: rights, the token, Kubernetes objects, cleanup.
+
+Cleanup ends the processes of an earlier master.
 """
 
 from __future__ import annotations
@@ -41,16 +41,14 @@ from elasticdl.errors import (
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 LIMIT_S = 180.0
-"""For all of it, with an API server that is away for a while. Then the pod is started again."""
+"""Time limit of all steps, including short outages of the API server. Then the pod restarts."""
 RIGHTS_PATIENCE_S = 10.0
-"""A role may be as new as the job."""
+"""The job's role may be new, so its rights may take a moment to apply."""
 NAMESAKE_S = 90.0
-"""A master's grace, and some time until whoever clears deleted jobs away comes to it."""
+"""A master's grace period, and some time for the cluster to delete the old job."""
 _FORCE_AFTER_S = 5.0
 _STUCK_AFTER_S = 10.0
-"""After force: a pod that is still there is held by somebody (a finalizer), and its process has
-ended or is refused.
-"""
+"""After a forced deletion, only a finalizer holds a pod; its process has ended or is refused."""
 _LOOK_EVERY_S = 0.5
 _KEEP_EVERY_S = 30.0
 _SECRET_AGAIN_S = 1.0
@@ -59,7 +57,7 @@ _SECRET_AGAIN_S = 1.0
 @final
 @dataclass(frozen=True, slots=True)
 class ProvisionedResources:
-    """`term` is higher than that of every earlier master of the job. `replaces`: there was one."""
+    """`term` exceeds that of every earlier master of the job. `replaces`: there was one."""
 
     token: str = field(repr=False)
     term: int
@@ -68,7 +66,7 @@ class ProvisionedResources:
 
 @final
 class KubernetesResources:
-    """Use it from one event loop."""
+    """Provides the resources. Use it from one event loop."""
 
     def __init__(self, api: ApiServer, owner: Owner, pod_name: str, token_folder: Path) -> None:
         self._api, self._owner = api, owner
@@ -76,10 +74,10 @@ class KubernetesResources:
         self._pods = f"/api/v1/namespaces/{owner.namespace}/pods"
 
     async def run(self) -> ProvisionedResources:
-        """All of it.
+        """Do all steps.
 
-        Raises PermanentError (exit code 3) for what the cluster refuses, TransientError (69) after
-        three minutes.
+        Raises PermanentError (exit code 3) if the cluster refuses, TransientError (69) after three
+        minutes.
         """
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -106,7 +104,7 @@ class KubernetesResources:
         return await rights.missing(self._api, self._owner.namespace)
 
     async def _heard(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Once more while the API server is away, or says what it will not say for ever.
+        """Retry while the API server is away or the refusal is temporary.
 
         Raises PermanentError.
         """
@@ -124,15 +122,17 @@ class KubernetesResources:
                 await asyncio.sleep(_SECRET_AGAIN_S)
 
     async def _created_s(self) -> int:
-        """Of our own pod, by the API server's clock: masters of a job come one after the other,
-        whatever their nodes' clocks say.
+        """Return our pod's creation time by the API server's clock.
+
+        A job's masters run in sequence, so it orders them whatever the clocks of their nodes say.
         """
         own = await self._api.get(f"{self._pods}/{self._pod_name}")
         return int(datetime.fromisoformat(own["metadata"]["creationTimestamp"]).timestamp())
 
     async def _namesake_has_gone(self) -> None:
-        """Wait for the master of a deleted job that had our name: it may have the same directory,
-        and leaves when it is cleared away.
+        """Wait for the master of a deleted job of the same name.
+
+        It may use the same directory, and ends when the cluster deletes that job.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + NAMESAKE_S
@@ -165,8 +165,9 @@ class KubernetesResources:
     # the token
 
     def _mounted(self) -> str:
-        """The token that an earlier master of this job made; '' if there was none, or it is of
-        another job that had the name.
+        """Return the token that an earlier master of this job made.
+
+        '' if there is none, or if it belongs to another job of this name.
         """
         try:
             uid = (self._token_folder / UID_KEY).read_text(encoding="ascii")
@@ -179,12 +180,10 @@ class KubernetesResources:
             return ""
 
     async def _made(self) -> str:
-        """Make the Secret.
+        """Create the Secret.
 
-        One that is there already may not be read, but a node mounts ours within a minute or two.
-
-        That happens when the answer to our own request was lost; or it is of a job that had our
-        name, and is being cleared away.
+        An existing Secret may be ours, if the answer to our request was lost, or that of a deleted
+        job of the same name. We may not read it, but a node mounts ours within a minute or two.
         """
         token = secrets.token_urlsafe(32)
         path, made = (
@@ -220,10 +219,9 @@ class KubernetesResources:
     async def _end_earlier(self) -> None:
         """End the pods of an earlier master and wait until their names are free.
 
-        Those that do not go are taken off the books: their processes are refused by our term,
-        however long they live. One that does
-        not go even then keeps its name, and is told as lost when its process is to be started: the
-        next incarnation has another name.
+        The master gives up pods that do not end. Their processes have an earlier term, so everyone
+        refuses them, however long they live. Such a pod keeps its name. A start of that process is
+        then reported as lost, and its next incarnation has another name.
         """
         loop = asyncio.get_running_loop()
         force_at_s, stuck_at_s = loop.time() + _FORCE_AFTER_S, math.inf
@@ -242,7 +240,7 @@ class KubernetesResources:
                 return
             grace_s = 1 if now_s < force_at_s else 0
             if not grace_s:
-                # From when it is asked for, which may be late: this process may have stood still.
+                # Count from the request, which may be late if this process was suspended.
                 stuck_at_s = min(stuck_at_s, now_s + _STUCK_AFTER_S)
             for pod in pods:
                 if (key := (str(pod["metadata"]["uid"]), grace_s)) not in asked:
@@ -263,7 +261,7 @@ class KubernetesResources:
                 raise
 
     async def _objects(self) -> None:
-        """Services and the NetworkPolicy, before the first process looks for them."""
+        """Create Services and the NetworkPolicy before the first process needs them."""
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         while True:
             try:
@@ -278,9 +276,9 @@ class KubernetesResources:
     # later
 
     async def keep(self, token: str) -> NoReturn:
-        """Until cancelled: make again what somebody deletes.
+        """Recreate deleted objects until cancelled.
 
-        Without the Secret no pod starts, without the Services none finds another.
+        Without the Secret no pod starts; without the Services no process finds another.
         """
         while True:
             await asyncio.sleep(_KEEP_EVERY_S)
@@ -301,7 +299,7 @@ class KubernetesResources:
                     "%s %s was gone: it is made again", made["kind"], made["metadata"]["name"]
                 )
                 await cluster.furnish([made])
-        # A Secret may not be read: it is asked for, and mostly there.
+        # We may not read a Secret, so try to create it; usually it exists.
         with suppress(FileExistsError):
             await self._heard_but_taken(
                 f"/api/v1/namespaces/{self._owner.namespace}/secrets",

@@ -1,4 +1,4 @@
-"""Where a master runs, and with it its processes: this machine here, a pod in `pod.py`."""
+"""The interface to the place where a master runs, and its implementation for this machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from elasticdl.master.executor.process_env import ProcessEnv
 
 @dataclass(frozen=True, slots=True)
 class PageAddress:
-    """Where the status page is: on this machine only, by default.
+    """Where the status page listens; by default on this machine only.
 
-    `port` 0: the one that the job asks for.
-
-    `names`: of hosts under which it is reached, beside the address, the best first.
+    `port` 0 selects the job's own setting. `names` are other host names of the page, the best
+    first.
     """
 
     host: str = "127.0.0.1"
@@ -37,9 +36,9 @@ class PageAddress:
 
 @dataclass(frozen=True, slots=True)
 class MasterEnvironment:
-    """What a master begins with.
+    """What a master starts with.
 
-    `term`: its own is at least that. `warnings` are for people, in the job's events.
+    The master's term is at least `term`. `warnings` are for people, in the job's events.
     """
 
     directory: JobDirectory
@@ -48,47 +47,50 @@ class MasterEnvironment:
     port: int
     term: int = 1
     rendezvous_port: int = 0
-    """Where members of a ring find one another; 0: any that is free."""
+    """Port of the ring's rendezvous; 0 selects any free port."""
     warnings: tuple[str, ...] = ()
     page: PageAddress = PageAddress()
 
 
 @dataclass(slots=True)
 class Farewell:
-    """How a master ends: its processes end with it, unless it leaves them to the next one."""
+    """Whether a master's processes end with it, or stay for the next master."""
 
     to_the_next: bool = False
 
 
 class Platform(Protocol):
-    """One instance a master."""
+    """The place where a master runs; one instance per master."""
 
     @property
     def has_next(self) -> bool:
-        """Another master is started when this one leaves; the job goes on."""
+        """Whether another master continues the job when this one leaves."""
 
     @property
     def limits(self) -> Limits:
-        """What the place bears."""
+        """Limits of the place."""
 
     def open(self) -> MasterEnvironment:
-        """Before all else; blocks. Raises ElasticDLError with the exit code for it."""
+        """Prepare the place first of all; blocks. Raises ElasticDLError with its exit code."""
 
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
-        """What processes are started with, by a master that listens on `port`."""
+        """Return what processes start with, for a master that listens on `port`."""
 
     def cluster(self, farewell: Farewell) -> AbstractAsyncContextManager[Cluster]:
-        """Where processes run. When the context ends they do, as `farewell` says then."""
+        """Return the cluster of processes.
+
+        At the context's end they end, unless `farewell` keeps them.
+        """
 
     def tell(self, outcome: Outcome) -> None:
-        """Leave the outcome where whoever started this master looks for it, beside the job's
+        """Leave the outcome where the starter of this master looks for it, beside the job's
         directory.
         """
 
 
 @final
 class LocalPlatform:
-    """Processes of this machine, started by a command that waits for the master."""
+    """Local processes, started by a command that waits for the master."""
 
     has_next = False
 
@@ -101,9 +103,10 @@ class LocalPlatform:
         return Limits(starting=max(2, int(self._cores)))
 
     def open(self) -> MasterEnvironment:
-        """From ELASTICDL_*.
+        """Read ELASTICDL_*.
 
-        The token is taken out: processes get it as a secret, user code of the preflight not at all.
+        The token is removed from the environment: processes get it as a secret, and the user's code
+        in the preflight never gets it.
         """
         try:
             directory = JobDirectory(Path(os.environ["ELASTICDL_JOB_DIR"]).resolve())
@@ -137,4 +140,4 @@ class LocalPlatform:
             await cluster.close()
 
     def tell(self, outcome: Outcome) -> None:
-        """The command reads the job's directory."""
+        """Do nothing: the command reads the job's directory."""
