@@ -1,6 +1,6 @@
 """The status of a job: one value from the master to every reader, with its JSON.
 
-Times are seconds since the job began. What is not known is None; a count is 0 until it is counted.
+Times are seconds since the job began. Unknown values are None; a count is 0 until it is counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class ShardCounts:
-    """Shards of one task by state: of all epochs of training or prediction, of the current round of
-    evaluation.
+    """Shards of one task by state.
+
+    Training and prediction count all epochs, evaluation the current round.
     """
 
     todo: int
@@ -37,26 +38,29 @@ class ProcessStatus:
     name: str
     role: str
     state: str
-    """A word of `master.core.processes.table.Life`; from outside also `pending` and `running`."""
+    """A value of `master.core.processes.table.Life`, or without a master `pending`, `running`."""
     since_s: float
     started_s: float
     where: str | None
-    """The machine, and on it the pid."""
+    """The machine and the pid on it."""
     cause: str | None
-    """A word of `failures.Cause`, once the process has ended."""
+    """A value of `failures.Cause`, once the process has ended."""
     message: str
     shard: str | None
-    """The work in hand, such as `training shard 3: 20 of 64`."""
+    """The current work, such as `training shard 3: 20 of 64`."""
     records: int | None
-    """Settled records of the receipt. On a ring: an even share of each step."""
+    """Settled records in the receipt; on a ring, an even share of each step."""
     evaluated: int | None
-    """Validation records beside a training, of finished shards. They are in no receipt."""
+    """Validation records of finished shards during a training. They are in no receipt."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """A round of evaluation. `values` is empty and `state` says how far it is while it lasts."""
+    """A round of evaluation.
+
+    While it runs, `values` is empty and `state` describes its progress.
+    """
 
     round: int
     version: int
@@ -79,10 +83,10 @@ class CheckpointStatus:
 @final
 @dataclass(frozen=True, slots=True)
 class RingStatus:
-    """The ring.
+    """The state of the ring.
 
-    `formed` is the newest generation that all of its members entered; `reason` says why it is as it
-    is.
+    `formed` is the newest generation that all of its members entered. `reason` explains the current
+    state.
     """
 
     generation: int
@@ -94,9 +98,7 @@ class RingStatus:
 @final
 @dataclass(frozen=True, slots=True)
 class StallStatus:
-    """A job that stands still: since when nothing moved, what it waits for, from whom and since
-    when, and what was done about it.
-    """
+    """A stalled job: since when nothing moved, what it waits for, and what was done."""
 
     since_s: float
     bound_s: float
@@ -112,7 +114,7 @@ class StallStatus:
 class RecordCounts:
     """Records of all epochs: expected = trained + bad + lost + left.
 
-    What workers did comes to trained - resumed + undone.
+    The workers' records add up to trained - resumed + undone.
     """
 
     expected: int
@@ -124,7 +126,7 @@ class RecordCounts:
     resumed: int
     """Trained before this master resumed the job."""
     undone: int
-    """Trained since, and lost with all members of a ring. They count as repeated, too."""
+    """Trained since, and lost with all members of a ring. They also count as repeated."""
 
 
 NO_RECORDS = RecordCounts(0, 0, 0, 0, 0, 0, 0, 0)
@@ -146,7 +148,7 @@ class ReceiptTotal:
 @final
 @dataclass(frozen=True, slots=True)
 class ReceiptEpoch:
-    """Records of one epoch that was begun, from 0."""
+    """Records of one epoch that has begun, counted from 0."""
 
     epoch: int
     expected: int
@@ -160,7 +162,7 @@ class ReceiptEpoch:
 @final
 @dataclass(frozen=True, slots=True)
 class NotBegun:
-    """Planned epochs that were not begun, and their records."""
+    """Planned epochs that have not begun, and their records."""
 
     epochs: int
     records: int
@@ -169,39 +171,38 @@ class NotBegun:
 @final
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of every record: expected = trained + bad + lost + left, in each epoch and in
-    total.
+    """The final account of all records: expected = trained + bad + lost + left.
+
+    This holds in each epoch and in total.
     """
 
     epochs: tuple[ReceiptEpoch, ...]
     epochs_left_out: int
-    """Earlier epochs that `epochs` does not list."""
+    """Number of earlier epochs that `epochs` omits."""
     not_begun: NotBegun
     total: ReceiptTotal
     repeated_at_least: bool
-    """A run before may have trained more of the repeated records than is known."""
+    """Whether an earlier run may have trained more of the repeated records than is known."""
     why_left: str | None
-    """Of a job that ended, or whose training ended early, with records left."""
+    """Why records are left after the end of the job or of its training."""
     counted: str | None
-    """When this was counted, if that was before the end of the job."""
+    """When this was counted, if before the end of the job."""
 
     def to_json(self) -> dict[str, object]:
-        """As receipt.json has it."""
+        """Return the content of receipt.json."""
         plain: dict[str, object] = _receipts().dump_python(self, mode="json")
         return plain
 
     @staticmethod
     def from_json(value: object) -> Receipt:
-        """The inverse, as `JobStatus.from_json`."""
+        """Parse the content of receipt.json, as `JobStatus.from_json`."""
         return _read(_receipts(), "receipt", value)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ScaleStatus:
-    """low and high: the range that the user wants; requested: workers ordered and not ended;
-    observed: workers that are ready.
-    """
+    """low and high: the user's range; requested: launched workers; observed: ready workers."""
 
     low: int
     high: int
@@ -216,7 +217,7 @@ class JobStatus:
 
     action: str | None
     phase: str | None
-    """A word of `master.core.job_context.Phase`."""
+    """A value of `master.core.job_context.Phase`."""
     message: str
     at_s: float
     epoch: int
@@ -235,28 +236,28 @@ class JobStatus:
     checkpoints: tuple[CheckpointStatus, ...]
     updates_lost: int
     waiting: tuple[str, ...]
-    """Everything that is waited for now, with its reason."""
+    """All current waits, with their reasons."""
     parked: tuple[str, ...]
     bad_examples: tuple[str, ...]
     receipt: Receipt | None
     outcome: str | None
     exit_code: int | None
     ring: RingStatus | None
-    """None where workers train through parameter servers."""
+    """None if workers train through parameter servers."""
     stall: StallStatus | None
-    """None while the job does not stand still."""
+    """None unless the job is stalled."""
     moved_s: float
     """When anything in the job last moved."""
     ends: dict[str, dict[str, int]]
-    """Ended processes by role and cause; `processes` has the newest 200 of them."""
+    """Ended processes by role and cause; `processes` lists the newest 200 of them."""
     dropped: dict[str, int]
     """Messages that changed nothing, by cause: see `elasticdl.dropped`."""
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last record at the present rate.
+        """Return the seconds to the last record at the current rate.
 
-        None while nothing moves, and when no more records are to come.
+        None if nothing moves or no more records are to come.
         """
         ends_early = self.exit_code is not None or bool(self.receipt and self.receipt.why_left)
         if ends_early or self.records_per_s <= 0 or self.records.left <= 0:
@@ -264,25 +265,24 @@ class JobStatus:
         return self.records.left / self.records_per_s
 
     def to_json(self) -> dict[str, object]:
-        """Values that `json.dumps` takes: NaN and infinity stay numbers.
+        """Return values for `json.dumps`: NaN and infinity stay numbers.
 
-        2 ms for 1,000 processes.
+        Takes 2 ms for 1,000 processes.
         """
         plain: dict[str, object] = _statuses().dump_python(self, mode="json")
         return plain
 
     @staticmethod
     def from_json(value: object) -> JobStatus:
-        """The inverse of `to_json`, of a master of this or a newer version.
+        """Parse `to_json` of a master of this or a newer version.
 
-        Fields that this version does not know are ignored. Raises ValueError that names each field
-        that is missing or of a wrong type.
+        Ignores unknown fields. Raises ValueError that names each missing or mistyped field.
         """
         return _read(_statuses(), "status", value)
 
 
 def unknown_status(message: str) -> JobStatus:
-    """The status of a job of which only `message` is known."""
+    """Return a status in which only `message` is known."""
     return JobStatus(
         action=None,
         phase=None,
@@ -329,7 +329,7 @@ def _read(adapter: TypeAdapter[T], what: str, value: object) -> T:
         raise ValueError(f"not a job {what} of this version: {'; '.join(problems)}") from error
 
 
-# Not for every `--help`: pydantic takes its time to import, and to compile a schema.
+# Not for every `--help`: pydantic is slow to import and to compile a schema.
 @cache
 def _statuses() -> TypeAdapter[JobStatus]:
     from pydantic import TypeAdapter

@@ -1,9 +1,6 @@
-"""The status page and the report, made from one snapshot: plain values in, HTML out.
+"""The status page and the report as HTML, made from one snapshot. Pure.
 
-Nothing here asks anybody for anything.
-
-`static/` has what browsers load; `vendor/` is put there when the package is built and is not in the
-tree.
+`static/` has the browser's files. The package build adds `vendor/`, which is not in the tree.
 """
 
 from elasticdl.page.assets import NoSuchFile, static

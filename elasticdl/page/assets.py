@@ -1,6 +1,4 @@
-"""What browsers load beside the page: names with the hash of what is in them, so that they can be
-kept for ever.
-"""
+"""The browser's static files. Names contain a hash of the content, so caches may keep them."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ MODULES = (
     *("dom", "words", "address", "job", "table", "head", "curves", "plots"),
     *("bars", "processes", "shards", "events", "logs", "actions", "stream", "page"),
 )
-"""In the order in which they need one another."""
+"""In order of dependency."""
 _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -31,8 +29,9 @@ class NoSuchFile(KeyError):
 
 @cache
 def text(name: str) -> str:
-    """One of `page.js`, `page.css`, `early.js`, `sign-in.js`, `icon.svg`, `plot.js`; `plot.js` is
-    '' where uPlot is missing.
+    """Return a file's text: `page.js`, `page.css`, `early.js`, `sign-in.js`, `icon.svg`, `plot.js`.
+
+    `plot.js` is '' if uPlot is missing.
     """
     if name == "page.js":
         return _script()
@@ -44,8 +43,9 @@ def text(name: str) -> str:
 
 
 def _script() -> str:
-    """The modules as one file, for one request and for the report: each in a scope of its own, an
-    object of what it exports.
+    """Combine the modules into one file, for one request and for the report.
+
+    Each module has its own scope and returns an object of its exports.
     """
     return "".join(
         _scoped(name, (_STATIC / f"{name}.js").read_text(encoding="utf-8")) for name in MODULES
@@ -64,7 +64,7 @@ def _read(path: Path) -> str:
 
 @cache
 def address(name: str) -> str:
-    """Where the server has it: `page-1a2b3c4d5e6f7a8b.js`."""
+    """Return a file's URL name: `page-1a2b3c4d5e6f7a8b.js`."""
     stem, _, kind = name.rpartition(".")
     return f"{stem}-{hashlib.sha256(text(name).encode()).hexdigest()[:16]}.{kind}"
 
@@ -78,9 +78,9 @@ def _by_address() -> dict[str, str]:
 
 
 def static(name: str) -> tuple[bytes, str]:
-    """The content and its type, of a name that `address` gave.
+    """Return content and type for a name from `address`.
 
-    Raises NoSuchFile: nothing else is ever read.
+    Raises NoSuchFile for any other name; it never reads other files.
     """
     known = _by_address().get(name)
     if known is None:

@@ -1,6 +1,4 @@
-"""The membership timeline: a row for each process, from its order to its end, coloured and labelled
-by why it ended.
-"""
+"""The membership timeline: a row per process from its launch to its end, coloured by cause."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _BUCKETS = 240
 
 
 def timeline(snapshot: Mapping[str, Any]) -> Html:
-    """Axis, how many were there, a row for each process; the generations of a ring below."""
+    """Return axis, number of workers, a row per process, and the generations of a ring."""
     line = snapshot.get("timeline") or {}
     bars = sorted(
         line.get("bars") or (),
@@ -61,7 +59,7 @@ def timeline(snapshot: Mapping[str, Any]) -> Html:
 
 
 def pager(name: str, total: int) -> Html:
-    """Where the script puts its steps to further rows; without it, how many there are."""
+    """Return the controls for further rows; without the script, the number of rows."""
     text = f"{ROWS:,} of {total:,}" if total > ROWS else ""
     return el("div", text, class_="pager", id=f"{name}-pager")
 
@@ -69,9 +67,7 @@ def pager(name: str, total: int) -> Html:
 def axis(
     span: float, generations: Sequence[Mapping[str, Any]], marks: Sequence[Mapping[str, Any]]
 ) -> Html:
-    """Round times, the numbers of generations above, and below them a tick for each checkpoint and
-    the like.
-    """
+    """Return the time axis, with generations above it and a tick below per mark."""
     times = [
         el(
             "text",
@@ -116,7 +112,7 @@ def axis(
 
 
 def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html:
-    """Name, bar, end in words."""
+    """Return name, bar, and end in words."""
     tone = formatting.tone_of(dict(bar))
     return el(
         "tr",
@@ -133,7 +129,7 @@ def bar_row(bar: Mapping[str, Any], span: float, marks: Sequence[float]) -> Html
 def drawing(
     bar: Mapping[str, Any], span: float, marks: Sequence[float], tone: formatting.Tone
 ) -> Html:
-    """Thin while it was waited for, full while it worked."""
+    """Draw a bar: thin while waiting, full while working."""
     ordered, end = (
         float(bar["ordered_s"]),
         float(bar["ended_s"] if bar.get("ended_s") is not None else span),
@@ -183,7 +179,7 @@ def drawing(
 
 
 def presence(bars: Sequence[Mapping[str, Any]], span: float) -> Html:
-    """How many workers were ready at each time, as an area."""
+    """Draw the number of ready workers over time as an area."""
     levels = _levels(bars, span)
     top = max(levels) or 1
     points = " ".join(
@@ -203,7 +199,7 @@ def presence(bars: Sequence[Mapping[str, Any]], span: float) -> Html:
 
 
 def empty_row(text: str, columns: int) -> Html:
-    """What a table says that has no rows."""
+    """Return the text of a table without rows."""
     return el("tr", el("td", text, colspan=columns, class_="empty"), data_id=text)
 
 
@@ -237,7 +233,7 @@ def _bucket(at_s: float, span: float) -> int:
 
 
 def ring(generations: Sequence[Mapping[str, Any]]) -> Html:
-    """Newest first."""
+    """List the generations, newest first."""
     rows = list(_generations(generations[-ROWS:]))[::-1]
     heads = [
         el("th", word, scope="col", class_=kind)

@@ -1,6 +1,4 @@
-"""The whole page: complete before any script runs, and complete as one file after the job has
-ended.
-"""
+"""The whole page: complete without scripts, and as one file after the job's end."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ TABS = (
 
 
 def render_page(snapshot: Mapping[str, Any]) -> str:
-    """The page as the master serves it at `/`: no script or style inside, everything from
-    `/static/`.
-    """
+    """Return the page that the master serves at `/`; scripts and styles come from `/static/`."""
     files = [
         el("link", rel="icon", href=f"/static/{assets.address('icon.svg')}"),
         el("link", rel="stylesheet", href=f"/static/{assets.address('page.css')}"),
@@ -41,9 +37,7 @@ def render_page(snapshot: Mapping[str, Any]) -> str:
 
 
 def render_report(snapshot: Mapping[str, Any]) -> str:
-    """The same as one file that asks nobody for anything: it may be opened from a disk or sent by
-    mail.
-    """
+    """Return the page as one self-contained file, to open from a disk or to mail."""
     style, scripts = assets.text("page.css"), [assets.text("early.js"), assets.text("plot.js")]
     page = assets.text("page.js")
     sources = " ".join(_hash(text) for text in (*scripts, page))
@@ -69,9 +63,9 @@ def render_report(snapshot: Mapping[str, Any]) -> str:
 
 
 def render_sign_in(problem: str = "") -> str:
-    """What is there without a token: where to find it, and a form for it.
+    """Return the page without a token: where to find the token, and a form for it.
 
-    `problem` says why the last one did not do.
+    `problem` says why the last token was refused.
     """
     files = [
         el("link", rel="icon", href=f"/static/{assets.address('icon.svg')}"),
@@ -83,9 +77,7 @@ def render_sign_in(problem: str = "") -> str:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """JSON that no HTML parser takes for anything else; what is no number is null, as everywhere on
-    the page.
-    """
+    """Encode JSON safely for HTML; NaN and infinity become null."""
     return json.dumps(finite(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

@@ -1,6 +1,6 @@
-"""Numbers and causes as people read them.
+"""Format numbers and causes for people.
 
-`static/words.js` says the same in the same words: first paint and live page must not differ.
+`static/words.js` produces the same words, since first paint and live page must not differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def count(value: float | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Time since the job began, to stand in a column: `0:07`, `1:02:03`, `3 d 02:03`."""
+    """Time since the job began, for a column: `0:07`, `1:02:03`, `3 d 02:03`."""
     return (
         duration(seconds)
         if seconds is None or seconds >= 59.5
@@ -32,13 +32,13 @@ def clock(seconds: float | None) -> str:
 
 
 def memory(size_bytes: float | None) -> str:
-    """`512 MiB`, `1.50 GiB`; nothing of a process that has not told it."""
+    """`512 MiB`, `1.50 GiB`; empty for a process that has not reported it."""
     return size(size_bytes) if size_bytes else NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Tone:
-    """A class of the style sheet, a mark that says the same without colour, and words."""
+    """A CSS class, a mark that works without colour, and words."""
 
     name: str
     mark: str
@@ -75,7 +75,7 @@ STATES = {
 
 
 def tone_of(process: dict[str, Any]) -> Tone:
-    """Of a process or a bar: how it lives, or why it ended."""
+    """Return the tone of a process or a bar: its state, or the cause of its end."""
     state, cause = str(process.get("state") or ""), str(process.get("cause") or "")
     if state == "ended" or cause:
         return CAUSES.get(cause) or Tone("calm", "○", cause.replace("_", " ") or "ended")
@@ -83,9 +83,7 @@ def tone_of(process: dict[str, Any]) -> Tone:
 
 
 def told(text: str, tone: Tone) -> str:
-    """The first line of what is said, to stand behind the word of its tone without saying it
-    twice.
-    """
+    """Return the first line of a message without the words that its tone already says."""
     first = text.partition("\n")[0]
     if first.lower().startswith(tone.word):
         return first[len(tone.word) :]
@@ -96,9 +94,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 def readable(log: str) -> str:
-    """Without what is meant for a terminal: colours, titles, and what a progress bar wrote over
-    itself.
-    """
+    """Remove terminal controls: colours, titles, and overwritten parts of progress bars."""
     plain = _ESCAPES.sub("", log).replace("\x08", "").replace("\x00", "")
     return (
         "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n"))
@@ -108,5 +104,5 @@ def readable(log: str) -> str:
 
 
 def by_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """A key that sorts `worker-9` before `worker-10`."""
+    """Sort key that puts `worker-9` before `worker-10`."""
     return re.sub(r"[-.\d]+$", "", name), tuple(int(part) for part in re.findall(r"\d+", name))

@@ -1,6 +1,4 @@
-"""What a person can set and ask for: the bar at the top, filters, actions with their questions, the
-way in.
-"""
+"""Controls of the page: the bar at the top, filters, actions with their dialogs, the sign-in."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _SHARD_STATES = ("leased", "todo", "settling", "retried", "parked", "done")
 
 
 def top(snapshot: Mapping[str, Any], *, live: bool) -> Html:
-    """Name of the job, how fresh the page is, actions, colours."""
+    """Return the top bar: the job's name, the page's age, actions and colours."""
     job = snapshot["job"]
     over = snapshot.get("outcome") is not None
     actions = [
@@ -84,14 +82,14 @@ def _row(*children: Child) -> Html:
 
 
 def axis() -> Html:
-    """Against what loss and metrics are drawn."""
+    """Return the choice of the axis for loss and metrics."""
     return _row(
         _choice("axis", "Loss and metrics against", (("records", "records"), ("time", "time")))
     )
 
 
 def timeline() -> Html:
-    """Which processes, and how far back."""
+    """Return the choice of processes and time span."""
     shown = (
         ("", "all"),
         ("live", "that live"),
@@ -107,7 +105,7 @@ def timeline() -> Html:
 
 
 def legend() -> Html:
-    """Colours with their marks and words."""
+    """Return the colours with their marks and words."""
     tones = (
         ("live", "● ready"),
         ("wait", "◌ waited for"),
@@ -129,7 +127,7 @@ def legend() -> Html:
 
 
 def processes() -> Html:
-    """Search and state."""
+    """Return search and filter by state."""
     states = (
         ("", "all"),
         ("live", "that live"),
@@ -141,7 +139,7 @@ def processes() -> Html:
 
 
 def events(snapshot: Mapping[str, Any]) -> Html:
-    """Search and weight."""
+    """Return search and filter by severity."""
     dropped = int(snapshot.get("occurrences_dropped") or 0)
     said = (
         f"{dropped:,} earlier ones are in events.jsonl; `elasticdl why` reads all"
@@ -157,7 +155,7 @@ def events(snapshot: Mapping[str, Any]) -> Html:
 
 
 def shards() -> Html:
-    """The list of single shards, which the script asks for a piece at a time."""
+    """Return the list of single shards, which the script loads in pieces."""
     states = [(state, state) for state in _SHARD_STATES]
     heads = ("Shard", "Records", "State", "Owner", "Attempt", "Age")
     numeric = ("Records", "Attempt", "Age")
@@ -174,7 +172,7 @@ def shards() -> Html:
 
 
 def logs(snapshot: Mapping[str, Any], *, live: bool) -> Child:
-    """Choose, follow, search; a report has what was kept in it."""
+    """Return choice, follow and search; a report contains the saved logs."""
     if not live:
         kept = snapshot.get("logs") or ()
         return [
@@ -225,7 +223,7 @@ def _where_logs_are(snapshot: Mapping[str, Any]) -> str:
 
 
 def dialogs(snapshot: Mapping[str, Any]) -> Html:
-    """The questions before something is done."""
+    """Return the confirmation dialogs of actions."""
     scale = snapshot["status"].get("scale") or {}
     workers = [
         el(
@@ -268,9 +266,7 @@ def dialogs(snapshot: Mapping[str, Any]) -> Html:
 
 
 def _resume_command(snapshot: Mapping[str, Any]) -> Html:
-    """How the job is gone on with after that: the words that the command line will say, with the
-    whole command.
-    """
+    """Return how to resume the job afterwards, with the same words as the command line."""
     lead, _, command = str(snapshot["job"].get("resume_command") or "").rpartition("with: ")
     kept = "A last checkpoint is taken: " if lead.startswith("go on") else ""
     starting = snapshot["status"].get("phase") == "starting"
@@ -278,8 +274,8 @@ def _resume_command(snapshot: Mapping[str, Any]) -> Html:
         "div",
         el("p", f"{kept}{lead}with:", id="resume-command-lead"),
         head.command(command, "resume-command"),
-        # While the preflight runs there is nothing to go on with: the job's end says how to submit
-        # it again.
+        # During the preflight there is nothing to resume; the job's end says how to submit it
+        # again.
         hidden=not command or starting,
     )
 
@@ -297,8 +293,9 @@ def _dialog(
 
 
 def sign_in(problem: str) -> Html:
-    """A form for the token; the script takes it from the address, where it is after a click on what
-    `train` printed.
+    """Return a form for the token.
+
+    The script takes the token from the address after a click on the link that `train` printed.
     """
     token = el(
         "input",

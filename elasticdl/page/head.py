@@ -1,4 +1,4 @@
-"""The head of the page: what the job is, how far it is, how it does."""
+"""The head of the page: the job, its progress and its state."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _WAITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One figure of the head: `note` is what stands behind it, small; `tone` colours what somebody
-    should look at.
+    """A figure of the head, with a small `note`.
+
+    `tone` colours figures that need attention.
     """
 
     key: str
@@ -39,10 +40,9 @@ class Fact:
 
 
 def state_of(snapshot: Mapping[str, Any]) -> tuple[str, str]:
-    """A tone and a word or two."""
+    """Return a tone and a word or two."""
     status, outcome = snapshot["status"], snapshot.get("outcome")
-    # It is known before the end how a job that is being stopped will end: until then it is
-    # stopping.
+    # The exit code is known before the end; until then a stopped job is stopping.
     code = outcome["exit_code"] if outcome else status.get("exit_code")
     if code is not None and (outcome or status.get("phase") in ("ending", "ended")):
         if code == ExitCode.DONE:
@@ -63,7 +63,7 @@ def state_of(snapshot: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
-    """In the order in which they are looked for; what a job has not is left out."""
+    """Return the figures, most important first; omit those that the job does not have."""
     status = snapshot["status"]
     records, scale = status.get("records") or {}, status.get("scale") or {}
     over = snapshot.get("outcome") is not None
@@ -88,7 +88,7 @@ def facts(snapshot: Mapping[str, Any]) -> Iterator[Fact]:
         yield Fact(f"metric-{name}", f"Validation {name}", formatting.number(value))
     stopped_s = ((snapshot.get("story") or {}).get("totals") or {}).get("stopped_s") or 0
     note = f"stopped for {formatting.duration(stopped_s)} of it" if stopped_s else ""
-    # The time of the job begins when it does: before that its model and data are looked at.
+    # The job's time starts after the preflight.
     label = "Took" if over else "Checking for" if status.get("phase") == "starting" else "Uptime"
     yield Fact("uptime", label, formatting.duration(_uptime_s(status)), note)
     yield from _troubles(status, records)
@@ -181,7 +181,7 @@ def _troubles(status: Mapping[str, Any], records: Mapping[str, Any]) -> Iterator
 
 
 def progress(snapshot: Mapping[str, Any]) -> Html:
-    """The bar with its words."""
+    """Return the progress bar and its text."""
     status = snapshot["status"]
     records = status.get("records") or {}
     done, expected = int(records.get("trained") or 0), int(records.get("expected") or 0)
@@ -211,9 +211,7 @@ def _remaining(snapshot: Mapping[str, Any]) -> str:
 
 
 def _routine(snapshot: Mapping[str, Any]) -> str:
-    """Waits that the job goes on beside: in one line, so that the page keeps its place while they
-    come and go.
-    """
+    """Combine waits that do not delay the job in one line, so that the page does not jump."""
     status = snapshot["status"]
     waits = status.get("waiting") or ()
     ready = (status.get("scale") or {}).get("observed")
@@ -223,9 +221,7 @@ def _routine(snapshot: Mapping[str, Any]) -> str:
 
 
 def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
-    """What somebody should read first: how it ended, what it waits for, what went wrong with the
-    data.
-    """
+    """Return what to read first: the end, waits and problems with the data."""
     outcome, status = snapshot.get("outcome"), snapshot["status"]
     if outcome is not None:
         failed = outcome["exit_code"] != ExitCode.DONE
@@ -262,7 +258,7 @@ def notices(snapshot: Mapping[str, Any]) -> Iterator[Html]:
 
 
 def _what_to_do(hint: str) -> Child:
-    """A command stands by itself: it is to be copied."""
+    """Return the next step, with a command in its own element for copying."""
     lead, told, line = hint.rpartition("with: ")
     return [
         el("p", "What to do: ", lead + told or line, class_="hint"),
@@ -271,8 +267,9 @@ def _what_to_do(hint: str) -> Child:
 
 
 def command(line: str, identity: str | None = None) -> Html:
-    """One click takes all of it; a word breaks only where it is longer than the line, not at the
-    hyphens of a flag.
+    """Return a command that one click selects.
+
+    It breaks only between words, not at the hyphens of a flag, unless a word exceeds the line.
     """
     return el(
         "pre", [[el("span", word), " "] for word in line.split(" ")], class_="command", id=identity
@@ -280,7 +277,7 @@ def command(line: str, identity: str | None = None) -> Html:
 
 
 def head(snapshot: Mapping[str, Any]) -> Html:
-    """All of it."""
+    """Return the whole head."""
     tone, word = state_of(snapshot)
     status = snapshot["status"]
     message = str(status.get("message") or "").partition("\n")[0]
@@ -301,7 +298,7 @@ def head(snapshot: Mapping[str, Any]) -> Html:
 
 
 def fact(one: Fact) -> Html:
-    """A label, a figure, a note."""
+    """Return a label, a figure and a note."""
     note = el("small", one.note) if one.note else None
     return el(
         "div",

@@ -1,5 +1,6 @@
-"""HTML that is escaped by construction: text becomes markup only through `el`, so what users and
-their code write stays text.
+"""HTML that is escaped by construction: text becomes markup only through `el`.
+
+So text from users and their code stays text.
 """
 
 from __future__ import annotations
@@ -12,21 +13,19 @@ from typing import TypeAlias
 
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _FORBIDDEN = ("on", "style")
-"""Beginnings of attributes that a Content-Security-Policy without exceptions ignores: handlers and
-inline styles.
-"""
+"""Prefixes of attributes that our Content-Security-Policy disables: handlers and inline styles."""
 
 _HIDDEN = ("Cc", "Cf", "Cs")
-"""Categories of characters that are not seen: controls, formats, halves of pairs."""
+"""Categories of invisible characters: controls, formats, surrogates."""
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
-"""Without the joiners many emoji and scripts fall apart."""
+"""Without the joiners, many emoji and scripts break."""
 
 
 @dataclass(frozen=True, slots=True)
 class Html:
     """Markup that is safe to put into a page.
 
-    Made by `el` and `joined` only, and by whoever can vouch for a constant.
+    Only `el` and `joined` make it, and code that can vouch for a constant.
     """
 
     text: str
@@ -37,12 +36,10 @@ Attribute: TypeAlias = str | int | float | bool | None
 
 
 def el(name: str, /, *children: Child, **attributes: Attribute) -> Html:
-    """One element.
+    """Make one element.
 
-    Attributes: `class_` and `for_` lose their last `_`, other `_` become `-`; None and False are
-    left out.
-
-    Raises ValueError for an attribute that would hold script or style.
+    Attributes: `class_` and `for_` lose their last `_`, other `_` become `-`. None and False are
+    omitted. Raises ValueError for an attribute that would hold script or style.
     """
     opening = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in _VOID:
@@ -51,7 +48,7 @@ def el(name: str, /, *children: Child, **attributes: Attribute) -> Html:
 
 
 def joined(children: Child) -> Html:
-    """Children one after the other, text escaped."""
+    """Concatenate children; text is escaped."""
     return Html("".join(_pieces(children)))
 
 
@@ -77,14 +74,15 @@ def _attribute(key: str, value: Attribute) -> str:
 
 
 def visible(text: str) -> str:
-    """Without control characters and lone surrogates, which no document may hold and no reader
-    sees; bidirectional overrides go, too.
+    """Remove control characters, lone surrogates and bidirectional overrides.
+
+    Documents must not contain them, and readers do not see them.
     """
     return text if text.isprintable() else "".join(_seen(char) for char in text)
 
 
 def _seen(char: str) -> str:
-    # As `dom.js` has it. Spaces of any width are no control characters; letters that this Python
-    # does not know yet the browser may.
+    # Same as in `dom.js`. Keep all spaces, and unassigned characters, which a newer browser may
+    # know.
     hidden = unicodedata.category(char) in _HIDDEN or char in "\u2028\u2029"
     return "\N{REPLACEMENT CHARACTER}" if hidden and char not in _KEPT else char

@@ -1,6 +1,4 @@
-"""The plots: as sketches and tables first, which the script replaces by curves that can be read
-off.
-"""
+"""The plots: sketches and tables, which the script replaces by interactive curves."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ _METRICS = 6
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot of the series `names`, of one `label` if given; `axis` is `records` where a person may
-    choose.
+    """A plot of the series `names`, of one `label` if given.
+
+    `axis` is `records` if the user may choose the axis.
     """
 
     key: str
@@ -42,15 +41,16 @@ PLOTS = (
 
 
 def plots(snapshot: Mapping[str, Any]) -> Html:
-    """All that this kind of job has."""
+    """Return all plots of this kind of job."""
     return el(
         "div", [_figure(plot, snapshot) for plot in wanted(snapshot)], id="plots", class_="plots"
     )
 
 
 def wanted(snapshot: Mapping[str, Any]) -> Iterator[Plot]:
-    """The loss, then the metrics that were evaluated, then the rest; what has no series is left
-    out, but for the first three.
+    """Yield the plots: loss, evaluated metrics, then the rest.
+
+    Except for the first three, a plot without series is omitted.
     """
     series: Sequence[Mapping[str, Any]] = snapshot.get("series") or ()
     present = {one["name"] for one in series}
@@ -79,13 +79,13 @@ def _figure(plot: Plot, snapshot: Mapping[str, Any]) -> Html:
 
 
 def axes(plot: Plot) -> str:
-    """What is drawn upwards, if its name does not say so, and against what."""
+    """Return the labels of the axes."""
     against = "against records" if plot.axis == "records" else "over time"
     return f"{plot.unit}, {against}" if plot.unit else against
 
 
 def _table(series: Sequence[Mapping[str, Any]]) -> Html:
-    """Of the series that stands for all of them; the script shows every value."""
+    """Return a table of the main series; the script shows every value."""
     if not series:
         return el("p", "no values", class_="empty")
     one = next((one for one in series if not one["label"]), series[0])

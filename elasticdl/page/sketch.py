@@ -1,6 +1,4 @@
-"""Drawings that need no script: SVG whose widths are percentages, so that they fit any screen
-without a measure.
-"""
+"""Drawings without scripts: SVG with widths in percent, which fits any screen."""
 
 from __future__ import annotations
 
@@ -37,22 +35,22 @@ TICKS_S = (
 
 
 def percent(value: float, span: float) -> str:
-    """Where `value` of `span` lies, as an SVG length."""
+    """Return the position of `value` within `span` as an SVG length."""
     return f"{max(0.0, min(100.0, 100 * value / span if span else 0.0)):.2f}%"
 
 
 def ticks(span_s: float) -> list[float]:
-    """At most seven round times within a span."""
+    """Return at most seven round times within a span."""
     step = next((step for step in TICKS_S if span_s / step <= 7), TICKS_S[-1])
     return [step * index for index in range(math.floor(span_s / step) + 1)]
 
 
 def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
-    """Curves in a box of 100 by 100 that is stretched to its place; the tallest value is at the
-    top, zero or the lowest below.
+    """Draw curves in a box of 100 by 100, which the page stretches.
 
-    Where there is a curve of all, those of single workers are left out. One value is a dot, in
-    words where there is nothing else.
+    The largest value is at the top, zero or the smallest at the bottom. If there is a curve of the
+    whole job, those of single workers are omitted. A single value is a dot, or text if there is
+    nothing else.
     """
     drawn = [one for one in series if not one["label"]] or series
     found = [points for one in drawn[:_LINES] if (points := _points(one, axis))]
@@ -78,7 +76,7 @@ def lines(series: Sequence[Mapping[str, Any]], axis: str) -> Html:
         for points in found
     ]
     shapes = [
-        # Of no length, with round ends: a dot, whatever the box is stretched to.
+        # A line of zero length with round ends: a dot in any stretched box.
         el(
             "polyline",
             points=path if " " in path else f"{path} {path}",

@@ -1,4 +1,4 @@
-"""Processes, shards and the receipt, events, logs: what stands on the page as tables."""
+"""Tables of the page: processes, shards, the receipt, events, logs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _TITLES = {
 }
 _RECEIPT = ("expected", "trained", "repeated", "bad", "lost", "left")
 _DRAWN = ("done", "leased", "settling", "todo", "parked")
-"""States of shards in this order, from left to right and in words."""
+"""States of shards, in the order of the bar from left to right and of the words."""
 
 
 def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that live, by name, then those that ended, the last one first."""
+    """Sort running processes by name, then ended ones, latest first."""
     live = sorted(
         (one for one in processes if one["state"] != "ended"),
         key=lambda one: formatting.by_name(one["name"]),
@@ -49,7 +49,7 @@ def shown_first(processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 
 def processes(snapshot: Mapping[str, Any]) -> Html:
-    """One row a process."""
+    """Return a table with a row per process."""
     status = snapshot["status"]
     found: Sequence[Mapping[str, Any]] = status.get("processes") or ()
     gauges = status.get("gauges") or {}
@@ -113,7 +113,7 @@ def _cpu(cores: float | None) -> str:
 
 
 def shards(snapshot: Mapping[str, Any]) -> Html:
-    """How many are in which state, by task."""
+    """Return the number of shards in each state, by task."""
     found: Mapping[str, Mapping[str, int]] = snapshot["status"].get("shards") or {}
     return el(
         "div",
@@ -124,7 +124,7 @@ def shards(snapshot: Mapping[str, Any]) -> Html:
 
 
 def task_bar(task: str, counts: Mapping[str, int]) -> Html:
-    """One bar, its pieces as wide as they are many, and the numbers in words."""
+    """Return one bar with proportional pieces, and the numbers in words."""
     states = [state for state in _DRAWN if state in counts]
     total = sum(counts[state] for state in states)
     pieces, at = [], 0.0
@@ -162,8 +162,9 @@ def task_bar(task: str, counts: Mapping[str, int]) -> Html:
 
 
 def receipt(snapshot: Mapping[str, Any]) -> Html:
-    """Records by epoch, the sum first, then the newest: what was expected is what was trained, bad,
-    lost and left.
+    """Return records by epoch: the sum, then the newest epoch first.
+
+    Expected records are trained, bad, lost or left.
     """
     found = snapshot["status"].get("receipt") or {}
     epochs: Sequence[Mapping[str, Any]] = found.get("epochs") or ()
@@ -186,7 +187,7 @@ def receipt(snapshot: Mapping[str, Any]) -> Html:
 
 
 def _to_come(receipt: Mapping[str, Any]) -> Html | None:
-    """All epochs that were not begun, in one row."""
+    """Return one row for all epochs that have not begun."""
     waiting = receipt.get("not_begun") or {}
     if not waiting.get("epochs"):
         return None
@@ -198,7 +199,7 @@ def _to_come(receipt: Mapping[str, Any]) -> Html | None:
 
 
 def _receipt_notes(status: Mapping[str, Any]) -> Iterator[str]:
-    """What the table does not explain by itself."""
+    """Return explanations that the table lacks."""
     found, records = status.get("receipt") or {}, status.get("records") or {}
     if found.get("why_left"):
         yield f"Left: {str(found['why_left']).partition(chr(10))[0]}"
@@ -241,7 +242,7 @@ def _receipt_row(name: str, row: Mapping[str, Any], class_: str = "") -> Html:
 
 
 def problems(snapshot: Mapping[str, Any]) -> Html:
-    """Shards that were given up, and records that could not be read, in full."""
+    """List parked shards and bad records in full."""
     return el("div", list(_problem_lists(snapshot["status"])), id="problems")
 
 
@@ -260,7 +261,7 @@ def _problem_lists(status: Mapping[str, Any]) -> Iterator[Html]:
 
 
 def events(occurrences: Sequence[Mapping[str, Any]], limit: int, name: str = "event-rows") -> Html:
-    """The newest first."""
+    """List events, newest first."""
     rows = [event_row(one) for one in list(occurrences)[::-1][:limit]] or [
         empty_row("nothing has happened yet", 2)
     ]
@@ -275,7 +276,7 @@ def events(occurrences: Sequence[Mapping[str, Any]], limit: int, name: str = "ev
 
 
 def event_row(one: Mapping[str, Any]) -> Html:
-    """When, and what in words, its cause first; what goes over a line is folded away."""
+    """Return an event: time, cause and text; text beyond one line is folded."""
     first, _, rest = str(one.get("text") or "").partition("\n")
     tone = formatting.CAUSES.get(str(one.get("cause") or ""))
     more: Child = el("details", el("summary", "more"), el("pre", rest)) if rest else None

@@ -83,9 +83,7 @@ class Platform(Protocol):
         """
 
     def tell(self, outcome: Outcome) -> None:
-        """Leave the outcome where the starter of this master looks for it, beside the job's
-        directory.
-        """
+        """Leave the outcome where the starter of this master reads it."""
 
 
 @final

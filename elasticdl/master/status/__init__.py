@@ -1,4 +1,4 @@
-"""The master's page: what people and programs see of a job over HTTP, and what they may ask of it.
+"""The master's HTTP interface for people and programs: the page, the API and actions.
 
-Decides nothing.
+It makes no decisions.
 """

@@ -1,12 +1,11 @@
-"""Who may see the page: the job's token, once, and then a cookie; no other site, whatever name it
-gives us; and what browsers are told.
+"""Access to the page: the job's token once, then a cookie; requests of other sites are refused.
 
-A page of some other site can make a browser send requests here. It cannot make it send our cookie
-(SameSite=Strict), nor a
-foreign `Host` go through (its name made to lead here: DNS rebinding), nor a foreign `Origin`; and
-it cannot put us into a frame.
-Cookies know no ports: ours is a value made from the token that opens this page and nothing else,
-under a name of this job's.
+A page of another site can make a browser send requests here. It cannot make the browser send our
+cookie (SameSite=Strict). A foreign `Host` (DNS rebinding) or a foreign `Origin` is refused. No site
+can put our page into a frame.
+
+Cookies ignore ports, so several jobs on one host share them. Our cookie therefore has a name of
+this job's, and a value that is made from the token and opens only this page.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ _HINT = (
 
 @final
 class AccessGuard:
-    """One a job.
+    """Checks every request to one job's page.
 
-    `names` are host names, beside those of this machine, under which the page is reached.
+    `names` are host names of the page, beside those of this machine.
     """
 
     def __init__(self, token: str, names: Collection[str] = ()) -> None:
@@ -66,11 +65,11 @@ class AccessGuard:
         self._names = frozenset(name.lower() for name in names)
 
     def is_token(self, given: str) -> bool:
-        """Compares in a time that tells nothing."""
+        """Compare with the token in constant time."""
         return hmac.compare_digest(given.encode("utf-8", errors="replace"), self._token)
 
     def knows(self, request: web.Request) -> bool:
-        """The request has our cookie, or the token itself."""
+        """Return whether the request has our cookie, or the token itself."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self.is_token(given.strip())
@@ -78,19 +77,17 @@ class AccessGuard:
         return hmac.compare_digest(cookie.encode("utf-8", errors="replace"), self._cookie.encode())
 
     def let_in(self, response: web.StreamResponse) -> None:
-        """Give the browser our cookie, until it is closed."""
+        """Give the browser our cookie, for the length of its session."""
         response.set_cookie(
             self.cookie_name, self._cookie, path="/", httponly=True, samesite="Strict"
         )
 
     def let_out(self, response: web.StreamResponse) -> None:
-        """Take it back."""
+        """Delete the cookie."""
         response.del_cookie(self.cookie_name, path="/", httponly=True, samesite="Strict")
 
     def check(self, request: web.Request, *, open_to_all: bool) -> None:
-        """Raises Refusal: 421 for a host that is none of ours, 403 for another site, 401 without
-        the token.
-        """
+        """Raise Refusal: 421 for a foreign host, 403 for another site, 401 without the token."""
         host = request.headers.get("Host", "")
         if not self._ours(host, request):
             raise Refusal(
@@ -103,14 +100,14 @@ class AccessGuard:
             )
 
     def _ours(self, host: str, request: web.Request) -> bool:
-        """Ports do not matter here: the port of whoever forwards connections to us is not ours."""
+        """Return whether the host is ours. Ignore the port, which a port forwarder may change."""
         name = _name_of(host)
         return name in _LOOPBACK or name in self._names or name == _own_address(request)
 
     def _check_origin(self, request: web.Request, host: str) -> None:
-        """Browsers say from where a request comes.
+        """Refuse requests that a browser marks as coming from another site.
 
-        With our policy a form says `null`, but also that it is of the same origin.
+        With our policy a form sends the origin `null`, but also says that it is of the same origin.
         """
         origin, platform = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
         same = origin is not None and origin.lower() in (
@@ -131,8 +128,9 @@ def _name_of(host: str) -> str:
 
 
 def _own_address(request: web.Request) -> str:
-    """The address that the connection came to, as a host is written: nobody else's name can lead to
-    a number.
+    """Return the connection's own address, written like a host.
+
+    It is a number, so no foreign DNS name can equal it.
     """
     found = request.transport.get_extra_info("sockname") if request.transport is not None else None
     try:
@@ -146,15 +144,15 @@ def _own_address(request: web.Request) -> str:
 
 
 async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """On every answer, errors too."""
+    """Add security headers to every answer, including errors."""
     for name, value in HEADERS.items():
         response.headers[name] = value
 
 
 def watchman(guard: AccessGuard, open_to_all: Collection[tuple[str, str]]) -> Middleware:
-    """The middleware: nobody gets past it unchecked, and no error gets past it unanswered.
+    """Return the middleware that checks every request and answers every error.
 
-    `open_to_all`: (method, path of the route) of what is there for those who have no token yet.
+    `open_to_all` lists (method, path of the route) that need no token.
     """
 
     @web.middleware
@@ -163,7 +161,7 @@ def watchman(guard: AccessGuard, open_to_all: Collection[tuple[str, str]]) -> Mi
         route = (request.method, resource.canonical if resource is not None else "")
         response = await answered(request, handler, route)
         if not response.prepared and not guard.knows(request):
-            # Whoever has no token keeps no connection: there are only so many.
+            # Connections are limited, so a client without a token must not keep one.
             response.force_close()
         return response
 
@@ -197,7 +195,7 @@ def _allow(told: web.HTTPException) -> dict[str, str]:
 
 
 async def body_of(request: web.Request) -> bytes:
-    """The body, if it is short and comes soon. Raises Refusal (408, 413)."""
+    """Return a short body that arrives soon. Raises Refusal (408, 413)."""
     if "Content-Encoding" in request.headers:
         raise Refusal(415, "a body in an encoding is not taken")
     try:

@@ -1,6 +1,4 @@
-"""What people ask of a job on its page: each becomes an event, and what comes of it is seen in the
-status.
-"""
+"""Actions of the page: each becomes an event, and the status shows its effect."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class Actions:
         ]
 
     async def stop(self, request: web.Request) -> web.Response:
-        """{"reason"}: the job ends in order."""
+        """Handle {"reason"}: stop the job gracefully."""
         reason = _text(await _object(request, {"reason"}), "reason", "")
         words = " ".join(reason.split())[:_LONGEST_REASON] or "asked for on the status page"
         await self._watched.post(StopRequested(self._watched.at_s(), words))
@@ -56,7 +54,7 @@ class Actions:
         )
 
     async def scale(self, request: web.Request) -> web.Response:
-        """{"min", "max"}: another range of workers."""
+        """Handle {"min", "max"}: change the range of workers."""
         asked = await _object(request, {"min", "max"})
         low, high = _whole(asked, "min"), _whole(asked, "max")
         if not 1 <= low <= high <= _MOST_WORKERS:
@@ -76,7 +74,7 @@ class Actions:
         )
 
     async def replace(self, request: web.Request) -> web.Response:
-        """{"process"}: a worker drains, another comes at once."""
+        """Handle {"process"}: drain a worker and start another at once."""
         text = _text(await _object(request, {"process"}), "process")
         try:
             name = ProcessName.parse(text)
@@ -103,7 +101,7 @@ class Actions:
         )
 
     async def checkpoint(self, request: web.Request) -> web.Response:
-        """{}: one now."""
+        """Handle {}: take a checkpoint now."""
         await _object(request, set())
         if why_not := self._watched.why_not_checkpoint():
             raise Refusal(409, f"no checkpoint is taken: {why_not}")
@@ -112,7 +110,7 @@ class Actions:
 
 
 async def _object(request: web.Request, keys: set[str]) -> Mapping[str, Any]:
-    """The body as a JSON object of no other keys. Raises Refusal (400, 415)."""
+    """Return the body, a JSON object with only these keys. Raises Refusal (400, 415)."""
     if request.content_type != "application/json":
         raise Refusal(415, f"expected application/json, got {request.content_type[:60]}")
     try:

@@ -1,6 +1,4 @@
-"""Looks at the job once a second: for its curves always, and while anybody watches to tell what
-changed.
-"""
+"""Sample the job once a second: always for its curves, and for changes while anyone watches."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from elasticdl.master.status.job_view import JobView
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 _LOOK_ON_S = 30.0
-"""So long after the last browser left it goes on: they come back after a break."""
+"""Keep publishing for this long after the last browser left, since browsers reconnect."""
 _MOST_OCCURRENCES = 200
-"""In one frame; more come with the next."""
+"""Limit per frame; further events come with the next frame."""
 _FIELDS = tuple(field.name for field in fields(ProcessStatus))
 Event: TypeAlias = tuple[str, object]
 """The name of a server-sent event, and its JSON value."""
@@ -35,13 +33,13 @@ class Row:
     gauges: Mapping[str, float]
 
     def to_json(self) -> dict[str, object]:
-        """Flat."""
+        """Return one flat object."""
         # Not `asdict`, which copies each value: there may be a thousand rows a second.
         return {**self.gauges, **{name: getattr(self.process, name) for name in _FIELDS}}
 
 
 def head_of(reading: StatusReading) -> dict[str, object]:
-    """A reading without what the rows have."""
+    """Return a reading without the processes."""
     without = replace(reading.status, processes=(), gauges={})
     head = replace(reading, status=without).to_json()
     del head["processes"], head["gauges"]
@@ -50,7 +48,7 @@ def head_of(reading: StatusReading) -> dict[str, object]:
 
 @final
 class ChangeFeed:
-    """Use it from one event loop."""
+    """Publishes changes of the job. Use it from one event loop."""
 
     def __init__(self, watched: JobView, feed: EventFrames) -> None:
         self._watched = watched
@@ -66,25 +64,23 @@ class ChangeFeed:
 
     @property
     def watchers(self) -> int:
-        """How many watch."""
+        """Number of watching browsers."""
         return self._watchers
 
     def join(self) -> None:
-        """One more watches."""
+        """Add a watcher."""
         self._watchers += 1
         self.heed()
 
     def leave(self) -> None:
-        """One less watches."""
+        """Remove a watcher."""
         self._watchers -= 1
 
     def heed(self) -> None:
-        """Somebody looks at the job now, and may come to watch it: frames tell what changes from
-        here on.
-        """
+        """Publish changes from here on, since somebody reads the job and may come to watch it."""
         if self._idle_s >= _LOOK_ON_S and not self.feed.closed:
             if self._head:
-                # Somebody may come back to the frames of a time before nobody watched.
+                # A browser may return to frames from before the pause.
                 self._publish([])
             else:
                 self._seq = self._watched.event_log.next_seq - 1
@@ -92,13 +88,13 @@ class ChangeFeed:
         self._idle_s = 0.0
 
     def start(self) -> None:
-        """Look at the job once a second from now on."""
+        """Start to sample the job once a second."""
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name="looks at the job for onlookers"
         )
 
     def whole(self) -> bytes:
-        """The state that the newest frame left, for one that has none."""
+        """Return the state as of the newest frame, for a new browser."""
         if self._whole[0] != self.feed.newest:
             rows = {"rows": [row.to_json() for row in self._rows.values()], "gone": [], "all": True}
             data = event_bytes("status", self._head) + event_bytes(
@@ -108,8 +104,9 @@ class ChangeFeed:
         return self._whole[1]
 
     async def close(self, ended: Mapping[str, object] | None) -> None:
-        """Tell the last changes, and (None: the job goes on with another master) how the job
-        ended.
+        """Publish the last changes and the end of the job.
+
+        `ended` is None if the job continues with another master.
         """
         for task in (self._task, self._saving):
             if task is not None:
@@ -137,14 +134,14 @@ class ChangeFeed:
         if self._idle_s < _LOOK_ON_S:
             self._publish([])
         if self._saving is None or self._saving.done():
-            # Beside: a volume may take its time.
+            # In the background, since a volume may be slow.
             self._saving = asyncio.ensure_future(collector.save_if_due())
 
     def _publish(self, last: list[Event]) -> None:
         self.feed.publish([*self._look(), *last])
 
     def _look(self) -> list[Event]:
-        """What changed since the last time."""
+        """Return the changes since the last sample."""
         reading = self._watched.reading()
         return [
             *self._status_changes(reading),

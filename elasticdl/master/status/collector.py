@@ -1,4 +1,4 @@
-"""Looks at the master's status once a second and keeps curves of it, bounded, also on disk.
+"""Sample the master's status once a second into bounded curves, in memory and on disk.
 
 Use it from one event loop.
 """
@@ -24,26 +24,26 @@ from elasticdl.master.tensorboard_scalars import ScalarRuns
 _LOG = logging.getLogger(__name__)
 _RATE_WINDOW_S = 10.0
 _FIRST_SAVE_S = 1.0
-"""What the run before left is gone by then."""
+"""By then the master has removed the previous run's files."""
 _SAVE_EVERY_S = 5.0
 _SAVE_SHARE = 0.005
-"""Of the time may be spent on saving: it is done less often the longer it takes."""
+"""Maximum share of the time for saving: slower saves are rarer."""
 
 Name: TypeAlias = tuple[str, str, str]
-"""Of a curve: name, label and unit."""
+"""Name, label and unit of a curve."""
 _BY_WORKER = (
     ("records_per_s", "records_per_s", "records/s", 1.0),
     ("staleness", "staleness_mean", "updates", 1.0),
     ("pull_s", "pull_ms", "s", 1e-3),
     ("push_s", "push_ms", "s", 1e-3),
 )
-"""Name of the curve, of the worker's gauge, unit, and what the gauge is multiplied with."""
+"""Name of the curve, of the worker's gauge, unit and factor."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One new point of a curve, as it was measured."""
+    """One new point of a curve, as measured."""
 
     name: str
     label: str
@@ -53,7 +53,7 @@ class Sample:
     value: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON values."""
         value = self.value if self.value is not None and self.value - self.value == 0.0 else None
         return {
             "name": self.name,
@@ -67,16 +67,16 @@ class Sample:
 
 @final
 class Collector:
-    """`newest`: the points of the last look, with what metrics.jsonl got since the one before;
-    `looks` counts the looks.
+    """Keeps the curves.
+
+    `newest` holds the points of the last sample and the rows of metrics.jsonl since the one before.
+    `looks` counts the samples.
     """
 
     def __init__(self, path: Path, clock: Clock, newest: Path | None = None) -> None:
-        """`path`: series.json.
+        """Continue the curves in `path`, which is series.json.
 
-        Goes on with what is there.
-
-        `newest`: where the status itself is written down as often.
+        `newest` is the file of the current status, which is saved as often.
         """
         self._path = path
         self._newest_path = newest
@@ -89,7 +89,7 @@ class Collector:
         self.newest: list[Sample] = []
         self.looks = 0
         self.paused = False
-        """Nothing is sampled or written: the files of an earlier run stay until the job begins."""
+        """Whether to sample and write nothing: an earlier run's files stay until the job begins."""
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             self._book.load(saved if isinstance(saved, list) else ())
@@ -97,17 +97,17 @@ class Collector:
             pass
 
     def as_list(self) -> list[dict[str, Any]]:
-        """All curves, as the snapshot has them."""
+        """Return all curves, as the snapshot has them."""
         return self._book.as_list()
 
     def recorded(self, row: Mapping[str, Any]) -> None:
-        """A row went into metrics.jsonl: points of the loss or of metrics."""
+        """Add a row of metrics.jsonl to the curves of loss and metrics."""
         self._recorded += [Sample(*one) for one in note_metrics(self._book, row)]
 
     def look(self, status: JobStatus) -> list[Sample]:
-        """Take one sample of a status; the new points.
+        """Sample a status and return the new points.
 
-        About a millisecond for a thousand workers.
+        Takes about a millisecond for a thousand workers.
         """
         if self.paused:
             return []
@@ -123,7 +123,7 @@ class Collector:
         return found
 
     async def save_if_due(self) -> None:
-        """Write the curves down now and then; beside the loop, but for making the text."""
+        """Save the curves when a save is due; only the encoding runs on the loop."""
         begin_s = self._clock.now_s()
         if begin_s < self._save_at_s:
             return
@@ -135,7 +135,7 @@ class Collector:
         await asyncio.to_thread(self._write, text, status)
 
     def save(self) -> None:
-        """Write the curves down now."""
+        """Save the curves now."""
         self._write(self._text())
 
     def _text(self) -> str:
@@ -162,9 +162,9 @@ class Collector:
                         yield (name, process, unit), gauges[gauge] * factor
 
     def _updates_per_s(self, at_s: float, version: int) -> float:
-        """Over ten seconds: versions are told with heartbeats, in jumps.
+        """Return the mean rate over ten seconds, since heartbeats report versions in jumps.
 
-        One that falls back counts as none.
+        A decreasing version counts as no updates.
         """
         self._versions.append((at_s, version))
         while len(self._versions) > 2 and self._versions[1][0] <= at_s - _RATE_WINDOW_S:
@@ -175,7 +175,7 @@ class Collector:
 
 @final
 class MetricsLog:
-    """metrics.jsonl, and the curves that are made of it."""
+    """Writes metrics.jsonl and the curves made from it."""
 
     def __init__(
         self, lines: JsonLines, collector: Collector, scalars: ScalarRuns | None = None
@@ -185,7 +185,7 @@ class MetricsLog:
         self._scalars = scalars or ScalarRuns("")
 
     def append(self, value: Mapping[str, Any]) -> None:
-        """One row."""
+        """Append a row."""
         self._lines.append(value)
         self._collector.recorded(value)
         self._scalars.append(value)

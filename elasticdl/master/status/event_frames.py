@@ -1,10 +1,7 @@
-"""What every browser is sent, once for all of them: numbered frames, of which the newest are kept
-for those who come back.
+"""Numbered frames of events, shared by all browsers; the newest stay for reconnects.
 
-A browser that does not take what it is sent is not waited for: it finds its next frame gone and
-begins anew. So the memory of
-all this is bounded whatever browsers do: by the frames that are kept, and by what one write may
-leave in a connection's buffer.
+Nothing waits for a slow browser. It finds its next frame gone and starts again. So the memory is
+bounded whatever browsers do: by the kept frames and one write per connection.
 """
 
 from __future__ import annotations
@@ -23,25 +20,23 @@ MOST_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Some events that belong together, as they go over the wire; the last of them carries the
-    number.
-    """
+    """Encoded events that belong together; the last of them carries the frame's number."""
 
     number: int
     data: bytes
 
 
 def event_bytes(name: str, payload: object, id: str = "") -> bytes:
-    """One server-sent event. JSON has no line breaks of its own."""
+    """Encode one server-sent event. JSON has no line breaks of its own."""
     mark = f"id: {id}\n" if id else ""
     return f"{mark}event: {name}\ndata: ".encode() + encoded(payload) + b"\n\n"
 
 
 @final
 class EventFrames:
-    """Use it from one event loop.
+    """The newest frames. Use it from one event loop.
 
-    `term` is the master's: numbers of another one mean nothing here.
+    `term` is the master's: frame numbers of another term are meaningless here.
     """
 
     def __init__(self, term: int) -> None:
@@ -53,13 +48,11 @@ class EventFrames:
         self.closed = False
 
     def id(self, number: int) -> str:
-        """How browsers name a frame."""
+        """Return a frame's id for browsers."""
         return f"{self._term}.{number}"
 
     def place(self, id: str) -> int | None:
-        """The number of a frame that this feed can go on from; None for another's, and for one that
-        is gone.
-        """
+        """Return the number of a frame to continue after; None if it is foreign or gone."""
         term, _, text = id.partition(".")
         if term != str(self._term) or not text.isdecimal() or not text.isascii() or len(text) > 15:
             return None
@@ -67,7 +60,7 @@ class EventFrames:
         return number if self._oldest() - 1 <= number <= self.newest else None
 
     def publish(self, events: Iterable[tuple[str, Any]]) -> None:
-        """Make one frame of (event, payload) and wake everybody up. No events make no frame."""
+        """Make one frame of (event, payload) pairs and wake all readers. No pairs make no frame."""
         found = list(events)
         if not found:
             return
@@ -86,13 +79,13 @@ class EventFrames:
         self._ring()
 
     def after(self, number: int) -> list[Frame] | None:
-        """The frames after one, in order; None if some of them are gone."""
+        """Return the frames after one, in order; None if some of them are gone."""
         if number < self._oldest() - 1:
             return None
         return [frame for frame in self._frames if frame.number > number]
 
     def close(self) -> None:
-        """Nothing will come any more."""
+        """End the stream."""
         self.closed = True
         self._ring()
 

@@ -1,4 +1,4 @@
-"""Browsers that watch, each at its own pace."""
+"""Server-sent event streams to browsers, each at its own pace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 MOST_STREAMS = 64
 KEEP_ALIVE_S = 15.0
 STUCK_S = 20.0
-"""A browser that takes nothing for so long is hung up on; it may come back."""
+"""A browser that reads nothing for this long is disconnected; it may reconnect."""
 _PIECE_BYTES = 64 << 10
 _RETRY_MS = 2000
 _HEADERS = {
@@ -40,7 +40,7 @@ class EventStreams:
         return [web.get(f"{API}/stream", self.stream, allow_head=False)]
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events, until the browser leaves or the job ends."""
+        """Send events until the browser leaves or the job ends."""
         if self._live.watchers >= MOST_STREAMS:
             raise Refusal(
                 503,
@@ -85,8 +85,9 @@ class EventStreams:
                 await self._wait(response)
 
     async def _begin(self, response: web.StreamResponse, why: str) -> int:
-        """Everything, after telling one that had something that it is of no use any more; the frame
-        to go on after.
+        """Send the whole state, and return the frame to continue after.
+
+        First tell a browser that has an older state to discard it.
         """
         at, whole = self._feed.newest, self._live.whole()
         if why:
@@ -103,9 +104,9 @@ class EventStreams:
 
 
 async def _send(response: web.StreamResponse, data: bytes) -> None:
-    """In pieces, each waited for.
+    """Send data in pieces and wait for each.
 
-    Raises TimeoutError when nothing is taken, ConnectionError when nobody is there.
+    Raises TimeoutError if the browser does not read, ConnectionError if it is gone.
     """
     for begin in range(0, len(data), _PIECE_BYTES):
         async with asyncio.timeout(STUCK_S):

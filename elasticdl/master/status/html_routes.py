@@ -1,4 +1,4 @@
-"""The page itself, what it loads, and the way in: the token once, then a cookie."""
+"""Routes of the page, its files and the sign-in: the token once, then a cookie."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ _GZIP = 31
 
 @final
 class HtmlRoutes:
-    """What needs no token is here, and nothing else: the sign-in page, what it loads, and the
-    session.
-    """
+    """Routes without a token: the sign-in page, its files, and the session. Nothing else."""
 
     def __init__(self, guard: AccessGuard, watched: JobView, live: ChangeFeed) -> None:
         self._guard, self._watched, self._live = guard, watched, live
@@ -49,13 +47,13 @@ class HtmlRoutes:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """Complete without any script.
+        """Serve a page that is complete without scripts.
 
-        Drawn in a thread: with a thousand processes that takes a moment.
+        A thread renders it, since a thousand processes take a moment.
         """
         if not self._guard.knows(request):
-            # Nobody is refused who has given nothing: for a 401 browsers tell people of an error in
-            # this page.
+            # Without a token, answer with the sign-in page: browsers report a 401 as an error of
+            # the page.
             return _html(render_sign_in(), 401 if "Authorization" in request.headers else 200)
         async with self._drawing:
             return _html(
@@ -63,7 +61,7 @@ class HtmlRoutes:
             )
 
     async def file(self, request: web.Request) -> web.Response:
-        """By its name with the hash of its content: looked up, never made into a path."""
+        """Serve a file by its hashed name, which is looked up and never made into a path."""
         zipped = "gzip" in request.headers.get("Accept-Encoding", "")
         try:
             body, kind = _file(request.match_info["name"], zipped=zipped)
@@ -79,7 +77,7 @@ class HtmlRoutes:
         )
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """{"token"} as JSON: 204, or of the form: back to the page. With the cookie."""
+        """Accept {"token"} as JSON (204), or a form (redirect to the page). Sets the cookie."""
         form = request.content_type == _FORM
         if not form and request.content_type != "application/json":
             raise Refusal(
@@ -104,7 +102,7 @@ class HtmlRoutes:
         return response
 
     async def sign_out(self, _request: web.Request) -> web.Response:
-        """The cookie is taken back."""
+        """Delete the cookie."""
         response = web.Response(status=204, headers=NO_STORE)
         self._guard.let_out(response)
         return response
@@ -118,7 +116,7 @@ def _html(text: str, status: int = 200) -> web.Response:
 
 
 def _token_of(body: bytes, *, form: bool) -> str:
-    """'' where there is none."""
+    """Return the token, or '' if there is none."""
     try:
         text = body.decode("utf-8")
         found = parse_qs(text, max_num_fields=8) if form else json.loads(text or "{}")

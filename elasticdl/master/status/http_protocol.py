@@ -1,5 +1,6 @@
-"""One connection: what aiohttp itself answers, before any of our code has seen a request, is
-answered as everything else here is.
+"""A connection whose protocol errors get the same kind of answer as all other errors.
+
+aiohttp answers such errors itself, before any handler sees a request.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ from elasticdl.master.status.access import HEADERS
 from elasticdl.master.status.responses import Refusal
 
 _LOG = logging.getLogger(__name__)
-# What aiohttp says of requests that make no sense, with a traceback for each: strangers would fill
-# the job's volume with it.
+# aiohttp logs a traceback for each invalid request, so strangers could fill the job's volume.
 _LOG.setLevel(logging.CRITICAL)
 _KEEP_OPEN_S = 30.0
 
 
 @final
 class HttpProtocol(web.RequestHandler):
-    """Bytes of a browser, or of whoever else comes."""
+    """One HTTP connection."""
 
     __slots__ = ()
 
     def __init__(self, server: web.Server) -> None:
-        """Make it within a running loop."""
+        """Create it within a running loop."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -43,7 +43,7 @@ class HttpProtocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Of what cannot be understood nothing is repeated: not in the answer, nor in the log.
+        """Answer an invalid request; repeat none of it in the answer or in the log.
 
         Raises ConnectionError.
         """

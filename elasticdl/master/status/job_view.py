@@ -1,4 +1,4 @@
-"""The job as onlookers see it: copies, made at most twice a second however many there are."""
+"""The job's state for the page, copied at most twice a second however many readers there are."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _STATES: dict[str, str] = {
 
 
 def job_status(core: JobState, desk: ProcessGateway) -> JobStatus:
-    """The core's status with what processes measure."""
+    """Return the core's status with the measurements of processes."""
     status = core.status()
-    # What went by in the last seconds of a job that is over says nothing of it.
+    # The rate of the last seconds is meaningless for an ended job.
     over = status.phase in (Phase.ENDING, Phase.ENDED)
     rate = 0.0 if over else desk.records_per_s()
     return replace(status, gauges=desk.gauges(), records_per_s=rate)
 
 
 def state_in_words(status: JobStatus) -> str:
-    """One or two words for the head of a page."""
+    """Return the state in one or two words, for the head of a page."""
     phase, code = status.phase, status.exit_code
     if code is not None and phase in (Phase.ENDING, Phase.ENDED):
         return end_state(code)
@@ -54,7 +54,7 @@ def state_in_words(status: JobStatus) -> str:
 
 @final
 class JobView:
-    """Use it from the master's event loop."""
+    """A cached view of the job. Use it from the master's event loop."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class JobView:
         self.event_log = event_log
         self.collector = collector
         self.cluster: Cluster | None = None
-        """Set once processes can be started."""
+        """Set once processes can start."""
         self._reading: StatusReading | None = None
         self._read_s = 0.0
 
     def read_anew(self) -> None:
-        """The next reading is of now."""
+        """Make the next reading current."""
         self._reading = None
 
     def reading(self) -> StatusReading:
-        """The status, at most half a second old."""
+        """Return the status, at most half a second old."""
         now_s = self._queue.clock.now_s()
         if self._reading is None or now_s - self._read_s >= FRESH_S:
             found = job_status(self._core, self._gateway)
@@ -92,28 +92,28 @@ class JobView:
         return self._reading
 
     def snapshot(self) -> dict[str, object]:
-        """All that the page is drawn from."""
+        """Return all data of the page."""
         reading = self.reading()
         record = record_of(self.event_log, reading.status)
         return snapshot(reading, record, self.collector.as_list(), self.outcome())
 
     def timeline(self) -> Mapping[str, Any]:
-        """Bars, generations and marks."""
+        """Return bars, generations and marks."""
         return record_of(self.event_log, self.reading().status).timeline
 
     def outcome(self) -> Outcome | None:
-        """How the job ended; None while it goes on."""
+        """Return how the job ended; None while it runs."""
         status = self.reading().status
         if status.exit_code is None or status.phase != Phase.ENDED:
             return None
         return Outcome(status.exit_code, status.outcome or "")
 
     def shards(self, wish: ShardWish) -> ShardPage:
-        """Some of the shards."""
+        """Return a page of the shards."""
         return self._core.shards(wish)
 
     def at_s(self) -> float:
-        """The job's time."""
+        """Return the job's time."""
         return self._queue.at_s()
 
     def why_not_replace(self, name: ProcessName) -> str:
@@ -129,13 +129,13 @@ class JobView:
         return self._core.why_not_checkpoint()
 
     def knows(self, name: ProcessName) -> bool:
-        """There is, or was, a process of that name."""
+        """Return whether a process of that name exists or existed."""
         return any(row.name == str(name) for row in self.reading().status.processes)
 
     async def post(self, event: Event) -> None:
-        """Put an event in and return when it was handled.
+        """Post an event and return when the core has handled it.
 
-        Raises Refusal: 409 when the job is over, 503 when it is not handled soon.
+        Raises Refusal: 409 after the end of the job, 503 after a timeout.
         """
         over = Refusal(
             409, "the job has ended", "start it again with --resume, or read what it left"

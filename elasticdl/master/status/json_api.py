@@ -1,4 +1,4 @@
-"""The job as JSON: status, snapshot, occurrences, timeline, curves."""
+"""The job as JSON: status, snapshot, events, timeline, curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAR = 1 << 53
 
 @final
 class JsonApi:
-    """What is the same for all who ask within half a second is encoded once."""
+    """Serves JSON; identical answers within half a second are encoded once."""
 
     def __init__(self, watched: JobView, live: ChangeFeed) -> None:
         self._watched, self._live = watched, live
@@ -42,7 +42,7 @@ class JsonApi:
         return self._once("status", lambda: self._watched.reading().to_json())
 
     async def snapshot(self, request: web.Request) -> web.Response:
-        """See `snapshot_of`; with `?logs=1` also the ends of the logs, for a report."""
+        """Return `snapshot_of`; with `?logs=1` also the ends of the logs, for a report."""
         cluster = self._watched.cluster
         if "logs" in request.query and cluster is not None:
             found, status = snapshot_of(self._watched, self._live), self._watched.reading().status
@@ -50,9 +50,7 @@ class JsonApi:
         return self._once("snapshot", lambda: snapshot_of(self._watched, self._live))
 
     async def occurrences(self, request: web.Request) -> web.Response:
-        """{"occurrences", "dropped"} of ?after=&limit=: those with a higher seq, the oldest
-        first.
-        """
+        """Return {"occurrences", "dropped"} of ?after=&limit=: later events, oldest first."""
         after = number(request, "after", -1, -1, _FAR)
         limit = number(request, "limit", _MOST_OCCURRENCES, 1, _MOST_OCCURRENCES)
         event_log = self._watched.event_log
@@ -64,11 +62,11 @@ class JsonApi:
         return self._once("timeline", self._watched.timeline)
 
     async def series(self, _request: web.Request) -> web.Response:
-        """The curves as they are now."""
+        """Return the current curves."""
         return self._once("series", self._watched.collector.as_list)
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """As Prometheus reads them."""
+        """Return the metrics for Prometheus."""
         body = self._made_once(
             "metrics", lambda: render(self._watched.reading().status, self._watched.about)
         )
@@ -85,6 +83,6 @@ class JsonApi:
 
 
 def snapshot_of(watched: JobView, live: ChangeFeed) -> dict[str, object]:
-    """The snapshot, and where in the stream it stands."""
+    """Return the snapshot and its position in the stream."""
     live.heed()
     return {**watched.snapshot(), "stream_id": live.feed.id(live.feed.newest)}

@@ -1,6 +1,6 @@
-"""Logs of processes: a list, parts by offset, and a search.
+"""Serve logs of processes: a list, parts by offset, and a search.
 
-However long a log is, one request reads and holds only so much.
+One request reads and holds a bounded amount, however long a log is.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _USUAL_BYTES = 128 << 10
 _LARGEST = 1 << 60
 _STEP_BYTES = 2 << 20
 SEARCH_BYTES, SEARCH_S = 64 << 20, 1.0
-"""What one request to search reads at most, and for how long; the next one goes on."""
+"""Limits of one search request in bytes and time; the next request continues."""
 MOST_MATCHES = 200
 _LONGEST_QUERY = 200
 _SHOWN_AROUND = 400
-"""Bytes of a line that are shown on either side of what was found."""
+"""Bytes of a line to show on either side of a match."""
 _AT_ONCE = 2
-"""Threads that may hang on a volume that is away.
+"""Maximum number of threads that may wait for an unreachable volume.
 
-The master has few, and needs some for its checkpoints.
+The master has few threads and needs some for its checkpoints.
 """
 
 
 @final
 class Logs:
-    """Reads through the cluster, whose seam looks names up."""
+    """Reads logs through the cluster interface, which looks names up."""
 
     def __init__(self, watched: JobView) -> None:
         self._watched = watched
@@ -50,7 +50,7 @@ class Logs:
         ]
 
     async def list(self, _request: web.Request) -> web.Response:
-        """{"logs": [{"process", "bytes", "live"}]}."""
+        """Return {"logs": [{"process", "bytes", "live"}]}."""
         if self._watched.cluster is None:
             return answer({"logs": []})
         async with self._turns:
@@ -65,13 +65,14 @@ class Logs:
         )
 
     async def read(self, request: web.Request) -> web.Response:
-        """{"process", "start", "end", "size", "text"}: whole characters from `start` (negative:
-        from the end) on.
+        """Return {"process", "start", "end", "size", "text"}: whole characters from `start`.
+
+        A negative `start` counts from the end.
         """
         start = number(request, "start", -_USUAL_BYTES, -_LARGEST, _LARGEST)
         limit = number(request, "limit", _USUAL_BYTES, 1, MOST_BYTES)
         process = request.match_info["process"]
-        # A character has at most four bytes: with fewer than that nothing might be whole.
+        # A UTF-8 character has up to four bytes, so fewer bytes might contain no whole character.
         part = await self._part(process, start, max(limit, 4))
         begin, end = _whole_characters(part)
         text = part.data[begin:end].decode("utf-8", errors="replace")
@@ -85,9 +86,7 @@ class Logs:
         return answer(found)
 
     async def search(self, request: web.Request) -> web.Response:
-        """{"matches": [{"offset", "line"}], "searched_to", "more"}: upper and lower case of ASCII
-        are the same.
-        """
+        """Return {"matches": [{"offset", "line"}], "searched_to", "more"}; ignores ASCII case."""
         wanted = request.query.get("q", "")
         start = number(request, "start", 0, 0, _LARGEST)
         needle = wanted.encode("utf-8", errors="replace").lower()
@@ -122,9 +121,9 @@ class Logs:
 
 @dataclass(slots=True)
 class _Found:
-    """Matches so far: offset of the line (or of what is shown of it) and its text.
+    """Matches so far: offset of the line (or of its excerpt) and its text.
 
-    Everything before `to` was looked at.
+    The search has covered everything before `to`.
     """
 
     to: int
@@ -132,13 +131,13 @@ class _Found:
     matches: list[tuple[int, str]] = field(default_factory=list)
 
     def look(self, part: LogPart, needle: bytes) -> None:
-        """Search one part of a log, up to its last whole line if that is not all of it."""
+        """Search one part of a log, up to its last complete line unless it is the last part."""
         if not part.data:
             self.to, self.more = part.start, False
             return
         end_of_log = part.start + len(part.data) >= part.size_bytes
         cut = len(part.data) if end_of_log else part.data.rfind(b"\n") + 1
-        # A line that is longer than a part is looked at in pieces that overlap.
+        # A line longer than a part is searched in overlapping pieces.
         cut = cut or max(1, len(part.data) - len(needle) + 1)
         self._collect(part, needle, cut)
         self.more = not end_of_log or len(self.matches) >= MOST_MATCHES
@@ -159,9 +158,7 @@ class _Found:
 
 
 def _whole_characters(part: LogPart) -> tuple[int, int]:
-    """Where in a part its first whole character begins and its last one ends, if it is UTF-8 at its
-    ends.
-    """
+    """Return the range of whole UTF-8 characters in a part."""
     data, begin, end = part.data, 0, len(part.data)
     while part.start > 0 and begin < min(3, end) and data[begin] & 0xC0 == 0x80:
         begin += 1

@@ -1,5 +1,6 @@
-"""The master's status as Prometheus reads it. docs/reference/metrics.md has every name; a test
-holds the two together.
+"""Export the master's status to Prometheus.
+
+docs/reference/metrics.md lists every name, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from elasticdl.job_status import JobStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_PROCESSES = 1_000
-"""Of which there are numbers of their own."""
+"""Maximum number of processes with their own metrics."""
 PHASES = (
     "starting",
     "working",
@@ -59,11 +60,11 @@ _OF_PROCESSES = (
         1.0,
     ),
 )
-"""Gauge of the process, name, what it is, and what the gauge is multiplied with."""
+"""Gauge of the process, name, description and factor."""
 
 
 def render(status: JobStatus, about: About) -> bytes:
-    """The text of one scrape."""
+    """Return the text of one scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Scrape(status, about))
     return generate_latest(registry)
@@ -74,14 +75,14 @@ _Samples: TypeAlias = Sequence[tuple[dict[str, str], float]]
 
 @final
 class _Scrape:
-    """A collector, as prometheus_client wants it, of one status."""
+    """A prometheus_client collector of one status."""
 
     def __init__(self, status: JobStatus, about: About) -> None:
         self._status = status
         self._about = about
 
     def collect(self) -> Iterator[Metric]:
-        """Every family; one that has nothing to tell has no samples."""
+        """Yield every family; a family without values has no samples."""
         yield from self._job()
         yield from self._records()
         yield from self._membership()

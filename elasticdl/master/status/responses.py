@@ -1,4 +1,4 @@
-"""What is answered: JSON, and refusals in words."""
+"""Responses of the HTTP API: JSON, and refusals in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_STORE = {"Cache-Control": "no-store"}
 
 @final
 class Refusal(Exception):
-    """A request that is not done: an HTTP status, what is wrong, and what to do next."""
+    """A refused request: the HTTP status, the problem and the next step."""
 
     def __init__(
         self, status: int, message: str, hint: str = "", headers: Mapping[str, str] | None = None
@@ -28,40 +28,40 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> web.Response:
-        """As JSON."""
+        """Return the refusal as JSON."""
         body = {"error": {"message": self.message, "hint": self.hint}}
         return web.json_response(body, status=self.status, headers={**NO_STORE, **self.headers})
 
 
 def encoded(value: object) -> bytes:
-    """JSON that every reader takes: NaN and infinity are null."""
+    """Encode standard JSON: NaN and infinity become null."""
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     except ValueError:
         text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    # Half of a pair, as it may come from a worker's words, is no character.
+    # A worker's text may contain lone surrogates, which UTF-8 cannot encode.
     return text.encode("utf-8", errors="replace")
 
 
 def answer(value: object, status: int = 200) -> web.Response:
-    """A JSON answer that nobody keeps."""
+    """Return a JSON response that no cache keeps."""
     return ready(encoded(value), status)
 
 
 def ready(body: bytes, status: int = 200) -> web.Response:
-    """The same of JSON that is encoded already."""
+    """Return the same for encoded JSON."""
     return web.Response(
         body=body, status=status, content_type="application/json", charset="utf-8", headers=NO_STORE
     )
 
 
 def number(request: web.Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query. Raises Refusal (400)."""
+    """Return an integer of the query. Raises Refusal (400)."""
     text = request.query.get(name)
     if text is None:
         return default
     try:
-        # Digits of other scripts are digits to Python.
+        # Python's int() also accepts digits of other scripts.
         found = int(text) if text.isascii() and len(text) < 20 else None
     except ValueError:
         found = None

