@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, labels
 from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY, services, token_secret
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ElasticDLError, ExitCode
-from elasticdl.master.platform import kubernetes_resources
-from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
+from elasticdl.master.platform.kubernetes_resources import (
+    KubernetesResources,
+    ProvisionedResources,
+    Timing,
+)
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 from tests.waiting import until_async
@@ -37,10 +41,7 @@ def cluster() -> SmallCluster:
     return made
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_resources, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(kubernetes_resources, "_SECRET_AGAIN_S", 0.05)
+QUICK = Timing(look_every_s=0.05, secret_again_s=0.05)
 
 
 def furnish(
@@ -48,13 +49,14 @@ def furnish(
     folder: Path,
     beside: Callable[[], Any] = lambda: None,
     when: Callable[[], Any] = lambda: True,
+    timing: Timing = QUICK,
 ) -> ProvisionedResources:
     """`beside` happens as soon as `when` holds."""
 
     async def story() -> ProvisionedResources:
         async with serving(cluster) as api:
             work = asyncio.ensure_future(
-                KubernetesResources(api, OWNER, "iris-abcde", folder).run()
+                KubernetesResources(api, OWNER, "iris-abcde", folder, timing).run()
             )
             await until_async("the time has come", when)
             beside()
@@ -100,13 +102,12 @@ def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(
 
 
 def test_a_pod_that_does_not_go_is_taken_off_the_books(
-    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SmallCluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kubernetes_resources, "_FORCE_AFTER_S", 0.2)
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     cluster.stubborn = {"iris-worker-0"}
-    assert furnish(cluster, tmp_path).replaces
+    assert furnish(cluster, tmp_path, timing=replace(QUICK, force_after_s=0.2)).replaces
     assert cluster.deleted == [("iris-worker-0", 1), ("iris-worker-0", 0)]
 
 
@@ -138,9 +139,8 @@ def test_the_master_of_a_deleted_job_of_the_same_name_is_waited_for(
 
 
 def test_the_master_of_a_deleted_job_that_does_not_go_is_not_waited_for_for_ever(
-    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SmallCluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kubernetes_resources, "NAMESAKE_S", 0.1)
     cluster.put(
         f"{CORE}/pods",
         {
@@ -148,7 +148,7 @@ def test_the_master_of_a_deleted_job_that_does_not_go_is_not_waited_for_for_ever
             "status": {"phase": "Running"},
         },
     )
-    assert furnish(cluster, tmp_path).token
+    assert furnish(cluster, tmp_path, timing=replace(QUICK, namesake_s=0.1)).token
 
 
 def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(
@@ -203,22 +203,20 @@ def test_an_api_server_that_is_away_for_a_moment_is_waited_for(
 
 
 def test_an_api_server_that_stays_away_has_the_master_started_again(
-    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SmallCluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kubernetes_resources, "LIMIT_S", 1.0)
     cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
     with pytest.raises(ElasticDLError, match="could not be made within 1 s") as away:
-        furnish(cluster, tmp_path)
+        furnish(cluster, tmp_path, timing=replace(QUICK, limit_s=1.0))
     assert away.value.exit_code is ExitCode.UNAVAILABLE
 
 
 def test_a_right_that_is_missing_is_named_and_nothing_is_made(
-    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SmallCluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kubernetes_resources, "RIGHTS_PATIENCE_S", 0.1)
     cluster.lacking = {"watch pods"}
     with pytest.raises(ElasticDLError, match="not allowed in namespace ns: watch pods") as refused:
-        furnish(cluster, tmp_path)
+        furnish(cluster, tmp_path, timing=replace(QUICK, rights_patience_s=0.1))
     assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == ["iris-abcde"]
 
@@ -254,31 +252,33 @@ def test_what_the_cluster_does_not_allow_yet_is_asked_for_again(
 
 
 def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
-    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SmallCluster, tmp_path: Path
 ) -> None:
     # Both are over before it looks again, as after a time in which it stood still: it is asked for
     # by force all the same.
-    monkeypatch.setattr(kubernetes_resources, "_FORCE_AFTER_S", 0.1)
-    monkeypatch.setattr(kubernetes_resources, "_STUCK_AFTER_S", 0.1)
-    monkeypatch.setattr(kubernetes_resources, "_LOOK_EVERY_S", 0.3)
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     pod(cluster, "iris-worker-1")
     cluster.held = {"iris-worker-0"}
-    assert furnish(cluster, tmp_path).replaces
+    assert furnish(
+        cluster,
+        tmp_path,
+        timing=replace(QUICK, force_after_s=0.1, stuck_after_s=0.1, look_every_s=0.3),
+    ).replaces
     assert ("iris-worker-0", 0) in cluster.deleted and "iris-worker-1" not in cluster.names()
     assert "iris-master" in cluster.names()
 
 
 @pytest.mark.parametrize("gone", ["secrets/iris-token", "services/iris-master", "services/iris"])
 def test_what_somebody_deletes_while_the_job_runs_is_made_again(
-    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+    cluster: SmallCluster, tmp_path: Path, gone: str
 ) -> None:
-    monkeypatch.setattr(kubernetes_resources, "_KEEP_EVERY_S", 0.05)
 
     async def story() -> None:
         async with serving(cluster) as api:
-            furnishing_ = KubernetesResources(api, OWNER, "iris-abcde", tmp_path)
+            furnishing_ = KubernetesResources(
+                api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
+            )
             token = (await furnishing_.run()).token
             before = cluster.objects.pop(f"{CORE}/{gone}")
             keeping = asyncio.ensure_future(furnishing_.keep(token))
@@ -294,9 +294,8 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
 
 
 def test_looking_after_them_survives_an_api_server_that_says_no(
-    cluster: SmallCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SmallCluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kubernetes_resources, "_KEEP_EVERY_S", 0.05)
     asked: list[str] = []
 
     def bend(method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
@@ -310,7 +309,9 @@ def test_looking_after_them_survives_an_api_server_that_says_no(
     async def story() -> None:
         async with serving(cluster) as api:
             keeping = asyncio.ensure_future(
-                KubernetesResources(api, OWNER, "iris-abcde", tmp_path).keep("opensesame")
+                KubernetesResources(
+                    api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
+                ).keep("opensesame")
             )
             cluster.bend = bend
             await until_async("it asked three times", lambda: len(asked) >= 3)

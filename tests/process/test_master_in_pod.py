@@ -37,6 +37,7 @@ minute.
 """
 MASTER = """
 import socket, sys
+from functools import partial
 from elasticdl.master.platform import kubernetes_resources, kubernetes
 from elasticdl.master import main, preflight
 preflight.COMMAND = (sys.executable, sys.argv[1])
@@ -47,7 +48,8 @@ with socket.socket() as one, socket.socket() as other:
     kubernetes.STATUS_PORT = other.getsockname()[1]
 for name in ("master", "status"):
     open(f"{name}_port", "w").write(str(getattr(kubernetes, f"{name}_port".upper())))
-kubernetes_resources.LIMIT_S = float(sys.argv[2])
+timing = kubernetes_resources.Timing(limit_s=float(sys.argv[2]))
+kubernetes.KubernetesResources = partial(kubernetes.KubernetesResources, timing=timing)
 code = main.main()
 assert not {"tensorflow", "keras"} & set(sys.modules)
 sys.exit(code)

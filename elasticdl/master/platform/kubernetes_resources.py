@@ -40,18 +40,26 @@ from elasticdl.errors import (
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-LIMIT_S = 180.0
-"""Time limit of all steps, including short outages of the API server. Then the pod restarts."""
-RIGHTS_PATIENCE_S = 10.0
-"""The job's role may be new, so its rights may take a moment to apply."""
-NAMESAKE_S = 90.0
-"""A master's grace period, and some time for the cluster to delete the old job."""
-_FORCE_AFTER_S = 5.0
-_STUCK_AFTER_S = 10.0
-"""After a forced deletion, only a finalizer holds a pod; its process has ended or is refused."""
-_LOOK_EVERY_S = 0.5
-_KEEP_EVERY_S = 30.0
-_SECRET_AGAIN_S = 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Limits and intervals, in seconds."""
+
+    limit_s: float = 180.0
+    """Time limit of all steps, including short outages of the API server. Then the pod restarts."""
+    rights_patience_s: float = 10.0
+    """The job's role may be new, so its rights may take a moment to apply."""
+    namesake_s: float = 90.0
+    """A master's grace period, and some time for the cluster to delete the old job."""
+    force_after_s: float = 5.0
+    stuck_after_s: float = 10.0
+    """After a forced deletion, only a finalizer holds a pod; its process has ended or is refused.
+    """
+    look_every_s: float = 0.5
+    keep_every_s: float = 30.0
+    secret_again_s: float = 1.0
 
 
 @final
@@ -68,7 +76,15 @@ class ProvisionedResources:
 class KubernetesResources:
     """Provides the resources. Use it from one event loop."""
 
-    def __init__(self, api: ApiServer, owner: Owner, pod_name: str, token_folder: Path) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        owner: Owner,
+        pod_name: str,
+        token_folder: Path,
+        timing: Timing = Timing(),
+    ) -> None:
+        self._timing = timing
         self._api, self._owner = api, owner
         self._pod_name, self._token_folder = pod_name, token_folder
         self._pods = f"/api/v1/namespaces/{owner.namespace}/pods"
@@ -80,9 +96,9 @@ class KubernetesResources:
         minutes.
         """
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(self._timing.limit_s):
                 lacking = await self._heard(
-                    lambda: rights.lasting(self._missing, RIGHTS_PATIENCE_S)
+                    lambda: rights.lasting(self._missing, self._timing.rights_patience_s)
                 )
                 if lacking:
                     raise _refused(rights.in_words(lacking, self._owner.namespace))
@@ -96,7 +112,8 @@ class KubernetesResources:
                 await self._objects()
         except TimeoutError as error:
             raise _unavailable(
-                f"what the job needs could not be made within {LIMIT_S:g} s: the log says why"
+                f"what the job needs could not be made within {self._timing.limit_s:g} s:"
+                " the log says why"
             ) from error
         return ProvisionedResources(token, term, replaces)
 
@@ -118,8 +135,8 @@ class KubernetesResources:
                 said = refusal(refused.status.code, refused.message)
                 if not said.retry:
                     raise _refused(said.reason) from refused
-                _LOG.warning("%s; again in %g s", said.reason, _SECRET_AGAIN_S)
-                await asyncio.sleep(_SECRET_AGAIN_S)
+                _LOG.warning("%s; again in %g s", said.reason, self._timing.secret_again_s)
+                await asyncio.sleep(self._timing.secret_again_s)
 
     async def _created_s(self) -> int:
         """Return our pod's creation time by the API server's clock.
@@ -135,7 +152,7 @@ class KubernetesResources:
         It may use the same directory, and ends when the cluster deletes that job.
         """
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + NAMESAKE_S
+        end_s = loop.time() + self._timing.namesake_s
         while names := await self._heard(self._namesakes):
             if loop.time() > end_s:
                 _LOG.warning(
@@ -144,7 +161,7 @@ class KubernetesResources:
                 )
                 return
             _LOG.info("waiting for %s of a job that had this one's name", ", ".join(names))
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self._timing.look_every_s)
 
     async def _namesakes(self) -> list[str]:
         masters = (
@@ -201,7 +218,7 @@ class KubernetesResources:
                     "there is a Secret %s already: waiting until it is mounted, or cleared away",
                     made["metadata"]["name"],
                 )
-                await asyncio.sleep(_SECRET_AGAIN_S)
+                await asyncio.sleep(self._timing.secret_again_s)
 
     async def _heard_but_taken(self, path: str, made: Json) -> None:
         async def create() -> None:
@@ -224,7 +241,7 @@ class KubernetesResources:
         then reported as lost, and its next incarnation has another name.
         """
         loop = asyncio.get_running_loop()
-        force_at_s, stuck_at_s = loop.time() + _FORCE_AFTER_S, math.inf
+        force_at_s, stuck_at_s = loop.time() + self._timing.force_after_s, math.inf
         asked: set[tuple[str, int]] = set()
         while pods := (
             await self._api.get(self._pods, {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"})
@@ -241,12 +258,12 @@ class KubernetesResources:
             grace_s = 1 if now_s < force_at_s else 0
             if not grace_s:
                 # Count from the request, which may be late if this process was suspended.
-                stuck_at_s = min(stuck_at_s, now_s + _STUCK_AFTER_S)
+                stuck_at_s = min(stuck_at_s, now_s + self._timing.stuck_after_s)
             for pod in pods:
                 if (key := (str(pod["metadata"]["uid"]), grace_s)) not in asked:
                     asked.add(key)
                     await self._end(pod, grace_s)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(self._timing.look_every_s)
 
     async def _end(self, pod: Json, grace_s: int) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
@@ -270,8 +287,8 @@ class KubernetesResources:
             except CreateRefused as refused:
                 if not refused.retry:
                     raise _refused(refused.reason) from refused
-                _LOG.warning("%s; again in %g s", refused.reason, _SECRET_AGAIN_S)
-                await asyncio.sleep(_SECRET_AGAIN_S)
+                _LOG.warning("%s; again in %g s", refused.reason, self._timing.secret_again_s)
+                await asyncio.sleep(self._timing.secret_again_s)
 
     # later
 
@@ -281,7 +298,7 @@ class KubernetesResources:
         Without the Secret no pod starts; without the Services no process finds another.
         """
         while True:
-            await asyncio.sleep(_KEEP_EVERY_S)
+            await asyncio.sleep(self._timing.keep_every_s)
             try:
                 await self._mend(token)
             except (ElasticDLError, CreateRefused) as error:
