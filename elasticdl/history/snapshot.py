@@ -34,7 +34,7 @@ Point: TypeAlias = tuple[str, str, str, float, int, float | None]
 @final
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts about a job that never change.
+    """The fixed facts about a job.
 
     `started_at` is unix time. `resume_command` is the command that resumes the job after a stop.
     """

@@ -128,6 +128,7 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
         ) as file:
             file.write(text)
             file.flush()
+            # Without it, a crash after the rename may leave an empty file.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:

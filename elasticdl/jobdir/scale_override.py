@@ -39,8 +39,8 @@ def kept_scale(directory: JobDirectory) -> str:
 def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[JobSpec, str]:
     """Return the job to resume, and a message for the user; '' if nothing changed.
 
-    The scaled range applies unless the user now gives another range: by a flag (`anew`), or by a
-    file whose range differs from all ranges before scaling.
+    The scaled range applies unless the user now gives another one: by a flag (`anew`), or by a
+    file whose range the job never had before it was scaled.
     """
     scaled, asked = kept_scale(directory), str(spec.cluster.num_workers)
     instead_of = _instead_of(read_json(directory.scale))

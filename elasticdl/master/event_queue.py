@@ -55,6 +55,7 @@ class EventQueue:
     def spawn(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a task beside the loop. An exception in it is a bug and ends the master visibly."""
         task = asyncio.get_running_loop().create_task(work, name=what)
+        # The loop itself keeps only weak references to tasks.
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

@@ -373,7 +373,7 @@ async def serve(environment: MasterEnvironment, spec: JobSpec, platform: Platfor
     running = asyncio.ensure_future(master.run())
     departing: list[asyncio.Future[None]] = []
     if platform.has_next:
-        # The node is being drained or the pod preempted; nobody wants the job to end.
+        # The node is being drained or the pod preempted, so the next master continues the job.
         on_signals(
             lambda _: departing.append(asyncio.ensure_future(master.leave(running))),
             lambda: master.leave_now(running),

@@ -46,7 +46,7 @@ class Preflight:
 
 
 class PreflightCancelledError(Exception):
-    """Nobody needs the preflight any more."""
+    """The caller cancelled the preflight."""
 
 
 def run_preflight(

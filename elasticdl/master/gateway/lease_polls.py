@@ -131,6 +131,7 @@ class LeasePolls:
     async def _within(poll: _Poll, wait_s: float) -> LeaseAnswer:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
+                # The timeout must not cancel the answer, which the core may still give.
                 return await asyncio.shield(poll.answer)
         # The answer may have arrived at the same moment as the timeout.
         return poll.answer.result() if poll.answer.done() else Wait(poll.reason)

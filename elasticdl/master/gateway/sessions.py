@@ -11,7 +11,7 @@ from elasticdl.dropped import DropCause, told_by
 
 _LONGEST_STEP_S = 2.0
 _STARVED_STEP_S = 0.5
-"""Longest time step that counts as silence.
+"""Silence to count for an overlong time step.
 
 A suspended or starved master has not read its messages, and must not blame the senders. Only this
 much of a late step counts.
@@ -82,7 +82,7 @@ class Sessions:
     def leave(self, name: ProcessName, why: str) -> bool:
         """Refuse the process from now on; `why` completes "worker-3 …".
 
-        Returns False if it had already left.
+        Returns False if it was not attached.
         """
         if name in self._left:
             return False

@@ -86,7 +86,7 @@ class MasterPodEnv:
 
 @final
 class KubernetesPlatform:
-    """The platform of a master whose processes are pods beside its own."""
+    """The platform of a master whose processes are pods next to its own."""
 
     has_next = True
     limits = Limits()

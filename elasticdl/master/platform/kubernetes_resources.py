@@ -55,8 +55,7 @@ class Timing:
     """A master's grace period, and some time for the cluster to delete the old job."""
     force_after_s: float = 5.0
     stuck_after_s: float = 10.0
-    """After a forced deletion, only a finalizer holds a pod; its process has ended or is refused.
-    """
+    """A finalizer holds a pod beyond this, and its process has ended or is refused."""
     look_every_s: float = 0.5
     keep_every_s: float = 30.0
     secret_again_s: float = 1.0

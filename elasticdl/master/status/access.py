@@ -53,7 +53,7 @@ _HINT = (
 class AccessGuard:
     """Checks every request to one job's page.
 
-    `names` are host names of the page, beside those of this machine.
+    `names` are host names of the page, in addition to those of this machine.
     """
 
     def __init__(self, token: str, names: Collection[str] = ()) -> None:

@@ -77,7 +77,7 @@ class ChangeFeed:
         self._watchers -= 1
 
     def heed(self) -> None:
-        """Publish changes from here on, since somebody reads the job and may come to watch it."""
+        """Publish changes from here on: a client reads the job and may start to watch it."""
         if self._idle_s >= _LOOK_ON_S and not self.feed.closed:
             if self._head:
                 # A browser may return to frames from before the pause.

@@ -29,7 +29,7 @@ from elasticdl.master.status.shards import Shards
 _LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS = 256
 SPEAK_WITHIN_S = 15.0
-"""A connection without a request is closed after this time, so that idle ones block nobody."""
+"""A connection without a request is closed after this time, so that idle ones block no one."""
 _CLOSE_S = 2.0
 _BACKLOG = 64
 
