@@ -238,7 +238,7 @@ def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the
     code, output = job.finish()
     assert code == 1
     (told,) = [line for line in output.splitlines() if line.startswith("Error: ")]
-    assert f"{path} changed since its records were counted: it has " in told, output
+    assert f"{path} changed since its records were counted: it still has " in told, output
     assert "their content differs" in told and "written at 1970-01-01" in told, output
 
 

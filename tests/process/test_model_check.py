@@ -134,7 +134,7 @@ def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
             GOOD,
             "y",
             (
-                "made.py:19: PredictionOutputsProcessor receives the predictions, so nothing would"
+                "made.py:21: PredictionOutputsProcessor receives the predictions, so nothing would"
                 " be written to --output y"
             ),
         ),
@@ -149,7 +149,7 @@ def test_predictions_go_to_one_place(tmp_path: Path, text: str, output: str, wor
 
 def test_a_module_that_is_wrong_gives_one_object_too(tmp_path: Path) -> None:
     found = run(tmp_path, GOOD.replace("return keras.Sequential", "return keras.Sequentiel"))
-    assert not found["ok"] and "made.py:10: custom_model raised AttributeError" in found["error"]
+    assert not found["ok"] and "made.py:11: custom_model raised AttributeError" in found["error"]
 
 
 @pytest.mark.parametrize(
@@ -163,29 +163,29 @@ def test_a_module_that_is_wrong_gives_one_object_too(tmp_path: Path) -> None:
         (
             "return keras.Sequential",
             "return keras.Sequentiel",
-            "made.py:10: custom_model raised AttributeError",
+            "made.py:11: custom_model raised AttributeError",
         ),
         ("layers.Flatten(), layers.Dense(1)", "layers.Flatten(), layers.Dense(3)", "loss"),
         (
             "Adagrad(lr)",
             "RMSprop(lr)",
-            "made.py:12: RMSprop is not supported with parameter servers",
+            "made.py:14: RMSprop is not supported with parameter servers",
         ),
-        ("record[2:]", "record[7]", "made.py:16: feed raised"),
+        ("record[2:]", "record[7]", "made.py:18: feed raised"),
         (
             "labels, predictions, from_logits=True)",
             "labels, predictions, from_logits=True)[:2]",
-            "made.py:11: loss returned a tensor of shape (2,)",
+            "made.py:12: loss returned a tensor of shape (2,)",
         ),
         (
             "return keras.losses.binary_crossentropy(labels, predictions, from_logits=True)",
             "return 3.0",
-            "made.py:11: loss returned float",
+            "made.py:12: loss returned float",
         ),
         (
             'return {"auc"',
             'return 1 / 0, {"auc"',
-            "made.py:18: eval_metrics_fn raised ZeroDivisionError",
+            "made.py:20: eval_metrics_fn raised ZeroDivisionError",
         ),
     ],
 )
@@ -222,7 +222,7 @@ def test_values_that_cannot_be_parsed_name_the_value(tmp_path: Path) -> None:
     assert (
         found["error"]
         == f"{tmp_path}/data.csv:3: column 'a' is 'x': feed raised InvalidArgumentError:"
-        f" StringToNumberOp could not correctly convert string: x (at {tmp_path}/made.py:13)"
+        f" StringToNumberOp could not correctly convert string: x (at {tmp_path}/made.py:15)"
     )
     assert "--max-bad-records" in found["hint"]
 
@@ -241,7 +241,7 @@ def test_a_feed_that_takes_no_record_is_told_to_be_at_fault(tmp_path: Path) -> N
     assert (
         not found["ok"]
         and "data.csv:2: " in found["error"]
-        and "made.py:13 raises for every record tried" in found["hint"]
+        and "made.py:15 raises for every record tried" in found["hint"]
     ), found
 
 
