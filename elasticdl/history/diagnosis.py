@@ -226,16 +226,7 @@ class Story:
                 f"{one.process} was ready {spoken(after_s)} after it was ordered:"
                 f" {', '.join(parts)}"
             )
-            self._put(
-                DiagnosisEntry(
-                    one.at - after_s,
-                    one.at_s - after_s,
-                    What.START,
-                    text,
-                    one.process,
-                    seconds=after_s,
-                )
-            )
+            self._put_slow_start(one, after_s, text)
         if one.process.startswith("ps-"):
             self._recover(one)
 
@@ -252,17 +243,21 @@ class Story:
                     else ""
                 )
                 text += f": {waited}{spoken(first_s)} for its first steps, compiling included"
-            self._put(
-                DiagnosisEntry(
-                    one.at - after_s,
-                    one.at_s - after_s,
-                    What.START,
-                    text,
-                    one.process,
-                    seconds=after_s,
-                )
-            )
+            self._put_slow_start(one, after_s, text)
         self._recover(one)
+
+    def _put_slow_start(self, one: JobEvent, after_s: float, text: str) -> None:
+        """Add a part of a start that ended with this event and took `after_s`."""
+        self._put(
+            DiagnosisEntry(
+                one.at - after_s,
+                one.at_s - after_s,
+                What.START,
+                text,
+                one.process,
+                seconds=after_s,
+            )
+        )
 
     def _recover(self, one: JobEvent) -> None:
         entry = self._replacing.pop(one.process, None)

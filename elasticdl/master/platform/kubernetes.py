@@ -30,7 +30,7 @@ from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STA
 from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.termination_message import outcome_text
 from elasticdl.cluster.logs.log_files import log_path
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
+from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.layout import JobDirectory, write_json, write_whole
 from elasticdl.jobdir.outcome import Outcome
@@ -40,7 +40,12 @@ from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
-from elasticdl.master.platform.platform import Farewell, MasterEnvironment, PageAddress
+from elasticdl.master.platform.platform import (
+    Farewell,
+    MasterEnvironment,
+    PageAddress,
+    invalid_environment,
+)
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -75,13 +80,8 @@ class MasterPodEnv:
                 Path(os.environ["ELASTICDL_TOKEN_FILE"]).parent,
                 Path(os.environ["ELASTICDL_OUTCOME_FILE"]),
             )
-        except (KeyError, ValueError) as garbled:
-            error = PermanentError(
-                f"the environment of the master lacks or garbles {garbled}",
-                hint="`elasticdl train` sets it",
-            )
-            error.exit_code = ExitCode.USAGE
-            raise error from garbled
+        except (KeyError, ValueError) as error:
+            raise invalid_environment(error) from error
 
 
 @final

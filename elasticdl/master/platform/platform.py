@@ -52,6 +52,16 @@ class MasterEnvironment:
     page: PageAddress = PageAddress()
 
 
+def invalid_environment(error: KeyError | ValueError) -> PermanentError:
+    """Return the error for a master whose environment lacks a variable or has an invalid one."""
+    invalid = PermanentError(
+        f"an environment variable is missing or invalid: {error}",
+        hint="`elasticdl train` sets it",
+    )
+    invalid.exit_code = ExitCode.USAGE
+    return invalid
+
+
 @dataclass(slots=True)
 class Farewell:
     """Whether a master's processes end with it, or stay for the next master."""
@@ -113,13 +123,8 @@ class LocalPlatform:
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
                 int(os.environ.get("ELASTICDL_PORT", "0")),
             )
-        except (KeyError, ValueError) as garbled:
-            error = PermanentError(
-                f"the environment of the master lacks or garbles {garbled}",
-                hint="`elasticdl train` sets it",
-            )
-            error.exit_code = ExitCode.USAGE
-            raise error from garbled
+        except (KeyError, ValueError) as error:
+            raise invalid_environment(error) from error
         self._logs = directory.logs
         return MasterEnvironment(directory, token, host, port)
 
