@@ -27,8 +27,8 @@ class Table(Protocol):
     Any int64 is an id.
 
     Thread-safe; each call is atomic. Arrays must be C-contiguous and of the dtype named, else
-    TypeError; wrong shapes
-    raise ValueError; a view that is not there raises IndexError. Returned arrays are the caller's.
+    TypeError; wrong shapes raise ValueError; a view that is not there raises IndexError. The caller
+    owns returned arrays.
     """
 
     @property

@@ -100,15 +100,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RingReport:
-    """Where a worker stands with the ring; in each of its reports once it is warm.
+    """A worker's state on the ring, part of each of its reports once it is warm.
 
-    0: no generation yet.
-
-    `entered`: newest generation that it is in, with the elected weights. `broken`: newest that it
-    failed in or could not
-    enter, `problem` says why. `leaving`: it drains and wants a generation without itself.
-    `version`, `number`, `offset`: steps in its
-    weights, the item that it is at, and how far it is in that (-1: at its beginning).
+    `entered` is the newest generation that it is in, with the elected weights, `broken` the newest
+    that it failed in or could not enter (0: none); `problem` says why. `leaving`: it drains and
+    wants a generation without itself. `version`, `number`, `offset`: steps in its weights, its
+    current item, and its position in that item (-1: at the beginning).
     """
 
     ready: bool = False
@@ -234,11 +231,10 @@ class RingGeneration:
 
     Who was in the one before and is not named is out of the ring.
 
-    All take the weights of the member with the most steps among the ranks `holders`. No holders:
-    rank 0 restores
-    `restore_from`, or begins afresh if that is ''. Items below `first_item` are void. The
-    rendezvous is served on `port`
-    of the master's host, below the secret path `scope` ('' for a ring of one).
+    All take the weights of the member with the most steps among the ranks `holders`. Without
+    holders, rank 0 restores `restore_from`, or begins afresh if that is ''. Items below
+    `first_item` are void. The rendezvous is on `port` of the master's host, below the secret path
+    `scope` ('' for a ring of one).
     """
 
     number: int

@@ -69,11 +69,9 @@ class MasterClient:
         """Present this process. Reports are due from now on.
 
         A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when
-        it can serve, with
-        both addresses and the version it restored (None: it has no state yet). Only then do others
-        hear of it.
-        `starting`: a worker that has a model to build first; its reports tell when it is ready for
-        work.
+        it can serve, with both addresses and the version it restored (None: it has no state yet).
+        Only then does the master announce it. `starting`: a worker that first builds a model; its
+        reports say when it is ready for work.
         """
         request = pb.AttachRequest(
             control_address=control_address,

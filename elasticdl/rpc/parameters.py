@@ -70,19 +70,16 @@ class Pushed:
 class Parameters(Protocol):
     """Thread-safe for one puller and one pusher at a time.
 
-    Every call ends within `timeout_s`. Raises Refused when this worker was fenced, TransientError
-    when a server is
-    away longer than that (the caller decides whether to go on waiting), UserError when the model
-    does not fit the
-    servers' (names the first variable that differs).
+    Every call ends within `timeout_s`. Raises Refused when this worker was fenced; TransientError
+    when a server is away longer than that, and the caller decides whether to keep waiting;
+    UserError, with the first variable that differs, when the model does not fit the servers'.
     """
 
     def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
         """Give servers that have no state the spec and initial dense values; True if any took them.
 
-        A server with state compares the spec instead. After a server came back empty, the newest
-        pulled dense
-        values are given to it by `pull` and `push` themselves.
+        A server with state compares the spec instead. A server that comes back empty gets the
+        newest pulled dense values from `pull` and `push`.
         """
 
     def pull(

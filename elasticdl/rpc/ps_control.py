@@ -1,7 +1,6 @@
 """The master's side of the control of one parameter server.
 
-Every call is made once, with a deadline: the caller decides
-whether to ask again.
+Every call is made once, with a deadline: the caller decides whether to ask again.
 """
 
 from __future__ import annotations
