@@ -67,7 +67,7 @@ _MOST = 1 << 53
 """Floats are exact up to this value."""
 
 
-def told_by(gauges: Mapping[str, float]) -> dict[DropCause, int]:
+def drops_in(gauges: Mapping[str, float]) -> dict[DropCause, int]:
     """Messages that a process has dropped since it began, from its gauges.
 
     Other gauges are ignored.

@@ -9,6 +9,7 @@ A foreign exception is mapped to it where it enters, with `from`.
     └── PermanentError   will not go away: not retried
         ├── NoSuchJob    there is no such job, or it does not run
         ├── ClusterRefused  the cluster is unreachable or refuses the request: exit code 3
+        ├── CannotRun    no process of this installation can do its part: the job ends at once
         ├── Refused      the peer refuses this process (fenced, replaced, wrong token)
         └── Corrupted    bytes on disk or wire are not what was written
 
@@ -37,6 +38,8 @@ class ExitCode(IntEnum):
     """From a master in a pod: it left as requested, and is to be started again."""
     UNAVAILABLE = 69
     """A dependency was unavailable for too long; the process is to be started again."""
+    CANNOT_RUN = 70
+    """No other process of the installation could do it either: it is not started again."""
     TIMED_OUT = 124
     INTERRUPTED = 130
 
@@ -74,6 +77,12 @@ class TransientError(ElasticDLError):
 
 class PermanentError(ElasticDLError):
     """Will not go away by itself."""
+
+
+class CannotRun(PermanentError):
+    """Something that a process needs is not installed, or not there: no other process has it."""
+
+    exit_code = ExitCode.CANNOT_RUN
 
 
 class Refused(PermanentError):

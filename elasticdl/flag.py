@@ -1,10 +1,11 @@
 """Metadata of a flag's declaration, besides its type, default, limits and help.
 
-It is part of the field's annotation.
+It is part of the field's annotation. The declarations are in `job.py` and `kubernetes_section.py`.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar, final
@@ -34,9 +35,27 @@ class Value:
 
 
 DIRECTORY = Value("PATH", Offer.DIRECTORIES)
-"""A path, absolute in a settled job, or a URL."""
+"""A path, absolute in a settled job; an address such as `s3://…` is refused."""
 DATA = Value("PATH")
-"""A path, a URL, a pattern, or what the module's own reader accepts."""
+"""A path, a pattern, or what the module's own reader accepts, such as an address."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address such as `s3://bucket/key`, and not a path."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+def local_path(text: str) -> str:
+    """Return a path as it is.
+
+    Raises ValueError for an address: `s3://b/x` would be taken as `./s3:/b/x`.
+    """
+    if is_address(text):
+        raise ValueError(
+            f"{text!r} is an address, but only paths are supported;"
+            " mount the storage and name its path"
+        )
+    return text
 
 
 @final

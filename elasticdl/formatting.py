@@ -26,11 +26,8 @@ GIVING_PART = "initial"
 IMPORTING = "importing the model module"
 BUILDING = "building the model"
 """Parts of the model check that run only user code."""
-PIPE_VARIABLE = "ELASTICDL_CHECK_PIPE"
-"""Where the check reports its progress: a pipe's number, and the seconds between two stacks.
-
-Example: `7:15`.
-"""
+STACKS_VARIABLE = "ELASTICDL_CHECK_STACKS_S"
+"""Seconds between two stacks that the check of a model reports."""
 
 
 def amount(number: int, noun: str, plural: str = "") -> str:

@@ -8,27 +8,26 @@ does not import TensorFlow.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    model_serializer,
-    model_validator,
 )
 from pydantic.fields import FieldInfo
 
 from elasticdl.errors import SpecError
-from elasticdl.flag import DATA, DIRECTORY, NeededBy, UnusedOnRing, UsedBy, Value, mark
+from elasticdl.flag import DATA, DIRECTORY, NeededBy, UnusedOnRing, UsedBy, Value, local_path, mark
+from elasticdl.flag_values import Scalar, WorkerRange, parse_envs, parse_params, parse_staleness
 from elasticdl.job_name import LONGEST, is_valid
 from elasticdl.job_problems import flag_of, missing, problem_of
-from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, is_json, parse_json
+from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
 
 
 class Action(StrEnum):
@@ -77,101 +76,10 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class WorkerRange(_Section):
-    """A number of workers between `low` and `high`, written `N` or `MIN:MAX`, in JSON, too."""
-
-    low: int = Field(ge=1)
-    high: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.low > self.high:
-            raise ValueError(f"MIN {self.low} is greater than MAX {self.high}")
-        return self
-
-    @model_serializer
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
-
-    @classmethod
-    def parse(cls, value: object) -> object:
-        """`3`, `"3"` or `"1:3"` to fields; validation refuses anything else."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            return {"low": value, "high": value}
-        if isinstance(value, str):
-            low, _, high = value.partition(":")
-            if not re.fullmatch(r"\d+(:\d+)?", value.strip()):
-                raise ValueError(f"expected N or MIN:MAX, got {value!r}")
-            return {"low": int(low), "high": int(high or low)}
-        return value
-
-
-Scalar: TypeAlias = bool | int | float | str
-
-
-def parse_params(value: object) -> object:
-    """`"a=1;b=x"`, JSON, a list of `key=value`, or a mapping, to typed scalars.
-
-    Values are never evaluated.
-    """
-    pairs = _pairs(value)
-    return (
-        {key: _scalar(text) for key, text in pairs.items()} if isinstance(pairs, _Texts) else pairs
-    )
-
-
-def parse_envs(value: object) -> object:
-    """Like `parse_params`, but values stay strings."""
-    pairs = _pairs(value)
-    if isinstance(pairs, _Texts):
-        return {key: _unquoted(text) for key, text in pairs.items()}
-    return {key: str(item) for key, item in pairs.items()} if isinstance(pairs, Mapping) else pairs
-
-
-class _Texts(dict[str, str]):
-    """Values as typed, by key."""
-
-
-def _pairs(value: object) -> object:
-    """Parse `key=value` texts and JSON; return anything else as it is."""
-    if isinstance(value, tuple):  # a flag that was given several times
-        value = ";".join(map(str, value))
-    if is_json(value):
-        return parse_json(value)
-    if isinstance(value, str):
-        value = [part for part in value.split(";") if part.strip()]
-    if not isinstance(value, list):
-        return value
-    pairs = _Texts()
-    for part in value:
-        key, sign, text = str(part).partition("=")
-        if not sign or not key.strip().isidentifier():
-            raise ValueError(f"expected key=value, got {part!r}")
-        if key.strip() in pairs:
-            raise ValueError(f"{key.strip()} is given twice")
-        pairs[key.strip()] = text.strip()
-    return pairs
-
-
-def _scalar(text: str) -> Scalar:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return _unquoted(text)
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
-
-
 _PAIRS = Value("KEY=VALUE", repeats=True)
 Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params), _PAIRS]
 Envs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_envs), _PAIRS]
-Directory: TypeAlias = Annotated[str, DIRECTORY]
+Directory: TypeAlias = Annotated[str, AfterValidator(local_path), DIRECTORY]
 Data: TypeAlias = Annotated[str, DATA]
 _TRAIN, _EVALUATE, _PREDICT = (Action.TRAIN,), (Action.EVALUATE,), (Action.PREDICT,)
 _NO_SERVERS = "there are no parameter servers"
@@ -256,12 +164,17 @@ class TrainingSection(_Section):
         description="Evaluate at this interval; 0 disables it.",
     )
     max_staleness: Annotated[
-        int, UsedBy(_TRAIN), UnusedOnRing("all members of a ring share each step, none is stale")
+        int | Literal["auto"],
+        BeforeValidator(parse_staleness),
+        UsedBy(_TRAIN),
+        UnusedOnRing("all members of a ring share each step, none is stale"),
+        Value("N|auto"),
     ] = Field(
-        default=1,
-        ge=0,
-        le=8,
-        description="Maximum number of a worker's own unacknowledged updates per step.",
+        default="auto",
+        description=(
+            "Maximum number of a worker's own unacknowledged updates per step; auto: 0, or 1 while"
+            " pull and push take a large share of a step."
+        ),
     )
     embedding_threshold_bytes: Annotated[
         int, UnusedOnRing(f"{_NO_SERVERS}, and embeddings are ordinary variables of every worker")
@@ -411,7 +324,7 @@ class JobSpec(_Section):
             for section, model in SECTIONS.items()
         }
         try:
-            spec = cls(action=action, **nested)  # type: ignore[arg-type]
+            spec = cls.model_validate({"action": action, **nested})
         except ValidationError as error:
             raise problem_of(error, SECTIONS, action, _lacking(action, given)) from error
         spec._check(given)
@@ -446,6 +359,18 @@ class JobSpec(_Section):
     def on_kubernetes(self) -> bool:
         """Whether its processes are pods of a cluster."""
         return bool(self.kubernetes.image_name)
+
+    def origins(self) -> tuple[str, ...]:
+        """The data that the action uses, as it is named."""
+        data = self.data
+        match self.action:
+            case Action.TRAIN:
+                named: tuple[str, ...] = (data.training_data, data.validation_data)
+            case Action.EVALUATE:
+                named = (data.validation_data,)
+            case Action.PREDICT:
+                named = (data.prediction_data,)
+        return tuple(origin for origin in named if origin)
 
     @property
     def keeps_checkpoints(self) -> bool:

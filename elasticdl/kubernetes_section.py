@@ -378,12 +378,9 @@ class KubernetesSection(BaseModel):
         )
 
     def keeps(self, path: str) -> bool:
-        """Whether all pods share what is written there, and it outlives them.
-
-        So do URLs (`s3://…`).
-        """
+        """Whether all pods share what is written there, and it outlives them."""
         mount = self.volume_of(path) if path else None
-        return "://" in path or (mount is not None and not mount.read_only)
+        return mount is not None and not mount.read_only
 
     def check(self) -> None:
         """Raise SpecError for a flag that has no effect without a cluster."""

@@ -63,7 +63,7 @@ def custom_model(embedding_dim=4, hash_bins=1024):
 
 
 def _cross(bucket, number, pair, hash_bins):
-    """int64[n, 1]: a hashed bin for the two buckets together."""
+    """Return int64[n, 1]: a hashed bin for the pair of buckets."""
     first, second = (NAMES.index(name) for name in pair)
     code = (number * 100 + bucket[:, first : first + 1]) * 100 + bucket[:, second : second + 1]
     return layers.Hashing(hash_bins, salt=7)(code)

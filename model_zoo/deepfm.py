@@ -1,8 +1,8 @@
 """DeepFM on Criteo's format: label, 13 counts, 26 hex strings, separated by tabs; fields may be
 empty.
 
-`--data-reader-params "format=csv;delimiter=tab;header=false"`. Strings are hashed by a layer in the
-model, so any value can come.
+`--data-reader-params "format=csv;delimiter=tab;header=false"`. A layer of the model
+hashes strings, so any value is valid.
 After Guo et al., DeepFM: A Factorization-Machine based Neural Network for CTR Prediction (2017).
 """
 
@@ -51,7 +51,7 @@ def optimizer(lr=0.001):
 def feed(dataset, mode, metadata):
     """Rows of 40 strings -> ({"numbers", "categories"}, float32[1]).
 
-    Batched first: one call for many rows is faster.
+    It batches first: one call for many rows is faster.
     """
 
     def parse(rows):

@@ -1,4 +1,4 @@
-"""DeepFM on ids that are ready-made: .npz arrays `numbers` float32[n, 13], `ids` int64[n, 26],
+"""DeepFM on precomputed ids: .npz arrays `numbers` float32[n, 13], `ids` int64[n, 26],
 `label` float32[n, 1].
 
 The fast form: `feed_batch` gets whole minibatches as tensors, so nothing runs for each record.

@@ -1,5 +1,4 @@
-"""Iris from a SQLite table through a reader of one's own, and predictions handled by a processor of
-one's own.
+"""Iris from a SQLite table with a custom reader, and a custom processor of predictions.
 
 `--training-data iris.sqlite --data-reader-params "table=train"`. Predictions go to
 `$PREDICTIONS_DIR/worker-N.csv`
@@ -20,7 +19,7 @@ from iris import NAMES, custom_model, loss, optimizer  # noqa: F401 - the networ
 class SQLiteReader:
     """Rows of a table by their rowid, as tuples.
 
-    The kind of reader that ElasticDL's users write.
+    An example of a custom reader.
     """
 
     def __init__(self, path, table):

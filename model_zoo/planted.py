@@ -1,8 +1,8 @@
-"""Data in Criteo's format whose truth is known: labels are drawn from a factorization machine that
-is planted.
+"""Data in Criteo's format with a known truth: a planted factorization machine generates the
+labels.
 
-No model can rank better, in the long run, than the planted one, so its AUC on the test records is
-what there is to reach.
+No model can rank better in expectation than the planted one, so its AUC on the test records is
+the upper bound.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Table:
 
     @property
     def numbers(self) -> NDArray[np.float32]:
-        """What the models make of the counts: log(1 + count), 0 where empty."""
+        """Return the models' input for counts: log(1 + count), 0 where empty."""
         return np.log1p(np.maximum(self.counts, 0)).astype(np.float32)
 
     def part(self, rows: slice) -> Table:
-        """Some of the records."""
+        """Select records."""
         return Table(self.counts[rows], self.values[rows], self.logit[rows], self.label[rows])
 
 
@@ -99,8 +99,8 @@ def write_npz(path: Path, table: Table) -> None:
 
 
 def write(folder: Path, records: int, seed: int = 0) -> str:
-    """Train and test (a quarter of `records` more) as .tsv and .npz, and truth.json; returns what
-    it says in words.
+    """Train and test (a quarter of `records` more) as .tsv and .npz, and truth.json; returns a
+    summary of it.
     """
     table = draw(records + records // 4, seed)
     parts = {"train": table.part(slice(0, records)), "test": table.part(slice(records, None))}

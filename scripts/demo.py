@@ -85,6 +85,7 @@ def load_back(export: Path, data: Path) -> None:
 
 def demo(folder: Path) -> None:
     job, output = folder / "job", folder / "export"
+    say("make the data: 1,797 images of digits, split into training and test images")
     run("-m", "model_zoo.make_data", "digits", folder / "data")
     say("train digits with 2 workers and 2 parameter servers")
     command = [
@@ -94,6 +95,7 @@ def demo(folder: Path) -> None:
         "--minibatch-size", "32", "--num-workers", "2", "--num-ps-pods", "2", "--job-dir", job,
         "--output", output,
     ]  # fmt: skip
+    print("TensorFlow is imported first, to check the model: 5 to 20 s", flush=True)
     process = subprocess.Popen([str(part) for part in command], cwd=ROOT)
     try:
         kill_a_worker_halfway(job, process)
@@ -116,6 +118,11 @@ def main() -> None:
     began_s = time.monotonic()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
+    print(
+        "A whole elastic job on this machine, in about a minute: it trains, loses a worker halfway,"
+        " exports, and the export is loaded back.",
+        flush=True,
+    )
     demo(FOLDER)
     print(
         f"\ndone in {time.monotonic() - began_s:.0f} s; all that it made stays in {FOLDER} until"

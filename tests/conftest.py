@@ -52,7 +52,6 @@ LONG = (
     "test_ring_churn.py",
     "test_ring_checkpoints.py",
     "test_ring_callbacks.py",
-    "test_ring_boundaries.py",
 )
 """The longest files first: what begins last should be short, so that all processes of a run end
 together.

@@ -30,8 +30,8 @@ class Manifest(_Frozen):
     """One cut of all state. `ledger` is the data ledger as JSON, written by the master's core."""
 
     format: int = FORMAT
-    version: int = Field(ge=0)
-    servers: int = Field(ge=0)
+    version: int = Field(ge=0, le=2**62)
+    servers: int = Field(ge=0, le=2**31)
     """Servers that wrote it.
 
     0: a ring, which has its whole state in one file and no `parameters`.

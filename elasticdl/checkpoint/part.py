@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -30,6 +31,11 @@ _MAX_HEADER_BYTES = 64 << 20
 _FLOAT_BYTES = 4
 _ID_BYTES = 8
 
+# What the servers' C++ counts in.
+_Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+_UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+_Count = Annotated[int, Field(ge=0, le=2**62)]
+
 
 class PartHeader(BaseModel):
     """The header of a file. Ranges are [begin, end) of the trainable and of the additive vector.
@@ -41,15 +47,36 @@ class PartHeader(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     server: int = Field(ge=0)
-    servers: int = Field(ge=1)
-    version: int = Field(ge=0)
-    step_base: int
+    servers: int = Field(ge=1, le=2**31)
+    version: _Count
+    step_base: int = Field(ge=-(2**62), le=2**62)
     trainable: tuple[int, int]
     additive: tuple[int, int]
-    rows: tuple[int, ...]
-    workers: dict[str, tuple[int, int, int, int, int]]
+    rows: tuple[_Count, ...]
+    workers: dict[str, tuple[_UInt64, _Int64, _Int64, _Int64, _Int64]]
     run: str
     parameters: ParametersSpec
+
+    def problem(self) -> str | None:
+        """What contradicts itself in it, or cannot be held by any server; None if nothing does.
+
+        Sizes are trusted after this only: memory is allocated by them.
+        """
+        spec = self.parameters
+        if (unfit := spec.problem()) is not None:
+            return unfit
+        if self.server >= self.servers:
+            return f"server {self.server} of {self.servers}"
+        for name, mine, size in (
+            ("trainable", self.trainable, spec.trainable_size),
+            ("additive", self.additive, spec.additive_size),
+        ):
+            share = even_slice(size, self.server, self.servers)
+            if mine != (share.start, share.stop):
+                return f"{name} is {mine}: expected {share.start} to {share.stop}"
+        if len(self.rows) != len(spec.tables):
+            return f"rows of {len(self.rows)} tables, the parameters have {len(spec.tables)}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +123,8 @@ class Part:
 
         None if no id can belong to both.
         """
+        # Server s of n owns the ids with id % n == s. Some id fits both layouts only if the two
+        # remainders agree modulo gcd(n, m) (Chinese remainder theorem).
         if (self.header.server - server) % math.gcd(self.header.servers, servers):
             return
         offset = self._tables_begin()
@@ -138,14 +167,15 @@ def _overlap(section: int, begin: int, theirs: tuple[int, int], mine: slice) -> 
 def read_header(path: Path) -> Part:
     """Read a file's header.
 
-    Raises Corrupted if it is no part of a checkpoint or has another size than its header says, and
-    OSError.
+    Raises Corrupted if it is no part of a checkpoint, if its header contradicts itself, or if it
+    has another size than its header says; and OSError.
     """
     with path.open("rb") as file:
         front = file.read(_FRONT.size)
         if len(front) < _FRONT.size:
             raise Corrupted(f"{path} has only {len(front)} bytes: not a part of a checkpoint")
         magic, size = _FRONT.unpack(front)
+        # A damaged size must not make us read gigabytes.
         if magic != _MAGIC or size > _MAX_HEADER_BYTES:
             raise Corrupted(f"{path} begins with {front!r}: not a part of a checkpoint")
         text = file.read(size)
@@ -156,7 +186,9 @@ def read_header(path: Path) -> Part:
         raise Corrupted(
             f"{path}: {'.'.join(map(str, problem['loc'])) or 'header'}: {problem['msg']}"
         ) from error
+    if (contradiction := header.problem()) is not None:
+        raise Corrupted(f"{path}: {contradiction}")
     part = Part(header, _FRONT.size + size)
-    if len(header.rows) != len(header.parameters.tables) or part.bytes != path.stat().st_size:
+    if part.bytes != path.stat().st_size:
         raise Corrupted(f"{path} has {path.stat().st_size} bytes, its header says {part.bytes}")
     return part

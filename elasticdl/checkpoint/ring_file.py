@@ -6,25 +6,29 @@ array), then the bytes of the arrays in that order, little-endian, C order.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import PartFile
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
+from elasticdl.private_file import private
 
 NAME = "ring.bin"
 
 _MAGIC = b"EDLRING1"
 _FRONT = struct.Struct("<8sQ")
 _MAX_HEADER_BYTES = 64 << 20
+_MAX_RANK = 32  # of NumPy 1; no variable comes near
 
 
 class _Array(BaseModel):
@@ -32,13 +36,13 @@ class _Array(BaseModel):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Field(ge=0, le=2**62)], ...]
 
 
 class _Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int
+    version: int = Field(ge=0, le=2**62)
     arrays: tuple[_Array, ...]
 
 
@@ -50,9 +54,10 @@ def write(directory: Path, version: int, arrays: Mapping[str, NDArray[np.generic
     )
     header = _Header(version=version, arrays=described).model_dump_json().encode()
     crc, size = 0, 0
-    with (directory / NAME).open("wb") as file:
+    with open(directory / NAME, "wb", opener=private) as file:
         for piece in (_FRONT.pack(_MAGIC, len(header)), header, *map(_bytes_of, arrays.values())):
             file.write(piece)
+            # Computed while writing: reading the file again would only test the page cache.
             crc, size = _native.crc32c(piece, crc), size + len(piece)
         file.flush()
         os.fsync(file.fileno())
@@ -77,15 +82,23 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
     store.verify_part(directory, part)
     path = directory / NAME
     with path.open("rb") as file:
-        magic, size = _FRONT.unpack(file.read(_FRONT.size))
+        front = file.read(_FRONT.size)
+        if len(front) < _FRONT.size:
+            raise Corrupted(f"{path} has only {len(front)} bytes: not a checkpoint of a ring")
+        magic, size = _FRONT.unpack(front)
         if magic != _MAGIC or size > _MAX_HEADER_BYTES:
             raise Corrupted(f"{path} begins with {magic!r}: not a checkpoint of a ring")
         try:
             header = _Header.model_validate_json(file.read(size))
-        except ValidationError as error:
+            sizes = [_size(array) for array in header.arrays]
+        except (ValidationError, ValueError) as error:
             raise Corrupted(f"{path}: {error}") from error
+        whole = _FRONT.size + size + sum(sizes)
+        if whole != part.bytes:
+            raise Corrupted(f"{path} has {part.bytes} bytes, its header says {whole}")
         return header.version, {
-            array.name: _array(file.read(_size(array)), array) for array in header.arrays
+            array.name: _array(file.read(bytes_), array)
+            for array, bytes_ in zip(header.arrays, sizes, strict=True)
         }
 
 
@@ -94,7 +107,14 @@ def _bytes_of(array: NDArray[np.generic]) -> bytes:
 
 
 def _size(array: _Array) -> int:
-    return int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
+    """Bytes of an array. Raises ValueError for a type or a shape that no array of numbers has."""
+    try:
+        dtype = np.dtype(array.dtype)
+    except TypeError as error:
+        raise ValueError(f"{array.name} has type {array.dtype!r}") from error
+    if dtype.hasobject or dtype.itemsize == 0 or len(array.shape) > _MAX_RANK:
+        raise ValueError(f"{array.name} has type {array.dtype!r} and shape {array.shape}")
+    return math.prod(array.shape) * dtype.itemsize
 
 
 def _array(data: bytes, array: _Array) -> NDArray[np.generic]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, directory_name, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
+from elasticdl.private_file import make_private, private
 
 _MAKING = ".making-"
 _REPLACED = ".replaced"
@@ -41,7 +42,8 @@ def begin(checkpoints: Path) -> Path:
 
     Removes leftovers of a master that died. Raises OSError.
     """
-    checkpoints.mkdir(parents=True, exist_ok=True)
+    make_private(checkpoints)
+    # Only one checkpoint is made at a time, so any other directory is a leftover.
     for leftover in checkpoints.glob(f"{_MAKING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=_MAKING, dir=checkpoints))
@@ -53,20 +55,21 @@ def complete(making: Path, manifest: Manifest) -> Path:
     Raises OSError.
     """
     path = making / MANIFEST
-    with path.open("w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", opener=private) as file:
         file.write(manifest.model_dump_json(indent=1))
         file.flush()
         os.fsync(file.fileno())
+    # The files' names must be durable before the directory gets its final name.
     _sync(making)
     final = making.parent / directory_name(manifest.version)
     replaced = final.with_name(final.name + _REPLACED)
-    making.chmod(0o755)
     if final.exists():
         # The same version again: a resumed job trained nothing, or servers restarted from that
         # checkpoint.
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     making.rename(final)
+    # Only now is the rename durable; `replaced` may go after that and not before.
     _sync(making.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return final

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from elasticdl.cli.jobs.job import Job
 from elasticdl.cli.jobs.job_claim import placed
-from elasticdl.cli.jobs.preflight import checked
 from elasticdl.cli.param_types import worker_range
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.views.console import tell
@@ -141,22 +140,24 @@ class JobHandle:
 
 
 def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHandle:
-    """Check and start a job; blocks for the check.
+    """Start a job; blocks until its master has checked model and data.
 
-    Raises SpecError, UserError, or PermanentError if a cluster refuses. Nothing is created then.
+    Raises SpecError, UserError, or PermanentError if a cluster refuses. Nothing is left then.
     """
     spec = settle(Request(action, flags), tell if show else _nobody)
     if spec.on_kubernetes:
         return _submitted(spec, show=show)
     from elasticdl.cli.jobs.background_run import BackgroundRun
     from elasticdl.cli.jobs.local_launch import LocalRun
+    from elasticdl.master.preflight import refuse_paths
 
+    refuse_paths(spec)
     with ExitStack() as stack:
-        spec, directory = stack.enter_context(
-            placed(spec, lambda job: checked(job, quiet=not show))
-        )
+        spec, directory = stack.enter_context(placed(spec))
         run = LocalRun(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
-        return JobHandle(run.job, BackgroundRun(run, stack.pop_all()))
+        background = BackgroundRun(run, stack.pop_all())
+        background.wait_for_begin()
+        return JobHandle(run.job, background)
 
 
 def _nobody(_text: str) -> None:
@@ -197,7 +198,7 @@ def train(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - th
 
     Raises:
         SpecError: A flag is wrong. Nothing was started.
-        UserError: The model or the data is wrong. Nothing was started.
+        UserError: The model or the data is wrong. Nothing is left of the job.
         PermanentError: The cluster refuses the job. Nothing was started.
     """
     return start(Action.TRAIN, flags, show=show)

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import click
 
-from elasticdl.cli.views.console import silence, tell, whole_streams
+from elasticdl.cli.views.console import plain, show, silence, tell, whole_streams
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, UserError
 
 
@@ -98,7 +98,7 @@ class _Verbs(click.Group):
         if args[:1] == ["help"]:
             # Accept `elasticdl help train` as well, as some programs do.
             if not args[1:]:
-                click.echo(ctx.get_help())
+                show(ctx.get_help())
                 ctx.exit()
             args = [*args[1:], "--help"]
         if args and args[0] not in VERBS and not args[0].startswith("-"):
@@ -117,9 +117,9 @@ def _version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> N
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            click.echo(version("elasticdl"))
+            show(version("elasticdl"))
         except PackageNotFoundError:
-            click.echo("not installed: run from the sources")
+            show("not installed: run from the sources")
         ctx.exit()
 
 
@@ -156,7 +156,8 @@ def exit_code_of(error: ElasticDLError) -> ExitCode:
 
 def report(error: ElasticDLError) -> None:
     """Print the error to stderr, and its hint on a second line."""
-    tell(f"Error: {error.message}")
+    stopped = error.exit_code is ExitCode.INTERRUPTED
+    tell(f"Stopped: {error.message}" if stopped else f"Error: {error.message}")
     if error.hint:
         tell(f"Hint: {error.hint}")
 
@@ -171,6 +172,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         result: Any = elasticdl.main(args=arguments, prog_name="elasticdl", standalone_mode=False)
         return int(result or 0)
     except click.ClickException as error:
+        # It may name a job or a directory.
+        error.message = plain(error.message)  # type: ignore[misc]
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
@@ -189,7 +192,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         report(
             PermanentError(
                 f"cannot read or write{where}: {error.strerror or error}",
-                hint="mend that, and try again",
+                hint="fix the cause and try again",
             )
         )
         return ExitCode.JOB_FAILED

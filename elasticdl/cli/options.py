@@ -1,4 +1,4 @@
-"""A job's command-line flags, generated from the fields of `JobSpec`."""
+"""A job's command-line flags, generated from the fields of `JobSpec` (`job.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from elasticdl.cli.completion_sources import context_names, namespace_names
 from elasticdl.cli.job_argument import directories
+from elasticdl.cli.param_types import LocalPath
 from elasticdl.cli.request import Request
 from elasticdl.flag import Offer, Value, mark
 from elasticdl.job import FIELDS, SECTIONS, Action, is_needed, is_used
@@ -116,7 +117,7 @@ FILE_OPTION = click.option(
     "-f",
     "--file",
     "file",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="YAML",
     help="Read missing options from this file.",
 )

@@ -1,18 +1,37 @@
-"""Parameter types for numbers with units, whose errors name what is expected."""
+"""Parameter types for paths and numbers with units, whose errors name what is expected."""
 
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any, final
 
 import click
 
 from elasticdl.errors import SpecError
+from elasticdl.flag import local_path
 
 if TYPE_CHECKING:
     _Typed = click.ParamType[Any]
 else:
     _Typed = click.ParamType  # some versions take no type parameter
+
+
+@final
+class LocalPath(click.Path):
+    """A path of a command's own; an address such as `s3://…` is refused."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's own
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401 - click's own
+        try:
+            local_path(os.fspath(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @final

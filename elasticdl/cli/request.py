@@ -120,7 +120,7 @@ def _absolute_paths(spec: JobSpec) -> dict[str, str]:
     return {
         name: _ABSOLUTE[value](given[name])
         for name in given
-        if (value := mark(FIELDS[name], Value)) in _ABSOLUTE and "://" not in given[name]
+        if (value := mark(FIELDS[name], Value)) in _ABSOLUTE
     }
 
 

@@ -5,7 +5,7 @@ No module above it knows about pods.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -67,7 +67,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExitFacts:
-    """Facts about an exit, uninterpreted: `master/core/processes/failures.py` derives its cause.
+    """Facts about an exit, uninterpreted: `master/core/processes/causes.py` derives its cause.
 
     Exactly one of `exit_code` and `signal` is set, unless nothing is known (a lost node). `reason`
     and `conditions` are the platform's terms (`OOMKilled`,
@@ -116,31 +116,6 @@ class CreateRefused(Exception):
         self.retry = retry
 
 
-@dataclass(frozen=True, slots=True)
-class LogFile:
-    """An available log.
-
-    `process` is the argument of `read_log`. `size_bytes` is None where only reading reveals it.
-    """
-
-    process: str
-    size_bytes: int | None = None
-    live: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LogPart:
-    """Bytes of a log from `start` on; `size_bytes` is its present size."""
-
-    start: int
-    data: bytes
-    size_bytes: int
-
-
-class NoSuchLog(LookupError):
-    """The process has no log, or no longer has one: the message says which."""
-
-
 class Cluster(Protocol):
     """Where processes run.
 
@@ -162,19 +137,6 @@ class Cluster(Protocol):
     @property
     def view_age_s(self) -> float | None:
         """The age of the view of the processes, in seconds; None if it is always current."""
-
-    async def logs(self) -> Sequence[LogFile]:
-        """The readable logs: of live processes, and of ended ones as long as they are kept.
-
-        Raises ElasticDLError.
-        """
-
-    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """Up to `limit_bytes` of a log from byte `start` on.
-
-        A negative `start` counts from the end. `process` is looked up among the existing logs,
-        never made into a path. Raises NoSuchLog, ElasticDLError.
-        """
 
     async def close(self) -> None:
         """End every remaining process and wait for the ends.

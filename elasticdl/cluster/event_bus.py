@@ -51,6 +51,7 @@ class EventBus:
         for event in sorted(
             self._newest.values(), key=lambda known: isinstance(known, ProcessExited)
         ):
+            # Without an await until the listener is registered: no event can get lost in between.
             queue.put_nowait(event)
         if self._closed:
             queue.put_nowait(None)

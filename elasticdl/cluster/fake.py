@@ -15,9 +15,6 @@ from typing import final
 from elasticdl.cluster.base import (
     CreateRefused,
     ExitFacts,
-    LogFile,
-    LogPart,
-    NoSuchLog,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -63,7 +60,6 @@ class FakeCluster:
         self._no_room = ""
         self._stubborn: set[ProcessName] = set()
         self._lost: set[ProcessName] = set()
-        self._said: dict[ProcessName, bytearray] = {}
         self._kill_timers: dict[ProcessName, asyncio.TimerHandle] = {}
         self._closed = False
 
@@ -128,23 +124,6 @@ class FakeCluster:
         """The view is always current."""
         return None
 
-    async def logs(self) -> list[LogFile]:
-        """Logs of what `say` printed."""
-        return [
-            LogFile(str(name), len(text), name in self.live) for name, text in self._said.items()
-        ]
-
-    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """See Cluster."""
-        said = {str(name): text for name, text in self._said.items()}
-        if process not in said:
-            raise NoSuchLog(
-                f"there is no log of {process!r}; available: {', '.join(said) or 'none yet'}"
-            )
-        text = said[process]
-        begin = min(len(text), start) if start >= 0 else max(0, len(text) + start)
-        return LogPart(begin, bytes(text[begin : begin + limit_bytes]), len(text))
-
     async def close(self) -> None:
         """End everything at once."""
         self._closed = True
@@ -181,10 +160,6 @@ class FakeCluster:
     def ignore_sigterm(self, name: ProcessName) -> None:
         """Make the process ignore SIGTERM, so that `delete` takes its whole grace."""
         self._stubborn.add(name)
-
-    def say(self, name: ProcessName, data: bytes) -> None:
-        """Let the process print something."""
-        self._said.setdefault(name, bytearray()).extend(data)
 
     def exit(self, name: ProcessName, facts: ExitFacts) -> None:
         """End the process in this way. Raises KeyError if it is not live."""

@@ -15,7 +15,7 @@ import numpy as np
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
-from elasticdl.data.places import plain_place
+from elasticdl.data.places import record_location
 from elasticdl.data.record_index import (
     STRIDE_BYTES,
     STRIDE_RECORDS,
@@ -93,7 +93,7 @@ class CsvFormat:
         _, _, refused = _native.csv_rows(
             data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, out
         )
-        return f"{file.path}:{refused[0][0]}" if refused else plain_place(file.path, number)
+        return f"{file.path}:{refused[0][0]}" if refused else record_location(file.path, number)
 
     @property
     def _header_rows(self) -> int:
@@ -105,6 +105,7 @@ class CsvFormat:
         good, seen, bad = _native.csv_rows(
             data, dialect.delimiter, dialect.quoting, span.skip, span.line, columns, rows
         )
+        # The same size and time do not prove the same content: a writer can restore both.
         if seen != span.take:
             raise UserError(
                 f"{file.path}:{span.line}: the file changed: it has {amount(seen, 'row')} here,"
@@ -124,6 +125,7 @@ class CsvFormat:
         dialect = self._dialect
         with opened(file) as descriptor:
             start = file.read(descriptor, 0, min(len(_BOM), file.size_bytes))
+            # Excel writes a BOM; as part of the first field it would change a column name.
             begin = len(_BOM) if start == _BOM else 0
             facts = _native.csv_index(
                 descriptor, begin, file.size_bytes, dialect.delimiter, dialect.quoting,
@@ -149,6 +151,7 @@ class CsvFormat:
                         f"{file.path}:1: the first row is missing or does not end",
                         hint="check that this is a CSV file",
                     )
+                # Most headers are short, but thousands of columns need more.
                 size *= 4
 
 
@@ -166,6 +169,7 @@ def _names(file: DataFile, header: list[bytes]) -> tuple[str, ...]:
         raise UserError(
             f"{file.path}:1: the header has column {doubled[0]!r} more than once", hint=no_header
         )
+    # Without this check a file without a header would silently lose its first record.
     if 2 * sum(map(_is_number, names)) >= len(names):
         raise UserError(
             f"{file.path}:1: the header looks like data: {', '.join(names[:8])}",

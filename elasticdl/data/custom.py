@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from elasticdl.data.base import Block, Metadata, Reader, Records
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
+from elasticdl.flag_values import Scalar
 from elasticdl.formatting import amount
-from elasticdl.job import Scalar
 from elasticdl.shard import Shard, Source
 
 
@@ -109,6 +109,7 @@ class AdaptedReader:
 
     def sources(self) -> tuple[Source, ...]:
         """The sources. Raises UserError if `create_shards` returns a wrong value or no records."""
+        # Sorted by name and start: all processes must derive the same sources.
         pieces = sorted(_pieces(self._inner.create_shards()))
         ranges: list[NamedRange] = []
         for name, start, count in pieces:
@@ -158,6 +159,7 @@ class AdaptedReader:
                 )
             left -= len(taken)
             yield Block(stack(taken), len(taken))
+        # Extra records mean that the reader ignores the end of the range.
         if next(records, None) is not None:
             raise UserError(
                 f"read_records() returned more than the"
@@ -189,6 +191,7 @@ def _pieces(shards: object) -> list[tuple[str, int, int]]:
                     f"create_shards() returned {row!r}",
                     hint="expected {name: (start, records)} or (name, start, records)",
                 )
+    # Empty shards have nothing to lease.
     return [piece for piece in pieces if piece[2]]
 
 

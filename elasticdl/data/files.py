@@ -17,6 +17,7 @@ from hashlib import blake2b
 from itertools import accumulate
 
 from elasticdl.errors import UserError
+from elasticdl.flag import is_address
 from elasticdl.formatting import amount
 from elasticdl.shard import DIGEST_MARK, Source
 
@@ -101,6 +102,7 @@ class DataFile:
                 raise UserError(
                     f"{self.path}: cannot read at offset {offset}: {error.strerror}"
                 ) from error
+            # `pread` may return less than requested, but nothing only at the end of the file.
             if not part:
                 raise DataChanged(
                     f"{self.path} was truncated during the job: it ends at offset {offset},"
@@ -146,6 +148,7 @@ def check_as_counted(files: Sequence[DataFile], counted: Source) -> None:
 def _check_one(file: DataFile, old: str) -> None:
     size, _, rest = old.partition(":")
     mtime_ns, _, digest = rest.partition(":")
+    # The cheap comparison first: the digest reads the whole file.
     if f"{size}:{mtime_ns}" == file.fingerprint:
         return
     hint = _NEW_FILE
@@ -200,6 +203,7 @@ def look_at(path: str) -> DataFile:
         raise UserError(
             f"{path}: {error.strerror}", hint="the path must be visible to every worker"
         ) from error
+    # A pipe cannot be read twice, and opening one blocks.
     if not stat.S_ISREG(facts.st_mode):
         raise UserError(f"{path} is not a regular file")
     if not os.access(path, os.R_OK):
@@ -240,6 +244,7 @@ def expand(origin: str) -> tuple[str, ...]:
                 hint="name a file, a directory of files, or a glob",
             )
         return paths
+    # Before the glob: a file name may contain [ ] or *.
     if os.path.exists(origin):
         return (origin,)
     if glob.has_magic(origin):
@@ -268,11 +273,17 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_data(path: str, *, file: bool) -> bool:
+    # Drops directories, but keeps broken links: `look_at` reports them.
     return file or not os.path.exists(path)
 
 
 def _missing(path: str) -> UserError:
     """The error that explains why a path does not exist."""
+    if is_address(path):
+        return UserError(
+            f"{path} is an address, but only paths are read",
+            hint="mount the storage and name its path, or read it with custom_data_reader",
+        )
     try:
         os.stat(path)
     except OSError as error:

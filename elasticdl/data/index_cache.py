@@ -57,10 +57,12 @@ def keep(name: str, data: bytes) -> None:
     path = path_of(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same directory, since a rename cannot cross file systems.
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
+            # Atomic: a concurrent reader gets the old index or the new one, never a part.
             os.replace(temporary, path)
         except OSError:
             os.unlink(temporary)
@@ -92,6 +94,7 @@ def prune(
     Raises OSError.
     """
     now_s, files, size = time.time(), 0, 0
+    # Most recently used first, so the limits remove the oldest.
     for used_s, bytes_, path in sorted(_times(folder), reverse=True):
         if path.suffix == ".tmp":
             # Another process is about to rename it, or died before that.

@@ -30,7 +30,7 @@ from elasticdl.data.columns import (
     select,
 )
 from elasticdl.data.files import DataFile, check_as_counted, look_at
-from elasticdl.data.places import plain_place
+from elasticdl.data.places import record_location
 from elasticdl.errors import UserError
 from elasticdl.shard import Source
 
@@ -58,7 +58,7 @@ class NpzFormat:
         return blocks_of(self._open(file), begin, end)
 
     def place(self, file: DataFile, number: int) -> str:
-        return plain_place(file.path, number)
+        return record_location(file.path, number)
 
     def _open(self, file: DataFile) -> dict[str, Column]:
         if file.path not in self._columns:

@@ -14,7 +14,7 @@ from elasticdl.data.file_reader import Counting, FileFormat, FileReader
 from elasticdl.data.files import expand, refuse_compressed
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError
-from elasticdl.job import Scalar
+from elasticdl.flag_values import Scalar
 from elasticdl.shard import Source
 
 

@@ -7,8 +7,10 @@ floating point. In other columns it makes the record bad, unless `fill_null` giv
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -19,12 +21,35 @@ from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataFile
-from elasticdl.data.places import plain_place
+from elasticdl.data.places import record_location
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
 
 _KEPT_BYTES = 256 << 20
 _Lists: TypeAlias = "pa.ListArray[Any] | pa.LargeListArray[Any] | pa.FixedSizeListArray[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Row groups that are read at once: one, or small ones with BLOCK_RECORDS records together."""
+
+    groups: range
+    first: int
+    last: int
+    """Its records are [first, last)."""
+
+    def __str__(self) -> str:
+        begin, end = self.groups[0], self.groups[-1]
+        return f"row group {begin}" if begin == end else f"row groups {begin} to {end}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a file's footer says. The footer of many row groups takes long to parse."""
+
+    footer: pq.FileMetaData
+    schema: pa.Schema
+    runs: list[_Run]
 
 
 @final
@@ -37,12 +62,13 @@ class ParquetFormat:
     def __init__(self, columns: Sequence[str] = (), fill_null: float | None = None) -> None:
         self._names = tuple(columns)
         self._fill_null = fill_null
-        self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._kept_bytes = 0
         self._lengths: dict[str, dict[str, int]] = {}
-        self._facts: dict[str, tuple[pq.FileMetaData, pa.Schema]] = {}
+        self._facts: dict[str, _Facts] = {}
 
     def metadata(self, file: DataFile) -> Metadata:
-        schema = self._open(file)[1]
+        schema = self._open(file).schema
         names = self._names or tuple(schema.names)
         for name in names:
             if name not in schema.names:
@@ -59,30 +85,32 @@ class ParquetFormat:
         )
 
     def count(self, file: DataFile) -> int:
-        return int(self._open(file)[0].num_rows)
+        return int(self._open(file).footer.num_rows)
 
     def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
         return 0, ()
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
-        facts, _ = self._open(file)
-        first = 0
-        for group in range(facts.num_row_groups):
-            last = first + facts.row_group(group).num_rows
-            for start in range(max(begin, first), min(end, last), BLOCK_RECORDS):
-                stop = min(end, last, start + BLOCK_RECORDS)
-                table = self._group(file, group)
-                yield self._block(file, table.slice(start - first, stop - start), start)
-            first = last
+        runs = self._open(file).runs
+        at = max(0, bisect_right(runs, begin, key=lambda run: run.first) - 1)
+        for run in runs[at:]:
+            if run.first >= end:
+                return
+            for start in range(max(begin, run.first), min(end, run.last), BLOCK_RECORDS):
+                stop = min(end, run.last, start + BLOCK_RECORDS)
+                table = self._table(file, run)
+                yield self._block(file, table.slice(start - run.first, stop - start), start)
 
     def place(self, file: DataFile, number: int) -> str:
-        return plain_place(file.path, number)
+        return record_location(file.path, number)
 
-    def _open(self, file: DataFile) -> tuple[pq.FileMetaData, pa.Schema]:
+    def _open(self, file: DataFile) -> _Facts:
         if file.path not in self._facts:
             try:
                 with pq.ParquetFile(file.path) as opened:
-                    self._facts[file.path] = (opened.metadata, opened.schema_arrow)
+                    self._facts[file.path] = _Facts(
+                        opened.metadata, opened.schema_arrow, _runs(opened.metadata)
+                    )
             except (pa.ArrowException, OSError) as error:
                 raise UserError(
                     f"{file.path}: not a complete Parquet file: {error}",
@@ -90,27 +118,27 @@ class ParquetFormat:
                 ) from error
         return self._facts[file.path]
 
-    def _group(self, file: DataFile, group: int) -> pa.Table:
-        key = (file.path, group)
-        if key not in self._groups:
+    def _table(self, file: DataFile, run: _Run) -> pa.Table:
+        key = (file.path, run.first)
+        if key not in self._tables:
             names = list(self.metadata(file).column_names)
             try:
-                with pq.ParquetFile(file.path) as opened:
-                    self._groups[key] = opened.read_row_group(
-                        group, columns=names, use_threads=False
+                with pq.ParquetFile(file.path, metadata=self._open(file).footer) as opened:
+                    table = opened.read_row_groups(
+                        list(run.groups), columns=names, use_threads=False
                     ).select(names)
             except (pa.ArrowException, OSError) as error:
                 raise UserError(
-                    f"{file.path}: cannot read row group {group}: {error}",
+                    f"{file.path}: cannot read {run}: {error}",
                     hint="the file is damaged: write it again",
                 ) from error
-            while (
-                len(self._groups) > 1
-                and sum(table.nbytes for table in self._groups.values()) > _KEPT_BYTES
-            ):
-                self._groups.popitem(last=False)
-        self._groups.move_to_end(key)
-        return self._groups[key]
+            self._tables[key] = table
+            self._kept_bytes += table.nbytes
+            while len(self._tables) > 1 and self._kept_bytes > _KEPT_BYTES:
+                # The least recently used: `move_to_end` keeps the order.
+                self._kept_bytes -= self._tables.popitem(last=False)[1].nbytes
+        self._tables.move_to_end(key)
+        return self._tables[key]
 
     def _block(self, file: DataFile, table: pa.Table, first: int) -> Block:
         good = np.ones(table.num_rows, bool)
@@ -129,6 +157,20 @@ class ParquetFormat:
         if bad:
             columns = {name: column[good] for name, column in columns.items()}
         return Block(columns, table.num_rows, bad, tuple(examples))
+
+
+def _runs(footer: pq.FileMetaData) -> list[_Run]:
+    """The row groups of a file, those of few records together."""
+    runs: list[_Run] = []
+    first = 0
+    for group in range(footer.num_row_groups):
+        last = first + footer.row_group(group).num_rows
+        if runs and last - runs[-1].first <= BLOCK_RECORDS:
+            runs[-1] = _Run(range(runs[-1].groups.start, group + 1), runs[-1].first, last)
+        else:
+            runs.append(_Run(range(group, group + 1), first, last))
+        first = last
+    return runs
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType | None:
@@ -194,9 +236,11 @@ def _convert(
     if plain is None:
         raise UserError(f"values of type {array.type} have no NumPy form")
     if array.type != plain:
+        # Arrow casts 32-bit times to int32 only.
         if pa.types.is_date32(array.type) or pa.types.is_time32(array.type):
             array = array.cast(pa.int32())
         array = array.cast(plain)
+    # Every row fits unless a null has no replacement.
     everything = np.ones(len(array), bool)
     if array.null_count == 0:
         return array.to_numpy(zero_copy_only=False), everything, ""
@@ -214,6 +258,7 @@ def _convert_lists(
     """Lists of this length as [n, length]; others do not fit."""
     lengths = pc.list_value_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
     fits = lengths == length
+    # Filter first: `flatten` drops list boundaries, so every list must have the same length.
     values, value_fits, why = _convert(array.filter(pa.array(fits)).flatten(), fill_null)
     result = np.zeros((len(array), length), values.dtype)
     count = int(np.count_nonzero(fits))

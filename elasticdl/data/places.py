@@ -11,10 +11,10 @@ from elasticdl.shard import Shard
 def place_of(reader: Reader, source: str, number: int) -> str:
     """`train.csv:17` if the reader has `place`, else source and number from 0."""
     place: Callable[[str, int], str] | None = getattr(reader, "place", None)
-    return place(source, number) if place is not None else plain_place(source, number)
+    return place(source, number) if place is not None else record_location(source, number)
 
 
-def plain_place(source: str, number: int) -> str:
+def record_location(source: str, number: int) -> str:
     """The place of a record in data without lines."""
     return f"{source}: record {number}"
 

@@ -15,7 +15,7 @@ import numpy as np
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
-from elasticdl.data.places import plain_place
+from elasticdl.data.places import record_location
 from elasticdl.data.record_index import (
     STRIDE_BYTES,
     STRIDE_RECORDS,
@@ -55,7 +55,7 @@ class TFRecordFormat:
         with opened(file) as descriptor:
             data = file.read(descriptor, span.begin, span.end)
         *_, used = _native.tfrecord_rows(data, span.skip, np.empty(0, object))
-        return f"{plain_place(file.path, number)} at offset {span.begin + used}"
+        return f"{record_location(file.path, number)} at offset {span.begin + used}"
 
     def _index(self, file: DataFile) -> RecordIndex:
         if file.path not in self._indexes:

@@ -62,6 +62,8 @@ def initial_weights(
 def _random(seed: int, ids: NDArray[np.int64], dim: int) -> NDArray[np.uint64]:
     """64 random bits for each (id, column): uint64[len(ids), dim]."""
     with np.errstate(over="ignore"):
+        # Hash the seed before adding the id: otherwise (seed, id + 1) and (seed + 1, id) would
+        # coincide.
         key = _mix(ids.view(np.uint64) + _mix(np.uint64(seed % 2**64) + _STEP))
         return _mix(key[:, None] + np.arange(1, dim + 1, dtype=np.uint64) * _STEP)
 
@@ -86,6 +88,8 @@ def _normal_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
     q = p - 0.5
     near = 0.180625 - q * q
     middle = q * _polynomial(_NEAR_TOP, near) / _polynomial(_NEAR_BOTTOM, near)
+    # AS 241 has a third range for r > 5, p below 1.4e-11. With 31 bits p is at least 2**-32, so r <
+    # 5.
     far = np.sqrt(-_natural_log(np.where(q < 0.0, p, 1.0 - p))) - 1.6
     size = _polynomial(_FAR_TOP, far) / _polynomial(_FAR_BOTTOM, far)
     return np.where(near >= 0.0, middle, np.where(q < 0.0, -size, size))

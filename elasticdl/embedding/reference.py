@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.embedding.initializers import initial_weights
-from elasticdl.embedding.rules import initial_slot, update
-from elasticdl.embedding.spec import OptimizerSpec, TableSpec
+from elasticdl.embedding.optimizers import initial_slot, update
+from elasticdl.embedding.spec import MAX_DIM, OptimizerSpec, TableSpec
 from elasticdl.embedding.table import LIVE, Float32s, Int64s
 
 _VIEWS = 8
@@ -21,9 +21,9 @@ class ReferenceTable:
     """An `elasticdl.embedding.table.Table`."""
 
     def __init__(self, spec: TableSpec, optimizer: OptimizerSpec) -> None:
-        """Raises ValueError unless the table's dim is at least 1."""
-        if spec.dim < 1:
-            raise ValueError(f"a table's dim is {spec.dim}: expected at least 1")
+        """Raises ValueError unless the table's dim is 1 to MAX_DIM."""
+        if not 1 <= spec.dim <= MAX_DIM:
+            raise ValueError(f"a table's dim is {spec.dim}: expected 1 to {MAX_DIM}")
         self._spec = spec
         self._optimizer = optimizer
         self._lock = threading.Lock()
@@ -62,6 +62,7 @@ class ReferenceTable:
         _require(ids, np.int64, 1)
         with self._lock:
             rows = self._frozen(view)
+            # A missing row has its initial value; `peek` makes none.
             out = initial_weights(self._spec.initializer, self._spec.seed, ids, self.dim)
             for i, place in enumerate(self._places.get(int(id_), len(rows)) for id_ in ids):
                 if place < len(rows):

@@ -13,6 +13,11 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+# As rpc/native/spec.cc and embedding/native/table.h have them.
+MAX_DIM = 1 << 16
+MAX_DENSE = 1 << 28
+MAX_TABLES = 4096
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -127,6 +132,19 @@ class ParametersSpec(_Frozen):
     def additive_size(self) -> int:
         """Elements of the flat vector to which pushes are added."""
         return sum(variable.size for variable in self.dense if variable.additive)
+
+    def problem(self) -> str | None:
+        """Why no server can hold these parameters, None if one can. Nothing is allocated for it."""
+        if any(extent < 0 for variable in self.dense for extent in variable.shape):
+            return "a variable has a negative shape"
+        if max(self.trainable_size, self.additive_size) > MAX_DENSE:
+            return f"more than {MAX_DENSE} dense weights"
+        if len(self.tables) > MAX_TABLES:
+            return f"{len(self.tables)} tables, at most {MAX_TABLES} are possible"
+        for table in self.tables:
+            if not 1 <= table.dim <= MAX_DIM:
+                return f"table {table.name} has dimension {table.dim}: expected 1 to {MAX_DIM}"
+        return None
 
     def weight_name(self, table: int, at: int) -> str:
         """A weight in words: `row 17 of table items` (`at` is an id), or `dense/kernel[12]`

@@ -101,7 +101,7 @@ def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
     result = [*lines[:first], *kept, *lines[len(lines) - newest :]]
     if before.lines or gone:
         place = _gap(result, max(0, first - 1))
-        result.insert(place + 1, _told(before, gone, result[place].row, policy))
+        result.insert(place + 1, _compaction_line(before, gone, result[place].row, policy))
     return result
 
 
@@ -139,7 +139,7 @@ def _of_middle(middle: Sequence[Line], policy: Policy) -> list[Line]:
     return kept
 
 
-def _told(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line:
+def _compaction_line(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line:
     """Return the line that counts omissions.
 
     It takes the `seq` of an omitted line, the one after `last`.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, final
@@ -15,8 +13,6 @@ from elasticdl.history.job_event import EventKind, JobEvent
 K = TypeVar("K")
 V = TypeVar("V")
 MOST_ENTRIES = 2_000
-MOST_LOGGED = 200
-MARK = "why: "
 SLOW_S = 10.0
 """Starts, checkpoints and evaluations that take longer get an entry."""
 _AWAY_S = 1.0
@@ -26,8 +22,8 @@ _EXPECTED = ("finished", "drained", "fenced")
 """Causes of intended ends."""
 AWAITED = {
     "master": "a master",
-    "place": "a place",
-    "servers": "the parameter servers",
+    "place": "processes to be scheduled",
+    "servers": "parameter servers",
     "work": "work",
     "ring": "the ring",
     "code": "user code",
@@ -127,6 +123,7 @@ class Story:
                 self._slow(one)
             case kind if one.level in ("warning", "error") or kind in (
                 "scale",
+                "staleness",
                 "memory",
                 "history",
             ):
@@ -215,7 +212,7 @@ class Story:
         if after_s >= SLOW_S:
             parts = [
                 f"{spoken(pending_s)} until it ran",
-                f"{spoken(start_s)} until it presented itself",
+                f"{spoken(start_s)} until it attached",
             ]
             parts += [
                 f"{spoken(one.number(f'{part}_s'))} {words}"
@@ -242,7 +239,7 @@ class Story:
                     if after_s - first_s >= 1
                     else ""
                 )
-                text += f": {waited}{spoken(first_s)} for its first steps, compiling included"
+                text += f": {waited}{spoken(first_s)} for its first steps, including compilation"
             self._put_slow_start(one, after_s, text)
         self._recover(one)
 
@@ -296,7 +293,7 @@ class Story:
             self._shards[key] += 1
             times = self._shards[key]
             entry.text += (
-                f", {_times(times)} on shard {shard}" if times > 1 else f", at shard {shard}"
+                f", {_times(times)} on shard {shard}" if times > 1 else f", on shard {shard}"
             )
         entry.records = int(one.number("records"))
         _make_room(self._ends)
@@ -348,10 +345,10 @@ class Story:
                     and one.details.get("phase")
                     in ("evaluating", "checkpointing", "exporting", "ending")
                 ):
-                    self._made_up_by_others(one)
+                    self._recovered_by_others(one)
                 what = f"{'the preflight' if before == 'starting' else before} took"
                 if before == "working" and not self._worked and not self._thinned:
-                    what = "nothing was done in"
+                    what = "no progress in"
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
                 self._put(
                     DiagnosisEntry(
@@ -378,7 +375,7 @@ class Story:
             self._waited_s[what] = self._waited_s.get(what, 0.0) + wait.seconds
         self._waits.clear()
 
-    def _made_up_by_others(self, one: JobEvent) -> None:
+    def _recovered_by_others(self, one: JobEvent) -> None:
         """Record that existing workers finished lost workers' work before a replacement came."""
         for pending in (self._exits, self._replacing):
             for process in [
@@ -404,14 +401,14 @@ class Story:
         elif gone := self._gone_with_master():
             listed = ", ".join(gone[:_MOST_NAMED]) + (", …" if len(gone) > _MOST_NAMED else "")
             text = (
-                "the master was killed or lost, and with it"
-                f" {amount(len(gone), 'process', 'processes')}: {listed}"
+                f"the master was killed or lost with {amount(len(gone), 'process', 'processes')}:"
+                f" {listed}"
             )
             self._put(
                 DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.NOTE, text, level="error")
             )
         if not self._has_ended and away_s >= _AWAY_S:
-            text = "for a master: the one before was gone"
+            text = "for a master: the previous one was gone"
             self._put(
                 DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s)
             )
@@ -469,60 +466,6 @@ class Story:
                 level=one.level,
             )
         )
-
-
-def story_lines(story: Mapping[str, Any]) -> list[str]:
-    """Return the newest 200 entries and the totals as log lines, which `story_of_lines` parses."""
-    entries = story["entries"][-MOST_LOGGED:]
-    head = {
-        "dropped": story["dropped"] + len(story["entries"]) - len(entries),
-        "totals": story["totals"],
-        "now_s": story["now_s"],
-    }
-    return [
-        MARK + json.dumps(one, ensure_ascii=False, separators=(",", ":"))
-        for one in (head, *entries)
-    ]
-
-
-def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
-    """Return the newest story in a log, or None. Lines may have any prefix before the mark."""
-    story: dict[str, Any] | None = None
-    for line in lines:
-        _, mark, text = line.partition(MARK)
-        try:
-            found = json.loads(text) if mark else None
-        except ValueError:
-            continue
-        if isinstance(found, dict) and "totals" in found:
-            story = {"entries": [], **found}
-        elif isinstance(found, dict) and story is not None:
-            story["entries"].append(found)
-    return story
-
-
-def told(entry: Mapping[str, Any]) -> str:
-    """Return an entry as one line: what happened, how long it took, and what came of it."""
-    text = str(entry["text"])
-    if records := int(entry.get("records") or 0):
-        text += f"; it had done {amount(records, 'record')}"
-    match entry["what"]:
-        case What.WAIT:
-            verb = "waiting for" if entry["open"] else "waited"
-            text = (
-                f"{verb} {spoken(entry['seconds'] or 0.0)}{' now' if entry['open'] else ''} {text}"
-            )
-        case What.EXIT if entry["recovered_s"] is not None:
-            by = str(entry["recovered_by"])
-            who = {"ring": "the ring went on", OTHERS: "the others had done its work"}.get(
-                by, f"{by} took over"
-            )
-            text += f"; {who} {spoken(entry['recovered_s'])} later"
-        case What.EXIT if entry["replaced_by"]:
-            text += f"; {entry['replaced_by']} comes in its place"
-        case _:
-            pass
-    return text
 
 
 def _shown(entry: DiagnosisEntry, now_s: float) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class EventFile:
         except OSError as error:
             if not self._lost:
                 _LOG.warning(
-                    "cannot write to %s: %s; TensorBoard lacks points until that is mended",
+                    "cannot write to %s: %s; TensorBoard lacks points until this is fixed",
                     self._directory,
                     error,
                 )

@@ -74,12 +74,12 @@ class EventLog:
         """Number of events that are no longer in memory."""
         return self.next_seq - len(self._newest)
 
-    def append(self, stamp: Mapping[str, float], told: Mapping[str, Any]) -> JobEvent:
+    def append(self, stamp: Mapping[str, float], fields: Mapping[str, Any]) -> JobEvent:
         """Append one event.
 
-        `stamp` has `at` and `at_s`; `told` has the other fields of a JobEvent.
+        `stamp` has `at` and `at_s`; `fields` has the other fields of a JobEvent.
         """
-        one = job_event({**told, **stamp}, self.next_seq)
+        one = job_event({**fields, **stamp}, self.next_seq)
         self._take(one)
         self._lines.append(one.as_dict())
         return one

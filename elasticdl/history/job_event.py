@@ -102,7 +102,7 @@ def job_event(found: Mapping[str, Any], seq: int) -> JobEvent:
         details = found.get("details") or {}
         number = int(found.get("seq", seq))
         if not 0 <= number < _MOST_SEQ:
-            raise ValueError(f"no occurrence: number {number}")
+            raise ValueError(f"invalid event: seq {number}")
         return JobEvent(
             seq=number,
             at=_finite(found["at"]),
@@ -115,7 +115,7 @@ def job_event(found: Mapping[str, Any], seq: int) -> JobEvent:
             details=whole_values(details),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"no occurrence: {error!r}") from error
+        raise ValueError(f"invalid event: {error!r}") from error
 
 
 def whole_values(details: Mapping[Any, Any]) -> dict[str, Value]:
@@ -137,7 +137,7 @@ def _is_value(value: object) -> bool:
 def _finite(value: Any) -> float:  # noqa: ANN401 - any JSON value
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"no occurrence: at {number}")
+        raise ValueError(f"invalid event: time {number}")
     return number
 
 

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from elasticdl.history.compaction import Line, Policy, parsed, thinned
 from elasticdl.history.raw_file import RawFile
+from elasticdl.private_file import private, replace_atomically
 
 _LOG = logging.getLogger(__name__)
 MOST_LINE_BYTES = 1 << 20
@@ -49,7 +50,7 @@ class JsonLines:
             self._close()
             if self._lost == 1:
                 _LOG.warning(
-                    "cannot write %s: %s; its lines are lost until that is mended",
+                    "cannot write %s: %s; lines are lost until this is fixed",
                     self._path,
                     error,
                 )
@@ -70,7 +71,7 @@ class JsonLines:
         if self._thinning is not None and not self._thinning.is_alive():
             self._replace(self._thinning)
         if self._file is None:
-            self._file = RawFile(self._path, "ab+")
+            self._file = RawFile(self._path, "ab+", private)
             self._begin_line(self._file)
         self._file.write(line)
         self._size_bytes += len(line)
@@ -100,11 +101,13 @@ class JsonLines:
         try:
             with self._path.open("rb") as file:
                 file.seek(thinning.until_bytes)
-                replace_whole(self._path, thinning.result + file.read())
+                content = thinning.result + file.read()
+            # Not durable: a crash of the machine may lose history.
+            replace_atomically(self._path, content, durable=False)
             self._full_bytes = thinning.policy.limit_bytes
         except OSError as error:
             self._full_bytes = self._size_bytes * 5 // 4
-            _LOG.warning("cannot make %s shorter: %s", self._path, error)
+            _LOG.warning("cannot compact %s: %s", self._path, error)
 
 
 @final
@@ -121,22 +124,9 @@ class _Thinning(threading.Thread):
         try:
             lines = thinned(read_lines(self._path, self.until_bytes), self.policy)
         except OSError as error:
-            _LOG.warning("cannot make %s shorter: %s", self._path, error)
+            _LOG.warning("cannot compact %s: %s", self._path, error)
             return
         self.result = b"".join(line.text + b"\n" for line in lines)
-
-
-def replace_whole(path: Path, content: bytes) -> None:
-    """Replace a file atomically: readers see the old or the new content.
-
-    Skips fsync, since a machine failure may lose history. Raises OSError.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def began_at(path: Path) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import final
 class RawFile:
     """An unbuffered file: closing has nothing left to write, so it cannot fail."""
 
-    def __init__(self, path: Path, mode: str) -> None:
-        """Open the file; `mode` is that of `open`. Raises OSError."""
-        self._file = FileIO(path, mode)
+    def __init__(
+        self, path: Path, mode: str, opener: Callable[[str, int], int] | None = None
+    ) -> None:
+        """Open the file; `mode` and `opener` are those of `open`. Raises OSError."""
+        self._file = FileIO(str(path), mode, opener=opener)
 
     def write(self, data: bytes) -> None:
         """Write all of it. Raises OSError, possibly after a partial write."""

@@ -107,7 +107,7 @@ class Series:
 
 
 @final
-class SeriesBook:
+class SeriesStore:
     """All curves of a job.
 
     A name has at most 64 labels. Quiet labels give their place to new ones; further labels are

@@ -17,7 +17,7 @@ from elasticdl.history.diagnosis import Story
 from elasticdl.history.event_log import KEPT, EventLog, read_occurrences
 from elasticdl.history.job_event import EventKind, JobEvent, meaning
 from elasticdl.history.lines import read_lines
-from elasticdl.history.series import SeriesBook
+from elasticdl.history.series import SeriesStore
 from elasticdl.history.timeline import Timeline
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.outcome import Outcome
@@ -215,7 +215,7 @@ def series_in(directory: Path) -> list[dict[str, Any]]:
 
     Raises OSError.
     """
-    book = SeriesBook()
+    book = SeriesStore()
     with suppress(FileNotFoundError, ValueError, RecursionError):
         saved = json.loads((directory / SERIES).read_text(encoding="utf-8"))
         if isinstance(saved, list):
@@ -226,7 +226,7 @@ def series_in(directory: Path) -> list[dict[str, Any]]:
     return book.as_list()
 
 
-def note_metrics(book: SeriesBook, row: Mapping[str, Any]) -> list[Point]:
+def note_metrics(book: SeriesStore, row: Mapping[str, Any]) -> list[Point]:
     """Add a row of metrics.jsonl to the curves `loss` and `metric`, and return its points."""
     values, at_s, records = row.get("values"), row.get("at_s"), row.get("records")
     if (

@@ -98,7 +98,7 @@ class Timeline:
     def cut_off(self, end: JobEvent) -> None:
         """Record that the master was killed, and end all processes with it."""
         for process in list(self._going):
-            self._close(process, end.at_s, "its master was killed, and it with it")
+            self._close(process, end.at_s, "killed with its master")
         self.add(end)
 
     def as_dict(

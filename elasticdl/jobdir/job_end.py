@@ -10,7 +10,6 @@ from typing import Any
 
 from elasticdl.errors import ExitCode, NoSuchJob
 from elasticdl.job_status import JobStatus
-from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.last_status import last_known
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.master_address import read_master
@@ -29,8 +28,6 @@ def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
     A job whose master was killed has ended too: the master's death ends all processes. Raises
     NoSuchJob.
     """
-    if read_check(directory) is not None:
-        return None
     if directory.master.exists():
         master = read_master(directory)
         # An unreadable file may be new, on a file system that shows partial writes.
@@ -38,8 +35,8 @@ def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
         return None if goes_on else killed_end(directory)
     if not directory.spec.exists():
         raise NoSuchJob(
-            f"there is no job in {directory.path} any more",
-            hint="the check of its model and data found something wrong",
+            f"the job in {directory.path} was removed",
+            hint="the check of its model and data failed, or was stopped",
         )
     is_young = time.time() - made_wall_s(directory) < STARTS_WITHIN_S
     if is_young and not directory.status.exists() and not _has_receipt(directory):
@@ -82,12 +79,11 @@ def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, Job
     name = job_name(directory)
     if not message and directory.status.exists():
         message = (
-            f"how job {name} ended cannot be read: {directory.status} is damaged, or not for this"
-            " user"
+            f"cannot read how job {name} ended: {directory.status} is damaged or not readable by"
+            " this user"
         )
     message = message or (
-        f"the master of job {name} in {directory.path} was killed, and every process of the job"
-        " with it"
+        f"the master of job {name} in {directory.path} was killed with all processes of the job"
     )
     known = last_known(directory, message.partition("\n")[0])
     outcome = Outcome(
@@ -111,14 +107,12 @@ def resume_hint(directory: JobDirectory) -> str:
 def job_name(directory: JobDirectory) -> str:
     """Return the name of the job, or of the directory if the job has none yet."""
     name = part_of(read_json(directory.spec), "cluster").get("job_name")
-    check = None if name else read_check(directory)
-    return str(name or (check and check.job_name) or directory.path.name)
+    return str(name or directory.path.name)
 
 
 def job_action(directory: JobDirectory) -> str:
     """Return train, evaluate or predict; '' if unknown."""
-    check = read_check(directory)
-    return str((check and check.action) or read_json(directory.spec).get("action") or "")
+    return str(read_json(directory.spec).get("action") or "")
 
 
 def made_wall_s(directory: JobDirectory) -> float:

@@ -15,7 +15,7 @@ from elasticdl.jobdir.layout import JobDirectory
 
 _ENDED = "ended"
 """The last phase of a job, and the last state of a process."""
-_GONE = "its master was killed, and it with it"
+_GONE = "killed with its master"
 
 
 def last_known(directory: JobDirectory, message: str) -> JobStatus | None:
@@ -31,7 +31,7 @@ def last_known(directory: JobDirectory, message: str) -> JobStatus | None:
     return None
 
 
-def heard_of_s(directory: JobDirectory) -> float:
+def last_seen_s(directory: JobDirectory) -> float:
     """Return when a killed job last wrote its status or metrics, in job seconds; 0 if unknown."""
     signs = [0.0]
     with suppress(OSError, ValueError):

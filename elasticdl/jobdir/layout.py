@@ -1,17 +1,19 @@
 """Names and formats of the files in a job's directory.
 
-Writes are atomic, so readers see complete files. A full disk never fails a job.
+Only the owner can read them. Writes are atomic, so readers see complete files. A full disk never
+fails a job.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from elasticdl.private_file import replace_atomically
 
 JOBS = Path("jobs")
 """Parent of local job directories without --job-dir, below the current directory."""
@@ -30,13 +32,8 @@ class JobDirectory:
 
     @property
     def yaml(self) -> Path:
-        """The job's flags, for `elasticdl train -f`; only the owner can read it."""
+        """The job's flags, for `elasticdl train -f`."""
         return self.path / "job.yaml"
-
-    @property
-    def check(self) -> Path:
-        """The process that checks model and data before the job exists; see `check_file`."""
-        return self.path / "check.json"
 
     @property
     def kubernetes(self) -> Path:
@@ -50,12 +47,12 @@ class JobDirectory:
 
     @property
     def preflight(self) -> Path:
-        """The result of the preflight, JSON."""
+        """The result of the preflight, JSON; missing until that has passed."""
         return self.path / "preflight.json"
 
     @property
     def master(self) -> Path:
-        """The running master's address, readable only by the owner; see `master_address`."""
+        """The running master's address; see `master_address`."""
         return self.path / "master.json"
 
     @property
@@ -75,7 +72,7 @@ class JobDirectory:
 
     @property
     def dashboard(self) -> Path:
-        """A page that redirects a browser to the status page; only the owner can read it."""
+        """A page that redirects a browser to the status page."""
         return self.path / "dashboard.html"
 
     @property
@@ -119,25 +116,14 @@ class JobDirectory:
         return self.path / "checkpoints"
 
 
-def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file atomically: temporary name, fsync, rename. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"
-        ) as file:
-            file.write(text)
-            file.flush()
-            # Without it, a crash after the rename may leave an empty file.
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file durably; only its owner can read it. Raises OSError."""
+    replace_atomically(path, text.encode())
 
 
-def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644) -> None:
-    """Replace a file by one JSON object. Raises OSError."""
-    write_whole(path, json.dumps(value, indent=2) + "\n", mode=mode)
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file by one JSON object, as `write_atomically`. Raises OSError."""
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class MasterAddress:
 
 def write_master(directory: JobDirectory, master: MasterAddress) -> None:
     """Write the address. Raises OSError."""
-    write_json(directory.master, asdict(master), mode=0o600)
+    write_json(directory.master, asdict(master))
 
 
 def read_master(directory: JobDirectory) -> MasterAddress | None:

@@ -26,8 +26,8 @@ class Outcome:
     """What to do next, such as the command that resumes the job."""
     receipt: Mapping[str, Any] = field(default_factory=dict)
     """`epochs` and `total`: records expected, trained, repeated, bad, lost and left."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """The values of the last evaluation, by name."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """The values of the last evaluation, by name; None for one that was no finite number."""
     loss: float | None = None
     """The last training loss."""
     output: str = ""
@@ -53,7 +53,10 @@ class Outcome:
                 str(value.get("job_dir", "")),
                 str(value.get("hint", "")),
                 receipt,
-                {str(key): float(one) for key, one in (value.get("metrics") or {}).items()},
+                {
+                    str(key): None if one is None else float(one)
+                    for key, one in (value.get("metrics") or {}).items()
+                },
                 None if loss is None else float(loss),
                 str(value.get("output", "")),
                 str(value.get("action", "")),

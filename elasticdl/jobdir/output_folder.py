@@ -37,7 +37,7 @@ def refuse_output(spec: JobSpec) -> None:
     refuses a folder with anything else. A resumed job needs no check: the contents may be its own.
     """
     place = spec.checkpoint.output
-    if not place or "://" in place or spec.action == "evaluate":
+    if not place or spec.action == "evaluate":
         return
     path = Path(place)
     try:
@@ -45,13 +45,13 @@ def refuse_output(spec: JobSpec) -> None:
     except OSError as error:  # a name that is too long, or a folder without permission
         raise SpecError(
             f"--output {path} cannot be used: {error.strerror or error}",
-            hint="name another --output",
+            hint="choose another --output",
         ) from error
 
 
 def _refuse(path: Path, *, predictions: bool) -> None:
     if path.exists() and not path.is_dir():
-        raise SpecError(f"--output {path} is a file", hint="name a directory that is new or empty")
+        raise SpecError(f"--output {path} is a file", hint="choose a new or empty directory")
     if predictions:
         _refuse_mixed(path)
     elif path.exists():
@@ -62,25 +62,25 @@ def _refuse_mixed(path: Path) -> None:
     there = names_in(path)
     if there:
         raise SpecError(
-            f"--output {path} is not empty, there is {_listed(there)}: what this job predicts would"
-            " be mixed with that",
-            hint="name a directory that is new or empty, or remove what is there",
+            f"--output {path} is not empty: it contains {_listed(there)}, which this job's"
+            " predictions would mix with",
+            hint="choose a new or empty directory, or remove these files",
         )
 
 
 def _refuse_to_replace(path: Path) -> None:
     if why := _why_fixed(path):
         raise SpecError(
-            f"--output {path} cannot be replaced as a whole, as an export is: {why}",
-            hint=f"name a directory below it, such as {path / 'export'}",
+            f"--output {path} cannot be replaced as a whole, which an export requires: {why}",
+            hint=f"choose a directory below it, such as {path / 'export'}",
         )
     foreign = [name for name in names_in(path) if name not in _OF_AN_EXPORT]
     if foreign:
         raise SpecError(
-            f"--output {path} has {_listed(foreign)}, which is of no export: the new one takes the"
-            " place of the whole directory",
+            f"--output {path} contains {_listed(foreign)}, which is not from an earlier export; the"
+            " export replaces the whole directory",
             hint=(
-                "name a directory that is new, or has nothing but an earlier export, such as"
+                "choose a new directory, or one with only an earlier export, such as"
                 f" {path / 'export'}"
             ),
         )
@@ -95,7 +95,7 @@ def _why_fixed(path: Path) -> str:
     return (
         ""
         if os.access(path.parent, os.W_OK | os.X_OK)
-        else f"this user may not write to {path.parent}"
+        else f"no permission to write to {path.parent}"
     )
 
 

@@ -31,16 +31,3 @@ def _shown(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return []
-
-
-def began(pid: int) -> str:
-    """Return the start time of a process as text; '' if the system hides it.
-
-    No later process with the same pid has the same text.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        ticks = _shown(pid)[19]
-    except (OSError, IndexError):
-        return ""
-    return f"{boot} {ticks.decode()}"

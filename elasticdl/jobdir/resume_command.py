@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import names_in
-from elasticdl.jobdir.scale_override import kept_scale
+from elasticdl.jobdir.scale_override import read_scale_override
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -32,13 +32,15 @@ def has_checkpoint(location: Path) -> bool:
     return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
 
 
-def resume_command(told: Mapping[str, Any], directory: JobDirectory) -> str:
+def resume_command(job_json: Mapping[str, Any], directory: JobDirectory) -> str:
     """Return the next step, with a command to paste.
 
-    `told` is the job's job.json; it may be empty if the file is missing.
+    `job_json` is the job's job.json; it may be empty if the file is missing.
     """
     return _words(
-        told, directory, resumes=_action(told) == TRAIN and has_checkpoint(directory.checkpoints)
+        job_json,
+        directory,
+        resumes=_action(job_json) == TRAIN and has_checkpoint(directory.checkpoints),
     )
 
 
@@ -51,34 +53,34 @@ def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
     return _words(spec.model_dump(mode="json"), directory, resumes=spec.action == TRAIN and kept)
 
 
-def _action(told: Mapping[str, Any]) -> str:
-    return str(told.get("action") or TRAIN)
+def _action(job_json: Mapping[str, Any]) -> str:
+    return str(job_json.get("action") or TRAIN)
 
 
-def _words(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
-    action = _action(told)
-    words = "go on with: " if resumes else "begin afresh with: "
+def _words(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
+    action = _action(job_json)
+    words = "resume with: " if resumes else "start over with: "
     if action == TRAIN and not resumes:
-        words = f"no checkpoint was made: {words}"
-    if (told.get("kubernetes") or {}).get("image_name"):
-        return words + _submitted(told, directory, resumes=resumes)
-    return words + _local(action, told, directory.path, resumes=resumes)
+        words = f"no checkpoint exists: {words}"
+    if (job_json.get("kubernetes") or {}).get("image_name"):
+        return words + _submitted(job_json, directory, resumes=resumes)
+    return words + _local(action, job_json, directory.path, resumes=resumes)
 
 
-def _submitted(told: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
+def _submitted(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
     """Return the saved command of a job on a cluster.
 
     It uses the number of workers that the job was scaled to.
     """
-    command = str(told.get("resume_command" if resumes else "restart_command") or "")
+    command = str(job_json.get("resume_command" if resumes else "restart_command") or "")
     if not command:
         return "the command that it was submitted with" + (" and --resume" if resumes else "")
-    scaled = kept_scale(directory) if resumes else ""
+    scaled = read_scale_override(directory) if resumes else ""
     return command + (f" --num-workers {shlex.quote(scaled)}" if scaled else "")
 
 
-def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
-    cluster = told.get("cluster") or {}
+def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
+    cluster = job_json.get("cluster") or {}
     command = [*_program(), action, "-f", str(JobDirectory(path).yaml)]
     if resumes:
         # job.yaml already names the directory, unless somebody moved it.
@@ -88,14 +90,14 @@ def _local(action: str, told: Mapping[str, Any], path: Path, *, resumes: bool) -
     while place.exists() or place == path:
         name, place = next_name(name), Path(next_name(str(place)))
     return shlex.join(
-        [*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, told)]
+        [*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, job_json)]
     )
 
 
-def _new_output(action: str, told: Mapping[str, Any]) -> list[str]:
+def _new_output(action: str, job_json: Mapping[str, Any]) -> list[str]:
     """Return a new output folder for predictions if one exists: two jobs must not mix theirs."""
-    said = output = str((told.get("checkpoint") or {}).get("output") or "")
-    if action != PREDICT or not said or "://" in said:
+    said = output = str((job_json.get("checkpoint") or {}).get("output") or "")
+    if action != PREDICT or not said:
         return []
     with suppress(OSError):
         while names_in(Path(output)):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
 
 if TYPE_CHECKING:
-    from elasticdl.job import JobSpec, WorkerRange
+    from elasticdl.flag_values import WorkerRange
+    from elasticdl.job import JobSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,11 +28,11 @@ def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int)
         write_json(directory.scale, {"num_workers": str(scaled), "instead_of": sorted(instead_of)})
     except OSError as error:
         _LOG.warning(
-            "cannot keep in %s that the job was scaled to %s: %s", directory.scale, scaled, error
+            "cannot save to %s that the job was scaled to %s: %s", directory.scale, scaled, error
         )
 
 
-def kept_scale(directory: JobDirectory) -> str:
+def read_scale_override(directory: JobDirectory) -> str:
     """Return the range that the job was scaled to, as a user types it; '' if it was not scaled."""
     return str(read_json(directory.scale).get("num_workers", ""))
 
@@ -42,7 +43,7 @@ def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[Jo
     The scaled range applies unless the user now gives another one: by a flag (`anew`), or by a
     file whose range the job never had before it was scaled.
     """
-    scaled, asked = kept_scale(directory), str(spec.cluster.num_workers)
+    scaled, asked = read_scale_override(directory), str(spec.cluster.num_workers)
     instead_of = _instead_of(read_json(directory.scale))
     if anew or not scaled or asked == scaled or asked not in instead_of:
         return spec, ""
@@ -53,8 +54,8 @@ def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[Jo
     return (
         spec.replace(num_workers=workers),
         (
-            f"the job goes on with {scaled} workers, to which it was scaled; --num-workers says"
-            " otherwise"
+            f"the job continues with {scaled} workers, to which it was scaled, instead of its"
+            " --num-workers"
         ),
     )
 
@@ -64,18 +65,18 @@ def forget_scale_unless(spec: JobSpec, directory: JobDirectory) -> None:
 
     Raises OSError.
     """
-    if kept_scale(directory) != str(spec.cluster.num_workers):
+    if read_scale_override(directory) != str(spec.cluster.num_workers):
         directory.scale.unlink(missing_ok=True)
 
 
 def _range(low: int, high: int) -> WorkerRange:
-    from elasticdl.job import WorkerRange
+    from elasticdl.flag_values import WorkerRange
 
     return WorkerRange(low=low, high=high)
 
 
 def _parsed(text: str) -> WorkerRange:
-    from elasticdl.job import WorkerRange
+    from elasticdl.flag_values import WorkerRange
 
     return WorkerRange.model_validate(WorkerRange.parse(text))
 

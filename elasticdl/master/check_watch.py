@@ -1,4 +1,4 @@
-"""Watch the check of a model from outside: its stage, its duration and its main thread's stack.
+"""Watch the check of a model from outside: its stage, its main thread's stack and its answer.
 
 The check runs user code, which may block for ever while it holds any lock of its process. So
 nothing inside that process can bound it.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from elasticdl.clock import Clock
 from elasticdl.errors import UserError
@@ -33,11 +33,12 @@ _BETWEEN_S = 3.0
 class CheckLimits:
     """Limits of the check.
 
-    `still_s`: how long user code may stay at one place during import and model construction.
-    `stacks_s`: interval between stack samples. `quiet_s`: interval between messages about slow
-    progress.
+    `part_s`: how long each part may take; counted files restart the time. `still_s`: how long user
+    code may stay at one place during import and model construction. `stacks_s`: interval between
+    stack samples. `quiet_s`: interval between messages about slow progress.
     """
 
+    part_s: float = 600.0
     still_s: float = 300.0
     stacks_s: float = 15.0
     quiet_s: float = 30.0
@@ -45,13 +46,15 @@ class CheckLimits:
 
 @final
 class CheckWatch:
-    """Reads the check's pipe in a thread, which closes it.
+    """Reads the check's channel in a thread, which closes it.
 
     The thread that waits for the check calls `look`.
     """
 
-    def __init__(self, pipe: int, zoo: str, limits: CheckLimits, clock: Clock, tell: Tell) -> None:
-        self._pipe = pipe
+    def __init__(
+        self, channel: int, zoo: str, limits: CheckLimits, clock: Clock, tell: Tell
+    ) -> None:
+        self._channel = channel
         self._zoo = os.path.abspath(zoo)
         self._limits = limits
         self._clock = clock
@@ -64,15 +67,22 @@ class CheckWatch:
         """The main thread's stack, innermost first: file, line and function."""
         self._stack_s = clock.now_s()
         """When this stack was first seen in this stage, or when the stage began."""
-        self._stack_told_s = clock.now_s()
+        self._stack_reported_s = clock.now_s()
         self._dumped = threading.Event()
         self._counted = ""
-        self._told, self._told_s = "", clock.now_s()
+        self._answer: dict[str, Any] | None = None
+        self._answered = threading.Event()
+        self._reported, self._reported_s = "", clock.now_s()
         self._thread = threading.Thread(target=self._read, name="check", daemon=True)
 
     def start(self) -> None:
         """Start to read."""
         self._thread.start()
+
+    def answer(self, timeout_s: float) -> dict[str, Any] | None:
+        """Wait for the check's result; None if there is none yet."""
+        self._answered.wait(timeout_s)
+        return self._answer
 
     @property
     def moved_s(self) -> float:
@@ -92,19 +102,18 @@ class CheckWatch:
             still_s, place = now_s - self._stack_s, self._place()
         if stage in _USER_STAGES and still_s > self._limits.still_s:
             raise UserError(
-                f"{stage} has not gone on for {still_s:.0f} s{self._newest_place(ask_stack)}",
-                hint=(
-                    "does it wait for something that never comes: a lock, another process, the"
-                    " network?"
-                ),
+                f"{stage} has made no progress for {still_s:.0f} s{self._newest_place(ask_stack)}",
+                hint="check whether it waits for a lock, another process or the network",
             )
-        if counted and counted != self._told and now_s - self._told_s >= _BETWEEN_S:
+        if counted and counted != self._reported and now_s - self._reported_s >= _BETWEEN_S:
             self._say(counted, now_s)
-        elif stage and not counted and now_s - max(self._told_s, stage_s) >= self._limits.quiet_s:
+        elif (
+            stage and not counted and now_s - max(self._reported_s, stage_s) >= self._limits.quiet_s
+        ):
             self._say(f"{stage} has taken {now_s - stage_s:.0f} s{place}", now_s)
 
     def _newest_place(self, ask_stack: Callable[[], None]) -> str:
-        if self._clock.now_s() - self._stack_told_s > 2 * self._limits.stacks_s:
+        if self._clock.now_s() - self._stack_reported_s > 2 * self._limits.stacks_s:
             ask_stack()
             self._dumped.wait(_DUMP_S)
         with self._lock:
@@ -116,7 +125,7 @@ class CheckWatch:
             return f"; it was {self._stage}{self._place()}" if self._stage else ""
 
     def _say(self, text: str, now_s: float) -> None:
-        self._told, self._told_s = text, now_s
+        self._reported, self._reported_s = text, now_s
         self._tell(text)
 
     def _place(self) -> str:
@@ -127,8 +136,11 @@ class CheckWatch:
         return ""
 
     def _read(self) -> None:
-        # The reader closes the pipe: a process that outlives the check may hold the other end.
-        with open(self._pipe, encoding="utf-8", errors="replace") as lines:
+        # The reader closes the channel: a process that outlives the check may hold the other end.
+        with (
+            suppress(ConnectionResetError),  # The check ended without reading all of its question.
+            open(self._channel, encoding="utf-8", errors="replace") as lines,
+        ):
             for line in lines:
                 text = line.strip()
                 if text.startswith("{"):
@@ -151,12 +163,16 @@ class CheckWatch:
         with suppress(ValueError, TypeError):  # user code may write there, too
             value, now_s = json.loads(text), self._clock.now_s()
             with self._lock:
+                if "ok" in value:
+                    self._answer = value
+                    self._answered.set()
+                    return
                 if "stack" in value:
                     stack = tuple(
                         (str(path), int(line), str(function))
                         for path, line, function in value["stack"]
                     )
-                    self._stack_told_s = now_s
+                    self._stack_reported_s = now_s
                     if stack != self._stack:
                         self._stack, self._stack_s = stack, now_s
                     return

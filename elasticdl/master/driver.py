@@ -50,12 +50,14 @@ class Driver:
         queue: EventQueue,
         gateway: ProcessGateway,
         executor: Executor,
+        tick_s: float = TICK_S,
     ) -> None:
         self._core = core
         self._journal = journal
         self._queue = queue
         self._gateway = gateway
         self._executor = executor
+        self._tick_s = tick_s
 
     async def run(self, observed: AsyncIterator[ProcessObserved | ProcessExited]) -> FinishJob:
         """Handle events until the job is over; `observed` yields what the cluster shows.
@@ -79,6 +81,7 @@ class Driver:
             if worth_keeping(entry.event, commands):
                 self._journal.append(entry.event)
             decided.append(commands)
+        # One flush for the batch. Only then do commands act: a replay can explain every effect.
         self._journal.flush()
         for entry, commands in zip(entries, decided, strict=True):
             for command in commands:
@@ -106,7 +109,7 @@ class Driver:
     async def _keep_time(self) -> None:
         while True:
             before_s = self._queue.at_s()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._tick_s)
             self._gateway.tick()
             now_s = self._queue.at_s()
-            self._queue.post(Tick(now_s, max(0.0, now_s - before_s - TICK_S)))
+            self._queue.post(Tick(now_s, max(0.0, now_s - before_s - self._tick_s)))

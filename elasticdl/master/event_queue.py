@@ -70,6 +70,7 @@ class EventQueue:
             if isinstance(item, _Crash):
                 raise RuntimeError(f"{item.task} failed: {item.error!r}") from item.error
             entries.append(item)
+            # Bounded, so that answers do not wait for a long batch.
             if self._queue.empty() or len(entries) >= _BATCH:
                 return entries
             item = self._queue.get_nowait()
@@ -82,10 +83,12 @@ class EventQueue:
         while not self._queue.empty():
             item = self._queue.get_nowait()
             if isinstance(item, QueuedEvent):
+                # Callers wait for these events; without an answer they would hang.
                 item.handled.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
+            # Through the queue, so that the loop raises it in its own context.
             self._queue.put_nowait(_Crash(task.get_name(), error))

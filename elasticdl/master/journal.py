@@ -22,6 +22,7 @@ from typing import final
 from elasticdl.errors import Corrupted
 from elasticdl.master.core.codec import event_of, event_plain
 from elasticdl.master.core.events import Event, JobStarted, SnapshotSaved, StopRequested
+from elasticdl.private_file import make_private
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
@@ -53,7 +54,7 @@ class JournalFile:
         sync_every_s: float = _SYNC_EVERY_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._kept_bytes = kept_bytes
@@ -84,7 +85,7 @@ class JournalFile:
             self._over, self._dirty = True, False
             self._waiting.clear()
             _LOG.error(
-                "the journal in %s ends here, the job goes on: %s",
+                "cannot write the journal in %s; the job continues without it: %s",
                 self._directory,
                 error.strerror or error,
             )
@@ -92,12 +93,14 @@ class JournalFile:
     def _flush(self) -> None:
         if self._waiting:
             data, self._waiting = b"".join(self._waiting), []
+            # One write for the whole batch: a crash can cut only the last line.
             _write(self._file, data)
             self._dirty = True
         if self._dirty and (self._urgent or self._now_s() - self._synced_s >= self._sync_every_s):
             self._sync()
         if not self._over and os.fstat(self._file).st_size >= self._segment_bytes:
             self._sync()
+            # Open the next segment first: if that fails, the old one is still usable.
             full, self._file = self._file, self._next_segment()
             os.close(full)
 
@@ -137,6 +140,9 @@ class JournalFile:
 def replay(directory: Path) -> Iterator[Event]:
     """Return the newest run's events in order; none if there is no journal.
 
+    No process of a job calls this, since a new master does not replay (ADR 2). It is how a
+    developer reads a journal, and how tests check that events restore the state.
+
     A crash may leave a partial last line. It was never acted upon, so it is ignored. Any other
     invalid line raises Corrupted with file and line.
     """
@@ -146,11 +152,23 @@ def replay(directory: Path) -> Iterator[Event]:
     numbers = [segment for run, segment, _ in segments if run == newest]
     if numbers != list(range(1, len(numbers) + 1)):
         raise Corrupted(
-            f"{directory}: of run {newest} there are the segments {numbers}, expected 1 to"
-            f" {max(numbers)}"
+            f"{directory}: run {newest} has segments {numbers}, expected 1 to {max(numbers)}"
         )
     for path in paths:
         yield from _events(path, last=path == paths[-1])
+
+
+def last_start(directory: Path) -> JobStarted | None:
+    """Return how the newest run that began its job started; None if unknown.
+
+    The event comes early in a run: only runs that did not get so far are read to their end. Raises
+    OSError, Corrupted.
+    """
+    for _, segment, path in sorted(_segments(directory), key=lambda one: (-one[0], one[1])):
+        for event in _events(path, last=True) if segment == 1 else ():
+            if isinstance(event, JobStarted):
+                return event
+    return None
 
 
 def _segments(directory: Path) -> list[tuple[int, int, Path]]:
@@ -169,7 +187,7 @@ def _events(path: Path, *, last: bool) -> Iterator[Event]:
                 if last:
                     return
                 raise Corrupted(
-                    f"{path}:{number}: the line is cut off, and the journal goes on after it"
+                    f"{path}:{number}: the line is truncated, but later segments follow"
                 )
             yield _event(line, f"{path}:{number}")
 
@@ -178,14 +196,14 @@ def _event(line: bytes, where: str) -> Event:
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         raise Corrupted(
-            f"{where}: the checksum is {checksum[:8]!r}, expected {zlib.crc32(text):08x}: the line"
-            " is not what was written"
+            f"{where}: the line is damaged: checksum {checksum[:8]!r}, expected"
+            f" {zlib.crc32(text):08x}"
         )
     try:
         return event_of(json.loads(text))
     except ValueError as error:
         raise Corrupted(
-            f"{where}: {error}", hint="was this journal written by another version?"
+            f"{where}: {error}", hint="check whether another version wrote this journal"
         ) from error
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from elasticdl.master.core.commands import Command, NoLeaseNow
 from elasticdl.master.core.events import (
-    ActivityTold,
+    ActivityReported,
     Event,
     LeaseRequested,
     MessagesDropped,
     ProcessSeen,
     ProgressReported,
+    StalenessChosen,
     Tick,
     VersionAdvanced,
 )
@@ -35,11 +36,12 @@ def may_free_work(event: Event) -> bool:
     """Return whether waiting workers should ask for a lease again after this event."""
     match event:
         case (
-            ActivityTold()
+            ActivityReported()
             | LeaseRequested()
             | ProcessSeen()
             | VersionAdvanced()
             | MessagesDropped()
+            | StalenessChosen()
         ):
             return False
         case ProgressReported():

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import final
 
 from elasticdl.clock import SystemClock
@@ -28,7 +29,7 @@ from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
 from elasticdl.job import Action, JobSpec
 from elasticdl.job_status import JobStatus
-from elasticdl.jobdir.last_status import cut_short, heard_of_s
+from elasticdl.jobdir.last_status import cut_short, last_seen_s
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.master_address import MasterAddress, read_master, write_master
 from elasticdl.jobdir.outcome import Outcome
@@ -44,6 +45,7 @@ from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.job_preparation import JobPreparation
 from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
 from elasticdl.master.executor.snapshots import Snapshots
@@ -58,7 +60,7 @@ from elasticdl.master.outcome import (
     tell_story,
     with_resume_command,
 )
-from elasticdl.master.platform.platform import Farewell, LocalPlatform, MasterEnvironment, Platform
+from elasticdl.master.platform.platform import Handover, LocalPlatform, MasterEnvironment, Platform
 from elasticdl.master.preflight import Preflight
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
@@ -66,6 +68,7 @@ from elasticdl.master.status.job_view import JobView, job_status
 from elasticdl.master.status.server import StatusServer
 from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.rpc.channel import Credentials
+from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Source, Task
 
@@ -82,7 +85,7 @@ def read_spec(directory: JobDirectory) -> JobSpec:
     try:
         return JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{directory.spec} is not a job: {error}") from error
+        raise UserError(f"cannot read the job in {directory.spec}: {error}") from error
 
 
 @final
@@ -93,7 +96,7 @@ class Master:
         self._environment = environment
         self._spec = spec
         self._platform = platform
-        self._farewell = Farewell()
+        self._handover = Handover()
         directory = environment.directory
         # Exceed the term of a master that died without removing its file.
         before = read_master(directory)
@@ -102,7 +105,7 @@ class Master:
         directory.master.unlink(missing_ok=True)
         clock = SystemClock()
         self.event_log = EventLog(directory.events, clock.wall_s())
-        self._heard_s = max(self.event_log.last_s, heard_of_s(directory))
+        self._heard_s = max(self.event_log.last_s, last_seen_s(directory))
         """When an earlier master last gave a sign of life, in seconds of the job."""
         self.collector = Collector(directory.series, clock, directory.newest)
         self.collector.paused = True
@@ -136,20 +139,24 @@ class Master:
         )
         service = MasterService(self.queue, self._gateway, welcome, self.status_json, self.core)
         self._server = MasterServer(service, environment.token)
-        what = about(
-            spec,
-            self.event_log.started_at,
-            environment.page.namespace,
-            after_a_stop(spec, directory),
-        )
-        self._watched = JobView(
-            what, self.core, self._gateway, self.queue, self.event_log, self.collector
-        )
+        self._view = self._job_view()
         self._page = StatusServer(
-            self._watched, AccessGuard(environment.token, environment.page.names), self._term
+            self._view,
+            AccessGuard(environment.token, environment.page.names),
+            self._term,
+            directory.logs,
         )
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
+
+    def _job_view(self) -> JobView:
+        what = about(
+            self._spec,
+            self.event_log.started_at,
+            self._environment.page.namespace,
+            after_a_stop(self._spec, self._environment.directory),
+        )
+        return JobView(what, self.core, self._gateway, self.queue, self.event_log, self.collector)
 
     def status(self) -> JobStatus:
         """Return the core's status with the measurements of processes."""
@@ -170,7 +177,7 @@ class Master:
     @property
     def has_left(self) -> bool:
         """Whether the job continues without this master."""
-        return self._farewell.to_the_next
+        return self._handover.to_the_next
 
     async def run(self) -> FinishJob:
         """Run from the first event to the last command.
@@ -187,11 +194,9 @@ class Master:
                 )
             process_env = self._platform.process_env(self._spec, environment, port)
             page, problem = await self._open_page()
-            async with self._platform.cluster(self._farewell) as cluster:
+            async with self._platform.cluster(self._handover) as cluster:
                 self._tell_address(process_env.address, page)
-                self._finish = await self._drive(
-                    journal, cluster, Launcher(cluster, process_env), problem
-                )
+                self._finish = await self._drive(journal, cluster, process_env, problem)
                 return self._finish
         finally:
             await self._page.close(self._finish and self.with_resume_command(self._finish))
@@ -212,21 +217,22 @@ class Master:
                 wanted.host, wanted.port or self._spec.cluster.status_port
             )
         except OSError as error:
-            return "", f"the status page cannot be served: {error.strerror or error}"
+            return "", f"cannot serve the status page: {error.strerror or error}"
         return f"http://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
 
     async def _drive(
-        self, journal: JournalFile, cluster: Cluster, launcher: Launcher, problem: str
+        self, journal: JournalFile, cluster: Cluster, process_env: ProcessEnv, problem: str
     ) -> FinishJob:
         preparation = JobPreparation(
             self.queue,
             self._spec,
             self._environment.directory,
             self._archive,
-            lambda preflight, start: self._begin(preflight, start, cluster),
+            partial(self._platform.check, process_env),
+            lambda preflight, start: self._begin(preflight, start, cluster, executor),
         )
-        means = ExecutorDeps(
-            launcher,
+        deps = ExecutorDeps(
+            Launcher(cluster, process_env),
             self._fences,
             Snapshots(self._registry),
             self._archive,
@@ -234,8 +240,8 @@ class Master:
             self._metrics,
             preparation.run,
         )
-        executor = Executor(self.queue, self._gateway, means)
-        executor.carry_out(self._taken_on())
+        executor = Executor(self.queue, self._gateway, deps)
+        executor.carry_out(self._start_announcement())
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             executor.carry_out(Announce("job", warning, level="warning"))
         self.queue.post(MasterStarted(self.queue.at_s()))
@@ -247,7 +253,9 @@ class Master:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
             raise
 
-    def _begin(self, preflight: Preflight, start: JobStart, cluster: Cluster) -> None:
+    def _begin(
+        self, preflight: Preflight, start: JobStart, cluster: Cluster, executor: Executor
+    ) -> None:
         """Begin the job, unless a person has stopped it meanwhile."""
         if not self.core.begun:
             return
@@ -259,8 +267,10 @@ class Master:
         self._archive.restore_from = start.restore_from
         if self._gateway.ring is not None:
             self._gateway.ring.begin_from = start.restore_from
-        self._watched.cluster = cluster
+        self._view.cluster = cluster
         self.collector.paused = False
+        for warning in preflight.raw.get("warnings") or ():
+            executor.carry_out(Announce("job", f"Warning: {warning}", level="warning"))
         self._begun.set()
 
     async def _observed(self, cluster: Cluster) -> AsyncIterator[ProcessObserved | ProcessExited]:
@@ -287,19 +297,19 @@ class Master:
 
     def leave_now(self, running: asyncio.Future[FinishJob]) -> None:
         """Leave at once. A job that a person stopped has no next master: it ends."""
-        self._farewell.to_the_next = self.core.status().exit_code is None
+        self._handover.to_the_next = self.core.status().exit_code is None
         running.cancel()
 
-    def _taken_on(self) -> Announce:
+    def _start_announcement(self) -> Announce:
         """Return the event that this master starts or continues the job."""
         away_s = max(0.0, self.queue.at_s() - self._heard_s)
         first = self.event_log.next_seq == 0
         what = f"{self._spec.action} {self._spec.model.model_def}"
-        since = "it ended" if self.event_log.ended_before else "the one before was last heard of"
+        since = "" if self.event_log.ended_before else " without a master"
         text = (
-            f"the job begins: {what}"
+            f"job started: {what}"
             if first
-            else f"a master takes the job on again, {spoken(away_s)} after {since}: {what}"
+            else f"job resumed after {spoken(away_s)}{since}: {what}"
         )
         details = meaning(EventKind.BEGUN, term=self._term, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
@@ -312,7 +322,9 @@ class Master:
 
     def close_record(self, finish: FinishJob) -> None:
         """Record the last event: how the job ended."""
-        text = f"the job ended with exit code {int(finish.exit_code)}: {finish.message}"
+        # "job failed: …" has told why, if the job had begun.
+        why = "" if finish.exit_code is ExitCode.JOB_FAILED else f": {finish.message}"
+        text = f"job ended with exit code {int(finish.exit_code)}{why}"
         details = meaning(
             EventKind.ENDED,
             exit_code=int(finish.exit_code),
@@ -329,7 +341,7 @@ class Master:
     def snapshot(self, outcome: Outcome, status: JobStatus) -> dict[str, object]:
         """Return the data of page and report for the ended job."""
         now = self.queue.clock.wall_s()
-        reading = StatusReading(self._watched.about, status, outcome.state, now)
+        reading = StatusReading(self._view.about, status, outcome.state, now)
         logs = ends_in(self._environment.directory.logs, status)
         record = record_of(self.event_log, status)
         return snapshot(reading, record, self.collector.as_list(), outcome, logs)
@@ -339,9 +351,7 @@ class Master:
         if found.phase == Phase.ENDED:
             return found
         why = finish.message.partition("\n")[0]
-        return cut_short(
-            found, finish.message, finish.exit_code, f"it ended with the job, at once: {why}"
-        )
+        return cut_short(found, finish.message, finish.exit_code, f"killed with the job: {why}")
 
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: many users may be able to read a volume.
@@ -357,9 +367,9 @@ def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> 
     def caught(number: signal.Signals) -> None:
         nonlocal seen
         seen += 1
-        _LOG.warning("%s: %s", number.name, "ending in order" if seen == 1 else "ending at once")
+        _LOG.warning("%s: %s", number.name, "stopping gracefully" if seen == 1 else "exiting now")
         if seen == 1:
-            first(f"the master got {number.name}")
+            first(f"the master received {number.name}")
         elif seen == 2:
             second()
 
@@ -390,9 +400,9 @@ async def serve(environment: MasterEnvironment, spec: JobSpec, platform: Platfor
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends the job visibly
         _LOG.exception("the master failed")
         hint = (
-            f"see to {error.filename or environment.directory.path}"
+            f"check {error.filename or environment.directory.path}"
             if isinstance(error, OSError)
-            else "a bug"
+            else "this is a bug in ElasticDL"
         )
         finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
     for task in departing:
@@ -412,16 +422,17 @@ async def serve(environment: MasterEnvironment, spec: JobSpec, platform: Platfor
 
 def _cut_short(master: Master) -> FinishJob:
     if master.has_left:
-        return FinishJob(ExitCode.DRAINED, "the master leaves, the job goes on with the next one")
+        return FinishJob(ExitCode.DRAINED, "the master exits; the next one continues the job")
     status = master.core.status()
     if status.exit_code is not None:
         return FinishJob(ExitCode(status.exit_code), status.outcome or "", "")
-    return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "")
+    return FinishJob(ExitCode.INTERRUPTED, "killed by a second signal", "")
 
 
 def main() -> int:
     """Run the process; return its exit code."""
     die_with_parent()
+    raise_file_limit()
     # Until the loop has its own handlers: exit cleanly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.basicConfig(
@@ -471,7 +482,7 @@ def _work(platform: Platform) -> FinishJob:
         finish = FinishJob(code, error.message, error.hint)
     except KeyboardInterrupt:
         code = ExitCode.DRAINED if platform.has_next else ExitCode.INTERRUPTED
-        finish = FinishJob(code, "ended before any process was started")
+        finish = FinishJob(code, "interrupted before any process started")
     if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
         outcome = outcome_of(finish, directory)
         if directory is not None:

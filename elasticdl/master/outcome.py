@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.errors import ExitCode
-from elasticdl.history.diagnosis import story_lines
+from elasticdl.history.diagnosis_text import story_lines
 from elasticdl.history.event_log import EventLog
 from elasticdl.job_status import JobStatus, Receipt
-from elasticdl.jobdir.layout import JobDirectory, write_whole
+from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.jobdir.resume_command import resume_command
 from elasticdl.master.core.commands import FinishJob
@@ -33,7 +33,7 @@ def leave_outcome(
     try:
         write_outcome(directory, outcome, status)
     except OSError as error:
-        _LOG.error("cannot leave the outcome in %s: %s", directory.path, error)
+        _LOG.error("cannot write the outcome to %s: %s", directory.path, error)
 
 
 def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, Any]]) -> None:
@@ -42,9 +42,9 @@ def leave_report(directory: JobDirectory, snapshot: Callable[[], Mapping[str, An
     An error does not change the outcome.
     """
     try:
-        write_whole(directory.report, render_report(snapshot()))
+        write_atomically(directory.report, render_report(snapshot()))
     except Exception:  # noqa: BLE001 - the job is over: an error in the page must not make a failure of it
-        _LOG.exception("there is no report in %s", directory.path)
+        _LOG.exception("cannot write the report to %s", directory.path)
 
 
 def tell_story(event_log: EventLog) -> None:
@@ -54,13 +54,14 @@ def tell_story(event_log: EventLog) -> None:
 
 
 def with_resume_command(
-    finish: FinishJob, told: Mapping[str, Any], directory: JobDirectory
+    finish: FinishJob, job_json: Mapping[str, Any], directory: JobDirectory
 ) -> FinishJob:
     """Add the next step to a job's end, unless the job is done or was invalid from the start."""
     if finish.exit_code in (ExitCode.DONE, ExitCode.USAGE, ExitCode.DRAINED):
         return finish
-    on = resume_command(told, directory)
-    return replace(finish, hint=f"{finish.hint}; then {on}" if finish.hint else on)
+    on = resume_command(job_json, directory)
+    hint = finish.hint or ("fix the cause" if finish.exit_code is ExitCode.JOB_FAILED else "")
+    return replace(finish, hint=f"{hint}; then {on}" if hint else on)
 
 
 def outcome_of(

@@ -1,7 +1,7 @@
-"""Check the model module and the data before any process starts.
+"""Check the model module and the data before any process of the job starts.
 
-The check needs TensorFlow and runs the user's code, so a child process does it. The child prints
-its result as one JSON object.
+The check needs TensorFlow and runs the user's code, so a process of its own does it. A socket is
+that process's stdin and stdout. It carries the job there, and progress and result back.
 """
 
 from __future__ import annotations
@@ -9,27 +9,32 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
+from elasticdl.data.files import expand
 from elasticdl.errors import ExitCode, UserError
-from elasticdl.formatting import PIPE_VARIABLE
+from elasticdl.formatting import STACKS_VARIABLE
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import write_json
 from elasticdl.master.check_watch import CheckLimits, CheckWatch, Tell
+from elasticdl.model.module_file import module_file
 from elasticdl.shard import Source
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
-TIMEOUT_S = 600.0
-_LAST_LINES = 15
+LIMITS = CheckLimits()
+_LOOK_EVERY_S, _LAST_WORDS_S = 0.1, 0.5
+_LAST_LINES, _LAST_BYTES = 15, 16 << 10
 _DEATH_S = 10.0
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 """Hide TensorFlow's own messages. Disable oneDNN, whose speed one batch does not need."""
@@ -49,98 +54,165 @@ class PreflightCancelledError(Exception):
     """The caller cancelled the preflight."""
 
 
+class CheckProcess(Protocol):
+    """The process of a check, a child of ours that nobody has waited for."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, and that of its process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStreams:
+    """The two ends of the socket to the check, and a file that gets what user code prints."""
+
+    ours: socket.socket
+    theirs: socket.socket
+    output: IO[bytes]
+
+    @property
+    def standard(self) -> tuple[int, int, int]:
+        """Descriptors for stdin, stdout and stderr of the check."""
+        return self.theirs.fileno(), self.theirs.fileno(), self.output.fileno()
+
+
+@contextmanager
+def check_streams() -> Iterator[CheckStreams]:
+    """Open the streams of one check."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile(buffering=0) as output:
+        yield CheckStreams(ours, theirs, output)
+
+
+def refuse_paths(spec: JobSpec) -> None:
+    """Raise UserError for a module or data that is not there, before TensorFlow's slow import.
+
+    Only the module itself knows what its own reader accepts, so that data is left to the check.
+    """
+    try:
+        module = module_file(spec.model)
+        if module.reads_files:
+            for origin in spec.origins():
+                expand(origin)
+    except UserError as error:
+        error.exit_code = ExitCode.USAGE
+        raise
+
+
 def run_preflight(
     spec: JobSpec,
-    timeout_s: float = TIMEOUT_S,
     *,
     command: Sequence[str] = (),
-    limits: CheckLimits = CheckLimits(),  # noqa: B008 - a frozen value
+    limits: CheckLimits = LIMITS,
     tell: Tell = lambda text: None,
-    cancelled: Callable[[], bool] = lambda: False,
 ) -> Preflight:
     """Run the check in a child; blocks. Raises UserError with the problem and its fix.
 
-    Each part may take `timeout_s`: counted files and completed parts restart the time. `tell`
-    receives messages about slow parts.
-
-    Raises PreflightCancelledError within a second after `cancelled()` turns true. The child has
-    ended whenever this returns or raises.
+    The child has ended whenever this returns or raises.
     """
-    read, write = os.pipe()
-    piped = {PARENT_PID_VARIABLE: str(os.getpid()), PIPE_VARIABLE: f"{write}:{limits.stacks_s}"}
-    watch = CheckWatch(read, spec.model.model_zoo, limits, SystemClock(), tell)
-    watch.start()
-    try:
-        child = subprocess.Popen(
-            command or COMMAND,
-            env={**_QUIET, **os.environ, **spec.cluster.envs, **piped},
-            pass_fds=(write,),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-    finally:
-        os.close(write)
-    with child:
+    with (
+        check_streams() as streams,
+        child_process(spec, streams.standard, command, limits.stacks_s) as child,
+    ):
+        return follow_check(spec, child, streams, limits, tell)
+
+
+@contextmanager
+def child_process(
+    spec: JobSpec,
+    standard: Sequence[int],
+    command: Sequence[str] = (),
+    stacks_s: float = LIMITS.stacks_s,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the check with these descriptors as its stdin, stdout and stderr.
+
+    At the end of the block, it and the processes that the user's code started are ended.
+    """
+    ours = {PARENT_PID_VARIABLE: str(os.getpid()), STACKS_VARIABLE: str(stacks_s)}
+    stdin, stdout, stderr = standard
+    with subprocess.Popen(
+        command or COMMAND,
+        env={**_QUIET, **os.environ, **spec.cluster.envs, **ours},
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    ) as child:
         try:
-            output, complaints = _conversation(
-                child, spec.model_dump_json(), timeout_s, watch, cancelled
-            )
-        except subprocess.TimeoutExpired as expired:
-            raise UserError(
-                f"the check of the model and its data was not through after {timeout_s:g}"
-                f" s{watch.story()}{_said(_text(expired.stderr))}",
-                hint=(
-                    f"does the module {spec.model.model_def} do long work when it is imported, or"
-                    " wait for something?"
-                ),
-            ) from expired
+            yield child
         finally:
-            # Also end processes that the user's code started.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             # After Ctrl-C `Popen` waits only a quarter of a second, and we would exit before the
             # child.
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_DEATH_S)
-    found = _answer(output)
-    if found is None:
-        raise UserError(
-            f"the check of the model and its data ended with {_ending(child.returncode)} and no"
-            f" answer{_said(complaints)}",
-            hint=f"does the module {spec.model.model_def} end the process?",
-        )
+
+
+def follow_check(
+    spec: JobSpec,
+    child: CheckProcess,
+    streams: CheckStreams,
+    limits: CheckLimits = LIMITS,
+    tell: Tell = lambda text: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Preflight:
+    """Ask the check of this job, and return its result; blocks.
+
+    `tell` receives messages about slow parts. Raises UserError with the problem and its fix, and
+    PreflightCancelledError soon after `cancelled()` turns true.
+    """
+    streams.theirs.close()
+    with suppress(BrokenPipeError, ConnectionResetError):  # It ended without reading.
+        streams.ours.sendall(spec.model_dump_json().encode())
+        streams.ours.shutdown(socket.SHUT_WR)
+    watch = CheckWatch(streams.ours.detach(), spec.model.model_zoo, limits, SystemClock(), tell)
+    watch.start()
+    # Python notices a Ctrl-C just before a wait only when the wait ends.
+    while (found := watch.answer(_LOOK_EVERY_S)) is None:
+        if cancelled():
+            raise PreflightCancelledError
+        if end := _end_of(child.pid):
+            if watch.answer(_LAST_WORDS_S) is None:
+                raise _usage(
+                    f"the check of model and data ended with {end} and no"
+                    f" result{_last_lines(streams.output)}",
+                    f"check whether the module {spec.model.model_def} ends the process",
+                )
+            continue
+        if time.monotonic() > watch.moved_s + limits.part_s:
+            raise _usage(
+                f"the check of model and data did not finish within {limits.part_s:g}"
+                f" s{watch.story()}{_last_lines(streams.output)}",
+                f"check whether the module {spec.model.model_def} does long work when it is"
+                " imported, or waits for something",
+            )
+        watch.look(lambda: os.kill(child.pid, signal.SIGUSR2))
     return _judged(found)
 
 
-def _conversation(
-    child: subprocess.Popen[str],
-    question: str,
-    timeout_s: float,
-    watch: CheckWatch,
-    cancelled: Callable[[], bool],
-) -> tuple[str, str]:
-    """Return the child's stdout and stderr after its end.
+def _usage(message: str, hint: str) -> UserError:
+    error = UserError(message, hint=hint)
+    error.exit_code = ExitCode.USAGE
+    return error
 
-    It wakes twice a second: Python notices a Ctrl-C just before a wait only when the wait ends.
 
-    Raises TimeoutExpired, PreflightCancelledError, and UserError as `CheckWatch.look`.
-    """
-    given: str | None = question
-    while True:
-        if cancelled():
-            raise PreflightCancelledError
-        left_s = watch.moved_s + timeout_s - time.monotonic()
-        watch.look(lambda: child.send_signal(signal.SIGUSR2))
-        try:
-            return child.communicate(given, timeout=max(0.0, min(0.5, left_s)))
-        except subprocess.TimeoutExpired:
-            given = None
-            if left_s <= 0.5:
-                raise
+def _end_of(pid: int) -> str:
+    """How a child ended; '' if it has not. It stays a zombie."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return ""
+    if found.si_code == os.CLD_EXITED:
+        return f"exit code {found.si_status}"
+    return f"signal {signal.Signals(found.si_status).name}"
+
+
+def _last_lines(output: IO[bytes]) -> str:
+    size = os.fstat(output.fileno()).st_size
+    # The check shares the position in the file.
+    data = os.pread(output.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES))
+    lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+    return "; last output:\n  " + "\n  ".join(lines[-_LAST_LINES:]) if lines else ", without output"
 
 
 def save_preflight(path: Path, preflight: Preflight) -> None:
@@ -158,28 +230,16 @@ def load_preflight(path: Path) -> Preflight | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UserError(
-            f"{path} is not what a preflight leaves: {error}", hint="remove it"
-        ) from error
+        raise UserError(f"{path} is not a preflight result: {error}", hint="remove it") from error
     if not isinstance(found, dict) or "ok" not in found:
-        raise UserError(f"{path} is not what a preflight leaves", hint="remove it")
+        raise UserError(f"{path} is not a preflight result", hint="remove it")
     return _judged(found)
-
-
-def _answer(output: str) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object with "ok"; the user's code may print before it."""
-    for line in reversed(output.splitlines()):
-        with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and "ok" in found:
-                return found
-    return None
 
 
 def _judged(found: dict[str, Any]) -> Preflight:
     if not found["ok"]:
         error = UserError(
-            str(found.get("error", "the model or its data is not usable")),
+            str(found.get("error", "the model or its data is unusable")),
             hint=str(found.get("hint", "")),
         )
         with suppress(ValueError):
@@ -200,17 +260,4 @@ def _sources(found: Mapping[str, Any], key: str) -> tuple[Source, ...]:
             for one in found.get(key) or ()
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the check told nonsense about the {key} data: {error!r}") from error
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _text(output: str | bytes | None) -> str:
-    return output.decode("utf-8", "replace") if isinstance(output, bytes) else output or ""
-
-
-def _said(complaints: str) -> str:
-    lines = [line for line in complaints.splitlines() if line.strip()][-_LAST_LINES:]
-    return "; it said last:\n  " + "\n  ".join(lines) if lines else ", and said nothing"
+        raise UserError(f"the check returned invalid {key} data: {error!r}") from error

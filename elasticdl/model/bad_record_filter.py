@@ -156,6 +156,7 @@ class BadRecordFilter:
             else ""
         )
         others = [index for index in range(count_of(records)) if index not in refusals]
+        # Other records of the window: if these fail too, the code is at fault, not the data.
         probed = others[:: max(1, len(others) // _PROBED)][:_PROBED]
         if probed and all(self._error(records, [index]) is not None for index in probed):
             where = next(iter(refusals.values())).where

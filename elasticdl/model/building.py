@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from elasticdl.errors import UserError
-from elasticdl.job import Scalar
+from elasticdl.flag_values import Scalar
 from elasticdl.model.module import ModelModule
 from elasticdl.model.structure import Structure, input_specs
 from elasticdl.model.usercode import missing, place, taken
@@ -108,7 +108,7 @@ def changing(model: keras.Model, inputs: Structure) -> tuple[Variable, ...]:
         return ()
     changed: list[Variable] = []
 
-    def call(*flat: Any) -> None:  # noqa: ANN401 - symbolic tensors
+    def call(*flat: tf.Tensor) -> None:
         features = tf.nest.pack_sequence_as(inputs, flat, expand_composites=True)
         with keras.StatelessScope() as scope:
             model(features, training=True)

@@ -1,19 +1,19 @@
 """`python -m elasticdl.model.check`: validate the model and the data of a job.
 
-Reads a JobSpec as JSON from stdin and writes one JSON object to stdout:
+Its stdin and stdout are one socket. It reads a JobSpec from there as JSON, and writes its progress
+(`stages.py`) and one JSON object:
 
     {"ok": true, "training": [{"name", "records", "fingerprint"}], "validation": [...],
      "prediction": [...], "model": {...}, "warnings": [...]}
 
 or {"ok": false, "error", "hint", "exit_code": 2}.
 
-It runs in a process of its own because it imports TensorFlow and runs user code. The output of user
-code goes to stderr.
+It runs in a process of its own because it imports TensorFlow and runs user code. User code gets an
+empty stdin, and its output goes to stderr.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -52,13 +52,17 @@ def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read stdin and write one line to the process's original stdout."""
+    """Check the job that stdin has, and report to the process's original stdout."""
     die_with_parent()
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    question = os.dup(0)
+    stages = Stages.on(os.dup(1))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    stages = Stages.of_environment()
     try:
-        answer_fields = check(JobSpec.model_validate_json(sys.stdin.read()), stages)
+        with open(question, encoding="utf-8") as told:
+            spec = JobSpec.model_validate_json(told.read())
+        answer_fields = check(spec, stages)
     except Exception as error:  # noqa: BLE001 - the top of the process: the caller always gets an answer
         trace = traceback.format_exc(limit=-4)
         answer_fields = {
@@ -67,13 +71,11 @@ def main() -> int:
             "hint": trace,
             "exit_code": int(ExitCode.USAGE),
         }
-    with answer:
-        json.dump(_jsonable(answer_fields), answer)
-        answer.write("\n")
+    stages.answer(_jsonable(answer_fields))
     return 0 if answer_fields["ok"] else int(answer_fields["exit_code"])
 
 
-def _jsonable(value: Any) -> Any:  # noqa: ANN401
+def _jsonable(value: object) -> object:
     """Replace NaN and infinity, which JSON lacks, by text."""
     if isinstance(value, Mapping):
         return {key: _jsonable(item) for key, item in value.items()}

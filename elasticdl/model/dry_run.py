@@ -15,6 +15,7 @@ from elasticdl.errors import UserError
 from elasticdl.formatting import amount
 from elasticdl.model.metrics import LOSS
 from elasticdl.model.module import ModelModule
+from elasticdl.model.optimizer_view import OptimizerView
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import Alone, RingStep
@@ -41,18 +42,18 @@ class DryRun:
     """The model with its initial values."""
 
     module: ModelModule
-    served: PsModel
+    ps_model: PsModel
     step: CompiledStep
     ring: RingModel | None = None
-    """The ring's model, for a job without servers; `served` wraps the same model then."""
+    """The ring's model, for a job without servers; `ps_model` wraps the same model then."""
 
     def pulled(self, lookups: Lookups) -> Pulled:
         """The parameters that servers would return at version 0."""
-        tables = zip(self.served.parameters.tables, lookups.ids, strict=True)
+        tables = zip(self.ps_model.parameters.tables, lookups.ids, strict=True)
         rows = tuple(
             initial_weights(table.initializer, table.seed, ids, table.dim) for table, ids in tables
         )
-        return Pulled((0,), self.served.dense(), rows)
+        return Pulled((0,), self.ps_model.dense(), rows)
 
     def train(self, features: Structure, labels: Structure) -> DryRunStep:
         """Run one training step, after checking the shape of the loss. Raises UserError."""
@@ -69,7 +70,7 @@ class DryRun:
 
     def summary(self) -> dict[str, Any]:
         """The model's size, tables and optimizer, for people and programs."""
-        parameters, ring = self.served.parameters, self.ring
+        parameters, ring = self.ps_model.parameters, self.ring
         if ring is None:
             size, optimizer = (
                 parameters.trainable_size + parameters.additive_size,
@@ -123,6 +124,23 @@ class DryRun:
         return self.step.metric_states()
 
 
+def begin_callbacks(module: ModelModule, ps_model: PsModel, *, on_ring: bool) -> None:
+    """Run `on_train_begin` of the module's own callbacks, as a worker does. Raises UserError.
+
+    Keras' own callbacks are left out: some write files.
+    """
+    with user_code("callbacks", module.zoo):
+        made = [*(module.callbacks() or ())] if module.callbacks is not None else []
+    own = [one for one in made if not type(one).__module__.startswith(("keras.", "elasticdl."))]
+    if own and not on_ring:
+        ps_model.model.optimizer = OptimizerView(ps_model.optimizer, lambda: 0)
+    for callback in own:
+        with user_code(f"{type(callback).__name__}.on_train_begin", module.zoo):
+            callback.set_params({})
+            callback.set_model(ps_model.model)
+            callback.on_train_begin({})
+
+
 _OF_OPTIMIZERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
@@ -146,6 +164,7 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
                 f"{place(module.callbacks)}: callbacks returned {callback!r}, expected Keras"
                 " callbacks"
             )
+        _check_monitor(callback, place(module.callbacks))
         if isinstance(callback, _OF_OPTIMIZERS) and not on_ring:
             raise UserError(
                 f"{place(module.callbacks)}: keras.callbacks.{type(callback).__name__} sets the"
@@ -166,6 +185,18 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
         " metrics of epochs"
         for text in left_out
     ]
+
+
+def _check_monitor(callback: keras.callbacks.Callback, where: str) -> None:
+    """Refuse a Keras callback that waits for a training metric, which a job does not compute."""
+    name = getattr(callback, "monitor", None)
+    ours = type(callback).__module__.startswith("keras.")
+    if ours and isinstance(name, str) and name != "loss" and not name.startswith("val_"):
+        raise UserError(
+            f"{where}: {type(callback).__name__} monitors {name!r}, a metric of training, but a job"
+            " computes metrics on validation data only",
+            hint=f"monitor 'val_{name}', or 'loss'",
+        )
 
 
 def _left_out(board: keras.callbacks.TensorBoard) -> list[str]:
@@ -207,7 +238,7 @@ def check_destination(module: ModelModule, output: str) -> None:
         )
 
 
-def _check_loss(value: Any, outputs: Structure, module: ModelModule) -> None:  # noqa: ANN401 - what the user returns
+def _check_loss(value: Structure, outputs: Structure, module: ModelModule) -> None:
     where = place(module.loss)
     if not tf.is_tensor(value):
         raise UserError(

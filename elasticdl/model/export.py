@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import user_code
+from elasticdl.private_file import temporary_name
 from elasticdl.rpc.parameters import Float32s, Int64s
 
 WEIGHTS = "model.weights.h5"
@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def export(
-    served: PsModel,
+    ps_model: PsModel,
     dense: Float32s,
     tables: Sequence[tuple[Int64s, Float32s]],
     directory: str | Path,
@@ -51,18 +51,18 @@ def export(
     """
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    served.set_dense(dense)
+    temporary = temporary_name(target)
+    temporary.mkdir()
+    ps_model.set_dense(dense)
     bounded = {
-        table: whole_matrix(served.parameters.tables[table], size, *rows)
-        for table, (layer, rows) in enumerate(zip(served.tables, tables, strict=True))
+        table: whole_matrix(ps_model.parameters.tables[table], size, *rows)
+        for table, (layer, rows) in enumerate(zip(ps_model.tables, tables, strict=True))
         if (size := embedding_hooks.vocabulary(layer)) is not None
     }
     try:
-        _save(served, bounded, tables, temporary, zoo)
+        _save(ps_model, bounded, tables, temporary, zoo)
         with embedding_hooks.matrices(bounded):
-            served.model.save_weights(temporary / WEIGHTS)
+            ps_model.model.save_weights(temporary / WEIGHTS)
         _replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -72,6 +72,7 @@ def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Float32s) -> Fl
     """float32[size, dim]: the given rows, and initial values for all others."""
     matrix = np.empty((size, table.dim), np.float32)
     untouched = native_table(table, OptimizerSpec(kind=OptimizerKind.SGD))
+    # In parts, so that the initial values never need a second whole matrix.
     for begin in range(0, size, _ROWS_AT_ONCE):
         end = min(size, begin + _ROWS_AT_ONCE)
         matrix[begin:end] = untouched.peek(np.arange(begin, end))
@@ -81,15 +82,16 @@ def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Float32s) -> Fl
 
 def _replace(temporary: Path, target: Path) -> None:
     """Replace the old export by the new one."""
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    old = temporary_name(target)
     if target.exists():
+        # A rename cannot replace a directory that has files, so the old export moves away first.
         target.rename(old)
     temporary.rename(target)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _save(
-    served: PsModel,
+    ps_model: PsModel,
     bounded: Mapping[int, Float32s],
     tables: Sequence[tuple[Int64s, Float32s]],
     directory: Path,
@@ -100,52 +102,56 @@ def _save(
     One module tracks everything it needs: variables, lookup tables of preprocessing, rows.
     """
     module = tf.Module()
-    module.model = served.model
+    module.model = ps_model.model
     lookups = []
     for table, (ids, rows) in enumerate(tables):
         if table in bounded:
             lookups.append(
                 _gather(
                     tf.Variable(
-                        bounded[table], trainable=False, name=served.parameters.tables[table].name
+                        bounded[table], trainable=False, name=ps_model.parameters.tables[table].name
                     )
                 )
             )
         else:
-            lookups.append(_search(ids, rows, served.parameters.tables[table].name))
+            lookups.append(_search(ids, rows, ps_model.parameters.tables[table].name))
     module.rows = [lookup.variables for lookup in lookups]
 
     def look_up(table: int, ids: Tensor) -> Tensor:
         return lookups[table].call(ids)
 
-    module.serve = _serving(served, look_up, zoo)
+    module.serve = _serving(ps_model, look_up, zoo)
     with _no_signature_of_keras():
         tf.saved_model.save(module, str(directory), signatures={"serving_default": module.serve})
 
 
-def _serving(served: PsModel, look_up: Callable[[int, Tensor], Tensor], zoo: str) -> Any:  # noqa: ANN401 - TensorFlow's
+def _serving(
+    ps_model: PsModel, look_up: Callable[[int, Tensor], Tensor], zoo: str
+) -> tf.types.experimental.GenericFunction:
     """The traced function, with open lengths where `feed` and the model allow them."""
-    if served.open_inputs is not None:
+    if ps_model.open_inputs is not None:
         try:
-            return _traced(served, served.open_inputs, look_up)
+            return _traced(ps_model, ps_model.open_inputs, look_up)
         except (
             ValueError,
             TypeError,
         ):  # a layer needs a fixed length; use that of the first batch
             pass
     with user_code("exporting the model", zoo):
-        return _traced(served, served.inputs, look_up)
+        return _traced(ps_model, ps_model.inputs, look_up)
 
 
-def _traced(served: PsModel, inputs: Structure, look_up: Callable[[int, Tensor], Tensor]) -> Any:  # noqa: ANN401
-    names, structure = _named_inputs(served.model, inputs)
+def _traced(
+    ps_model: PsModel, inputs: Structure, look_up: Callable[[int, Tensor], Tensor]
+) -> tf.types.experimental.GenericFunction:
+    names, structure = _named_inputs(ps_model.model, inputs)
 
     def serve(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         features = tf.nest.pack_sequence_as(
             structure, [given[name] for name in names], expand_composites=True
         )
         with embedding_hooks.lookups(look_up):
-            return _named_outputs(served.model, served.model(features, training=False))
+            return _named_outputs(ps_model.model, ps_model.model(features, training=False))
 
     function = tf.function(serve, input_signature=[dict(names)], autograph=False)
     function.get_concrete_function()

@@ -67,7 +67,7 @@ def as_int64(tensor: Tensor) -> Int64s:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
+def trace_ids(ps_model: PsModel, specs: Structure, *, training: bool) -> IdGraph:
     """Trace the model for features of these type specs.
 
     Raises:
@@ -80,7 +80,7 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
     def record(table: int, ids: Tensor) -> Tensor:
         if ids.graph is not graphs[0] or tf.compat.v1.get_default_graph() is not graphs[0]:
             raise UserError(
-                f"embedding layer {served.tables[table].name!r} is called within a loop, a"
+                f"embedding layer {ps_model.tables[table].name!r} is called within a loop, a"
                 " condition or a mapped function, so its rows cannot be fetched in advance",
                 hint=(
                     "call it once outside, on all ids, or keep it dense with a higher"
@@ -88,7 +88,7 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
                 ),
             )
         seen.append((table, ids))
-        made = embedding_hooks.zeros(ids, served.tables[table].output_dim)
+        made = embedding_hooks.zeros(ids, ps_model.tables[table].output_dim)
         rows[made.op.name] = table
         return made
 
@@ -98,17 +98,17 @@ def trace_ids(served: PsModel, specs: Structure, *, training: bool) -> IdGraph:
         graphs.append(tf.compat.v1.get_default_graph())
         features = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)
         with embedding_hooks.lookups(record), keras.StatelessScope():
-            served.model(features, training=training)
+            ps_model.model(features, training=training)
         return []
 
     wrapped = tf.compat.v1.wrap_function(call, tf.nest.flatten(specs, expand_composites=True))
-    return _cut(wrapped, seen, served, rows)
+    return _cut(wrapped, seen, ps_model, rows)
 
 
 def _cut(
-    wrapped: Any,  # noqa: ANN401
+    wrapped: tf.types.experimental.ConcreteFunction,
     seen: Sequence[tuple[int, Tensor]],
-    served: PsModel,
+    ps_model: PsModel,
     rows: Mapping[str, int],
 ) -> IdGraph:
     feeds = [
@@ -122,7 +122,7 @@ def _cut(
     sites: list[LookupSite] = []
     sources: list[Tensor] = []
     for table, ids in seen:
-        _check_independent(ids, rows, served.tables[table].name, served)
+        _check_independent(ids, rows, ps_model.tables[table].name, ps_model)
         source = _source(ids)
         key = (numbers[source.op.name], source.value_index)
         if key not in keys:
@@ -175,7 +175,7 @@ def _value_numbers(graph: tf.Graph, placeholders: Mapping[str, int]) -> dict[str
     return numbers
 
 
-def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served: PsModel) -> None:
+def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, ps_model: PsModel) -> None:
     """Raise UserError if ids depend on an embedding's values; its output's shape is allowed."""
     visited: set[str] = set()
     stack = [ids.op]
@@ -187,7 +187,7 @@ def _check_independent(ids: Tensor, rows: Mapping[str, int], layer: str, served:
         if operation.name in rows:
             raise UserError(
                 f"the ids of embedding layer {layer!r} depend on the rows of"
-                f" {served.tables[rows[operation.name]].name!r}, so they are unknown before those"
+                f" {ps_model.tables[rows[operation.name]].name!r}, so they are unknown before those"
                 " rows are fetched",
                 hint=(
                     "keep one of the two dense: elasticdl.model.layers.Embedding(..., served=False)"

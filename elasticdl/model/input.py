@@ -55,7 +55,8 @@ class Feeder:
         self._module = module
         self._mode = Mode.of(task)
         self._metadata = metadata
-        self._traced: dict[tuple[Any, ...], Callable[[Any], Structure]] = {}
+        self._traced: dict[tuple[Any, ...], Any] = {}
+        """Concrete functions of TensorFlow, which has no types."""
 
     def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
         """(features, labels) of a window, or None if `feed` keeps nothing.
@@ -85,7 +86,7 @@ class Feeder:
         """
         if not self._traced:
             return None
-        made = next(iter(self._traced.values())).structured_outputs  # type: ignore[attr-defined]
+        made = next(iter(self._traced.values())).structured_outputs
         return input_specs(made[0] if isinstance(made, tuple) and len(made) == 2 else made)
 
     def _refused(self, error: Exception) -> RecordsRefused:
@@ -98,9 +99,11 @@ class Feeder:
     def _name(self) -> str:
         return "feed" if self._module.feed_batch is None else "feed_batch"
 
-    def _function(self, tensors: Any) -> Callable[[Any], Structure]:  # noqa: ANN401 - one tensor or a dict of them
+    def _function(self, tensors: Structure) -> Callable[[Any], Structure]:
         specs = tf.nest.map_structure(
-            lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), tensors
+            # The number of records stays open: halves of a window must not cause a new trace.
+            lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype),
+            tensors,
         )
         key = tuple(
             (spec.shape.rank, tuple(spec.shape.as_list()), spec.dtype)
@@ -113,9 +116,10 @@ class Feeder:
                 else self._records_at_once
             )
             self._traced[key] = tf.function(body).get_concrete_function(specs)
-        return self._traced[key]
+        traced: Callable[[Any], Structure] = self._traced[key]
+        return traced
 
-    def _records_by_dataset(self, records: Any) -> Structure:  # noqa: ANN401
+    def _records_by_dataset(self, records: Structure) -> Structure:
         feed = self._module.feed
         assert feed is not None
         dataset = feed(tf.data.Dataset.from_tensor_slices(records), self._mode, self._metadata)
@@ -129,10 +133,11 @@ class Feeder:
             tf.constant(tf.data.INFINITE_CARDINALITY, tf.int64),
             message=_ENDLESS,
         )
+        # An infinite dataset would fill the memory, so the check must run before the batch.
         with tf.control_dependencies([ends]):
             return _batched(dataset, count).get_single_element()
 
-    def _records_at_once(self, records: Any) -> Structure:  # noqa: ANN401
+    def _records_at_once(self, records: Structure) -> Structure:
         assert self._module.feed_batch is not None
         return self._module.feed_batch(records, self._mode, self._metadata)
 
@@ -161,7 +166,7 @@ def feed_of(module: ModelModule) -> Callable[..., Any]:
     return feed
 
 
-def _batched(dataset: Any, records: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
+def _batched(dataset: tf.data.Dataset, records: Structure) -> tf.data.Dataset:
     """All elements as one batch, padded where their shapes may differ.
 
     TensorFlow reserves memory for as many elements as a padded batch may have. The bound is a
@@ -175,7 +180,7 @@ def _batched(dataset: Any, records: Any) -> Any:  # noqa: ANN401 - TensorFlow ha
     return dataset.batch(_ALL)
 
 
-def _tensors(window: Records) -> Any:  # noqa: ANN401
+def _tensors(window: Records) -> Structure:
     if isinstance(window, Mapping):
         return {name: tf.constant(np.ascontiguousarray(column)) for name, column in window.items()}
     return tf.constant(window)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from elasticdl.errors import UserError
+from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.module import ModelModule
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, user_code
@@ -46,7 +47,9 @@ class Metrics:
         self._named = tuple(_named(made, module))
         _refuse_twice(self._named, module)
 
-    def update(self, labels: Structure, predictions: Structure, loss: Any, examples: Any) -> None:  # noqa: ANN401 - tensors
+    def update(
+        self, labels: Structure, predictions: Structure, loss: Tensor, examples: Tensor
+    ) -> None:
         """Add a batch; called while a function is traced."""
         self.loss.update_state(loss, sample_weight=examples)
         for named in self._named:
@@ -146,7 +149,7 @@ def _refuse_twice(named: Sequence[NamedMetric], module: ModelModule) -> None:
             )
 
 
-def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras has no types
+def _metric(name: str, value: object, where: str) -> keras.metrics.Metric:
     """A Keras metric as it is, or the mean of a function's values per example."""
     if isinstance(value, keras.metrics.Metric):
         return value
@@ -163,13 +166,13 @@ def _metric(name: str, value: Any, where: str) -> Any:  # noqa: ANN401 - Keras h
 def _flat(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Cast the values of the user's function, of any numeric or boolean type, to float32."""
 
-    def values(labels: Any, predictions: Any) -> Any:  # noqa: ANN401
+    def values(labels: Structure, predictions: Structure) -> Tensor:
         return keras.ops.cast(function(labels, predictions), "float32")
 
     return values
 
 
-def _load(name: str, metric: Any, arrays: tuple[tuple[float, ...], ...]) -> None:  # noqa: ANN401
+def _load(name: str, metric: keras.metrics.Metric, arrays: tuple[tuple[float, ...], ...]) -> None:
     sizes = [int(np.prod(variable.shape)) for variable in metric.variables]
     if sizes != [len(array) for array in arrays]:
         raise UserError(
@@ -179,7 +182,7 @@ def _load(name: str, metric: Any, arrays: tuple[tuple[float, ...], ...]) -> None
         variable.assign(np.asarray(array).reshape(variable.shape))
 
 
-def _scalars(name: str, result: Any) -> dict[str, float]:  # noqa: ANN401
+def _scalars(name: str, result: Structure) -> dict[str, float]:
     if isinstance(result, Mapping):
         return {
             key: value

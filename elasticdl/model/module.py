@@ -17,6 +17,7 @@ from elasticdl.job import ModelSection
 
 # Import this before any user module: it patches the Keras class that user code makes layers of.
 from elasticdl.model import embedding_hooks  # noqa: F401
+from elasticdl.model.module_file import module_file
 from elasticdl.model.usercode import place, user_code
 
 
@@ -52,14 +53,9 @@ def load_module(section: ModelSection) -> ModelModule:
         UserError: the module or a required function is missing or wrong, or the import fails (also
             by `sys.exit`); the message names file and line.
     """
-    zoo = Path(section.model_zoo).resolve()
-    if not zoo.is_dir():
-        raise UserError(
-            f"--model-zoo {section.model_zoo!r} is not a directory",
-            hint="set --model-zoo to the directory that contains the model modules",
-        )
-    name, attribute = _split(zoo, section.model_def)
-    module = _imported(zoo, name)
+    found = module_file(section)
+    zoo, attribute = found.zoo, found.attribute
+    module = _imported(zoo, found.name)
     path = str(module.__file__)
     loaded = ModelModule(
         path=path,
@@ -84,32 +80,6 @@ def load_module(section: ModelSection) -> ModelModule:
     )
     _check_arities(loaded)
     return loaded
-
-
-def _split(zoo: Path, model_def: str) -> tuple[str, str]:
-    """Split `--model-def` into module and attribute; the longest prefix that is a module wins."""
-    parts = model_def.split(".")
-    if not all(part.isidentifier() for part in parts):
-        raise UserError(
-            f"--model-def {model_def!r} is not a dotted name",
-            hint="examples: `iris`, `mnist.cnn`, `mnist.cnn.custom_model`",
-        )
-    for length in range(len(parts), 0, -1):
-        base = zoo.joinpath(*parts[:length])
-        if base.with_suffix(".py").is_file() or (base / "__init__.py").is_file():
-            rest = parts[length:]
-            if len(rest) > 1:
-                break
-            return ".".join(parts[:length]), rest[0] if rest else "custom_model"
-    raise UserError(f"--model-def {model_def!r}: no such module in {zoo}", hint=_available(zoo))
-
-
-def _available(zoo: Path) -> str:
-    names = sorted(
-        ".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py")
-    )
-    shown = [name for name in names if "__" not in name][:12]
-    return f"found: {', '.join(shown)}" if shown else "the directory has no Python modules"
 
 
 def _imported(zoo: Path, name: str) -> ModuleType:

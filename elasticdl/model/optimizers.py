@@ -61,9 +61,10 @@ def optimizer_spec(optimizer: Optimizer, where: str) -> OptimizerSpec:
         )
     constants = _SPECS.get(type(optimizer))
     if constants is None:
+        *others, last = (kind.__name__ for kind in _SPECS)
         raise UserError(
             f"{where}: {type(optimizer).__name__} is not supported with parameter servers",
-            hint="use keras.optimizers.SGD, Adam, AdamW, Adagrad or Ftrl",
+            hint=f"use keras.optimizers.{', '.join(others)} or {last}",
         )
     _refuse_options(optimizer, where)
     return OptimizerSpec(**constants(optimizer), weight_decay=optimizer.weight_decay or 0.0)

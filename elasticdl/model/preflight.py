@@ -12,7 +12,14 @@ from elasticdl.errors import UserError
 from elasticdl.formatting import BUILDING, amount
 from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.model.bad_record_filter import BadRecordFilter, Fed
-from elasticdl.model.dry_run import DryRun, check_callbacks, check_destination, check_processor
+from elasticdl.model.dry_run import (
+    DryRun,
+    begin_callbacks,
+    check_callbacks,
+    check_destination,
+    check_processor,
+)
+from elasticdl.model.horovod import horovod
 from elasticdl.model.input import Feeder, grouping
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ps_model import PsModel
@@ -53,8 +60,10 @@ class JobPreflight:
     def run(self) -> dict[str, Any]:
         """Check everything and return the result, ready for JSON.
 
-        Raises UserError for the first problem.
+        Raises UserError for the first problem, and CannotRun without Horovod for a ring.
         """
+        if self.spec.trains_on_ring:
+            horovod()
         if self.spec.action is Action.PREDICT:
             check_destination(self.module, self.spec.checkpoint.output)
         for task, origin in self._origins().items():
@@ -66,9 +75,12 @@ class JobPreflight:
         )
         try:
             self.stages.begin(BUILDING)
-            trial = self._trial()
+            dry_run = self._dry_run()
             self.stages.begin("trying one step of each kind")
-            tried = self._try(trial)
+            tried = self._try(dry_run)
+            if self.spec.action is Action.TRAIN:
+                on_ring = self.spec.trains_on_ring
+                begin_callbacks(self.module, dry_run.ps_model, on_ring=on_ring)
         except UserError as error:
             error.hint = self.grouping or error.hint
             raise
@@ -76,7 +88,7 @@ class JobPreflight:
         return {
             "ok": True,
             **self._sources(),
-            "model": {**trial.summary(), **tried},
+            "model": {**dry_run.summary(), **tried},
             "warnings": self.warnings,
         }
 
@@ -172,27 +184,27 @@ class JobPreflight:
             seen += good
         return None
 
-    def _trial(self) -> DryRun:
+    def _dry_run(self) -> DryRun:
         first = next(iter(self.data.values()))
         if self.spec.training.distribution_strategy is Strategy.ALLREDUCE:
             data, params = self.spec.data, self.spec.model.model_params
             ring = RingModel.build(self.module, params, seed=data.seed, features=first.features)
-            whole = ring.served()
+            whole = ring.ps_model()
             return DryRun(self.module, whole, CompiledStep(whole, self.module), ring)
-        served = PsModel.build(
+        ps_model = PsModel.build(
             self.module,
             self.spec.model.model_params,
             threshold_bytes=self.spec.training.embedding_threshold_bytes,
             seed=self.spec.data.seed,
             features=first.features,
         )
-        return DryRun(self.module, served, CompiledStep(served, self.module))
+        return DryRun(self.module, ps_model, CompiledStep(ps_model, self.module))
 
-    def _try(self, trial: DryRun) -> dict[str, Any]:
+    def _try(self, dry_run: DryRun) -> dict[str, Any]:
         """Run one step of each kind of work that the job has."""
         tried: dict[str, Any] = {}
         if (training := self.data.get(Task.TRAINING)) is not None:
-            outcome = trial.train(training.features, training.labels)
+            outcome = dry_run.train(training.features, training.labels)
             tried["loss"] = outcome.loss
             if outcome.nonfinite:
                 self.warnings.append(
@@ -201,7 +213,7 @@ class JobPreflight:
                 )
         evaluated = self.data.get(Task.EVALUATION)
         if evaluated is not None:
-            tried["metrics"] = sorted(trial.evaluate(evaluated.features, evaluated.labels))
+            tried["metrics"] = sorted(dry_run.evaluate(evaluated.features, evaluated.labels))
         if (predicted := self.data.get(Task.PREDICTION)) is not None:
-            trial.predict(predicted.features)
+            dry_run.predict(predicted.features)
         return tried

@@ -13,7 +13,7 @@ from keras.src.utils.naming import reset_uids
 
 from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
 from elasticdl.errors import UserError
-from elasticdl.job import Scalar
+from elasticdl.flag_values import Scalar
 from elasticdl.model import embedding_hooks
 from elasticdl.model.building import (
     Variable,
@@ -86,22 +86,14 @@ class PsModel:
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
             inputs = inputs_of(model, features, module)
-        names = _unique([layer.path or layer.name for layer in built.layers])
-        tables = tuple(
-            TableSpec(
-                name=name,
-                dim=layer.output_dim,
-                initializer=initializer_spec(layer, embedding_hooks.vocabulary(layer)),
-                seed=_table_seed(seed, name),
-            )
-            for name, layer in zip(names, built.layers, strict=True)
-        )
         with user_code("custom_model", module.zoo):
             additive = changing(model, inputs)
         variables = tuple(trainable(model)) + additive
         _check_frozen(built.layers, rule.weight_decay)
         parameters = ParametersSpec(
-            optimizer=rule, dense=_dense_specs(variables, len(additive)), tables=tables
+            optimizer=rule,
+            dense=_dense_specs(variables, len(additive)),
+            tables=_table_specs(built.layers, seed),
         )
         return cls(model, parameters, optimizer, tuple(built.layers), variables, inputs)
 
@@ -119,6 +111,19 @@ class PsModel:
         for variable, spec in zip(self.variables, self.parameters.dense, strict=True):
             begin, end = end, end + spec.size
             variable.assign(flat[begin:end].reshape(spec.shape))
+
+
+def _table_specs(layers: Sequence[Any], seed: int) -> tuple[TableSpec, ...]:
+    names = _unique([layer.path or layer.name for layer in layers])
+    return tuple(
+        TableSpec(
+            name=name,
+            dim=layer.output_dim,
+            initializer=initializer_spec(layer, embedding_hooks.vocabulary(layer)),
+            seed=_table_seed(seed, name),
+        )
+        for name, layer in zip(names, layers, strict=True)
+    )
 
 
 def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpec, ...]:

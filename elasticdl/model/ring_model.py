@@ -13,7 +13,7 @@ from keras.src.utils.tracking import DotNotTrackScope
 
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import UserError
-from elasticdl.job import Scalar
+from elasticdl.flag_values import Scalar
 from elasticdl.model.building import (
     Variable,
     changing,
@@ -87,7 +87,7 @@ class RingModel:
             model.optimizer = optimizer
         return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
 
-    def served(self) -> PsModel:
+    def ps_model(self) -> PsModel:
         """Wrap the model as one without served parameters, to evaluate, predict and export it."""
         nothing = ParametersSpec(
             optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=()

@@ -8,6 +8,7 @@ from typing import Any, final
 import keras
 
 from elasticdl.model.callbacks import LearningRateScheduler
+from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer
 from elasticdl.model.usercode import user_code
@@ -57,7 +58,7 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
         self._inner = inner
         self._scale = scale
 
-    def __call__(self, step: Any) -> Any:  # noqa: ANN401
+    def __call__(self, step: Tensor) -> Tensor:
         is_schedule = isinstance(self._inner, keras.optimizers.schedules.LearningRateSchedule)
         rate = self._inner(step) if is_schedule else self._inner()
         return rate * keras.ops.cast(

@@ -13,21 +13,21 @@ travel as such.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.model.packing import Packing, Reducer, wide
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.usercode import user_code
 
-BUCKET_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20
 """Largest variable whose sparse gradient is reduced as a dense one.
 
@@ -39,22 +39,6 @@ _CALLS_PER_STEP = 256
 """Random numbers per generator and step, before they overlap with those of the next step."""
 
 _RANK_STRIDE = 0x9E3779B1
-
-
-class Reducer(Protocol):
-    """The reductions that a step needs from the ring.
-
-    Called while a function is traced; all members make the same calls in the same order.
-    """
-
-    def reduced(self, name: str, tensor: Tensor) -> Tensor:
-        """Sum of a float32 or float64 vector over all members; bit-identical on all of them."""
-
-    def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        """The rows of all members, in the order of their ranks; first axes may differ in length."""
-
-    def guarded(self) -> AbstractContextManager[None]:
-        """Wrap calls of functions that reduce: an error of the ring becomes an ElasticDLError."""
 
 
 @final
@@ -186,6 +170,7 @@ class RingStep:
                 return compiled.function
             specs = relaxed((compiled.features, compiled.labels), specs)
 
+        # Flat arguments: rank and iteration are tensors, so that they never cause a new trace.
         def step(control: Tensor, *given: Tensor) -> list[Tensor]:
             part = tf.nest.pack_sequence_as(specs, given, expand_composites=True)
             return self._reduce_and_apply(control, self._computed(control, *part))
@@ -224,6 +209,7 @@ class RingStep:
             total = tf.add_n(
                 [value, *(tf.cast(tf.reduce_sum(loss), value.dtype) for loss in losses)]
             )
+            # Weight by examples: parts differ in size, so a mean of means would be biased.
             scaled = total * tf.cast(examples, total.dtype)
         gradients = [_dense_if_small(gradient) for gradient in tape.gradient(scaled, variables)]
         self._sparse = tuple(
@@ -244,6 +230,7 @@ class RingStep:
         value = self._model.module.loss(labels, outputs)
         if value.shape.rank == 0:
             leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
+            # A scalar loss hides its number of values: count the examples of the outputs.
             return value, tf.shape(leaf)[0]
         return tf.reduce_mean(value), tf.size(value)
 
@@ -251,6 +238,7 @@ class RingStep:
         """States of random generators in this step; they depend only on seed, step and rank."""
         mapping = []
         for seed in self._model.seeds:
+            # Derived from rank and step, not advanced: a repeated step draws the same numbers.
             offset = tf.stack([control[0] * _RANK_STRIDE, control[1] * _CALLS_PER_STEP])
             mapping.append((seed, seed.value + tf.cast(offset, seed.value.dtype)))
         return mapping
@@ -265,7 +253,7 @@ class RingStep:
         ]
         return [(variable, tf.convert_to_tensor(variable.value)) for variable in regularised]
 
-    def _difference(self, scope: keras.StatelessScope, variable: Any) -> Tensor:  # noqa: ANN401 - a Keras variable
+    def _difference(self, scope: keras.StatelessScope, variable: keras.Variable) -> Tensor:
         new = scope.get_current_value(variable)
         return (
             tf.zeros_like(variable.value)
@@ -293,6 +281,7 @@ class RingStep:
             if sparse:
                 rows = tf.zeros([0, *value.shape[1:]], value.dtype)
                 gradients.append(
+                    # No rows, but the member must take part in the exchange, or the others wait.
                     tf.IndexedSlices(rows, tf.zeros([0], tf.int64), tf.shape(value, tf.int64))
                 )
             else:
@@ -306,22 +295,23 @@ class RingStep:
             averages,
             tf.constant(0),
             tf.constant(
-                0.0, _wide([variable_zero.dtype for variable_zero in self._model.trainable])
+                0.0, wide([variable_zero.dtype for variable_zero in self._model.trainable])
             ),
         )
 
     def _reduce_and_apply(self, control: Tensor, mine: _Contribution) -> list[Tensor]:
-        packing = _Packing(self._reducer)
+        packing = Packing(self._reducer)
         # Use the gradients' type, so that these numbers travel in the same vector.
-        wide = _wide([variable.dtype for variable in self._model.trainable])
+        dtype = wide([variable.dtype for variable in self._model.trainable])
         rate = self._rate()
         scalars = [
             mine.examples,
             mine.loss,
             control[2],
+            # All others add 0, so the sum is rank 0's rate: no broadcast is needed.
             *([] if rate is None else [tf.where(control[0] == 0, rate.value, 0)]),
         ]
-        numbers = packing.add(tf.stack([tf.cast(scalar, wide) for scalar in scalars]))
+        numbers = packing.add(tf.stack([tf.cast(scalar, dtype) for scalar in scalars]))
         dense = {
             index: packing.add(gradient)
             for index, gradient in enumerate(mine.gradients)
@@ -333,10 +323,12 @@ class RingStep:
             for index, gradient in enumerate(mine.gradients)
             if self._sparse[index]
         }
+        # Record the call only when its inputs are ready: before that this member still computes.
         with tf.control_dependencies(packing.added()):
             self._contributed.assign(control[3])
         packing.reduce()
         examples, loss, wishes, *rates = tf.unstack(packing.get(numbers))
+        # All parts may be empty; then nothing is applied, but the division still runs.
         divisor = tf.maximum(examples, 1.0)
         gradients = [
             self._divided(packing, index, dense, rows, divisor)
@@ -366,7 +358,7 @@ class RingStep:
         tf.cond(good, apply, lambda: tf.constant(False))
         return [loss / divisor, examples, wishes, finite]
 
-    def _rate(self) -> Any:  # noqa: ANN401 - a Keras variable
+    def _rate(self) -> keras.Variable:
         """The learning rate variable, or None for a schedule.
 
         Rank 0's value is used on all members, since callbacks may differ between them.
@@ -381,7 +373,7 @@ class RingStep:
         """
         mine, sums = _merged(
             tf.cast(gradient.indices, tf.int64),
-            tf.cast(gradient.values, _wide([gradient.values.dtype])),
+            tf.cast(gradient.values, wide([gradient.values.dtype])),
         )
         return _merged(
             self._reducer.gathered(f"ids.{index}", mine),
@@ -390,12 +382,12 @@ class RingStep:
 
     def _divided(
         self,
-        packing: _Packing,
+        packing: Packing,
         index: int,
         dense: dict[int, int],
         rows: dict[int, tuple[Tensor, Tensor]],
         divisor: Tensor,
-    ) -> Any:  # noqa: ANN401 - a tensor, slices, or None
+    ) -> tf.Tensor | tf.IndexedSlices | None:
         variable = self._model.trainable[index].value
         if index in dense:
             return packing.get(dense[index]) / tf.cast(divisor, variable.dtype)
@@ -405,7 +397,7 @@ class RingStep:
         values = tf.cast(values / tf.cast(divisor, values.dtype), variable.dtype)
         return tf.IndexedSlices(values, ids, tf.shape(variable, tf.int64))
 
-    def _blamed(self, finite: Any) -> str:  # noqa: ANN401 - bool[1 + gradients]
+    def _blamed(self, finite: tf.Tensor) -> str:
         if finite.all():
             return ""
         names = [
@@ -418,68 +410,9 @@ class RingStep:
         )
 
 
-@final
-class _Packing:
-    """Concatenates tensors into vectors to be reduced, and splits the results again.
-
-    Half-precision types travel as float32.
-    """
-
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = reducer
-        self._tensors: list[Tensor] = []
-        self._results: list[Tensor] = []
-
-    def add(self, tensor: Tensor) -> int:
-        """Add a tensor; returns the number by which `get` returns its sum."""
-        self._tensors.append(tensor)
-        return len(self._tensors) - 1
-
-    def added(self) -> list[Tensor]:
-        """All tensors that were added."""
-        return list(self._tensors)
-
-    def reduce(self) -> None:
-        """Begin all reductions.
-
-        The last tensors go into the first vectors, because their gradients are ready first.
-        """
-        self._results = [None] * len(self._tensors)
-        buckets: dict[Any, list[list[int]]] = {}
-        for index in reversed(range(len(self._tensors))):
-            tensor = self._tensors[index]
-            parts = buckets.setdefault(_wide([tensor.dtype]), [[]])
-            if parts[-1] and self._bytes([*parts[-1], index]) > BUCKET_BYTES:
-                parts.append([])
-            parts[-1].append(index)
-        for dtype, parts in buckets.items():
-            for number, part in enumerate(parts):
-                self._reduce(f"{tf.as_dtype(dtype).name}.{number}", dtype, part)
-
-    def get(self, number: int) -> Tensor:
-        """The sum over all members."""
-        return self._results[number]
-
-    def _bytes(self, part: Sequence[int]) -> int:
-        return sum(
-            int(np.prod(self._tensors[index].shape.as_list())) * self._tensors[index].dtype.size
-            for index in part
-        )
-
-    def _reduce(self, name: str, dtype: Any, part: Sequence[int]) -> None:  # noqa: ANN401
-        flat = tf.concat(
-            [tf.cast(tf.reshape(self._tensors[index], [-1]), dtype) for index in part], 0
-        )
-        sizes = [int(np.prod(self._tensors[index].shape.as_list())) for index in part]
-        for index, piece in zip(
-            part, tf.split(self._reducer.reduced(name, flat), sizes), strict=True
-        ):
-            self._results[index] = tf.cast(
-                tf.reshape(piece, self._tensors[index].shape), self._tensors[index].dtype
-            )
-
-
-def _dense_if_small(gradient: Any) -> Any:  # noqa: ANN401 - a tensor, slices, or None
+def _dense_if_small(
+    gradient: tf.Tensor | tf.IndexedSlices | None,
+) -> tf.Tensor | tf.IndexedSlices | None:
     """Convert slices of a small variable to a tensor.
 
     A tensor travels with the others, while slices need two exchanges of their own.
@@ -500,11 +433,6 @@ def _merged(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return distinct, tf.math.unsorted_segment_sum(rows, places, tf.size(distinct))
 
 
-def _wide(dtypes: Sequence[Any]) -> Any:  # noqa: ANN401 - tf.DType
-    """float64 if any of the types is, else float32."""
-    return tf.float64 if any(tf.as_dtype(dtype) == tf.float64 for dtype in dtypes) else tf.float32
-
-
-def _finite(tensor: Any) -> Tensor:  # noqa: ANN401 - a tensor or slices
+def _finite(tensor: tf.Tensor | tf.IndexedSlices) -> Tensor:
     values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
     return tf.reduce_all(tf.math.is_finite(values))

@@ -1,4 +1,4 @@
-"""Report the progress of a model check to the waiting process, as lines of JSON on a pipe.
+"""Report a model check's progress and result to the waiting process, as lines of JSON.
 
 A thread reports the main thread's stack at intervals. It cannot do so while user code holds the
 interpreter's lock. Then a signal makes `faulthandler` write the stack, which needs no lock.
@@ -17,32 +17,26 @@ import time
 from contextlib import suppress
 from typing import TextIO, final
 
-from elasticdl.formatting import PIPE_VARIABLE
+from elasticdl.formatting import STACKS_VARIABLE
 
 _COUNT_EVERY_S = 1.0
 
 
 @final
 class Stages:
-    """Writes to the pipe, if there is one."""
+    """Writes to the channel, if there is one."""
 
-    def __init__(self, pipe: TextIO | None = None) -> None:
-        self._pipe = pipe
+    def __init__(self, channel: TextIO | None = None) -> None:
+        self._channel = channel
         self._counted_s = 0.0
         self._lock = threading.Lock()
 
     @classmethod
-    def of_environment(cls) -> Stages:
-        """Open the pipe that the parent process passed, if any, and begin to report stacks.
-
-        Call it from the main thread.
-        """
-        number, _, every_s = os.environ.pop(PIPE_VARIABLE, "").partition(":")
-        if not number:
-            return cls()
-        os.set_inheritable(int(number), False)
-        faulthandler.register(signal.SIGUSR2, file=int(number), all_threads=False)
-        stages = cls(os.fdopen(int(number), "w", encoding="utf-8"))
+    def on(cls, channel: int) -> Stages:
+        """Write to this descriptor, and begin to report stacks. Call it from the main thread."""
+        every_s = os.environ.pop(STACKS_VARIABLE, "15")
+        faulthandler.register(signal.SIGUSR2, file=channel, all_threads=False)
+        stages = cls(os.fdopen(channel, "w", encoding="utf-8"))
         main = threading.main_thread().ident or 0
         threading.Thread(
             target=stages._report_stacks, args=(main, float(every_s)), name="stages", daemon=True
@@ -61,6 +55,10 @@ class Stages:
         self._counted_s = now_s
         self._write({"counted": done, "files": files})
 
+    def answer(self, result: object) -> None:
+        """Report the result of the check, which has the key "ok"."""
+        self._write(result)
+
     def _report_stacks(self, thread: int, every_s: float) -> None:
         while True:
             time.sleep(every_s)
@@ -70,11 +68,8 @@ class Stages:
                 frame = frame.f_back
             self._write({"stack": frames})
 
-    def _write(self, value: dict[str, object]) -> None:
-        if self._pipe is not None:
-            with (
-                self._lock,
-                suppress(OSError),
-            ):  # the reader is gone; the check's result travels on stdout
-                self._pipe.write(json.dumps(value) + "\n")
-                self._pipe.flush()
+    def _write(self, value: object) -> None:
+        if self._channel is not None:
+            with self._lock, suppress(OSError):  # The reader is gone.
+                self._channel.write(json.dumps(value) + "\n")
+                self._channel.flush()

@@ -65,15 +65,15 @@ class CompiledStep:
     UserError, with the user's frames, if user code raises.
     """
 
-    def __init__(self, served: PsModel, module: ModelModule) -> None:
-        self._served = served
+    def __init__(self, ps_model: PsModel, module: ModelModule) -> None:
+        self._ps_model = ps_model
         self._module = module
-        self._metrics = Metrics(module, served.model)
-        self._dims = [table.dim for table in served.parameters.tables]
+        self._metrics = Metrics(module, ps_model.model)
+        self._dims = [table.dim for table in ps_model.parameters.tables]
         self._tracing = threading.RLock()
         self._compiled: list[_Compiled] = []
         self._labels: Structure = None
-        rate = _rate(served, module)
+        rate = _rate(ps_model, module)
         self._schedule = (
             rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
         )
@@ -88,7 +88,7 @@ class CompiledStep:
         flat = _flat(features)
         with user_code(f"the model of {self._module.path}", self._module.zoo):
             graph, plan = self._ids(self._for(features, flat), training)
-            return plan.lookups(graph(flat), self._served)
+            return plan.lookups(graph(flat), self._ps_model)
 
     def train(
         self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
@@ -100,6 +100,7 @@ class CompiledStep:
             (function, merges), plan = self._function(compiled, "train", labels)
             arguments = self._arguments(plan, lookups, pulled, flat, labels)
             loss, dense, *rest = function(*arguments)
+        # With a Keras schedule the graph computes the rate and returns it last.
         rate = float(rest.pop()) if self._schedule is not None else self._rate(pulled.version)
         rows = [_array(tensor) for tensor in rest]
         gradients = tuple(rows) if merges else merged(rows, lookups, plan.sites, self._dims)
@@ -150,7 +151,7 @@ class CompiledStep:
 
         This process may not have seen a batch. Labels are then assumed to look like the outputs.
         """
-        compiled = self._compiled[-1] if self._compiled else _Compiled(self._served.inputs)
+        compiled = self._compiled[-1] if self._compiled else _Compiled(self._ps_model.inputs)
         labels = (
             self._labels
             if self._labels is not None
@@ -179,7 +180,7 @@ class CompiledStep:
         made = compiled.graphs.get(training)
         if made is None:
             with self._tracing:
-                graph = trace_ids(self._served, compiled.specs, training=training)
+                graph = trace_ids(self._ps_model, compiled.specs, training=training)
                 made = compiled.graphs.setdefault(
                     training, (graph, LookupPlan.of(graph, len(self._dims)))
                 )
@@ -202,7 +203,7 @@ class CompiledStep:
                 if kind != "predict":
                     self._labels = specs
                 tracer = Tracer(
-                    self._served,
+                    self._ps_model,
                     self._module,
                     self._metrics,
                     Batches(compiled.specs, specs, plan.sites),
@@ -238,12 +239,14 @@ class CompiledStep:
         """Name the first variable, else the first table, whose gradient is not finite."""
         names = [] if np.isfinite(outcome.loss) else ["loss"]
         end = 0
-        for spec in self._served.parameters.dense:
+        for spec in self._ps_model.parameters.dense:
             begin, end = end, end + spec.size
             if not np.isfinite(outcome.dense[begin:end]).all():
                 names.append(spec.path)
                 break
-        for table, gradient in zip(self._served.parameters.tables, outcome.gradients, strict=True):
+        for table, gradient in zip(
+            self._ps_model.parameters.tables, outcome.gradients, strict=True
+        ):
             if not np.isfinite(gradient).all():
                 names.append(table.name)
                 break
@@ -252,7 +255,7 @@ class CompiledStep:
         )
 
 
-def _rate(served: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
+def _rate(ps_model: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
     """A Keras schedule, or a function from version to learning rate."""
     if module.callbacks is not None:
         with user_code("callbacks", module.zoo):
@@ -261,9 +264,10 @@ def _rate(served: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras 
                 for callback in module.callbacks() or ()
                 if isinstance(callback, LearningRateScheduler)
             ]
+        # The last one wins: Keras runs callbacks in order, and each sets the rate.
         if schedulers:
             return _guarded(schedulers[-1].schedule, module)
-    rate = learning_rate(served.optimizer)
+    rate = learning_rate(ps_model.optimizer)
     if isinstance(rate, float):
         return lambda _: rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -303,6 +307,7 @@ def _finite(outcome: StepOutcome) -> bool:
     for array in (outcome.dense, *outcome.gradients):
         flat = array.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
+            # NaN and infinity propagate into the sum, so one number answers for the array.
             square = np.dot(flat, flat)
         if not np.isfinite(square) and not np.isfinite(flat).all():
             return False

@@ -40,7 +40,7 @@ def relaxed(old: Structure, new: Structure) -> Structure:
         return new
 
 
-def _spec(leaf: Any) -> tf.TypeSpec:  # noqa: ANN401
+def _spec(leaf: Structure) -> tf.TypeSpec:
     if isinstance(leaf, keras.KerasTensor):
         kind: Any = tf.SparseTensorSpec if leaf.sparse else tf.TensorSpec
         return kind([None, *leaf.shape[1:]], leaf.dtype)

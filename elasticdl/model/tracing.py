@@ -41,15 +41,15 @@ class Batches:
     labels: Structure
     sites: tuple[LookupSite, ...]
 
-    def arguments(self, served: PsModel) -> list[tf.TensorSpec]:
+    def arguments(self, ps_model: PsModel) -> list[tf.TensorSpec]:
         """Specs of dense, rows per table, positions per id array, version, features, labels."""
         shapes = {site.array: site.shape for site in self.sites}
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"id arrays are not numbered from 0: {sorted(shapes)}")
-        tables = served.parameters.tables
+        tables = ps_model.parameters.tables
         return [
             tf.TensorSpec(
-                [served.parameters.trainable_size + served.parameters.additive_size], tf.float32
+                [ps_model.parameters.trainable_size + ps_model.parameters.additive_size], tf.float32
             ),
             *(tf.TensorSpec([None, table.dim], tf.float32) for table in tables),
             *(tf.TensorSpec(shapes[array], tf.int32) for array in range(len(shapes))),
@@ -79,14 +79,14 @@ class Tracer:
     """Makes the functions of one model for one form of batches."""
 
     def __init__(
-        self, served: PsModel, module: ModelModule, metrics: Metrics, batches: Batches
+        self, ps_model: PsModel, module: ModelModule, metrics: Metrics, batches: Batches
     ) -> None:
-        self._served = served
+        self._ps_model = ps_model
         self._module = module
         self._metrics = metrics
         self._batches = batches
 
-    def trained(self, schedule: Any) -> Function:  # noqa: ANN401 - a Keras schedule or None
+    def trained(self, schedule: keras.optimizers.schedules.LearningRateSchedule | None) -> Function:
         """The training function.
 
         -> [loss, flat gradient and differences, gradient of each table or lookup, learning rate if
@@ -98,6 +98,7 @@ class Tracer:
 
         def step(*flat: Tensor) -> list[Tensor]:
             given = self._given(flat)
+            # Weights are pieces of an argument, not variables, so they are watched explicitly.
             tape = tf.GradientTape(watch_accessed_variables=False)
             with tape:
                 self._cut_dense(given)
@@ -166,25 +167,25 @@ class Tracer:
     def merges(self) -> bool:
         """Whether the graph merges rows' gradients: clipping and regularisation need whole rows."""
         return (
-            clips(self._served.optimizer)
+            clips(self._ps_model.optimizer)
             or bool(self._regularised)
-            or any(not layer.trainable for layer in self._served.tables)
+            or any(not layer.trainable for layer in self._ps_model.tables)
         )
 
     @property
     def _trainable(self) -> int:
-        return sum(not spec.additive for spec in self._served.parameters.dense)
+        return sum(not spec.additive for spec in self._ps_model.parameters.dense)
 
     @property
     def _regularised(self) -> list[int]:
         return [
             table
-            for table, layer in enumerate(self._served.tables)
+            for table, layer in enumerate(self._ps_model.tables)
             if layer.embeddings_regularizer is not None
         ]
 
     def _traced(self, step: Callable[..., list[Tensor]]) -> Function:
-        signature = self._batches.arguments(self._served)
+        signature = self._batches.arguments(self._ps_model)
         function = tf.function(
             step, input_signature=signature, autograph=False
         ).get_concrete_function()
@@ -198,8 +199,9 @@ class Tracer:
         return call
 
     def _given(self, flat: Sequence[Tensor]) -> _Given:
-        tables = len(self._served.parameters.tables)
+        tables = len(self._ps_model.parameters.tables)
         arrays = len({site.array for site in self._batches.sites})
+        # The order of `Batches.arguments`: dense, rows, positions, version, features, labels.
         version = 1 + tables + arrays
         features_end = (
             version + 1 + len(tf.nest.flatten(self._batches.features, expand_composites=True))
@@ -219,7 +221,7 @@ class Tracer:
 
     def _cut_dense(self, given: _Given) -> None:
         """Split the flat vector into the pieces that replace the variables."""
-        specs = self._served.parameters.dense
+        specs = self._ps_model.parameters.dense
         if specs:
             cut = tf.split(given.dense, [spec.size for spec in specs])
             given.pieces = [
@@ -233,6 +235,7 @@ class Tracer:
             number = len(given.looked_up)
             self._check_site(number, table)
             rows = tf.gather(
+                # The gradient ends at the looked-up rows: through the gather it would be slices.
                 tf.stop_gradient(given.rows[table]),
                 given.positions[self._batches.sites[number].array],
             )
@@ -241,14 +244,14 @@ class Tracer:
             given.looked_up.append(rows)
             return rows
 
-        mapping = list(zip(self._served.variables, given.pieces, strict=True))
+        mapping = list(zip(self._ps_model.variables, given.pieces, strict=True))
         mapping += self._kept_here()
         with (
             keras.StatelessScope(mapping, collect_losses=True) as scope,
             embedding_hooks.lookups(look_up),
         ):
-            outputs = self._served.model(given.features, training=training)
-            losses = list(self._served.model.losses)
+            outputs = self._ps_model.model(given.features, training=training)
+            losses = list(self._ps_model.model.losses)
         if len(given.looked_up) != len(self._batches.sites):
             raise UserError(
                 f"the model looks up embeddings {amount(len(given.looked_up), 'time')} with"
@@ -258,7 +261,7 @@ class Tracer:
             )
         losses += [
             tf.cast(
-                self._served.tables[table].embeddings_regularizer(given.rows[table]), tf.float32
+                self._ps_model.tables[table].embeddings_regularizer(given.rows[table]), tf.float32
             )
             for table in self._regularised
         ]
@@ -266,11 +269,11 @@ class Tracer:
 
     def _kept_here(self) -> list[tuple[Any, Tensor]]:
         """Regularised weights that no server holds: Keras looks for them in the scope only."""
-        served = {id(variable) for variable in self._served.variables}
+        held = {id(variable) for variable in self._ps_model.variables}
         kept = [
             variable
-            for variable in self._served.model.trainable_variables
-            if id(variable) not in served and variable.regularizer is not None
+            for variable in self._ps_model.model.trainable_variables
+            if id(variable) not in held and variable.regularizer is not None
         ]
         return [(variable, tf.convert_to_tensor(variable.value)) for variable in kept]
 
@@ -278,7 +281,7 @@ class Tracer:
         sites = self._batches.sites
         if number >= len(sites) or sites[number].table != table:
             raise UserError(
-                f"the model calls embedding layer {self._served.tables[table].name!r} in another"
+                f"the model calls embedding layer {self._ps_model.tables[table].name!r} in another"
                 " order than while its ids are traced",
                 hint="call the same embedding layers in the same order for any value of `training`",
             )
@@ -304,9 +307,11 @@ class Tracer:
             return dense, rows
         merged = [self._merged(given, table, rows) for table in range(len(given.rows))]
         for table, gradient in zip(self._regularised, made[count + lookups :], strict=True):
+            # A regularizer depends on rows directly, once for each distinct id.
             merged[table] += gradient
-        moving = [table for table, layer in enumerate(self._served.tables) if layer.trainable]
-        every = clipped(self._served.optimizer, [*dense, *(merged[table] for table in moving)])
+        moving = [table for table, layer in enumerate(self._ps_model.tables) if layer.trainable]
+        # Frozen tables stay out: their gradients must not count in a global norm.
+        every = clipped(self._ps_model.optimizer, [*dense, *(merged[table] for table in moving)])
         still = [tf.zeros_like(gradient_of) for gradient_of in merged]
         for table, gradient in zip(moving, every[count:], strict=True):
             still[table] = gradient
@@ -331,12 +336,13 @@ class Tracer:
         return list(enumerate(given.pieces))[self._trainable :]
 
     def _new_value(self, scope: keras.StatelessScope, index: int) -> Tensor:
-        return scope.get_current_value(self._served.variables[index])
+        return scope.get_current_value(self._ps_model.variables[index])
 
     def _keep_local_state(self, scope: keras.StatelessScope) -> None:
         """Assign seeds and counters: they stay in this process."""
-        theirs = {id(variable_served) for variable_served in self._served.variables}
-        for variable in (*self._served.model.variables, global_seed_generator().state):
+        theirs = {id(variable_served) for variable_served in self._ps_model.variables}
+        # Layers without a seed draw from the global generator, which is not among the variables.
+        for variable in (*self._ps_model.model.variables, global_seed_generator().state):
             value = None if id(variable) in theirs else scope.get_current_value(variable)
             if value is not None:
                 variable.assign(value)

@@ -53,6 +53,7 @@ class LookupPlan:
         arrays_of: list[dict[int, None]] = [{} for _ in range(tables)]
         for site in graph.sites:
             arrays_of[site.table][site.array] = None
+        # Wide & deep models look up the same ids in two tables: find their duplicates once.
         groups: dict[tuple[int, ...], int] = {}
         group_of = tuple(
             groups.setdefault(tuple(arrays), len(groups)) if arrays else None
@@ -70,30 +71,32 @@ class LookupPlan:
             sites.append(LookupSite(site.table, slots[slot], site.shape))
         return cls(tuple(groups), group_of, tuple(slots), tuple(sites), tuple(first_site))
 
-    def lookups(self, arrays: Sequence[Int64s], served: PsModel) -> Lookups:
+    def lookups(self, arrays: Sequence[Int64s], ps_model: PsModel) -> Lookups:
         """Distinct ids and positions of a batch.
 
         Raises:
             UserError: an id is outside -input_dim..input_dim - 1 (Keras allows negative ids).
         """
-        arrays = self._wrapped(arrays, served)
+        arrays = self._wrapped(arrays, ps_model)
         distinct = [_distinct([arrays[index] for index in group]) for group in self.groups]
         ids = tuple(_NONE if group is None else distinct[group][0] for group in self.group_of)
-        for table, layer in enumerate(served.tables):
+        for table, layer in enumerate(ps_model.tables):
             _check(ids[table], layer)
         positions = [distinct[group][1][place] for group, place in self.slots]
         return Lookups(ids, tuple(positions[site.array] for site in self.sites))
 
-    def _wrapped(self, arrays: Sequence[Int64s], served: PsModel) -> Sequence[Int64s]:
+    def _wrapped(self, arrays: Sequence[Int64s], ps_model: PsModel) -> Sequence[Int64s]:
         """Map negative ids of a bounded vocabulary to rows from the end, as Keras does."""
         made = list(arrays)
         for index, array in enumerate(arrays):
             if array.size and array.min() < 0:
                 sizes = {
-                    embedding_hooks.vocabulary(served.tables[table])
+                    embedding_hooks.vocabulary(ps_model.tables[table])
                     for table, group in enumerate(self.group_of)
                     if group is not None and index in self.groups[group]
                 }
+                # If tables of different sizes share the array, no single offset fits; `_check` then
+                # refuses its negative ids.
                 if len(sizes) == 1 and (size := sizes.pop()) is not None:
                     made[index] = np.where(array < 0, array + size, array)
         return made
@@ -107,6 +110,7 @@ def _distinct(arrays: Sequence[Int64s]) -> tuple[Int64s, list[NDArray[np.int32]]
     if len(arrays) == 1:
         ids, positions = _native.distinct(arrays[0].reshape(-1))
         return ids, [positions.reshape(arrays[0].shape)]
+    # Together, so that an id in two arrays is pulled once.
     ids, positions = _native.distinct(np.concatenate([array.reshape(-1) for array in arrays]))
     ends = np.cumsum([array.size for array in arrays])[:-1]
     return ids, [
@@ -150,6 +154,7 @@ def merged(
             gradients[number].reshape(-1, dim), positions, len(lookups.ids[site.table])
         )
         before = sums[site.table]
+        # In place: `before` belongs to this call, and a table may be large.
         sums[site.table] = rows if before is None else np.add(before, rows, out=before)
     return tuple(
         np.zeros((0, dim), np.float32) if total is None else total

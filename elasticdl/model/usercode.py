@@ -63,7 +63,22 @@ def described(error: BaseException, doing: str, zoo: str) -> UserError:
             hint="a model module must not end the process",
         )
     text = "\n".join(f"  {file}:{line}  {source}" for file, line, source in frames)
+    advice = next((hint for words, hint in _ADVICE.items() if words in str(error)), "")
+    text = "\n".join(filter(None, (advice, text)))
     return UserError(f"{where}{summary(error, doing)}", hint=text)
+
+
+_ADVICE = {
+    "Table not initialized": (
+        "a lookup table that is made while the model is called is never initialized: make it once,"
+        " in the module or in the layer's __init__"
+    ),
+    "Cannot take the length of shape with unknown rank": (
+        "a tensor has no known rank, as tf.py_function and tf.numpy_function return it: give it one"
+        " in feed, with set_shape or tf.ensure_shape"
+    ),
+}
+"""What to do about messages of TensorFlow that name neither a line nor a cause."""
 
 
 def summary(error: BaseException, doing: str) -> str:
@@ -105,6 +120,9 @@ def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
     return frames + [frame for frame in from_message if frame not in frames]
 
 
+_OF_TRACE = re.compile(r"\s*(?:Traceback \(most recent call last\):|[\^~]+)\s*")
+
+
 def short(message: str, lines_max: int = 12) -> str:
     """The user's part of a message, without TensorFlow's frames and Keras's framing."""
     message, _, arguments = message.partition("Arguments received by ")
@@ -124,7 +142,8 @@ def short(message: str, lines_max: int = 12) -> str:
             "\n".join(block.strip() for block in blocks if not block.lstrip().startswith("File "))
             or message
         )
-    lines = message.strip().splitlines()
+    # Python's marks below a source line, which mean nothing without it.
+    lines = [line for line in message.strip().splitlines() if not _OF_TRACE.fullmatch(line)]
     return "\n".join(lines[:lines_max] + (["..."] if len(lines) > lines_max else []))
 
 

@@ -1,6 +1,7 @@
-"""The status page and the report as HTML, made from one snapshot. Pure.
+"""The status page and the report as HTML documents around one snapshot. Pure.
 
-`static/` has the browser's files. The package build adds `vendor/`, which is not in the tree.
+The scripts in `static/` render the snapshot in the browser. The package build adds `vendor/`, which
+is not in the tree.
 """
 
 from elasticdl.page.assets import NoSuchFile, static

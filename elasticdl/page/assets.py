@@ -10,10 +10,12 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _STATIC, _VENDOR = _FOLDER / "static", _FOLDER / "vendor"
 MODULES = (
-    *("dom", "words", "address", "job", "table", "head", "curves", "plots"),
+    *("dom", "words", "address", "controls", "job", "table", "head", "curves", "plots"),
     *("bars", "processes", "shards", "events", "logs", "actions", "stream", "page"),
 )
 """In order of dependency."""
+STYLES = ("base", "head", "plots", "tables", "timeline", "panels", "media")
+"""In order of precedence: a later rule replaces an earlier one of equal weight."""
 _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -36,7 +38,8 @@ def text(name: str) -> str:
     if name == "page.js":
         return _script()
     if name == "page.css":
-        return _read(_VENDOR / "uPlot.min.css") + _read(_STATIC / "page.css")
+        own = ((_STATIC / f"{style}.css").read_text(encoding="utf-8") for style in STYLES)
+        return _read(_VENDOR / "uPlot.min.css") + "".join(own)
     if name == "plot.js":
         return _read(_VENDOR / "uPlot.iife.min.js")
     return (_STATIC / name).read_text(encoding="utf-8")

@@ -1,4 +1,7 @@
-"""The whole page: complete without scripts, and as one file after the job's end."""
+"""The documents around the browser's script: the live page, the report and the sign-in page.
+
+The script renders the embedded snapshot. A browser without script shows a summary.
+"""
 
 from __future__ import annotations
 
@@ -8,81 +11,78 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.history.snapshot import finite
-from elasticdl.page import assets, bars, formatting, forms, head, plots, tables
+from elasticdl.page import assets
 from elasticdl.page.markup import Child, Html, el
-
-_LATELY = 12
-_EVENTS = 100
-TABS = (
-    ("overview", "Overview"),
-    ("timeline", "Timeline"),
-    ("processes", "Processes"),
-    ("shards", "Shards"),
-    ("logs", "Logs"),
-    ("events", "Events"),
-)
+from elasticdl.page.summary import summary
 
 
 def render_page(snapshot: Mapping[str, Any]) -> str:
-    """Return the page that the master serves at `/`; scripts and styles come from `/static/`."""
-    files = [
-        el("link", rel="icon", href=f"/static/{assets.address('icon.svg')}"),
-        el("link", rel="stylesheet", href=f"/static/{assets.address('page.css')}"),
-        el("script", src=f"/static/{assets.address('early.js')}"),
-        el("script", src=f"/static/{assets.address('plot.js')}", defer=True),
-        el("script", src=f"/static/{assets.address('page.js')}", type="module"),
+    """Return the page that the master serves at `/`.
+
+    `snapshot` is JSON as of `history.snapshot`. Scripts and styles come from `/static/`. Raises
+    ValueError for a status of another version.
+    """
+    # Both scripts run in this order, after the document is parsed and before anything is painted.
+    scripts = [
+        el("script", src=_address("plot.js"), defer=True),
+        el("script", src=_address("page.js"), type="module"),
     ]
-    return _document(str(snapshot["job"]["name"]), files, _body(snapshot, live=True))
+    body = [summary(snapshot, live=True), _data(snapshot, live=True)]
+    return _document(snapshot["job"]["name"], [_linked_files(), scripts], body)
 
 
 def render_report(snapshot: Mapping[str, Any]) -> str:
-    """Return the page as one self-contained file, to open from a disk or to mail."""
-    style, scripts = assets.text("page.css"), [assets.text("early.js"), assets.text("plot.js")]
-    page = assets.text("page.js")
+    """Return the page as one self-contained file, to open from a disk or to mail.
+
+    Arguments and errors are those of `render_page`.
+    """
+    style, page = assets.text("page.css"), assets.text("page.js")
+    scripts = [assets.text("early.js"), assets.text("plot.js")]
     sources = " ".join(_hash(text) for text in (*scripts, page))
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {sources}; img-src data:"
-    snapshot = {
-        **snapshot,
-        "logs": [
-            {**one, "text": formatting.readable(one["text"])} for one in snapshot.get("logs") or ()
-        ],
-    }
-    icon = (
-        "data:image/svg+xml;base64," + base64.b64encode(assets.text("icon.svg").encode()).decode()
-    )
+    icon = base64.b64encode(assets.text("icon.svg").encode()).decode()
     files: Child = [
         el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("link", rel="icon", href=icon),
+        el("link", rel="icon", href=f"data:image/svg+xml;base64,{icon}"),
         el("style", Html(style)),
         [el("script", Html(text)) for text in scripts],
     ]
-    data = el("script", Html(_json(snapshot)), type="application/json", id="snapshot")
-    body: Child = [_body(snapshot, live=False), data, el("script", Html(page), type="module")]
+    body: Child = [
+        summary(snapshot, live=False),
+        _data(snapshot, live=False),
+        el("script", Html(page), type="module"),
+    ]
     return _document(f"{snapshot['job']['name']}: report", files, body)
 
 
 def render_sign_in(problem: str = "") -> str:
     """Return the page without a token: where to find the token, and a form for it.
 
-    `problem` says why the last token was refused.
+    `problem` says why the last token was refused. The script takes the token from the address after
+    a click on the link that `train` printed.
     """
-    files = [
-        el("link", rel="icon", href=f"/static/{assets.address('icon.svg')}"),
-        el("link", rel="stylesheet", href=f"/static/{assets.address('page.css')}"),
-        el("script", src=f"/static/{assets.address('early.js')}"),
-        el("script", src=f"/static/{assets.address('sign-in.js')}", type="module"),
-    ]
-    return _document("Sign in", files, forms.sign_in(problem))
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    """Encode JSON safely for HTML; NaN and infinity become null."""
-    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    token = el(
+        "input", name="token", id="token", type="password", autocomplete="off", required=True,
+        spellcheck="false",
+    )  # fmt: skip
+    form = el(
+        "form",
+        el("label", el("span", "Token"), token, for_="token"),
+        el("button", "Sign in", class_="primary"),
+        method="post", action="/session", id="sign-in",
+    )  # fmt: skip
+    body = el(
+        "main",
+        el("p", "ElasticDL", class_="brand"),
+        el("h1", "This job's page needs its token"),
+        el("p", "Open the address that ", el("code", "elasticdl train"), " printed, or type ",
+           el("code", "elasticdl dashboard"), ": both carry the token. Or enter it here."),
+        el("p", problem, class_="problem", id="problem", role="alert"),
+        form,
+        class_="sign-in", id="main",
+    )  # fmt: skip
+    script = el("script", src=_address("sign-in.js"), type="module")
+    return _document("Sign in", [_linked_files(), script], body)
 
 
 def _document(title: str, files: Child, body: Child) -> str:
@@ -98,65 +98,23 @@ def _document(title: str, files: Child, body: Child) -> str:
     )
 
 
-def _body(snapshot: Mapping[str, Any], *, live: bool) -> Child:
-    sections = [
-        el("section", el("h2", title), _part(name, snapshot, live=live), id=name, class_="tab")
-        for name, title in TABS
-    ]
-    menu = el("nav", [el("a", title, href=f"#{name}") for name, title in TABS], aria_label="Parts")
+def _linked_files() -> Child:
     return [
-        el("a", "Skip to the content", href="#main", class_="skip"),
-        el("header", forms.top(snapshot, live=live), head.head(snapshot)),
-        menu,
-        el("main", sections, id="main", tabindex=-1),
-        _foot(snapshot, live=live),
-        forms.dialogs(snapshot) if live else None,
+        el("link", rel="icon", href=_address("icon.svg")),
+        el("link", rel="stylesheet", href=_address("page.css")),
+        el("script", src=_address("early.js")),
     ]
 
 
-def _part(name: str, snapshot: Mapping[str, Any], *, live: bool) -> Child:
-    occurrences = snapshot.get("occurrences") or ()
-    match name:
-        case "overview":
-            lately = el(
-                "section",
-                el("h3", "Lately"),
-                tables.events(occurrences, _LATELY, "lately"),
-                class_="lately",
-            )
-            return [forms.axis(), el("div", plots.plots(snapshot), lately, class_="columns")]
-        case "timeline":
-            return [forms.legend(), forms.timeline(), bars.timeline(snapshot)]
-        case "processes":
-            return [
-                forms.processes(),
-                el("div", id="process", hidden=True),
-                tables.processes(snapshot),
-            ]
-        case "shards":
-            receipt = el("section", el("h3", "Receipt"), tables.receipt(snapshot))
-            listing = forms.shards() if live else None
-            return [
-                tables.shards(snapshot),
-                el("div", receipt, listing, class_="halves"),
-                tables.problems(snapshot),
-            ]
-        case "logs":
-            return forms.logs(snapshot, live=live)
-        case _:
-            return [
-                forms.events(snapshot),
-                el("div", tables.events(occurrences, _EVENTS), class_="scroll", tabindex=0),
-                bars.pager("events", len(occurrences)),
-            ]
+def _address(name: str) -> str:
+    return f"/static/{assets.address(name)}"
 
 
-def _foot(snapshot: Mapping[str, Any], *, live: bool) -> Html:
-    job = snapshot["job"]
-    said = [
-        f"ElasticDL {job.get('version_of_elasticdl') or ''}".strip(),
-        str(job.get("strategy") or ""),
-    ]
-    said += [f"namespace {job['namespace']}"] if job.get("namespace") else []
-    how = "live from the master" if live else "a report, as one file"
-    return el("footer", " · ".join(part for part in (*said, how) if part), class_="foot")
+def _data(snapshot: Mapping[str, Any], *, live: bool) -> Html:
+    # `</script>` or `<!--` in a text must not end or change the element.
+    text = json.dumps(snapshot, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return el("script", Html(text), type="application/json", id="snapshot", data_live=live)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

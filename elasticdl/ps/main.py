@@ -10,12 +10,14 @@ import logging
 import sys
 
 from elasticdl.cluster.local.parent_death import die_with_parent
-from elasticdl.ps.process import fail, hold_signals, leave, leave_on_signal, raise_file_limit
+from elasticdl.ps.process import fail, hold_signals, leave, leave_on_signal
+from elasticdl.rpc.open_files import raise_file_limit
 
 
 def main() -> None:
     """Run the server process."""
     die_with_parent()
+    # Before anything that starts threads: they inherit the mask.
     hold_signals()
     raise_file_limit()
     logging.basicConfig(

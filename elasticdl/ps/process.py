@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -30,21 +30,35 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
+_farewells: list[Callable[[], None]] = []
+FAREWELL_LIMIT_S = 40.0
+"""Time limit in seconds. A pod's grace period is a minute (`cluster/kubernetes/planning.py`)."""
+
+
+def before_leaving(work: Callable[[], None]) -> None:
+    """Run `work` when a signal tells this process to leave, for `FAREWELL_LIMIT_S` at most."""
+    _farewells.append(work)
+
+
 def leave_on_signal() -> None:
-    """Start a thread that waits for signals; a long C call would delay an ordinary handler."""
+    """Start a thread that waits for signals; a long C call would delay an ordinary handler.
+
+    A second signal ends the process at once.
+    """
 
     def run() -> None:
         name = signal.Signals(signal.sigwait(_SIGNALS)).name
         _log.info("%s: leaving", name)
+        working = [threading.Thread(target=work, daemon=True) for work in _farewells]
+        for thread in working:
+            thread.start()
+        until_s = time.monotonic() + FAREWELL_LIMIT_S
+        while any(thread.is_alive() for thread in working) and time.monotonic() < until_s:
+            if signal.sigtimedwait(_SIGNALS, 0.05) is not None:
+                break
         leave(ExitCode.DRAINED)
 
     in_thread("signals", run)
-
-
-def raise_file_limit() -> None:
-    """Raise the limit of open files: each worker has two connections, and 1024 is too few."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
@@ -79,4 +93,5 @@ def leave(code: ExitCode) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Not sys.exit: threads of gRPC and of the server may be in the middle of a call.
     os._exit(code)

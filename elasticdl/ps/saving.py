@@ -14,6 +14,7 @@ from elasticdl.checkpoint.part import Part, PartHeader, read_header
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
 from elasticdl.native import _native
+from elasticdl.private_file import FILE_MODE
 from elasticdl.rpc.native_spec import native_spec
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class Diverged(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
-class PartPlace:
+class ServerPart:
     """Which server this is.
 
     `run` distinguishes this run of the job from others that its checkpoints may come from.
@@ -35,7 +36,7 @@ class PartPlace:
     run: str
 
     @classmethod
-    def of(cls, server: int, servers: int, token: str) -> PartPlace:
+    def of(cls, server: int, servers: int, token: str) -> ServerPart:
         """Every run has its own token; a part of its hash names the run."""
         return cls(server, servers, hashlib.sha256(token.encode()).hexdigest()[:16])
 
@@ -52,7 +53,7 @@ class Saved:
     parameters: str
 
 
-def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Path) -> Saved:
+def save(server: _native.Server, place: ServerPart, snapshot: int, directory: Path) -> Saved:
     """Write the view `snapshot` below an existing directory, durably, beside pulls and pushes.
 
     Raises TransientError with the system's message if the disk fails, and Diverged with the first
@@ -80,6 +81,8 @@ def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Pat
             table, at, value = bad
             name = header.parameters.weight_name(table, at)
             raise Diverged(f"{name} is {value} in version {header.version}: the model has diverged")
+        making.chmod(FILE_MODE)
+        # A complete file or none: a repeated Save may find the result of an earlier one.
         os.replace(making, path)
     except OSError as error:
         making.unlink(missing_ok=True)
@@ -89,7 +92,7 @@ def save(server: _native.Server, place: PartPlace, snapshot: int, directory: Pat
     )
 
 
-def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
+def restore(server: _native.Server, place: ServerPart, directory: Path) -> int:
     """Restore this server's share of a checkpoint; returns its version.
 
     `directory` is a checkpoint, or has checkpoints, of which the newest is taken. Every bit of
@@ -109,7 +112,7 @@ def restore(server: _native.Server, place: PartPlace, directory: Path) -> int:
     return version
 
 
-def restore_what_is_whole(server: _native.Server, place: PartPlace, directory: Path) -> int:
+def restore_newest_intact(server: _native.Server, place: ServerPart, directory: Path) -> int:
     """As `restore`, for a restarted server, but try earlier checkpoints if this one is damaged.
 
     The version shows how many updates are lost. Raises Corrupted with all that was tried.
@@ -124,8 +127,7 @@ def restore_what_is_whole(server: _native.Server, place: PartPlace, directory: P
     raise Corrupted(f"no usable checkpoint for ps-{place.server}: {'; '.join(problems)}")
 
 
-def _restore(server: _native.Server, place: PartPlace, directory: Path, manifest: Manifest) -> int:
-    parts = _parts(directory, manifest)
+def _restore(server: _native.Server, place: ServerPart, directory: Path, manifest: Manifest) -> int:
     if manifest.parameters is None:
         raise UserError(
             f"{directory} was written by a ring of workers: parameter servers cannot use it",
@@ -134,6 +136,7 @@ def _restore(server: _native.Server, place: PartPlace, directory: Path, manifest
                 " checkpoint"
             ),
         )
+    parts = _parts(directory, manifest)
     server.begin_restore(native_spec(manifest.parameters))
     for file, part in parts:
         dense = list(part.dense_reads(place.server, place.servers))
@@ -154,10 +157,15 @@ def _restore(server: _native.Server, place: PartPlace, directory: Path, manifest
 def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
     parts = [(file, read_header(directory / file.name)) for file in manifest.files]
     servers = sorted(part.header.server for _, part in parts)
-    whole = servers == list(range(manifest.servers)) and all(
-        part.header.servers == manifest.servers for _, part in parts
+    # By the number of files first: the manifest's own number may be anything.
+    whole = (
+        len(parts) == manifest.servers
+        and servers == list(range(len(parts)))
+        and all(part.header.servers == manifest.servers for _, part in parts)
     )
-    if not whole or any(part.header.parameters != manifest.parameters for _, part in parts):
+    if not (parts and whole) or any(
+        part.header.parameters != manifest.parameters for _, part in parts
+    ):
         raise Corrupted(
             f"{directory} contains parts of different checkpoints: of servers {servers}, while"
             f" {manifest.servers} wrote it"
@@ -166,7 +174,7 @@ def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
 
 
 def _pushes(
-    parts: list[tuple[PartFile, Part]], place: PartPlace
+    parts: list[tuple[PartFile, Part]], place: ServerPart
 ) -> dict[str, tuple[int, int, int, int, int]]:
     """The last push of each worker here, or with another number of servers that in every part.
 
@@ -182,5 +190,7 @@ def _pushes(
     pushes: dict[str, tuple[int, int, int, int, int]] = {}
     for header in own or [part.header for _, part in parts]:
         for name, known in header.workers.items():
+            # With another number of servers each server holds ids of all old ones: a push counts
+            # only if every old part has it.
             pushes[name] = min(known, pushes.get(name, known), key=lambda push: push[1])
     return pushes

@@ -10,7 +10,7 @@ import grpc
 
 from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
 from elasticdl.native import _native
-from elasticdl.ps.saving import PartPlace, save
+from elasticdl.ps.saving import ServerPart, save
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import Caller
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
@@ -38,6 +38,7 @@ class TermGuard:
             return f"{caller.name or 'an unnamed process'} is not a master and may not {method}"
         if caller.term < self._term:
             return f"the master of term {self._term} has replaced that of term {caller.term}"
+        # A newer master controls this server from its first call on; it need not say so.
         self.learn(caller.term)
         return ""
 
@@ -46,7 +47,7 @@ class TermGuard:
 class ControlService(ParameterServerServicer):
     """Translates calls to the C++ server, and its errors to status codes."""
 
-    def __init__(self, server: _native.Server, place: PartPlace) -> None:
+    def __init__(self, server: _native.Server, place: ServerPart) -> None:
         self._server = server
         self._place = place
 

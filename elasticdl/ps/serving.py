@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,11 +13,11 @@ import grpc
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.role_environment import RoleEnvironment
-from elasticdl.errors import ExitCode, PermanentError
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.native import _native
 from elasticdl.ps.gauges import Gauges
-from elasticdl.ps.process import in_thread
-from elasticdl.ps.saving import PartPlace, restore, restore_what_is_whole
+from elasticdl.ps.process import before_leaving, in_thread
+from elasticdl.ps.saving import ServerPart, restore, restore_newest_intact
 from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import Drain, Finish, Report, State, TellState
@@ -27,6 +28,8 @@ from elasticdl.stacks import stacks
 _log = logging.getLogger(__name__)
 
 _CONTROL_THREADS = 8
+_FAREWELL_CALL_S = 2.0
+_LOOK_EVERY_S = 0.1
 
 
 def reachable_address(environment: RoleEnvironment, port: int) -> str:
@@ -47,7 +50,7 @@ def reachable_address(environment: RoleEnvironment, port: int) -> str:
 
 
 def control_server(
-    environment: RoleEnvironment, server: _native.Server, place: PartPlace, guard: TermGuard
+    environment: RoleEnvironment, server: _native.Server, place: ServerPart, guard: TermGuard
 ) -> tuple[grpc.Server, int]:
     """Start the gRPC server for the master; returns it with its port."""
     checks = SyncChecks(environment.token, guard.check)
@@ -74,18 +77,21 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     attached = client.attach()
     guard = TermGuard()
     guard.learn(attached.term)
-    place = PartPlace.of(
+    place = ServerPart.of(
         environment.name.index, attached.spec.cluster.num_ps_pods, environment.token
     )
     server = _native.Server(place.server, place.servers, environment.token)
     asked = threading.Event()
+    # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
     # The master has verified the first checkpoint against its ledger, so only a restarted server
     # may use an older one.
-    take = restore_what_is_whole if environment.name.incarnation else restore
+    take = restore_newest_intact if environment.name.incarnation else restore
     version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
+    # Listen only after the restore: a worker must never see a half-restored server.
     bulk = reachable_address(environment, server.listen(environment.bind_host))
     _control, port = control_server(environment, server, place, guard)
+    before_leaving(lambda: save_first(environment))
     client.attach(reachable_address(environment, port), bulk, version)
     _log.info(
         "%s serves %s, version %s",
@@ -107,6 +113,29 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     return ExitCode.DONE
 
 
+def save_first(environment: RoleEnvironment) -> None:
+    """Have the master take a checkpoint before this server leaves, and wait for it.
+
+    Returns at once if the master does not answer, if the job does not train now, or if no
+    checkpoint can be taken. The master then announces what is lost.
+    """
+    client = MasterClient(
+        environment.master, environment.token, str(environment.name), away_s=_FAREWELL_CALL_S
+    )
+    try:
+        before = client.status()
+        if before.phase not in ("working", "evaluating") or not before.version:
+            return
+        client.checkpoint()
+        while client.status().checkpoints[-1:] == before.checkpoints[-1:]:
+            time.sleep(_LOOK_EVERY_S)
+        _log.info("leaving after a last checkpoint")
+    except ElasticDLError as error:
+        _log.warning("leaving without a last checkpoint: %s", error.message)
+    finally:
+        client.close()
+
+
 def _report(
     server: _native.Server, client: MasterClient, heartbeat_s: float, asked: threading.Event
 ) -> None:
@@ -115,6 +144,8 @@ def _report(
     tick = threading.Event()
     while True:
         state = State(stacks=stacks()) if asked.is_set() else None
+        # After the test and before the report: a question in between is answered by the next
+        # report.
         asked.clear()
         client.report(Report(version=server.version, gauges=gauges.read(), state=state))
         tick.wait(heartbeat_s)

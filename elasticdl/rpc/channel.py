@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hmac
+import logging
+import resource
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias, final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Larger messages fail with RESOURCE_EXHAUSTED; only metric states come near, never tensors."""
@@ -47,7 +51,11 @@ def channel_options() -> Options:
 
 
 def server_options() -> Options:
-    """Options of servers: allow the clients' pings; a port belongs to one process only."""
+    """Options of servers: allow the clients' pings; a port belongs to one process only.
+
+    Strangers get at most half of the open files, and lose connections on which they say nothing.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         *_SHARED,
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -55,6 +63,9 @@ def server_options() -> Options:
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", 1_000),
         ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 120_000),
+        ("grpc.max_allowed_incoming_connections", max(files // 2, 64)),
     ]
 
 
@@ -111,6 +122,45 @@ class _Refusal:
     details: str
 
 
+@final
+class _Undecodable(logging.Filter):
+    """Lets gRPC log one line every 10 s about undecodable messages, not a traceback for each."""
+
+    _EVERY_S = 10.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_s = -self._EVERY_S
+        self._unlogged = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, DecodeError):
+            return True
+        now_s = time.monotonic()
+        if now_s - self._logged_s < self._EVERY_S:
+            self._unlogged += 1
+            return False
+        record.msg, record.args = (
+            "refused an undecodable message: %s (and %d before)",
+            (
+                error,
+                self._unlogged,
+            ),
+        )
+        record.exc_info, record.exc_text = None, None
+        self._logged_s, self._unlogged = now_s, 0
+        return True
+
+
+_UNDECODABLE = _Undecodable()
+
+
+def _log_undecodable_messages_once() -> None:
+    for name in ("grpc._cython.cygrpc", "grpc._server", "grpc._common"):
+        logging.getLogger(name).addFilter(_UNDECODABLE)
+
+
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"
 
 
@@ -118,6 +168,7 @@ def _refusal(token: str, check: Check, call: grpc.HandlerCallDetails) -> _Refusa
     metadata = tuple(call.invocation_metadata or ())
     given = [value for key, value in metadata if key == _AUTHORIZATION]
     expected = f"Bearer {token}"
+    # compare_digest: the time of the comparison must not tell how much of a token is right.
     if len(given) != 1 or not hmac.compare_digest(str(given[0]).encode(), expected.encode()):
         return _Refusal(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
     try:
@@ -138,6 +189,7 @@ class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, token: str, check: Check) -> None:
         self._token = token
         self._check = check
+        _log_undecodable_messages_once()
 
     def intercept_service(
         self,
@@ -148,10 +200,11 @@ class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if refusal is None:
             return continuation(handler_call_details)
 
-        def refuse(request: object, context: grpc.ServicerContext) -> NoReturn:
+        # As a stream, whatever the method is: the server of a unary call reads the message first.
+        def refuse(requests: Iterator[object], context: grpc.ServicerContext) -> NoReturn:
             context.abort(refusal.code, refusal.details)
 
-        return grpc.unary_unary_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 @final
@@ -161,6 +214,7 @@ class AsyncChecks(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, token: str, check: Check) -> None:
         self._token = token
         self._check = check
+        _log_undecodable_messages_once()
 
     async def intercept_service(
         self,
@@ -171,7 +225,7 @@ class AsyncChecks(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if refusal is None:
             return await continuation(handler_call_details)
 
-        async def refuse(request: object, context: AsyncContext) -> NoReturn:
+        async def refuse(requests: AsyncIterator[object], context: AsyncContext) -> NoReturn:
             await context.abort(refusal.code, refusal.details)
 
-        return grpc.unary_unary_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)

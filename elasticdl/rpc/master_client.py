@@ -43,8 +43,9 @@ class MasterClient:
     """
 
     def __init__(self, address: str, token: str, name: str, *, away_s: float = AWAY_S) -> None:
-        """Args: address of the master, host:port; the job's token; own name, such as `worker-3`
-        (people: any other).
+        """`address` of the master, host:port; `token` of the job.
+
+        `name` is this process's name, such as `worker-3`; people use any other.
         """
         self._address = address
         self._credentials = Credentials(token, name)
@@ -66,7 +67,7 @@ class MasterClient:
         *,
         starting: bool = False,
     ) -> Attached:
-        """Present this process. Reports are due from now on.
+        """Attach this process. Reports are due from now on.
 
         A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when
         it can serve, with both addresses and the version it restored (None: it has no state yet).
@@ -94,19 +95,15 @@ class MasterClient:
     def request_lease(self, wait_s: float) -> LeaseAnswer:
         """Ask for one more lease; blocks for up to `wait_s` while there is none.
 
-        One caller at a time (others queue). An answer lost on its way is given again to the retry,
-        so no lease is lost.
+        One caller at a time (others queue). A retry gets a lost answer again, so no lease is lost.
         """
         return self._next(pb.LeaseRequest(), wait_s)
 
     def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> LeaseAnswer:
-        """Ask for the ring's item of that number (from 1); blocks for up to `wait_s` while there is
-        none.
+        """Request the ring's item of that number (from 1); blocks for up to `wait_s`.
 
-        0: one that is not in the ring yet asks for the item that the ring is at, to read it ahead.
-
-        `at_mark`: this worker stands still with the ring before that item, so a lease for it alone
-        may be the answer, too.
+        0: a worker outside the ring requests the ring's current item, to read it ahead. `at_mark`:
+        the ring waits before that item, so the answer may also be a lease for this worker alone.
         """
         return self._next(pb.LeaseRequest(ring_number=number, at_mark=at_mark), wait_s)
 
@@ -116,6 +113,7 @@ class MasterClient:
             reply = self._call(
                 self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S
             )
+            # After the answer: a retry repeats the number, and the master repeats its answer.
             self._leases += 1
         try:
             return messages.lease_answer_from_wire(reply)
@@ -130,6 +128,7 @@ class MasterClient:
         with self._report_lock:
             request = messages.report_to_wire(report, self._reports + 1)
             self._call(self._stub.Report, request, "report")
+            # After the answer: the master counts a repeated number once.
             self._reports += 1
 
     def orders(self) -> Iterator[Order]:

@@ -31,8 +31,9 @@ class ServerPool:
     """
 
     def __init__(self, addresses: Sequence[str], name: str, token: str) -> None:
-        """Args: bulk addresses (host:port) in index order, '' where a server is away; own process
-        name; the job's token.
+        """`addresses`: bulk addresses (host:port) in index order, '' for a missing server.
+
+        `name` is this process's name, `token` the job's token.
         """
         self._pool = _native.Pool(list(addresses), token, name)
         self._spec: ParametersSpec | None = None
@@ -85,6 +86,7 @@ class ServerPool:
             )
         if flat is not None:
             flat.flags.writeable = False
+            # Values of a view are older and must not revive a server.
             if snapshot is None:
                 self._newest = flat
         return Pulled(tuple(versions), flat, tuple(rows))

@@ -22,9 +22,8 @@ from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerStub
 from elasticdl.rpc.retry import mapped
 from elasticdl.shard import Applied, SnapshotId
 
-_SLACK_S = (
-    1.0  # so that the server, who knows what it waits for, is the one who says that it was in vain
-)
+_SLACK_S = 1.0
+"""Added to the client's deadline: the server times out first, and its error says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class ServerCut:
-    """One server's frozen view: its version, and of each worker the last push in it, with that
-    push's number.
-    """
+    """One server's frozen view: its version, and each worker's last push in it with its number."""
 
     version: int
     applied: Mapping[str, Applied]
@@ -68,8 +65,8 @@ class ServerSaved:
 class ServerControl(Protocol):
     """What the master may ask of one server.
 
-    Every call raises TransientError when the server did not answer in time,
-    Refused when it does not know this master, PermanentError when it cannot do what was asked.
+    Every call raises TransientError if the server does not answer in time, Refused if it does not
+    accept this master, and PermanentError if it cannot carry out the call.
     """
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
@@ -84,8 +81,9 @@ class ServerControl(Protocol):
     async def cut(
         self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
     ) -> ServerCut:
-        """Let held pushes up to the given numbers in (of fenced workers none is waited for), then
-        freeze a view.
+        """Admit held pushes up to the given numbers, then freeze a view.
+
+        It does not wait for fenced workers.
         """
 
     async def ungate(self, *, timeout_s: float) -> None:
@@ -95,10 +93,10 @@ class ServerControl(Protocol):
         """Write a view below an existing directory."""
 
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
-        """Release a view; one that is not there is released."""
+        """Release a view; does nothing if there is none."""
 
     async def close(self) -> None:
-        """Drop the connection; calls under way raise TransientError."""
+        """Drop the connection; calls in progress raise TransientError."""
 
 
 @final

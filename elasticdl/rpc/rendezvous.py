@@ -8,6 +8,10 @@ Each generation of the ring has an unguessable *scope*, which precedes the secti
 `HOST:PORT/SCOPE` as the address; Horovod appends its port once more). So members of different
 generations never meet, and strangers cannot join. A withdrawn scope answers 410 to all requests,
 including waiting ones.
+
+Until a request has named a scope that is served, its connection is a stranger's: nothing but its
+first line is kept. A request has to be complete within a few seconds. Strangers have a number of
+places, and the oldest makes room for a new one.
 """
 
 from __future__ import annotations
@@ -15,16 +19,22 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 _PATH: Final = re.compile(rb"/([a-z0-9-]{1,80})(?::\d{1,5})?(/[\w.-]{1,200}/[\w.-]{1,100})")
 _HEAD_BYTES: Final = 4096
 _VALUE_BYTES: Final = 1 << 20
 """A member's value has one address of about 150 bytes for each other member."""
+_LINGER_S: Final = 1.0
 
-_REASONS: Final = {200: b"OK", 400: b"Bad Request", 410: b"Gone"}
+_REASONS: Final = {
+    200: b"OK",
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    410: b"Gone",
+    507: b"Insufficient Storage",
+}
 
 
 def new_scope(generation: int) -> str:
@@ -32,9 +42,21 @@ def new_scope(generation: int) -> str:
     return f"g{generation}-{secrets.token_hex(12)}"
 
 
+@dataclass(frozen=True, slots=True)
+class RendezvousLimits:
+    """Limits for connections whose request is incomplete, and for values."""
+
+    request_s: float = 10.0
+    most_strangers: int = 256
+    generation_bytes: int = 256 << 20
+    """All values of one generation."""
+
+
 @dataclass(slots=True)
 class _Scope:
     values: dict[bytes, bytes] = field(default_factory=dict)
+    size_bytes: int = 0
+    """Of all values."""
     waiting: dict[bytes, list[_Connection]] = field(default_factory=dict)
 
 
@@ -42,9 +64,12 @@ class _Scope:
 class Rendezvous:
     """Serves all generations of a job's ring, one after the other. Belongs to one asyncio loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RendezvousLimits = RendezvousLimits()) -> None:
+        self._limits = limits
         self._scopes: dict[bytes, _Scope] = {}
         self._connections: set[_Connection] = set()
+        self._strangers: dict[_Connection, None] = {}
+        """By age."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "", port: int = 0) -> int:
@@ -78,18 +103,43 @@ class Rendezvous:
             await asyncio.sleep(0)
 
     def _connection(self) -> _Connection:
-        return _Connection(self._answer, self._connections, self._leave)
+        return _Connection(self)
 
-    def _answer(self, connection: _Connection, method: bytes, path: bytes, value: bytes) -> None:
+    def enter(self, connection: _Connection) -> None:
+        """Take a new connection; the oldest stranger goes if there are too many."""
+        self._connections.add(connection)
+        self._strangers[connection] = None
+        if len(self._strangers) > self._limits.most_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort()
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._limits.request_s, connection.expect_request)
+
+    def named(self, connection: _Connection, method: bytes, path: bytes) -> int:
+        """Look at the first line of a request; returns the status of a refusal, 0 for none."""
         found = _PATH.fullmatch(path)
         if found is None or method not in (b"GET", b"PUT", b"DELETE"):
-            connection.reply(400)
-            return
-        scope, key = self._scopes.get(found[1]), found[2]
-        if scope is None:
+            return 400
+        if found[1] not in self._scopes:
+            return 410
+        self._strangers.pop(connection, None)
+        return 0
+
+    def answer(self, connection: _Connection, method: bytes, path: bytes, value: bytes) -> None:
+        """Answer a complete request, at once or when its key exists."""
+        found = _PATH.fullmatch(path)
+        scope = self._scopes.get(found[1]) if found is not None else None
+        if found is None or scope is None:
             connection.reply(410)
-        elif method == b"PUT":
-            scope.values[key] = value
+            return
+        key = found[2]
+        if method == b"PUT":
+            size_bytes = scope.size_bytes + len(value) - len(scope.values.get(key, b""))
+            if size_bytes > self._limits.generation_bytes:
+                connection.reply(507)
+                return
+            scope.values[key], scope.size_bytes = value, size_bytes
             connection.reply(200)
             for waiting in scope.waiting.pop(key, ()):
                 waiting.reply(200, value)
@@ -103,49 +153,55 @@ class Rendezvous:
             connection.waits_for = (found[1], key)
             scope.waiting.setdefault(key, []).append(connection)
 
-    def _leave(self, connection: _Connection) -> None:
+    def leave(self, connection: _Connection) -> None:
+        """Forget a connection that has ended."""
+        self._connections.discard(connection)
+        self._strangers.pop(connection, None)
         name, key = connection.waits_for
         scope = self._scopes.get(name)
         if scope is not None and connection in scope.waiting.get(key, ()):
             scope.waiting[key].remove(connection)
 
 
-_Answer: TypeAlias = "Callable[[_Connection, bytes, bytes, bytes], None]"
-_Leave: TypeAlias = "Callable[[_Connection], None]"
-
-
 @final
 class _Connection(asyncio.Protocol):
     """One request, one reply, then the end, as Horovod's client expects."""
 
-    def __init__(self, answer: _Answer, open_ones: set[_Connection], leave: _Leave) -> None:
-        self._answer = answer
-        self._open_ones = open_ones
-        self._leave = leave
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
+        self._named = False
+        self._complete = False
         self._asked = False
         self.waits_for = (b"", b"")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._open_ones.add(self)
+        self._rendezvous.enter(self)
 
     def abort(self) -> None:
         """Close without an answer."""
         if self._transport is not None:
             self._transport.abort()
 
+    def expect_request(self) -> None:
+        """Give up a request that is not complete."""
+        if not self._asked:
+            self.reply(408)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._open_ones.discard(self)
-        self._leave(self)
+        self._rendezvous.leave(self)
 
     def data_received(self, data: bytes) -> None:
+        # One request per connection; whatever follows is ignored.
         if self._asked:
             return
         self._received += data
+        if not self._named and not self._name():
+            return
         head, end, rest = self._received.partition(b"\r\n\r\n")
         if not end:
             if len(self._received) > _HEAD_BYTES:
@@ -153,23 +209,44 @@ class _Connection(asyncio.Protocol):
             return
         first, *headers = bytes(head).split(b"\r\n")
         length = _content_length(headers)
-        parts = first.split(b" ")
-        if length is None or len(parts) != 3:
+        if length is None:
             self.reply(400)
         elif len(rest) >= length:
-            self._asked = True
-            self._answer(self, parts[0], parts[1], bytes(rest[:length]))
+            self._asked = self._complete = True
+            method, path, _ = first.split(b" ")
+            self._received.clear()
+            self._rendezvous.answer(self, method, path, bytes(rest[:length]))
+
+    def _name(self) -> bool:
+        """Whether the first line is there and may go on."""
+        line, end, _ = self._received.partition(b"\r\n")
+        if not end and len(self._received) <= _HEAD_BYTES:
+            return False
+        parts = bytes(line).split(b" ")
+        refusal = (
+            self._rendezvous.named(self, parts[0], parts[1]) if end and len(parts) == 3 else 400
+        )
+        if refusal:
+            self.reply(refusal)
+        self._named = not refusal
+        return self._named
 
     def reply(self, status: int, value: bytes = b"") -> None:
         """Answer and close; does nothing if the peer is gone."""
         self._asked = True
+        self._received.clear()
         if self._transport is not None:
             reason = _REASONS[status]
             self._transport.write(
                 b"HTTP/1.1 %d %s\r\nContent-Length: %d\r\n\r\n%s"
                 % (status, reason, len(value), value)
             )
-            self._transport.close()
+            if self._complete:
+                self._transport.close()
+                return
+            # To close with bytes unread would reset the connection before the peer has the answer.
+            self._transport.write_eof()
+            asyncio.get_running_loop().call_later(_LINGER_S, self.abort)
 
 
 def _content_length(headers: list[bytes]) -> int | None:

@@ -47,9 +47,8 @@ def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return UserError(message)
     if code is grpc.StatusCode.OUT_OF_RANGE:
-        return PermanentError(
-            details or message
-        )  # asked for at a time when it is not to be had, which the words say to people
+        # The request is valid, but impossible in the job's present phase. `details` are for people.
+        return PermanentError(details or message)
     return PermanentError(f"{message} ({code.name})")
 
 
@@ -78,6 +77,7 @@ def retrying(
     while True:
         attempt += 1
         try:
+            # At least 0.1 s: a deadline of 0 would fail without a try.
             return call(max(0.1, min(attempt_s, end_s - time.monotonic())))
         except grpc.RpcError as error:
             last = mapped(error, what)

@@ -38,7 +38,7 @@ from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
 from elasticdl.worker.process.orders import Orders
-from elasticdl.worker.process.os_process import leave
+from elasticdl.worker.process.os_process import leave, log_to_stderr
 from elasticdl.worker.process.shutdown import (
     CallbackFailed,
     Done,
@@ -74,6 +74,15 @@ def import_tensorflow(threads: int) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads + 2)
     import elasticdl.worker.ps.wiring  # noqa: F401 - so that the rest of the model layer is imported here, too
+
+
+def preload() -> None:
+    """Import in a template of workers what each of them would import (`cluster/local/template.py`).
+
+    It must not start a thread, connect, or run an operation of TensorFlow: a fork loses these.
+    """
+    log_to_stderr()
+    import_tensorflow(threads=0)
 
 
 class _Import(threading.Thread):
@@ -161,7 +170,12 @@ class Link:
         generations = Generations(shutdown, outbox.drop)
         states = StateReports(outbox, watch)
         orders = Orders(
-            client.orders, shutdown, move=move, ring=generations.follow, tell_state=states.ask
+            client.orders,
+            shutdown,
+            move=move,
+            revoke=keeper.revoke,
+            ring=generations.follow,
+            tell_state=states.ask,
         )
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)
         reporter.start()
@@ -196,7 +210,6 @@ def work(
             worker = assemble_whole(assignment, Path(link.attached.restore_from), link.context)
         else:
             worker = assemble(assignment, link.parameters, link.context)
-    link.orders.revoke_by(worker.loading.revoke)
     outbox.starting("weights")
     if worker.start():
         outbox.starting(GIVING_PART)
@@ -218,7 +231,6 @@ def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link
         f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo
     ):
         worker = assemble_ring(assignment, host, client, link.generations, link.context)
-    link.generations.copies_by(worker.copies.follow)
     # The worker reports itself when it has compiled.
     link.context.outbox.starting("compile")
     worker.run()

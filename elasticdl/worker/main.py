@@ -6,11 +6,14 @@ reaches a thread that does not block it ends the process instead of draining it.
 
 from __future__ import annotations
 
-import logging
-import sys
-
 from elasticdl.cluster.local.parent_death import die_with_parent
-from elasticdl.worker.process.os_process import drain_on_signal, end_by_force, hold_signals, leave
+from elasticdl.worker.process.os_process import (
+    drain_on_signal,
+    end_by_force,
+    hold_signals,
+    leave,
+    log_to_stderr,
+)
 from elasticdl.worker.process.shutdown import Shutdown
 
 
@@ -18,11 +21,7 @@ def main() -> None:
     """Run the worker process."""
     die_with_parent()
     hold_signals()
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr()
     shutdown = Shutdown()
     drain_on_signal(shutdown)
     end_by_force(shutdown)

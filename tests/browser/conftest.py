@@ -37,6 +37,18 @@ FLAGS = [
 LIMIT_MS = 60_000
 """For what takes a moment; longer than one on a busy machine."""
 START_S = 240.0
+STEADY = """
+window.steady = { figures: 0, shift: 0 };
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) steady.shift += one.value;
+}).observe({ type: "layout-shift", buffered: true });
+addEventListener("DOMContentLoaded", () => {
+  steady.figures = document.querySelectorAll("#facts > div").length;
+});
+"""
+"""For `add_init_script`: figures of the head before anything is painted, and how far what was
+painted has moved since, as browsers measure it.
+"""
 # Its own are five seconds, which a page that is told once a second may need on a busy machine.
 expect.set_options(timeout=LIMIT_MS)
 

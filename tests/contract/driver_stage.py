@@ -32,7 +32,7 @@ from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
-from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.executor.snapshots import CutLimits, Snapshots
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
@@ -182,11 +182,17 @@ class NoArchive:
 class Stage:
     """A driver on a loop in a thread of its own, as in the master; the test is the processes."""
 
-    def __init__(self, directory: Path, core: Any = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        core: Any = None,
+        clock: Clock | None = None,
+        limits: CutLimits = CutLimits(),
+    ) -> None:
         """`core`: another than the scripted one, such as a whole `JobState`; `clock`: another than
         one that stands still.
         """
-        self.directory = directory
+        self.directory, self._limits = directory, limits
         self.core = core or ScriptedCore()
         self.journal = ListJournal()
         self.clock: Any = clock or ManualClock()
@@ -218,7 +224,7 @@ class Stage:
         means = ExecutorDeps(
             launcher,
             fences,
-            Snapshots(self.roster),
+            Snapshots(self.roster, self._limits),
             NoArchive(),  # type: ignore[arg-type]
             self.events,
             self.metrics,

@@ -150,6 +150,7 @@ class FakeJob:
             self.inbox,
             self.gateway,
             Executor(self.inbox, self.gateway, means),
+            TICK_S,
         )
         self._lives: dict[ProcessName, asyncio.Task[None]] = {}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import numpy as np
 
@@ -78,13 +79,13 @@ class Stage:
     def close(self) -> None:
         self._open.close()
 
-    def cut(self, snapshot: int, timeout_s: float = LIMIT_S) -> list[dict[str, object]]:
+    def cut(self, snapshot: int, timeout_s: float = LIMIT_S) -> list[dict[str, Any]]:
         """What the master does: gate all, let in what any server has, freeze all, open."""
         numbers: dict[str, int] = {}
         for server in self.servers:
             for name, number in server.gate(timeout_s).items():
                 numbers[name] = max(number, numbers.get(name, 0))
-        cuts: list[dict[str, object]] = []
+        cuts: list[dict[str, Any]] = []
         try:
             cuts.extend(server.cut(snapshot, numbers, timeout_s) for server in self.servers)
         finally:
@@ -135,8 +136,8 @@ class BadNetwork:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._start(self._accept)
 
-    def _start(self, work: object, *arguments: object) -> None:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
+    def _start(self, work: Callable[..., object], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -35,6 +35,7 @@ from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.job_view import JobView
+from elasticdl.master.status.limits import PageLimits
 from elasticdl.master.status.server import StatusServer
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
@@ -83,7 +84,7 @@ def spec(**flags: Any) -> JobSpec:
 class Stage:
     """`watched` and `inbox` are the master's; `url` is where its page is."""
 
-    def __init__(self, directory: Path, job: JobSpec) -> None:
+    def __init__(self, directory: Path, job: JobSpec, limits: PageLimits = PageLimits()) -> None:
         clock = SystemClock()
         self.inbox = EventQueue(clock)
         self.core = JobState(job)
@@ -107,7 +108,8 @@ class Stage:
             self.chronicle,
             self.collector,
         )
-        self.server = StatusServer(self.watched, AccessGuard(TOKEN, ("iris-master",)), term=3)
+        guard = AccessGuard(TOKEN, ("iris-master",))
+        self.server = StatusServer(self.watched, guard, 3, directory / "logs", limits)
         self.cluster: Cluster = FakeCluster()
         self.port = self._asked = 0
         self.running: asyncio.Task[do.FinishJob] | None = None
@@ -194,9 +196,12 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    directory: Path, job: JobSpec | None = None, records: int = 6400
+    directory: Path,
+    job: JobSpec | None = None,
+    records: int = 6400,
+    limits: PageLimits = PageLimits(),
 ) -> AsyncIterator[Stage]:
-    stage = Stage(directory, job or spec())
+    stage = Stage(directory, job or spec(), limits)
     try:
         async with asyncio.timeout(LIMIT_S):
             await stage.open(records)

@@ -4,17 +4,21 @@ goes on.
 
 from __future__ import annotations
 
+import hmac
+import os
 import random
 import resource
 import select
 import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
 
+from elasticdl.errors import TransientError
 from elasticdl.ps.gauges import rss_bytes
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec, update
 
@@ -22,8 +26,19 @@ pytestmark = pytest.mark.contract
 
 HEADER = struct.Struct("<IHBBQQ")
 MAGIC = 0x314C4445
-HELLO, INITIALISE, PULL, PUSH, ROWS = 1, 2, 3, 4, 5
+HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE = 1, 2, 3, 4, 5, 6
 OK, USER, TRANSIENT, REFUSED, EMPTY = 0, 1, 2, 3, 4
+
+
+def proof(side: str, token: str, nonce: bytes, hello: bytes) -> bytes:
+    """As rpc/native/greeting.h has it, by Python's own implementation."""
+    message = f"elasticdl bulk plane 2, {side}:".encode() + nonce + hello
+    return hmac.digest(token.encode(), message, "sha256")
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 class Raw:
@@ -45,15 +60,17 @@ class Raw:
     def ask(self, kind: int, payload: bytes, size: int | None = None) -> tuple[int, bytes]:
         """Status and payload of the answer."""
         self.send(
-            HEADER.pack(MAGIC, 1, kind, 0, 9, len(payload) if size is None else size) + payload
+            HEADER.pack(MAGIC, 2, kind, 0, 9, len(payload) if size is None else size) + payload
         )
         magic, version, answered, status, request, length = HEADER.unpack(self.receive(HEADER.size))
-        assert (magic, version, answered, request) == (MAGIC, 1, kind, 9)
+        assert (magic, version, answered, request) == (MAGIC, 2, kind, 9)
         return status, self.receive(length)
 
     def answers_within(self, limit_s: float) -> bool:
         """Whether there is something to receive."""
-        return bool(select.select([self._socket], [], [], limit_s)[0])
+        poll = select.poll()  # `select` refuses descriptors from 1,024 on.
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * limit_s))
 
     def receive(self, size: int) -> bytes:
         data = b""
@@ -69,11 +86,42 @@ class Raw:
             return self._socket.recv(1) == b""
         return True
 
-    def greet(self, token: str = TOKEN, pushes: int = 1) -> tuple[int, bytes]:
-        return self.ask(
-            HELLO,
-            struct.pack("<QIIII", 77, len(token), 8, pushes, 0) + token.encode() + b"worker-5",
-        )
+    def greet(
+        self, token: str = TOKEN, pushes: int = 1, name: bytes = b"worker-5"
+    ) -> tuple[int, bytes]:
+        """Greet as clients do; stops where the server refuses."""
+        hello = struct.pack("<Q32sII", 77, os.urandom(32), len(name), pushes) + name
+        status, answer = self.ask(HELLO, hello)
+        if status != OK:
+            return status, answer
+        nonce, proved = answer[:32], answer[32:]
+        assert (proved == proof("server", token, nonce, hello)) == (token == TOKEN)
+        return self.ask(PROVE, proof("client", token, nonce, hello))
+
+
+def encoded_spec(
+    trainable: int = 6,
+    additive: int = 0,
+    rule: int = 0,
+    tables: Sequence[tuple[int, bytes]] = (),
+    json: bytes = b"{}",
+) -> bytes:
+    """A spec as clients send it; each table has a dimension and a name."""
+    front = struct.pack(
+        "<IIII10dQQQd", rule, 0, 1, len(tables), *[0.5] * 10, trainable, additive, len(json), 0.0
+    )
+    rows = [struct.pack("<QIIffQ", 0, dim, 0, 0.0, 0.0, len(name)) + name for dim, name in tables]
+    return front + b"".join(rows) + json
+
+
+def initialise(spec: bytes, dense: int = 0, version: int = 0) -> bytes:
+    """An initialise frame's payload with `dense` zeros."""
+    return (
+        struct.pack("<qQQ", version, len(spec), dense)
+        + spec
+        + bytes(-len(spec) % 8)
+        + bytes(4 * dense)
+    )
 
 
 @pytest.fixture
@@ -108,13 +156,13 @@ def test_another_protocol_is_hung_up_on(stage: Stage, first: bytes) -> None:
 
 def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None:
     with Raw(stage.addresses[0]) as raw:
-        raw.send(HEADER.pack(MAGIC, 1, PULL, 0, 9, 16) + struct.pack("<qII", -1, 1, 0))
+        raw.send(HEADER.pack(MAGIC, 2, PULL, 0, 9, 16) + struct.pack("<qII", -1, 1, 0))
         assert raw.closed()
     with Raw(stage.addresses[0]) as raw:
         assert raw.greet("wrong")[0] == REFUSED
         assert raw.closed()
     with Raw(stage.addresses[0]) as raw:
-        raw.send(HEADER.pack(MAGIC, 1, HELLO, 0, 9, 1 << 20))
+        raw.send(HEADER.pack(MAGIC, 2, HELLO, 0, 9, 1 << 20))
         assert raw.closed()
 
 
@@ -177,7 +225,7 @@ def test_frames_that_promise_much_and_send_little_take_no_memory_and_stop_nobody
         # place, and takes it.
         for raw in (stack.enter_context(Raw(stage.addresses[0])) for _ in range(20)):
             assert raw.greet()[0] == OK
-            raw.send(HEADER.pack(MAGIC, 1, PULL, 0, 9, 1 << 29) + bytes(1000))
+            raw.send(HEADER.pack(MAGIC, 2, PULL, 0, 9, 1 << 29) + bytes(1000))
             if raw.answers_within(0.2):
                 break
         header = HEADER.unpack(raw.receive(HEADER.size))
@@ -191,10 +239,75 @@ def test_a_model_of_absurd_size_is_refused() -> None:
     try:
         with Raw(stage.addresses[0]) as raw:
             raw.greet()
-            spec = struct.pack("<IIII10dQQQd", 1, 0, 0, 0, *[0.5] * 10, 2**50, 0, 0, 0.0)
-            status, message = raw.ask(INITIALISE, struct.pack("<qQQ", 0, len(spec), 0) + spec)
+            status, message = raw.ask(INITIALISE, initialise(encoded_spec(2**50)))
             assert status == USER and b"more than 2^28" in message
         assert not stage.servers[0].has_state
+    finally:
+        stage.close()
+
+
+def test_a_model_without_its_values_is_refused_before_it_takes_memory() -> None:
+    stage = Stage(1)
+    try:
+        with Raw(stage.addresses[0]) as raw:
+            raw.greet()
+            before = peak_bytes()
+            adam = 1
+            status, message = raw.ask(INITIALISE, initialise(encoded_spec(2**28, rule=adam)))
+            assert status == USER and b"0 dense values for a slice of 268435456" in message
+            assert peak_bytes() - before < 50 << 20
+    finally:
+        stage.close()
+
+
+def test_a_request_for_rows_takes_memory_for_those_that_exist() -> None:
+    stage = Stage(1)
+    try:
+        with Raw(stage.addresses[0]) as raw:
+            raw.greet()
+            spec = encoded_spec(tables=[(1 << 16, b"wide")])
+            assert raw.ask(INITIALISE, initialise(spec, 6))[0] == OK
+            before = peak_bytes()
+            rows = struct.pack("<qIIQQ", -1, 0, 0, 0, 2**64 - 1)
+            assert raw.ask(ROWS, rows) == (OK, struct.pack("<QQ", 0, 0))
+            assert peak_bytes() - before < 50 << 20
+    finally:
+        stage.close()
+
+
+@pytest.mark.parametrize(
+    "name", [b"", b"worker-\xff", b"worker-1\0", b"worker 1", "wörker-1".encode(), b"w" * 300]
+)
+def test_a_name_that_no_process_has_is_refused_at_the_greeting(stage: Stage, name: bytes) -> None:
+    with Raw(stage.addresses[0]) as raw:
+        status, message = raw.greet(name=name)
+        assert status == USER and b"name" in message
+        assert raw.closed()
+    assert stage.servers[0].gate(LIMIT_S) == {}
+    stage.servers[0].ungate()
+    stage.cut(1)
+
+
+def test_a_spec_that_is_no_text_is_refused() -> None:
+    stage = Stage(1)
+    try:
+        with Raw(stage.addresses[0]) as raw:
+            raw.greet()
+            for spec in (encoded_spec(json=b"\xff"), encoded_spec(tables=[(2, b"t\xc3")])):
+                status, message = raw.ask(INITIALISE, initialise(spec, 6))
+                assert status == USER and b"UTF-8" in message
+        assert not stage.servers[0].has_state
+    finally:
+        stage.close()
+
+
+def test_a_version_that_leaves_no_room_to_count_is_refused() -> None:
+    stage = Stage(1)
+    try:
+        with Raw(stage.addresses[0]) as raw:
+            raw.greet()
+            status, message = raw.ask(INITIALISE, initialise(encoded_spec(), 6, 2**63 - 1))
+            assert status == USER and b"version" in message
     finally:
         stage.close()
 
@@ -214,22 +327,89 @@ def test_fuzzed_frames_neither_crash_nor_fill_the_server(stage: Stage, seed: int
                     payload[choose.randrange(len(payload))] = choose.randrange(256)
                 cut = choose.randrange(len(payload) + 1)
                 raw.ask(
-                    choose.choice([HELLO, INITIALISE, PULL, PUSH, ROWS, 6, 255]),
+                    choose.choice([HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE, 7, 255]),
                     bytes(payload[:cut]),
                 )
     assert works(stage)
     assert rss_bytes() - before < 50 << 20
 
 
-def test_too_many_connections_are_turned_away_and_room_is_made_again(stage: Stage) -> None:
+def test_a_proof_of_another_connection_is_worth_nothing(stage: Stage) -> None:
+    hello = struct.pack("<Q32sII", 77, bytes(32), 8, 1) + b"worker-5"
+    with Raw(stage.addresses[0]) as first, Raw(stage.addresses[0]) as second:
+        nonce = first.ask(HELLO, hello)[1][:32]
+        good = proof("client", TOKEN, nonce, hello)
+        second.ask(HELLO, hello)
+        assert second.ask(PROVE, good) == (REFUSED, b"the job's token is wrong")
+        assert first.ask(PROVE, good)[0] == OK
+
+
+def test_a_servers_own_proof_opens_nothing(stage: Stage) -> None:
+    with Raw(stage.addresses[0]) as raw:
+        hello = struct.pack("<Q32sII", 77, bytes(32), 8, 1) + b"worker-5"
+        answer = raw.ask(HELLO, hello)[1]
+        assert raw.ask(PROVE, answer[32:])[0] == REFUSED
+
+
+def test_who_took_a_servers_port_learns_no_token_and_ends_no_worker() -> None:
+    stage = Stage(1)
+    heard = bytearray()
+    taken = socket.create_server(("127.0.0.1", 0))
+
+    def listen() -> None:
+        answers = [OK, USER, REFUSED, 5]
+        with suppress(OSError):
+            while True:
+                peer, _ = taken.accept()
+                with peer:
+                    asked = peer.recv(4096)
+                    heard.extend(asked)
+                    number = HEADER.unpack(asked[: HEADER.size])[4]
+                    status = answers.pop(0) if answers else OK
+                    peer.sendall(HEADER.pack(MAGIC, 2, HELLO, status, number, 64) + b"\xff" * 64)
+                    heard.extend(peer.recv(4096))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        pool = stage.pool(addresses=[f"127.0.0.1:{taken.getsockname()[1]}"])
+        zeros = np.zeros(6, np.float32)
+        with pytest.raises(TransientError, match="not a server of this job"):
+            pool.initialise(counting_spec(), zeros, timeout_s=1.5)
+        pool.move(stage.addresses)
+        pool.initialise(counting_spec(), zeros, timeout_s=LIMIT_S)
+    finally:
+        taken.shutdown(socket.SHUT_RDWR)
+        taken.close()
+        thread.join(LIMIT_S)
+        stage.close()
+    assert b"worker-0" in heard and TOKEN.encode() not in heard
+
+
+def test_strangers_make_room_for_others_the_oldest_first(stage: Stage) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
         with ExitStack() as stack:
-            for _ in range(1100):
-                last = stack.enter_context(Raw(stage.addresses[0]))
-            assert last.closed()
-            assert stage.servers[0].statistics()["connections"] == 1024
-        assert works(stage)
+            member = stack.enter_context(Raw(stage.addresses[0]))
+            assert member.greet()[0] == OK
+            strangers = [stack.enter_context(Raw(stage.addresses[0])) for _ in range(700)]
+            assert strangers[0].closed()
+            assert works(stage)
+            assert member.ask(PULL, struct.pack("<qIIQ", -1, 0, 1, 0))[0] == OK
+            assert not strangers[-1].answers_within(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_members_find_a_place(stage: Stage) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+    try:
+        with ExitStack() as stack:
+            for number in range(1100):
+                member = stack.enter_context(Raw(stage.addresses[0]))
+                assert member.greet(pushes=0)[0] == OK, number
+            assert stage.servers[0].statistics()["connections"] >= 1100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

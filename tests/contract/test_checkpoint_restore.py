@@ -4,10 +4,12 @@ named.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +19,11 @@ from elasticdl.checkpoint.layout import Manifest, PartFile, part_name
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, TransientError, UserError
-from elasticdl.ps.saving import Diverged, PartPlace, restore, restore_what_is_whole, save
+from elasticdl.ps.saving import Diverged, ServerPart, restore, restore_newest_intact, save
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, rich_spec
+from tests.present import present
 
 pytestmark = pytest.mark.contract
 
@@ -44,8 +47,8 @@ def open_stage() -> Iterator[Callable[..., Stage]]:
         yield make
 
 
-def place(stage: Stage, server: int, token: str = TOKEN) -> PartPlace:
-    return PartPlace.of(server, len(stage.servers), token)
+def place(stage: Stage, server: int, token: str = TOKEN) -> ServerPart:
+    return ServerPart.of(server, len(stage.servers), token)
 
 
 def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:
@@ -58,7 +61,7 @@ def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:
     for server in stage.servers:
         server.drop(snapshot)
     manifest = Manifest(
-        version=int(facts[0]["version"]),  # type: ignore[call-overload]
+        version=int(facts[0]["version"]),
         servers=len(parts),
         parameters=ParametersSpec.model_validate_json(parts[0].parameters),
         files=tuple(
@@ -102,7 +105,7 @@ def contents(stage: Stage, tmp_path: Path) -> tuple[list[np.ndarray], list[dict[
     """
     directory = checkpoint(stage, tmp_path / f"contents-{len(list(tmp_path.iterdir()))}")
     parts = [(directory / part_name(k, len(stage.servers)), k) for k in range(len(stage.servers))]
-    spec = store.read_manifest(directory).parameters
+    spec = present(store.read_manifest(directory).parameters)
     dense: dict[int, list[np.ndarray]] = {}
     tables: list[dict[int, bytes]] = [{} for _ in spec.tables]
     for path, k in parts:
@@ -285,14 +288,14 @@ def test_a_server_that_comes_back_passes_damage_over_and_says_so(
         data = victim.read_bytes()
         victim.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
         back = open_stage(2)
-        assert restore_what_is_whole(back.servers[0], place(back, 0), new) == 3, (
+        assert restore_newest_intact(back.servers[0], place(back, 0), new) == 3, (
             "its own part is whole"
         )
         if directory is new:
-            assert restore_what_is_whole(back.servers[1], place(back, 1), new) == 2
+            assert restore_newest_intact(back.servers[1], place(back, 1), new) == 2
             assert str(victim) in caplog.text
     with pytest.raises(Corrupted) as error:
-        restore_what_is_whole(back.servers[1], place(back, 1), new)
+        restore_newest_intact(back.servers[1], place(back, 1), new)
     assert str(new) in str(error.value) and str(old) in str(error.value)
 
 
@@ -316,6 +319,46 @@ def test_parts_of_two_checkpoints_are_not_taken_for_one(
     )
     with pytest.raises(Corrupted, match=r"parts of different checkpoints: of servers \[0, 0\]"):
         restore(open_stage(2).servers[0], place(stage, 0), directory)
+
+
+def rewrite_header(path: Path, **changes: object) -> None:
+    """Change fields of a part's header, and of nothing else."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[8:16], "little")
+    header = json.loads(data[16 : 16 + size]) | changes
+    text = json.dumps(header).encode()
+    path.write_bytes(data[:8] + len(text).to_bytes(8, "little") + text + data[16 + size :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": [0, 0, 0]}, "rows of 3 tables"),
+        ({"rows": [-1, 1]}, "rows.0"),
+        ({"trainable": [0, 2**40]}, "trainable is"),
+        ({"version": 2**63}, "version"),
+        ({"server": 1}, "server 1 of 1"),
+        ({"workers": {"worker-0": [2**64, 1, 1, 1, 1]}}, "workers.worker-0.0"),
+        ({"tables.dim": 2**30}, "dimension 1073741824"),
+        ({"tables.dim": -1}, "dimension -1"),
+        ({"dense.shape": [2**20, 2**20]}, "more than 268435456 dense weights"),
+    ],
+)
+def test_a_header_that_no_server_wrote_is_corrupted(
+    open_stage: Callable[..., Stage], tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    stage = open_stage(1)
+    stage.pool().initialise(rich_spec(), np.zeros(37, np.float32), timeout_s=LIMIT_S)
+    path = checkpoint(stage, tmp_path) / part_name(0, 1)
+    parameters = rich_spec().model_dump(mode="json")
+    for name, value in changes.items():
+        part, _, key = name.partition(".")
+        if key:
+            parameters[part][0][key] = value
+            changes = {"parameters": parameters}
+    rewrite_header(path, **changes)
+    with pytest.raises(Corrupted, match=words):
+        read_header(path)
 
 
 def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(

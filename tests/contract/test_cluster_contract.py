@@ -19,7 +19,6 @@ from elasticdl.cluster.base import (
     Cluster,
     CreateRefused,
     ExitFacts,
-    NoSuchLog,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -57,16 +56,13 @@ class Bench(Protocol):
     def starts(self, name: ProcessName) -> int:
         """How often a process of this name was really started."""
 
-    async def say(self, name: ProcessName, text: str) -> None:
-        """A process that prints something and runs on."""
-
 
 class LocalBench:
     at_hand = True
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, worker_imports: tuple[str, ...] = ()) -> None:
         self.directory = directory
-        self.cluster = LocalCluster(directory / "logs", cores=2)
+        self.cluster = LocalCluster(directory / "logs", cores=2, worker_imports=worker_imports)
 
     async def _run(self, name: ProcessName, program: str) -> None:
         report = (
@@ -107,14 +103,12 @@ class LocalBench:
     def starts(self, name: ProcessName) -> int:
         return len(self._pids(name))
 
-    async def say(self, name: ProcessName, text: str) -> None:
-        done = self.directory / f"{name}.said"
-        await self._run(
-            name,
-            f"import sys; sys.stdout.buffer.write({text.encode()!r}); sys.stdout.flush();"
-            f" open({str(done)!r}, 'w').write('\\n'); time.sleep(600)",
-        )
-        await self._up(name, done.name)
+
+class TemplateBench(LocalBench):
+    """Workers are forks."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, ("decimal",))
 
 
 class FakeBench:
@@ -140,15 +134,11 @@ class FakeBench:
     def starts(self, name: ProcessName) -> int:
         return list(self.cluster.specs).count(name)
 
-    async def say(self, name: ProcessName, text: str) -> None:
-        await self.start(name)
-        self.cluster.say(name, text.encode())
-
 
 Run: TypeAlias = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
 
 
-@pytest.fixture(params=[LocalBench, FakeBench], ids=["local", "fake"])
+@pytest.fixture(params=[LocalBench, TemplateBench, FakeBench], ids=["local", "template", "fake"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     def run_scenario(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
         async def with_cluster() -> None:
@@ -354,53 +344,6 @@ def test_close_ends_everything_tells_it_and_ends_the_observers(run: Run) -> None
         with pytest.raises(CreateRefused) as refused:
             await bench.cluster.create(ProcessSpec(ProcessName(Role.WORKER, 2), ("train",)))
         assert not refused.value.retry
-
-    run(scenario)
-
-
-def test_logs_are_listed_and_read_by_offset(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.say(W0, "αβ first\nsecond\n")
-        (entry,) = [one for one in await bench.cluster.logs() if one.process == "worker-0"]
-        whole = await bench.cluster.read_log("worker-0", 0, 1000)
-        assert whole.size_bytes == len(whole.data)
-        # What is read from afar has a size only when it is read.
-        assert entry.size_bytes == (whole.size_bytes if bench.at_hand else None)
-        assert whole.data.decode().endswith("αβ first\nsecond\n")
-        last = await bench.cluster.read_log("worker-0", -7, 4)
-        assert (last.start, last.data, last.size_bytes) == (
-            whole.size_bytes - 7,
-            b"seco",
-            whole.size_bytes,
-        )
-        for start, expected in (
-            (whole.size_bytes, whole.size_bytes),
-            (10**15, whole.size_bytes),
-            (-(10**15), 0),
-        ):
-            part = await bench.cluster.read_log("worker-0", start, 5)
-            assert part.start == expected and part.data == whole.data[expected : expected + 5]
-
-    run(scenario)
-
-
-def test_a_log_that_is_not_there_is_said_so_whatever_its_name(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.say(W0, "x\n")
-        for name in (
-            "worker-1",
-            "",
-            ".",
-            "..",
-            "../worker-0",
-            "/etc/passwd",
-            "worker-0/../worker-0",
-            "worker-0.log",
-            "worker-0\0",
-            "*",
-        ):
-            with pytest.raises(NoSuchLog):
-                await bench.cluster.read_log(name, 0, 10)
 
     run(scenario)
 

@@ -10,7 +10,6 @@ import pytest
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import CreateRefused
-from elasticdl.cluster.kubernetes import creating
 from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL
 from tests.contract.api_server import PODS, Server, item, serving, status
@@ -23,10 +22,10 @@ FOREIGN = item("v", 1, "w", **{JOB_UID_LABEL: "other"})
 TAKEN: tuple[Any, ...] = (409, status(409, "AlreadyExists", 'pods "w" already exists'), {})
 
 
-def create(server: Server, times: int = 1) -> list[dict[str, Any]]:
+def create(server: Server, times: int = 1, last_pause_s: float = 5.0) -> list[dict[str, Any]]:
     async def scenario() -> list[dict[str, Any]]:
         async with serving(server) as api, asyncio.timeout(20):
-            creator = Creator(api, "mine", SystemClock())
+            creator = Creator(api, "mine", SystemClock(), last_pause_s)
             return await asyncio.gather(*(creator.create(PODS, POD) for _ in range(times)))
 
     return asyncio.run(scenario())
@@ -91,14 +90,11 @@ def test_a_server_that_is_too_busy_gets_the_pause_that_it_asks_for_from_everybod
     assert len(server.bodies) == 7
 
 
-def test_a_pause_longer_than_a_creation_may_take_is_a_refusal_for_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(creating, "_LAST_PAUSE_S", 0.05)
+def test_a_pause_longer_than_a_creation_may_take_is_a_refusal_for_now() -> None:
     server = Server()
     server.posts = [(429, status(429, "TooManyRequests", "slow down"), {"Retry-After": "100"})] * 20
     with pytest.raises(CreateRefused, match="too many requests") as refused:
-        create(server)
+        create(server, last_pause_s=0.05)
     assert refused.value.retry
 
 

@@ -75,15 +75,14 @@ async def serving(logs: Logs) -> AsyncIterator[ApiServer]:
 def read(logs: Logs, lines: int = 0, *, follow: bool = True) -> str:
     async def all_of_it() -> str:
         async with serving(logs) as api, asyncio.timeout(30):
-            reading = pod_logs.followed if follow else pod_logs.last
-            return "".join([text async for text in reading(api, POD, lines)])
+            reading = (
+                pod_logs.followed(api, POD, lines, again_s=0.01)
+                if follow
+                else pod_logs.last(api, POD, lines)
+            )
+            return "".join([text async for text in reading])
 
     return asyncio.run(all_of_it())
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_logs, "_AGAIN_S", 0.01)
 
 
 def test_a_broken_stream_costs_no_line_and_repeats_none() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.kubernetes import submitting
 from elasticdl.cluster.kubernetes.apiserver import ApiAway
-from elasticdl.cluster.kubernetes.submitting import Submitted, submit
+from elasticdl.cluster.kubernetes.submitting import SubmitLimits, Submitted, submit
 from elasticdl.errors import ElasticDLError, ExitCode, SpecError
 from elasticdl.job import Action, JobSpec
 from tests.contract.api_server import status
@@ -22,7 +21,7 @@ JOBS, PODS = "/apis/batch/v1/namespaces/ns/jobs", "/api/v1/namespaces/ns/pods"
 QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: cpu=2, used: cpu=8, limited: cpu=8'
 
 
-def send(cluster: SmallCluster) -> Submitted:
+def send(cluster: SmallCluster, limits: SubmitLimits = SubmitLimits()) -> Submitted:
     flags = {
         "model_def": "m",
         "training_data": "t",
@@ -33,7 +32,8 @@ def send(cluster: SmallCluster) -> Submitted:
 
     async def story() -> Submitted:
         async with serving(cluster) as api:
-            return await submit(api, JobSpec.from_flags(Action.TRAIN, flags), "ns", SAID.append)
+            spec = JobSpec.from_flags(Action.TRAIN, flags)
+            return await submit(api, spec, "ns", SAID.append, limits)
 
     return asyncio.run(story())
 
@@ -85,13 +85,12 @@ def test_a_job_whose_making_was_not_confirmed_is_recognised_as_ours() -> None:
     ],
 )
 def test_a_right_that_is_missing_is_named_before_anything_is_made(
-    lacking: set[str], words: str, monkeypatch: pytest.MonkeyPatch
+    lacking: set[str], words: str
 ) -> None:
-    monkeypatch.setattr(submitting, "RIGHTS_PATIENCE_S", 0.1)
     cluster = SmallCluster()
     cluster.lacking = lacking
     with pytest.raises(ElasticDLError) as refused:
-        send(cluster)
+        send(cluster, SubmitLimits(rights_patience_s=0.1))
     assert words in refused.value.message and refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == []
 
@@ -150,15 +149,12 @@ def test_who_may_not_create_pods_may_still_submit() -> None:
     assert cluster.names() == ["iris"]
 
 
-def test_a_server_that_stays_away_ends_the_wait_and_nothing_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(submitting, "LIMIT_S", 3.5)
+def test_a_server_that_stays_away_ends_the_wait_and_nothing_is_made() -> None:
     cluster = SmallCluster()
     cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
     SAID.clear()
     with pytest.raises(ApiAway):
-        send(cluster)
+        send(cluster, SubmitLimits(limit_s=3.5))
     assert cluster.names() == []
     (told,) = SAID
     assert re.search(r"the API server answered 503.*; retrying for [1-4] s$", told), told

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from elasticdl.data import open_reader
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
+from tests.present import array
 
 pytestmark = pytest.mark.contract
 
@@ -41,7 +42,9 @@ def rows_of(
     blocks = list(
         reader.read(Shard(ShardId(1), source.name, begin, source.records if end is None else end))
     )
-    return [[field.decode() for field in row] for block in blocks for row in block.records], blocks  # type: ignore[union-attr]
+    return [
+        [field.decode() for field in row] for block in blocks for row in array(block.records)
+    ], blocks
 
 
 @st.composite
@@ -93,9 +96,9 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.csv"
         path.write_bytes(text.encode())
-        params = {"header": False, "column_names": ",".join("abcde"[:columns])}
+        params: dict[str, Any] = {"header": False, "column_names": ",".join("abcde"[:columns])}
         try:
-            reader = open_reader(str(path), params, max_bad_records=100)  # type: ignore[arg-type]
+            reader = open_reader(str(path), params, max_bad_records=100)
             (source,) = reader.sources()
         except UserError:
             # an open quote, no record, or another number of columns: there is nothing to read
@@ -267,4 +270,4 @@ def test_bytes_that_are_no_text_reach_feed_as_they_are(tmp_path: Path) -> None:
     path.write_bytes(b"a,b\n\xff\x00,2\n")
     reader = open_reader(str(path), {})
     (block,) = reader.read(Shard(ShardId(1), reader.sources()[0].name, 0, 1))
-    assert block.records.tolist() == [[b"\xff\x00", b"2"]]  # type: ignore[union-attr]
+    assert array(block.records).tolist() == [[b"\xff\x00", b"2"]]

@@ -16,14 +16,13 @@ pytestmark = pytest.mark.contract
 
 
 class Reader:
+    metadata: SimpleNamespace
+    """Some readers have it."""
+
     def __init__(self, shards: Any, records: Any = lambda i: b"%d" % i, extra: Any = 0) -> None:
-        self.shards, self.records, self.extra, self.tasks, self.closed = (  # type: ignore[var-annotated]
-            shards,
-            records,
-            extra,
-            [],
-            False,
-        )
+        self.shards, self.records, self.extra = shards, records, extra
+        self.tasks: list[Any] = []
+        self.closed = False
 
     def create_shards(self) -> Any:
         return self.shards
@@ -110,7 +109,7 @@ def test_dicts_become_columns() -> None:
 
 def test_column_names_come_from_the_readers_metadata() -> None:
     inner = Reader({"a": (0, 1)})
-    inner.metadata = SimpleNamespace(  # type: ignore[attr-defined]
+    inner.metadata = SimpleNamespace(
         column_names=["x", "y"], column_dtypes={"x": np.dtype("float32")}
     )
     assert opened(inner).metadata.column_names == ("x", "y")

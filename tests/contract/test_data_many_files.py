@@ -12,6 +12,7 @@ import pytest
 from elasticdl.data import index_cache, open_reader
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
+from tests.present import array
 
 pytestmark = pytest.mark.contract
 FILES = 2000
@@ -37,7 +38,7 @@ def test_many_small_files_are_counted_in_order_and_nothing_is_cached(folder: Pat
     assert counts == sorted(counts) and counts[-1] == (FILES, FILES) and len(counts) > 10
     assert not index_cache.directory().exists(), "the places of the cache are for large files"
     block = next(iter(reader.read(Shard(ShardId(0), sources[-1].name, 0, 2))))
-    assert block.records.tolist() == [[b"1999", b"0"], [b"1999", b"1"]]  # type: ignore[union-attr]
+    assert array(block.records).tolist() == [[b"1999", b"0"], [b"1999", b"1"]]
 
 
 def test_of_several_files_that_are_wrong_the_first_is_named(folder: Path) -> None:

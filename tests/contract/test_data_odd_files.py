@@ -14,6 +14,7 @@ import pytest
 from elasticdl.data import open_reader
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
+from tests.present import array
 
 pytestmark = pytest.mark.contract
 GOOD = "a,b\n1,2\n3,4\n"
@@ -127,7 +128,7 @@ def test_rows_with_any_end_behind_a_byte_order_mark_are_read(tmp_path: Path) -> 
     rows = [
         row
         for block in reader.read(Shard(ShardId(0), source.name, 0, source.records))
-        for row in block.records.tolist()  # type: ignore[union-attr]
+        for row in array(block.records).tolist()
     ]
     assert reader.metadata.column_names == ("a", "b")
     assert [row[0] for row in rows] == [b"1", b"3", b"5", b"7"]

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from elasticdl.data import open_reader
+from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
 
@@ -98,6 +99,48 @@ def test_rows_are_found_across_row_groups(tmp_path: Path) -> None:
         assert [
             int(n) for block in blocks_of(path, {}, begin, end) for n in block.records["n"]
         ] == list(range(begin, end))
+
+
+@pytest.mark.parametrize("rows", [1, 3, BLOCK_RECORDS - 1])
+def test_small_row_groups_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Each file that is opened costs the time to parse what its footer says of all groups."""
+    count = 3 * BLOCK_RECORDS
+    path = write(tmp_path, {"n": list(range(count))}, row_group_size=rows)
+    reads: list[list[int]] = []
+    read = pq.ParquetFile.read_row_groups
+
+    def counted(file: pq.ParquetFile, groups: list[int], **options: Any) -> pa.Table:
+        reads.append(groups)
+        return read(file, groups, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    reader = open_reader(str(path), {})
+    (source,) = reader.sources()
+    found = [
+        int(n)
+        for begin in range(0, count, 100)
+        for block in reader.read(Shard(ShardId(1), source.name, begin, min(count, begin + 100)))
+        for n in block.records["n"]
+    ]
+    assert found == list(range(count))
+    assert len(reads) == -(-count // (BLOCK_RECORDS // rows * rows))
+    assert [group for groups in reads for group in groups] == list(range(-(-count // rows)))
+
+
+def test_empty_row_groups_are_passed_over(tmp_path: Path) -> None:
+    path, table = tmp_path / "data.parquet", pa.table({"n": list(range(10_000))})
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for begin, end in [(0, 0), (0, 5000), (5000, 5000), (5000, 5001), (5001, 10_000)]:
+            writer.write_table(table.slice(begin, end - begin))
+        writer.write_table(table.slice(0, 0))
+    assert [int(n) for block in blocks_of(path) for n in block.records["n"]] == list(range(10_000))
+    assert [int(n) for block in blocks_of(path, {}, 4999, 5002) for n in block.records["n"]] == [
+        4999,
+        5000,
+        5001,
+    ]
 
 
 def test_only_the_named_columns_are_read_in_their_order(tmp_path: Path) -> None:

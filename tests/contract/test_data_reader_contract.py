@@ -22,6 +22,7 @@ from elasticdl.data.columns import ColumnsReader
 from elasticdl.errors import UserError
 from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
+from tests.present import array
 
 pytestmark = pytest.mark.contract
 RECORDS = 10_007
@@ -106,7 +107,8 @@ def open_kind(kind: str, tmp_path: Path, records: int = RECORDS) -> Reader:
 def numbers_of(records: Records) -> list[int]:
     if isinstance(records, dict):
         return [int(i) for i in records["number"]]
-    first = records if records.ndim == 1 else records[:, 0]  # type: ignore[index, union-attr]
+    whole = array(records)
+    first = whole if whole.ndim == 1 else whole[:, 0]
     return [int(i) for i in first]
 
 

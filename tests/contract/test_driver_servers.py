@@ -20,8 +20,7 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
-from elasticdl.master.executor import snapshots
-from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.executor.snapshots import CutLimits, Snapshots
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.conversation import Failure, Report
 from elasticdl.shard import Applied, ShardId, SnapshotId, Task
@@ -31,8 +30,8 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    made = Stage(tmp_path, limits=getattr(request, "param", CutLimits()))
     yield made
     made.close()
 
@@ -132,17 +131,15 @@ def test_a_cut_lets_all_servers_reach_the_same_push_and_opens_the_gates(stage: S
         assert server.calls == ["Gate", "Cut", "Ungate"]
 
 
-def test_a_cut_whose_gates_may_have_opened_since_is_none(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("stage", [CutLimits(sure_s=0.0)], indirect=True)
+def test_a_cut_whose_gates_may_have_opened_since_is_none(stage: Stage) -> None:
     """A master that was stopped for a while may have heard of later pushes before the answers to
     its cut.
     """
-    monkeypatch.setattr(snapshots, "_SURE_S", 0.0)
     stage.attach_servers()
     stage.order(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
     failed = stage.core.wait_for(happened.SnapshotFailed)
-    assert "the gates may have opened" in failed.reason
+    assert "the gates may have timed out" in failed.reason
     for server in stage.servers.values():
         server.wait_for_call("Drop")
         assert server.calls[-2:] == ["Ungate", "Drop"]
@@ -211,14 +208,11 @@ def test_a_view_is_dropped_everywhere_though_one_server_fails_for_a_moment(stage
     failing.wait_for_call("Drop", asked + 1)
 
 
-def test_a_server_that_never_drops_a_view_is_not_asked_for_ever(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshots, "_DROP_TRIES", 3)
-    monkeypatch.setattr(snapshots, "delay_s", lambda _: 0.0)
+def test_a_server_that_never_drops_a_view_is_not_asked_for_ever(stage: Stage) -> None:
+    limits = CutLimits(drop_tries=3, drop_delay_s=lambda _: 0.0)
     stage.attach_servers()
     stage.servers[PS[0]].fail["Drop"] = grpc.StatusCode.UNAVAILABLE
-    stage.call(Snapshots(stage.roster).drop(SnapshotId(6)))
+    stage.call(Snapshots(stage.roster, limits).drop(SnapshotId(6)))
     assert stage.servers[PS[0]].calls.count("Drop") == 3
 
 

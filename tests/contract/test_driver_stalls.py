@@ -20,6 +20,7 @@ from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Source
 from tests.conftest import whole_lines
 from tests.contract.driver_stage import WORKER, Stage
+from tests.present import present
 from tests.waiting import until
 
 pytestmark = pytest.mark.contract
@@ -38,7 +39,7 @@ def test_a_process_is_asked_for_its_state_and_its_answer_is_heard(stage: Stage) 
     stage.order(do.AskState(WORKER))
     assert next(order for order in client.orders() if isinstance(order, TellState)) == TellState()
     client.report(Report(state=State(HELD, "feed.py:3", "in feed for 95 s")))
-    told = stage.core.wait_for(happened.StateTold)
+    told = stage.core.wait_for(happened.StateReported)
     assert (told.process, told.held, told.stacks, told.doing) == (
         WORKER,
         HELD,
@@ -50,13 +51,13 @@ def test_a_process_is_asked_for_its_state_and_its_answer_is_heard(stage: Stage) 
 def test_a_server_tells_its_stacks_too(stage: Stage) -> None:
     stage.attach_servers()
     stage.clients[0].report(Report(version=3, state=State(stacks="serving.py:9")))
-    told = stage.core.wait_for(happened.StateTold)
+    told = stage.core.wait_for(happened.StateReported)
     assert (str(told.process), told.stacks) == ("ps-0", "serving.py:9")
 
 
 def test_stacks_of_any_length_are_cut_to_what_a_message_bears(stage: Stage) -> None:
     stage.worker().report(Report(state=State(stacks="x" * 1_000_000)))
-    assert len(stage.core.wait_for(happened.StateTold).stacks) == 16_000
+    assert len(stage.core.wait_for(happened.StateReported).stacks) == 16_000
 
 
 def test_a_long_activity_is_told_to_the_core_once_and_once_more_when_it_is_over(
@@ -67,8 +68,8 @@ def test_a_long_activity_is_told_to_the_core_once_and_once_more_when_it_is_over(
         client.report(Report(activity=Activity("feed", age_s)))
     client.report(Report())
     client.report(Report())
-    stage.core.wait_for(happened.ActivityTold, 2)
-    assert [(event.what, event.age_s) for event in stage.core.of(happened.ActivityTold)] == [
+    stage.core.wait_for(happened.ActivityReported, 2)
+    assert [(event.what, event.age_s) for event in stage.core.of(happened.ActivityReported)] == [
         ("feed", 5.0),
         ("", 0.0),
     ]
@@ -78,7 +79,7 @@ def test_a_member_of_a_ring_tells_where_it_is(stage: Stage) -> None:
     stage.worker().report(
         Report(ring=RingReport(ready=True, entered=2, version=944, number=9, offset=-1))
     )
-    told = stage.core.wait_for(happened.RingTold)
+    told = stage.core.wait_for(happened.RingReported)
     assert (told.version, told.number, told.offset) == (944, 9, -1)
 
 
@@ -152,15 +153,15 @@ def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends
         status = until(
             "the stall is diagnosed", lambda: found if (found := core.status()).stall else None
         )
-        assert "a worker to ask for one of" in status.stall.waits_for
-        assert status.stall.debtors == ("worker-0",)
-        assert "booked 0 of 640 records" in status.stall.numbers
-        assert status.waiting[0].startswith("the job stands still for")
+        assert "a request for one of" in present(status.stall).waits_for
+        assert present(status.stall).debtors == ("worker-0",)
+        assert "booked 0 of 640 records" in present(status.stall).numbers
+        assert status.waiting[0].startswith("stalled for")
         until("worker-1 is expected", lambda: core.may_attach(ProcessName.parse("worker-1")))
         idle.append(Idle(stage.client("worker-1")))
         until("the job ends", lambda: core.status().exit_code is not None)
         assert core.status().exit_code == ExitCode.STALLED
-        assert "owed by worker-1" in core.status().outcome
+        assert "from worker-1" in present(core.status().outcome)
         assert idle[0].told >= 1
         quiet.set()
         servers.join(20)
@@ -171,9 +172,9 @@ def test_a_worker_that_never_asks_is_diagnosed_replaced_and_at_last_the_job_ends
     lines = [
         line["text"] for line in whole_lines(tmp_path / "events.jsonl") if line["kind"] == "stall"
     ]
-    assert lines[0].startswith("the job stands still: nothing has moved for")
+    assert lines[0].startswith("the job is stalled: no activity for")
     assert any("idle.py:7, in wait" in line for line in lines)
-    assert any("worker-0 is replaced" in line for line in lines)
+    assert any("replacing worker-0" in line for line in lines)
     ends = [line for line in whole_lines(tmp_path / "events.jsonl") if line["cause"] == "stalled"]
     assert [line["process"] for line in ends] == ["worker-0"]
 

@@ -296,10 +296,10 @@ def perform(table: Table, operation: str, argument: Any, step: int) -> None:
 
 
 def everything(table: Table, ids: np.ndarray, views: list[int]) -> list[np.ndarray]:
-    parts = [table.peek(ids)]
+    parts: list[np.ndarray] = [table.peek(ids)]
     for view in [LIVE, *views]:
         parts += [
-            *table.read(view, 0, 10_000),  # type: ignore[list-item]
+            *table.read(view, 0, 10_000),
             table.peek(ids, view),
             np.array(table.view_rows(view)),
         ]

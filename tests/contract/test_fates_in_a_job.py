@@ -23,9 +23,8 @@ from elasticdl.cluster.fake import (
     no_program,
 )
 from elasticdl.errors import ExitCode
-from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
-from tests.contract.fake_job import SOURCE, TICK_S, FakeJob
+from tests.contract.fake_job import SOURCE, FakeJob
 
 pytestmark = pytest.mark.contract
 
@@ -35,11 +34,7 @@ QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"
 
 
 @pytest.fixture
-def play(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[FinishJob, FakeJob]]:
-    monkeypatch.setattr(driver, "TICK_S", TICK_S)
-
+def play(tmp_path: Path) -> Callable[..., tuple[FinishJob, FakeJob]]:
     def run(
         scenario: Callable[[FakeJob], Any] | None = None,
         prepare: Callable[[FakeJob], None] | None = None,
@@ -83,7 +78,7 @@ def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_c
             before = job.trained
             await job.until(
                 "some progress",
-                lambda job, before=before: job.trained > before and len(job.workers) == 2,  # type: ignore[misc]
+                progressed(before, workers=2),
             )
             job.cluster.exit(job.workers[0], facts)
         await job.until("two workers", lambda job: len(job.workers) == 2)
@@ -118,8 +113,8 @@ def test_a_quota_for_half_of_the_processes_is_one_wait_and_the_job_runs_with_wha
     )
     assert finish.exit_code is ExitCode.DONE and whole(job)
     waits = [event["text"] for event in events(job) if event["kind"] == "wait"]
-    assert waits[0] == f"2 of 4 workers placed; {QUOTA}"
-    assert waits[-1] == "every process has its place" and len(waits) <= 4
+    assert waits[0] == f"2 of 4 workers scheduled; {QUOTA}"
+    assert waits[-1] == "all processes are scheduled" and len(waits) <= 4
 
 
 def test_a_server_that_no_node_has_room_for_is_a_named_wait_that_ends_when_there_is(
@@ -128,7 +123,7 @@ def test_a_server_that_no_node_has_room_for_is_a_named_wait_that_ends_when_there
     async def scenario(job: FakeJob) -> None:
         await job.until(
             "the wait is told",
-            lambda job: any("parameter servers placed" in e["text"] for e in events(job)),
+            lambda job: any("parameter servers scheduled" in e["text"] for e in events(job)),
         )
         assert job.trained == 0
         job.cluster.place(PS1)
@@ -136,7 +131,9 @@ def test_a_server_that_no_node_has_room_for_is_a_named_wait_that_ends_when_there
     words = "no node has room for it: 0/3 nodes are available: 3 Insufficient memory"
     finish, job = play(scenario, lambda job: job.cluster.hold(PS1, words))
     assert finish.exit_code is ExitCode.DONE and whole(job)
-    assert f"1 of 2 parameter servers placed; {words}" in [event["text"] for event in events(job)]
+    assert f"1 of 2 parameter servers scheduled; {words}" in [
+        event["text"] for event in events(job)
+    ]
 
 
 def test_an_image_that_cannot_be_had_fails_the_job_with_the_registrys_words(
@@ -198,7 +195,7 @@ def test_a_worker_out_of_memory_comes_back_with_more_and_the_job_ends_whole(
             before = job.trained
             await job.until(
                 "some progress",
-                lambda job, before=before: job.trained > before and len(job.workers) == 1,  # type: ignore[misc]
+                progressed(before, workers=1),
             )
             job.cluster.exit(job.workers[0], OUT_OF_MEMORY)
 
@@ -219,7 +216,7 @@ def test_a_worker_out_of_memory_comes_back_with_more_and_the_job_ends_whole(
         for event in events(job)
         if event["cause"] == "out_of_memory" and "ended" in event["text"]
     ]
-    assert "worker-0 ended: out of memory at 1.0 of 1.0 GiB; it had done" in ends[0]
+    assert "worker-0 ended: out of memory at 1.0 of 1.0 GiB; " in ends[0]
 
 
 def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_limit_and_peak(
@@ -230,7 +227,7 @@ def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_
             worker = ProcessName(Role.WORKER, index)
             await job.until(
                 f"{worker} has work",
-                lambda job, worker=worker: "shard 0" in shard_of(job, worker),  # type: ignore[misc]
+                works_on_the_first_shard(worker),
             )
             job.cluster.exit(worker, OUT_OF_MEMORY)
 
@@ -246,6 +243,15 @@ def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_
         "worker-2 out of memory at 1.0 of 1.0 GiB, 3 times on shard 0; "
     )
     assert "--worker-resource-limit" in finish.hint
+
+
+def progressed(before: int, workers: int) -> Callable[[FakeJob], bool]:
+    """More than `before` records are trained, and so many workers are there."""
+    return lambda job: job.trained > before and len(job.workers) == workers
+
+
+def works_on_the_first_shard(worker: ProcessName) -> Callable[[FakeJob], bool]:
+    return lambda job: "shard 0" in shard_of(job, worker)
 
 
 def shard_of(job: FakeJob, worker: ProcessName) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cli.jobs.forwarded_master import ForwardedMaster
 from elasticdl.cli.jobs.job import LogRequest
 from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
-from elasticdl.cli.jobs.master_tunnel import MasterTunnel
 from elasticdl.cluster.kubernetes.job_facts import JobFacts
 from elasticdl.cluster.kubernetes.labels import MASTER, labels
 from elasticdl.errors import ExitCode, NoSuchJob, TransientError
@@ -38,9 +38,8 @@ RUNNING = {
 }
 LISTED = {
     "logs": [
-        {"process": "master-0", "bytes": None},
+        {"process": "master-0", "bytes": 1024},
         {"process": "worker-7", "bytes": 2048},
-        {"process": "worker-8", "bytes": None},
     ]
 }
 
@@ -71,10 +70,10 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesJob]:
     threading.Thread(target=page.serve_forever, daemon=True).start()
 
     @contextmanager
-    def tunnel(_self: MasterTunnel, _facts: JobFacts) -> Iterator[str]:
+    def tunnel(_self: ForwardedMaster, _facts: JobFacts) -> Iterator[str]:
         yield f"http://127.0.0.1:{page.server_address[1]}/#token=opensesame"
 
-    monkeypatch.setattr(MasterTunnel, "page", tunnel)
+    monkeypatch.setattr(ForwardedMaster, "page", tunnel)
     monkeypatch.setattr(
         KubernetesJob, "facts", lambda _self, whole=False: JobFacts(JOB, (RUNNING,))
     )
@@ -105,11 +104,11 @@ def test_a_log_that_nobody_has_names_those_that_there_are(
     assert missing.value.hint == "there are master-0, worker-7"
 
     @contextmanager
-    def away(_self: MasterTunnel, _facts: JobFacts) -> Iterator[str]:
+    def away(_self: ForwardedMaster, _facts: JobFacts) -> Iterator[str]:
         raise TransientError("the master is away")
         yield
 
-    monkeypatch.setattr(MasterTunnel, "page", away)
+    monkeypatch.setattr(ForwardedMaster, "page", away)
     with pytest.raises(NoSuchJob, match="no log of 'worker-7'") as unreached:
         list(job.read_log(LogRequest("worker-7")))
     assert unreached.value.hint == "there are master-0"

@@ -206,7 +206,7 @@ def test_an_api_server_that_stays_away_has_the_master_started_again(
     cluster: SmallCluster, tmp_path: Path
 ) -> None:
     cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
-    with pytest.raises(ElasticDLError, match="could not be made within 1 s") as away:
+    with pytest.raises(ElasticDLError, match="resources within 1 s") as away:
         furnish(cluster, tmp_path, timing=replace(QUICK, limit_s=1.0))
     assert away.value.exit_code is ExitCode.UNAVAILABLE
 

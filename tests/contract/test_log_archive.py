@@ -1,10 +1,12 @@
-"""The logs of pods that end are kept in files, whatever takes the pods away."""
+"""The logs of pods are copied into files, whatever takes the pods away."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,15 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
-from elasticdl.cluster.base import ProcessExited, ProcessName, Role
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
-from elasticdl.cluster.kubernetes.cluster import Habits, KubernetesCluster
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels
-from elasticdl.cluster.kubernetes.plans import Image, Owner, PodPlan
-from elasticdl.cluster.logs import log_archive
-from elasticdl.cluster.logs.log_archive import KEPT_BYTES, LogArchive
-from tests.contract.api_server import Server, change, sends, serving
+from elasticdl.cluster.kubernetes.labels import labels
+from elasticdl.cluster.kubernetes.log_archive import ArchiveLimits, LogArchive
 from tests.waiting import until_async
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 PATH = "/api/v1/namespaces/ns/pods"
+FIRST = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
 
 def pod(
@@ -31,6 +30,7 @@ def pod(
     *,
     leaving: bool = False,
     ended: bool = False,
+    waiting: bool = False,
     role: Role = Role.WORKER,
     incarnation: int = 0,
 ) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def pod(
         "uid": str(name),
         "labels": labels("job", name),
     }
-    state = {"terminated": {"exitCode": 0}} if ended else {"running": {}}
+    state = {"terminated": {"exitCode": 0}} if ended else {"waiting" if waiting else "running": {}}
     return {
         "metadata": metadata | ({"deletionTimestamp": "2026-11-21T10:00:00Z"} if leaving else {}),
         "spec": {"nodeName": "node0", "containers": [{"image": "zoo:1"}]},
@@ -49,138 +49,176 @@ def pod(
     }
 
 
-class Logs:
-    """What the log of each pod has; one that is followed goes on when `more` comes.
+class Node:
+    """Serves pods and their logs, as an API server does; a stream ends with its pod.
 
-    A missing one is 404.
+    `lines` has (seconds after the first line, text) by pod.
     """
 
-    def __init__(self, **texts: bytes) -> None:
-        self.texts = {name.replace("_", "-"): text for name, text in texts.items()}
-        self.more = asyncio.Event()
-        self.asked: list[tuple[str, bool]] = []
-        self.at_once = self.most_at_once = 0
+    def __init__(self, **lines: list[tuple[int, str]]) -> None:
+        self.lines = {name.replace("_", "-"): printed for name, printed in lines.items()}
+        self.ended: set[str] = set()
+        self.queries: list[dict[str, str]] = []
+        self._more = asyncio.Condition()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        name, follow = request.match_info["name"], request.query.get("follow") == "true"
-        self.asked.append((name, follow))
-        if name not in self.texts:
+    async def print(self, name: str, second: int, text: str) -> None:
+        self.lines[name].append((second, text))
+        async with self._more:
+            self._more.notify_all()
+
+    async def end(self, name: str) -> None:
+        self.ended.add(name)
+        async with self._more:
+            self._more.notify_all()
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        self.queries.append(dict(request.query))
+        name = request.match_info["name"]
+        if name not in self.lines:
             return web.json_response({"message": "pods not found"}, status=404)
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
         answer = web.StreamResponse()
         await answer.prepare(request)
-        await answer.write(self.texts[name])
-        if follow:
-            await self.more.wait()
-            await answer.write(b"last words")
-        self.at_once -= 1
-        return answer
+        since = request.query.get("sinceTime", "")
+        sent = 0
+        while True:
+            for second, text in self.lines[name][sent:]:
+                stamp = (FIRST + timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%SZ")
+                if stamp >= since:
+                    await answer.write(f"{stamp} {text}\n".encode())
+            sent = len(self.lines[name])
+            if name in self.ended:
+                return answer
+            async with self._more:
+                if sent == len(self.lines[name]) and name not in self.ended:
+                    await self._more.wait()
+
+    async def pod(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        role, index = name.split("-")[1:3]
+        return web.json_response(pod(int(index), role=Role(role), ended=name in self.ended))
 
 
 @asynccontextmanager
-async def keeping(logs: Logs, directory: Path) -> AsyncIterator[LogArchive]:
+async def archiving(
+    node: Node, directory: Path, limits: ArchiveLimits = ArchiveLimits()
+) -> AsyncIterator[LogArchive]:
     application = web.Application()
-    application.router.add_get(PATH + "/{name}/log", logs.answer)
+    application.router.add_get(PATH + "/{name}/log", node.log)
+    application.router.add_get(PATH + "/{name}", node.pod)
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
+    archive = LogArchive(api, directory, limits)
     try:
         async with asyncio.timeout(30):
-            yield LogArchive(api, PATH, directory)
+            yield archive
     finally:
+        await archive.finish(0)
         await api.close()
         await runner.cleanup()
 
 
-def test_the_log_of_a_process_that_ended_is_kept_once(tmp_path: Path) -> None:
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_log_is_copied_while_its_process_runs_and_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "worker-0.log"
+
     async def scenario() -> None:
-        logs = Logs(job_worker_0=b"one\ntwo\n")
-        async with keeping(logs, tmp_path / "logs") as kept:
-            kept.changed(pod(0))
-            assert logs.asked == []
-            kept.changed(pod(0, ended=True))
-            kept.changed(pod(0, ended=True, leaving=True))
-            await kept.finish(10)
-            kept.gone(pod(0, ended=True, leaving=True))
-        assert logs.asked == [("job-worker-0", False)]
+        node = Node(job_worker_0=[(0, "one")])
+        async with archiving(node, tmp_path / "logs") as archive:
+            archive.changed(pod(0))
+            await until_async("the first line is copied", lambda: lines(path)[1:] == ["one"])
+            archive.changed(pod(0, leaving=True))
+            archive.gone(pod(0, leaving=True))
+            await node.print("job-worker-0", 1, "last words")
+            await node.end("job-worker-0")
+            await archive.finish(10)
+        assert len(node.queries) == 1
 
     asyncio.run(scenario())
-    title, *lines = (tmp_path / "logs/worker-0.log").read_text().splitlines()
-    assert title.startswith("=== worker-0, the last 8 bytes of its log, kept 20") and lines == [
-        "one",
-        "two",
-    ]
+    header, *printed = lines(path)
+    assert header.startswith("=== worker-0, copied from its pod since 20")
+    assert printed == ["one", "last words"]
 
 
-def test_a_process_that_is_told_to_end_is_followed_to_its_last_words_though_its_pod_goes_at_once(
+def test_a_pod_that_had_ended_is_copied_once_and_one_that_waits_not_yet(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(job_ps_0_1=[(0, "first")])
+        await node.end("job-ps-0-1")
+        async with archiving(node, tmp_path) as archive:
+            archive.changed(pod(0, role=Role.PS, incarnation=1, waiting=True))
+            archive.changed(pod(0, role=Role.PS, incarnation=1, ended=True))
+            archive.changed(pod(0, role=Role.PS, incarnation=1, ended=True, leaving=True))
+            await archive.finish(10)
+        assert len(node.queries) == 1
+
+    asyncio.run(scenario())
+    assert lines(tmp_path / "ps-0.log")[1:] == ["first"]
+
+
+def test_the_next_master_copies_only_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.log"
+
+    async def scenario() -> None:
+        node = Node(job_worker_0=[(0, "old"), (60, "new")])
+        async with archiving(node, tmp_path) as archive:
+            archive.changed(pod(0))
+            await until_async("the new line is copied", lambda: lines(path)[-1:] == ["new"])
+
+    path.write_text("=== worker-0 ===\nold\n")
+    os.utime(path, (FIRST.timestamp() + 30,) * 2)
+    asyncio.run(scenario())
+    assert [line for line in lines(path) if "===" not in line] == ["old", "new"]
+
+
+def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_error(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        logs = Logs(job_ps_0_1=b"first\n")
-        async with keeping(logs, tmp_path) as kept:
-            kept.changed(pod(0, role=Role.PS, incarnation=1, leaving=True))
-            kept.gone(pod(0, role=Role.PS, incarnation=1, leaving=True, ended=True))
-            logs.more.set()
-            await kept.finish(10)
-        assert logs.asked == [("job-ps-0-1", True)]
-
-    (tmp_path / "ps-0.log").write_text("=== ps-0 ===\nearlier\n")
-    asyncio.run(scenario())
-    lines = (tmp_path / "ps-0.log").read_text().splitlines()
-    assert [lines[1], *lines[3:]] == ["earlier", "first", "last words"] and lines[2].startswith(
-        "=== ps-0.1,"
-    )
-
-
-def test_of_a_long_log_the_last_part_is_kept_in_whole_lines(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with keeping(
-            Logs(job_worker_0=b"".join(b"line %06d\n" % number for number in range(20_000))),
-            tmp_path,
-        ) as kept:
-            kept.changed(pod(0, ended=True))
-            await kept.finish(10)
-
-    asyncio.run(scenario())
-    _, *lines = (tmp_path / "worker-0.log").read_text().splitlines()
-    assert (
-        lines[-1] == "line 019999"
-        and KEPT_BYTES - 24 < sum(len(line) + 1 for line in lines) < KEPT_BYTES
-    )
-    assert all(line.startswith("line ") and len(line) == 11 for line in lines)
-
-
-def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_fault(
-    tmp_path: Path,
-) -> None:
-    async def scenario() -> None:
-        logs = Logs(job_worker_1=b"one\n")
-        async with keeping(logs, tmp_path / "file" / "logs") as kept:
-            kept.changed(pod(0, ended=True))
-            kept.changed(pod(1, ended=True))
-            await kept.finish(10)
-        assert sorted(logs.asked) == [("job-worker-0", False), ("job-worker-1", False)]
+        node = Node(job_worker_1=[(0, "one")])
+        await node.end("job-worker-1")
+        async with archiving(node, tmp_path / "file" / "logs") as archive:
+            archive.changed(pod(0, ended=True))
+            archive.changed(pod(1, ended=True))
+            await archive.finish(10)
+        assert len(node.queries) == 2
 
     (tmp_path / "file").touch()
     asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_hundreds_of_pods_that_end_are_read_a_few_at_a_time_and_the_oldest_make_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_archive, "ALL_BYTES", 20_000)
+def test_a_long_log_loses_its_older_half_in_whole_lines(tmp_path: Path) -> None:
+    limits = ArchiveLimits(file_bytes=10_000)
 
     async def scenario() -> None:
-        logs = Logs(**{f"job_worker_{index}": b"x" * 1000 + b"\n" for index in range(60)})
-        async with keeping(logs, tmp_path) as kept:
+        node = Node(job_worker_0=[(0, f"line {number:06d}") for number in range(2_000)])
+        await node.end("job-worker-0")
+        async with archiving(node, tmp_path, limits) as archive:
+            archive.changed(pod(0, ended=True))
+            await archive.finish(10)
+
+    asyncio.run(scenario())
+    path = tmp_path / "worker-0.log"
+    assert lines(path)[-1] == "line 001999" and path.stat().st_size <= 10_000
+    assert all(len(line) == 11 for line in lines(path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_oldest_logs_are_removed_for_new_ones_and_the_masters_is_not(tmp_path: Path) -> None:
+    limits = ArchiveLimits(all_bytes=20_000, recount_bytes=1_000)
+
+    async def scenario() -> None:
+        node = Node(**{f"job_worker_{index}": [(0, "x" * 1000)] for index in range(60)})
+        node.ended = set(node.lines)
+        async with archiving(node, tmp_path, limits) as archive:
             for index in range(60):
-                kept.changed(pod(index, ended=True))
-            await kept.finish(20)
-        assert len(logs.asked) == 60 and logs.most_at_once <= log_archive.AT_ONCE
+                archive.changed(pod(index, ended=True))
+            await archive.finish(20)
 
     (tmp_path / "master-0.log").write_text("the master's own")
     asyncio.run(scenario())
@@ -188,56 +226,30 @@ def test_hundreds_of_pods_that_end_are_read_a_few_at_a_time_and_the_oldest_make_
     assert 5_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) < 22_000
 
 
-def test_the_end_of_a_job_does_not_wait_for_a_log_that_does_not_end(tmp_path: Path) -> None:
+def test_of_too_many_live_pods_those_that_end_are_copied(tmp_path: Path) -> None:
+    limits = ArchiveLimits(most_followed=1)
+
     async def scenario() -> None:
-        logs = Logs(job_worker_0=b"one\n")
-        async with keeping(logs, tmp_path) as kept:
-            kept.changed(pod(0, leaving=True))
-            await until_async("the log was asked for", lambda: logs.asked)
-            async with asyncio.timeout(5):
-                await kept.finish(0.1)
+        node = Node(job_worker_0=[(0, "one")], job_worker_1=[(0, "two")])
+        async with archiving(node, tmp_path, limits) as archive:
+            archive.changed(pod(0))
+            archive.changed(pod(1))
+            await until_async("one is copied", lambda: lines(tmp_path / "worker-0.log"))
+            assert len(node.queries) == 1
+            await node.end("job-worker-1")
+            archive.changed(pod(1, ended=True))
+            await until_async("the other is copied", lambda: lines(tmp_path / "worker-1.log"))
 
     asyncio.run(scenario())
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_lists_pods_that_are_there_and_what_was_kept_of_those_that_are_not(
-    tmp_path: Path,
-) -> None:
-    def known(version: int, index: int, **more: bool) -> dict[str, Any]:
-        made = pod(index, **more)  # type: ignore[arg-type]
-        made["metadata"] |= {
-            "resourceVersion": str(version),
-            "labels": {**made["metadata"]["labels"], JOB_UID_LABEL: "uid"},
-        }
-        return made
+def test_the_end_of_a_job_does_not_wait_for_a_log_that_does_not_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(job_worker_0=[(0, "one")])
+        async with archiving(node, tmp_path) as archive:
+            archive.changed(pod(0, leaving=True))
+            await until_async("the log was asked for", lambda: node.queries)
+            async with asyncio.timeout(5):
+                await archive.finish(0.1)
 
-    server = Server()
-    server.lists = [[known(1, 0), known(2, 1), known(3, 2, ended=True)]]
-    server.watches = [
-        sends(
-            change("MODIFIED", known(101, 0, ended=True)),
-            change("DELETED", known(102, 0, ended=True)),
-        )
-    ]
-
-    async def scenario() -> dict[str, tuple[int | None, bool]]:
-        async with serving(server) as api, asyncio.timeout(20):
-            habits = Habits(logs=tmp_path)
-            cluster = KubernetesCluster(
-                api, Owner("ns", "job", "uid"), lambda _: PodPlan(Image("zoo")), habits
-            )
-            async for event in cluster.observe():
-                if isinstance(event, ProcessExited) and event.name.index == 0:
-                    break
-            await asyncio.sleep(0.1)  # its pod goes right after its end
-            found = await cluster.logs()
-            await cluster.leave()
-            return {one.process: (one.size_bytes, one.live) for one in found}
-
-    (tmp_path / "worker-0.log").write_text("kept")
-    assert asyncio.run(scenario()) == {
-        "worker-0": (4, False),
-        "worker-1": (None, True),
-        "worker-2": (None, False),
-    }
+    asyncio.run(scenario())

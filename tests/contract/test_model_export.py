@@ -76,12 +76,12 @@ def module_with(tmp_path: Path, body: str) -> ModelModule:
     return load_module(ModelSection(model_zoo=str(tmp_path / "zoo"), model_def="made"))
 
 
-def trained(served: PsModel, rows: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+def trained(ps_model: PsModel, rows: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
     """Made-up parameters: the dense vector and the rows 0, 2, 4, ... of each table."""
     rng = np.random.default_rng(3)
-    dense = rng.uniform(0.1, 1, len(served.dense())).astype(np.float32)
+    dense = rng.uniform(0.1, 1, len(ps_model.dense())).astype(np.float32)
     tables = []
-    for table, layer in zip(served.parameters.tables, served.tables, strict=True):
+    for table, layer in zip(ps_model.parameters.tables, ps_model.tables, strict=True):
         ids = np.arange(0, min(rows, layer.input_dim), 2) if rows else np.empty(0, np.int64)
         tables.append((ids, rng.standard_normal((len(ids), table.dim)).astype(np.float32)))
     return dense, tables
@@ -94,17 +94,17 @@ FEATURES = {
 
 
 def expected(
-    served: PsModel,
+    ps_model: PsModel,
     module: ModelModule,
     dense: np.ndarray,
     tables: list[tuple[np.ndarray, np.ndarray]],
 ) -> dict[str, Any]:
-    step = CompiledStep(served, module)
+    step = CompiledStep(ps_model, module)
     features = {name: tf.constant(value) for name, value in FEATURES.items()}
     lookups = step.prepare(features)
     rows = []
     for spec, ids, (made, values) in zip(
-        served.parameters.tables, lookups.ids, tables, strict=True
+        ps_model.parameters.tables, lookups.ids, tables, strict=True
     ):
         initial = initial_weights(spec.initializer, spec.seed, ids, spec.dim)
         known = dict(zip(made.tolist(), values, strict=True))
@@ -116,10 +116,10 @@ def expected(
 
 def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
     module = module_with(tmp_path, BOUNDED)
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
-    dense, tables = trained(served, 50)
-    export(served, dense, tables, tmp_path / "export")
-    ours = expected(served, module, dense, tables)
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
+    dense, tables = trained(ps_model, 50)
+    export(ps_model, dense, tables, tmp_path / "export")
+    ours = expected(ps_model, module, dense, tables)
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     theirs = signature(ids=tf.constant(FEATURES["ids"]), text=tf.constant(FEATURES["text"]))
     assert set(theirs) == {"logit", "other"}
@@ -131,10 +131,10 @@ def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
     function makes.
     """
     module = module_with(tmp_path, BOUNDED)
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
-    dense, tables = trained(served, 50)
-    export(served, dense, tables, tmp_path / "export")
-    np.save(tmp_path / "ours.npy", expected(served, module, dense, tables)["logit"])
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
+    dense, tables = trained(ps_model, 50)
+    export(ps_model, dense, tables, tmp_path / "export")
+    np.save(tmp_path / "ours.npy", expected(ps_model, module, dense, tables)["logit"])
     script = f"""
 import sys
 sys.path.insert(0, {str(tmp_path / "zoo")!r})
@@ -157,11 +157,11 @@ assert not [name for name in sys.modules if name.startswith("elasticdl")]
 
 def test_an_unbounded_vocabulary_is_looked_up_in_the_graph(tmp_path: Path) -> None:
     module = module_with(tmp_path, UNBOUNDED)
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense = np.array([1, 0, 0, 0, 10, 0, 0, 0, 100, 0, 0, 0, 5], np.float32)
     ids = np.array([2**60, -7, 12])
     rows = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
-    export(served, dense, [(ids, rows)], tmp_path / "export")
+    export(ps_model, dense, [(ids, rows)], tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     out = signature(ids=tf.constant([[-7, 2**60, 12], [3, 2**62, 12]], tf.int64))
     np.testing.assert_allclose(next(iter(out.values())), [[5 + 10 + 900 + 5], [900 + 5]])
@@ -169,9 +169,9 @@ def test_an_unbounded_vocabulary_is_looked_up_in_the_graph(tmp_path: Path) -> No
 
 def test_an_unbounded_vocabulary_without_rows_reads_as_zeros(tmp_path: Path) -> None:
     module = module_with(tmp_path, UNBOUNDED)
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=1)
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     nothing = (np.empty(0, np.int64), np.empty((0, 4), np.float32))
-    export(served, np.full(13, 2, np.float32), [nothing], tmp_path / "export")
+    export(ps_model, np.full(13, 2, np.float32), [nothing], tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     np.testing.assert_allclose(
         next(iter(signature(ids=tf.constant([[1, 2, 3]], tf.int64)).values())), [[2.0]]
@@ -180,14 +180,17 @@ def test_an_unbounded_vocabulary_without_rows_reads_as_zeros(tmp_path: Path) -> 
 
 def test_a_subclassed_model_is_exported_with_the_inputs_it_was_built_with(tmp_path: Path) -> None:
     module = module_with(tmp_path, SUBCLASSED)
-    served = PsModel.build(
+    ps_model = PsModel.build(
         module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64)
     )
-    dense, tables = trained(served, 50)
-    export(served, dense, tables, tmp_path / "export")
+    dense, tables = trained(ps_model, 50)
+    export(ps_model, dense, tables, tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     matrix = initial_weights(
-        served.parameters.tables[0].initializer, served.parameters.tables[0].seed, np.arange(50), 4
+        ps_model.parameters.tables[0].initializer,
+        ps_model.parameters.tables[0].seed,
+        np.arange(50),
+        4,
     )
     matrix[tables[0][0]] = tables[0][1]
     ids = np.array([[4, 5, 6]])
@@ -216,9 +219,9 @@ def test_a_subclassed_model_of_texts_is_exported_for_texts_of_any_length(tmp_pat
     feeder = Feeder(module, Task.PREDICTION, Metadata(()))
     features, _ = feeder(np.array(["a b c", "d"], object)) or (None, None)
     made = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=features)
-    served = replace(made, open_inputs=feeder.open_features())
-    dense, tables = trained(served, 50)
-    export(served, dense, tables, tmp_path / "export")
+    ps_model = replace(made, open_inputs=feeder.open_features())
+    dense, tables = trained(ps_model, 50)
+    export(ps_model, dense, tables, tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     long = signature(inputs=tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]]))[
         "predictions"
@@ -238,27 +241,27 @@ def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path
         "        return self.out", "        assert self.may, 'not now'\n        return self.out"
     ).replace("        self.out =", "        self.may = True\n        self.out =")
     module = module_with(tmp_path, body)
-    served = PsModel.build(
+    ps_model = PsModel.build(
         module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64)
     )
-    dense, tables = trained(served, 50)
-    served.model.may = False
+    dense, tables = trained(ps_model, 50)
+    ps_model.model.may = False
     with pytest.raises(
         UserError, match=r"made.py:\d+: exporting the model raised AssertionError: .*not now"
     ):
-        export(served, dense, tables, tmp_path / "export", zoo=module.zoo)
+        export(ps_model, dense, tables, tmp_path / "export", zoo=module.zoo)
     assert not (tmp_path / "export").exists()
 
 
 def test_an_export_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
     module = module_with(tmp_path, SUBCLASSED)
-    served = PsModel.build(
+    ps_model = PsModel.build(
         module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64)
     )
-    dense, tables = trained(served, 50)
+    dense, tables = trained(ps_model, 50)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "stale").write_text("")
-    export(served, dense, tables, tmp_path / "export")
+    export(ps_model, dense, tables, tmp_path / "export")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "zoo"]
     assert not (tmp_path / "export" / "stale").exists()
-    assert isinstance(served.model, keras.Model)
+    assert isinstance(ps_model.model, keras.Model)

@@ -40,8 +40,8 @@ def module_with(tmp_path: Path, body: str) -> ModelModule:
 
 
 def trial(module: ModelModule) -> DryRun:
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=2)
-    return DryRun(module, served, CompiledStep(served, module))
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=2)
+    return DryRun(module, ps_model, CompiledStep(ps_model, module))
 
 
 def data(count: int = 200) -> tuple[tf.Tensor, tf.Tensor]:
@@ -103,12 +103,13 @@ def test_values_leave_the_metrics_empty(tmp_path: Path) -> None:
     one = trial(module_with(tmp_path, METRICS))
     states = one._states(*data())
     one.step.metric_values(states)
-    assert not any(
+    left = [
         number
         for arrays in one.step.metric_states().values()
         for array in arrays
         for number in array
-    )
+    ]
+    assert left and not any(left)
 
 
 def test_states_that_do_not_add_up_are_refused_by_name(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_metrics_that_wait_for_a_batch_can_be_loaded_after_one_step(tmp_path: Pa
     states = trial(module)._states(features, labels)
     other = trial(module)
     lookups = other.step.prepare(features, training=True)
-    other.step.train(features, labels, lookups, Pulled((0,), other.served.dense(), ()))
+    other.step.train(features, labels, lookups, Pulled((0,), other.ps_model.dense(), ()))
     values = other.step.metric_values(states)
     assert values.keys() == {"auc", "accuracy", "precision", "f1/0", "r2", "own", "loss"}
     assert trial(module).step.metric_values(states) == values  # not even one step

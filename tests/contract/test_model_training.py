@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.embedding.initializers import initial_weights
+from elasticdl.embedding.optimizers import initial_slot, update
 from elasticdl.embedding.reference import ReferenceTable
-from elasticdl.embedding.rules import initial_slot, update
 from elasticdl.job import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
@@ -29,15 +29,15 @@ pytestmark = pytest.mark.contract
 class OneServer:
     """One parameter server in NumPy."""
 
-    def __init__(self, served: PsModel) -> None:
-        spec = served.parameters
+    def __init__(self, ps_model: PsModel) -> None:
+        spec = ps_model.parameters
         self.spec = spec
         self.version = 0
         self.tables = [ReferenceTable(table, spec.optimizer) for table in spec.tables]
         self.values = np.zeros((1 + spec.optimizer.slots, spec.trainable_size), np.float32)
         for slot in range(spec.optimizer.slots):
             self.values[1 + slot] = initial_slot(spec.optimizer, slot)
-        dense = served.dense()
+        dense = ps_model.dense()
         self.values[0] = dense[: spec.trainable_size]
         self.additive = dense[spec.trainable_size :].copy()
 
@@ -165,7 +165,7 @@ def only(features: dict[str, np.ndarray], *names: str) -> Any:
     return {name: tf.constant(features[name]) for name in names}
 
 
-def plain(module: ModelModule, served: PsModel, features: Any) -> keras.Model:
+def plain(module: ModelModule, ps_model: PsModel, features: Any) -> keras.Model:
     """The same model without anything of ours, beginning with the same values."""
     model = module.custom_model()
     model(features)
@@ -176,7 +176,7 @@ def plain(module: ModelModule, served: PsModel, features: Any) -> keras.Model:
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.Embedding)
     }
-    tables = list(served.parameters.tables)
+    tables = list(ps_model.parameters.tables)
     for layer in layers.values():
         table = tables.pop(0)
         layer.embeddings.assign(
@@ -184,10 +184,10 @@ def plain(module: ModelModule, served: PsModel, features: Any) -> keras.Model:
         )
     dense = [one for one in model.trainable_variables if not one.path.endswith("/embeddings")]
     dense += [one for one in model.non_trainable_variables if "moving" in one.path]
-    for theirs, ours in zip(dense, served.variables, strict=True):
+    for theirs, ours in zip(dense, ps_model.variables, strict=True):
         theirs.assign(ours)
     for theirs, ours in zip(
-        model.non_trainable_variables, served.model.non_trainable_variables, strict=True
+        model.non_trainable_variables, ps_model.model.non_trainable_variables, strict=True
     ):
         theirs.assign(ours)
     return model
@@ -227,12 +227,12 @@ def test_a_sequential_model_trains_as_in_plain_keras(tmp_path: Path) -> None:
 
 def same_as_keras(module: ModelModule, choose: Callable[[dict[str, np.ndarray]], Any]) -> None:
     features = choose(batch(0)[0])
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=5, features=features)
-    assert served.parameters.tables and not [
-        v for v in served.model.variables if v.path.endswith("/embeddings")
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=5, features=features)
+    assert ps_model.parameters.tables and not [
+        v for v in ps_model.model.variables if v.path.endswith("/embeddings")
     ]
-    step, server = CompiledStep(served, module), OneServer(served)
-    model = plain(module, served, features)
+    step, server = CompiledStep(ps_model, module), OneServer(ps_model)
+    model = plain(module, ps_model, features)
     optimizer = module.optimizer()
     for number in range(6):
         raw, labels = batch(number, size=16 if number < 5 else 7)
@@ -287,9 +287,9 @@ def fit_equals(
         (only({**batch(n)[0], "ids": draw(rng)}, "ids", "x"), tf.constant(batch(n)[1]))
         for n in range(5)
     ]
-    served = PsModel.build(module, {}, threshold_bytes=0, seed=5)
-    step, server = CompiledStep(served, module), OneServer(served)
-    model = plain(module, served, data[0][0])
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=5)
+    step, server = CompiledStep(ps_model, module), OneServer(ps_model)
+    model = plain(module, ps_model, data[0][0])
     for features, labels in data:
         lookups = step.prepare(features, training=True)
         server.push(lookups, step.train(features, labels, lookups, server.pull(lookups)))

@@ -16,7 +16,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.port_forward import PROTOCOL, PortForward
-from elasticdl.errors import ExitCode, PermanentError, TransientError
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 PORT = 50001
@@ -159,13 +159,13 @@ def test_a_pod_that_was_replaced_is_followed_by_the_next_connection() -> None:
     ],
 )
 def test_a_way_that_is_barred_is_told_at_once_and_in_words(
-    code: int, kind: type[Exception], words: str, exit_code: ExitCode
+    code: int, kind: type[ElasticDLError], words: str, exit_code: ExitCode
 ) -> None:
     async def scenario() -> None:
         async with tunnel(Pods(echo, refuse=code)) as made:
             with pytest.raises(kind, match=words) as caught:
                 await made.open()
-            assert caught.value.exit_code is exit_code  # type: ignore[attr-defined]
+            assert caught.value.exit_code is exit_code
 
     run(scenario)
 

@@ -84,7 +84,7 @@ def test_each_push_is_in_the_cut_on_both_servers_or_on_neither(stage: Stage) -> 
         first, second = stage.cut(snapshot)
         assert first["version"] == second["version"] and first["workers"] == second["workers"]
         pulled = reader.pull([rows], snapshot=SnapshotId(snapshot), timeout_s=LIMIT_S)
-        workers: dict[str, tuple[int, ...]] = first["workers"]  # type: ignore[assignment]
+        workers: dict[str, tuple[int, ...]] = first["workers"]
         for name, (_, number, _, _, offset) in workers.items():
             worker = int(name[-1])
             assert offset == 10 * number

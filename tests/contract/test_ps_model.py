@@ -67,10 +67,10 @@ def build(
     return PsModel.build(module, {}, threshold_bytes=threshold_bytes, seed=seed, features=features)
 
 
-def pulled(served: PsModel, lookups: Lookups, version: int = 0) -> Pulled:
-    tables = zip(served.parameters.tables, lookups.ids, strict=True)
+def pulled(ps_model: PsModel, lookups: Lookups, version: int = 0) -> Pulled:
+    tables = zip(ps_model.parameters.tables, lookups.ids, strict=True)
     rows = tuple(initial_weights(one.initializer, one.seed, ids, one.dim) for one, ids in tables)
-    return Pulled((version,), served.dense(), rows)
+    return Pulled((version,), ps_model.dense(), rows)
 
 
 # Which layers
@@ -94,17 +94,17 @@ def test_a_user_may_choose_where_rows_live(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_is_given_a_matrix_keeps_it(tmp_path: Path) -> None:
-    served = build(
+    ps_model = build(
         module_with(
             tmp_path, functional("layers.Embedding(3, 1, weights=[np.array([[1.], [2.], [3.]])])")
         )
     )
-    assert not served.parameters.tables
-    np.testing.assert_array_equal(served.dense()[:3], [1, 2, 3])
+    assert not ps_model.parameters.tables
+    np.testing.assert_array_equal(ps_model.dense()[:3], [1, 2, 3])
 
 
 def test_a_layer_that_is_given_a_matrix_later_keeps_it_too(tmp_path: Path) -> None:
-    served = build(
+    ps_model = build(
         module_with(
             tmp_path,
             """
@@ -117,8 +117,8 @@ def custom_model():
 """,
         )
     )
-    assert [table.name for table in served.parameters.tables] == ["sequential/embedding_1"]
-    assert [one.shape for one in served.parameters.dense] == [(9, 1)]
+    assert [table.name for table in ps_model.parameters.tables] == ["sequential/embedding_1"]
+    assert [one.shape for one in ps_model.parameters.dense] == [(9, 1)]
 
 
 def test_a_layer_whose_weights_are_loaded_keeps_them(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def custom_model():
     model.load_weights({str(tmp_path / "x.weights.h5")!r})
     return model
 """
-    served = build(module_with(tmp_path, body))
-    assert not served.parameters.tables
-    np.testing.assert_array_equal(served.dense(), np.ones(9))
+    ps_model = build(module_with(tmp_path, body))
+    assert not ps_model.parameters.tables
+    np.testing.assert_array_equal(ps_model.dense(), np.ones(9))
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
@@ -149,11 +149,11 @@ def test_mixed_precision_computes_in_half_and_keeps_weights_whole(
     module = module_with(
         tmp_path, functional(f"layers.Embedding(100, 4, dtype={policy!r})", out=out)
     )
-    served = build(module)
-    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    ps_model = build(module)
+    step, features = CompiledStep(ps_model, module), tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features, training=True)
     outcome = step.train(
-        features, tf.ones((1, 1), policy.split("_")[1]), lookups, pulled(served, lookups)
+        features, tf.ones((1, 1), policy.split("_")[1]), lookups, pulled(ps_model, lookups)
     )
     assert (
         outcome.dense.dtype == np.float32
@@ -171,11 +171,11 @@ def test_outputs_in_bfloat16_come_as_float32(tmp_path: Path) -> None:
             out="layers.Dense(1, dtype='mixed_bfloat16')(layers.Flatten()(e))",
         ),
     )
-    served = build(module)
-    step = CompiledStep(served, module)
+    ps_model = build(module)
+    step = CompiledStep(ps_model, module)
     features = tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features)
-    outputs = step.predict(features, lookups, pulled(served, lookups))
+    outputs = step.predict(features, lookups, pulled(ps_model, lookups))
     assert outputs.dtype == np.float32
 
 
@@ -184,12 +184,12 @@ def test_a_loss_that_no_weight_has_a_part_in_is_refused(tmp_path: Path) -> None:
     wrong = replace(
         module, loss=lambda labels, predictions: tf.square(labels - tf.round(predictions))
     )
-    served = build(wrong)
-    step = CompiledStep(served, wrong)
+    ps_model = build(wrong)
+    step = CompiledStep(ps_model, wrong)
     features = tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features, training=True)
     with pytest.raises(UserError, match="does not depend on any trainable weight"):
-        step.train(features, tf.constant([[1.0]]), lookups, pulled(served, lookups))
+        step.train(features, tf.constant([[1.0]]), lookups, pulled(ps_model, lookups))
 
 
 def test_a_constraint_of_a_dense_weight_is_refused_by_name(tmp_path: Path) -> None:
@@ -229,21 +229,26 @@ def test_keras_embeddings_outside_of_a_build_are_keras_own() -> None:
     assert layer(tf.constant([1, 4])).shape == (2, 2) and layer.embeddings.shape == (5, 2)
 
 
-def test_a_subclassed_model_asks_for_features(tmp_path: Path) -> None:
-    body = """
+def subclassed(call: str) -> str:
+    """A model with an embedding of 100 rows; `call` computes on `x`."""
+    return f"""
 class custom_model(keras.Model):
     def __init__(self):
         super().__init__()
-        self.embedding = layers.Embedding(50, 4)
-    def call(self, inputs):
-        return keras.ops.sum(self.embedding(inputs["ids"]), (1, 2))[:, None]
+        self.embedding = layers.Embedding(100, 4)
+    def call(self, x):
+        return {call}
 """
-    module = module_with(tmp_path, body)
+
+
+def test_a_subclassed_model_asks_for_features(tmp_path: Path) -> None:
+    call = 'keras.ops.sum(self.embedding(x["ids"]), (1, 2))[:, None]'
+    module = module_with(tmp_path, subclassed(call))
     with pytest.raises(NeedsFeatures, match=r"made\.py:\d+: custom_model has no inputs"):
         build(module)
-    served = build(module, {"ids": np.zeros((2, 3), np.int64)})
-    assert [table.dim for table in served.parameters.tables] == [4]
-    assert served.inputs["ids"].shape.as_list() == [None, 3]
+    ps_model = build(module, {"ids": np.zeros((2, 3), np.int64)})
+    assert [table.dim for table in ps_model.parameters.tables] == [4]
+    assert ps_model.inputs["ids"].shape.as_list() == [None, 3]
 
 
 def test_the_same_seed_builds_the_same_and_names_do_not_depend_on_what_was_built_before(
@@ -259,8 +264,8 @@ def test_the_same_seed_builds_the_same_and_names_do_not_depend_on_what_was_built
 
 def test_frozen_variables_are_not_sent_around_but_moving_averages_are(tmp_path: Path) -> None:
     out = "layers.BatchNormalization()(layers.Dense(3, trainable=False)(layers.Flatten()(e)))"
-    served = build(module_with(tmp_path, functional("layers.Embedding(100, 4)", out=out)))
-    assert [(one.path.split("/")[-1], one.additive) for one in served.parameters.dense] == [
+    ps_model = build(module_with(tmp_path, functional("layers.Embedding(100, 4)", out=out)))
+    assert [(one.path.split("/")[-1], one.additive) for one in ps_model.parameters.dense] == [
         ("gamma", False),
         ("beta", False),
         ("moving_mean", True),
@@ -269,15 +274,15 @@ def test_frozen_variables_are_not_sent_around_but_moving_averages_are(tmp_path: 
 
 
 def test_the_flat_vector_goes_in_and_out(tmp_path: Path) -> None:
-    served = build(
+    ps_model = build(
         module_with(
             tmp_path,
             functional("layers.Embedding(100, 4)", out="layers.Dense(3)(layers.Flatten()(e))"),
         )
     )
     flat = np.arange(27, dtype=np.float32)
-    served.set_dense(flat)
-    np.testing.assert_array_equal(served.dense(), flat)
+    ps_model.set_dense(flat)
+    np.testing.assert_array_equal(ps_model.dense(), flat)
 
 
 # Initializers
@@ -306,12 +311,12 @@ def test_the_flat_vector_goes_in_and_out(tmp_path: Path) -> None:
 def test_initializers_are_followed(
     tmp_path: Path, keras_one: str, kind: InitializerKind, a: float, b: float
 ) -> None:
-    served = build(
+    ps_model = build(
         module_with(
             tmp_path, functional(f"layers.Embedding(100, 4, embeddings_initializer={keras_one})")
         )
     )
-    found = served.parameters.tables[0].initializer
+    found = ps_model.parameters.tables[0].initializer
     assert found.kind == kind and found.a == pytest.approx(a) and found.b == pytest.approx(b)
 
 
@@ -521,29 +526,22 @@ def test_an_id_outside_of_the_vocabulary_is_named(tmp_path: Path) -> None:
 
 def test_an_unbounded_vocabulary_takes_any_int64(tmp_path: Path) -> None:
     module = module_with(tmp_path, functional("Chosen(4)"))
-    served = build(module)
-    step = CompiledStep(served, module)
+    ps_model = build(module)
+    step = CompiledStep(ps_model, module)
     features = tf.constant([[2**62, -5]], tf.int64)
     lookups = step.prepare(features)
     assert lookups.ids[0].tolist() == [2**62, -5]
-    assert step.predict(features, lookups, pulled(served, lookups)).shape == (1, 1)
+    assert step.predict(features, lookups, pulled(ps_model, lookups)).shape == (1, 1)
 
 
 def test_ragged_ids_are_looked_up(tmp_path: Path) -> None:
-    body = """
-class custom_model(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.embedding = layers.Embedding(100, 4)
-    def call(self, x):
-        return tf.reduce_sum(tf.reduce_sum(self.embedding(x), 1), 1, keepdims=True)
-"""
-    module = module_with(tmp_path, body)
+    call = "tf.reduce_sum(tf.reduce_sum(self.embedding(x), 1), 1, keepdims=True)"
+    module = module_with(tmp_path, subclassed(call))
     features = tf.ragged.constant([[1, 2, 3], [3], []], dtype=tf.int64)
-    served = build(module, features)
-    step = CompiledStep(served, module)
+    ps_model = build(module, features)
+    step = CompiledStep(ps_model, module)
     lookups = step.prepare(features, training=True)
-    outcome = step.train(features, tf.zeros((3, 1)), lookups, pulled(served, lookups))
+    outcome = step.train(features, tf.zeros((3, 1)), lookups, pulled(ps_model, lookups))
     assert lookups.ids[0].tolist() == [1, 2, 3] and outcome.gradients[0].shape == (3, 4)
 
 
@@ -554,13 +552,13 @@ def test_padded_windows_of_other_widths_are_taken(tmp_path: Path) -> None:
         out="keras.ops.sum(e, (1, 2))[:, None]",
     )
     module = module_with(tmp_path, body)
-    served = build(module)
-    step = CompiledStep(served, module)
+    ps_model = build(module)
+    step = CompiledStep(ps_model, module)
     for width in (3, 5, 2, 4):
         features, labels = tf.ones((2, width), tf.int64), tf.zeros((2, 1))
         lookups = step.prepare(features, training=True)
-        outcome = step.train(features, labels, lookups, pulled(served, lookups))
-        row = pulled(served, lookups).rows[0][0].sum()
+        outcome = step.train(features, labels, lookups, pulled(ps_model, lookups))
+        row = pulled(ps_model, lookups).rows[0][0].sum()
         assert outcome.loss == pytest.approx((width * row) ** 2, rel=1e-4)
 
 
@@ -582,12 +580,12 @@ def test_the_learning_rate_is_that_of_the_pulled_version(tmp_path: Path) -> None
         ),
     ):
         module = module_with(tmp_path, functional("layers.Embedding(100, 4)") + extra, optimizer)
-        served = build(module)
-        step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+        ps_model = build(module)
+        step, features = CompiledStep(ps_model, module), tf.constant([[1, 2]], tf.int64)
         lookups = step.prepare(features, training=True)
         rates = [
             step.train(
-                features, tf.zeros((1, 1)), lookups, pulled(served, lookups, version)
+                features, tf.zeros((1, 1)), lookups, pulled(ps_model, lookups, version)
             ).learning_rate
             for version in (0, 10, 11)
         ]
@@ -596,10 +594,10 @@ def test_the_learning_rate_is_that_of_the_pulled_version(tmp_path: Path) -> None
 
 def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
     module = module_with(tmp_path, functional("layers.Embedding(100, 4, name='mine')"))
-    served = build(module)
-    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    ps_model = build(module)
+    step, features = CompiledStep(ps_model, module), tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features, training=True)
-    weights = pulled(served, lookups)
+    weights = pulled(ps_model, lookups)
     assert step.train(features, tf.zeros((1, 1)), lookups, weights).nonfinite == ""
     assert (
         step.train(features, tf.constant([[np.nan]]), lookups, weights).nonfinite
@@ -611,20 +609,20 @@ def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
 
 def test_large_but_finite_gradients_are_not_called_infinite(tmp_path: Path) -> None:
     module = module_with(tmp_path, functional("layers.Embedding(100, 4)"))
-    served = build(module)
-    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    ps_model = build(module)
+    step, features = CompiledStep(ps_model, module), tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features, training=True)
-    outcome = step.train(features, tf.constant([[1e18]]), lookups, pulled(served, lookups))
+    outcome = step.train(features, tf.constant([[1e18]]), lookups, pulled(ps_model, lookups))
     assert np.abs(outcome.gradients[0]).max() > 1e16 and outcome.nonfinite == ""
 
 
 def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
     out = "layers.Dense(1, use_bias=False)(layers.Dropout(0.5)(layers.Flatten()(e)))"
     module = module_with(tmp_path, functional("layers.Embedding(100, 32)", out=out))
-    served = build(module)
-    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    ps_model = build(module)
+    step, features = CompiledStep(ps_model, module), tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features, training=True)
-    weights = pulled(served, lookups)
+    weights = pulled(ps_model, lookups)
     losses = {step.train(features, tf.ones((1, 1)), lookups, weights).loss for _ in range(5)}
     assert len(losses) == 5
     assert step.predict(features, lookups, weights) == step.predict(features, lookups, weights)
@@ -636,10 +634,10 @@ def test_a_regularizer_of_embeddings_applies_to_the_rows_of_the_batch(tmp_path: 
         out="0.0 * keras.ops.sum(e, (1, 2))",
     )
     module = module_with(tmp_path, body)
-    served = build(module)
-    step, features = CompiledStep(served, module), tf.constant([[1, 2], [1, 1]], tf.int64)
+    ps_model = build(module)
+    step, features = CompiledStep(ps_model, module), tf.constant([[1, 2], [1, 1]], tf.int64)
     lookups = step.prepare(features, training=True)
-    weights = pulled(served, lookups)
+    weights = pulled(ps_model, lookups)
     outcome = step.train(features, tf.zeros((2,)), lookups, weights)
     assert outcome.loss == pytest.approx(0.25 * np.square(weights.rows[0]).sum(), rel=1e-5)
     np.testing.assert_allclose(outcome.gradients[0], 0.5 * weights.rows[0], rtol=1e-5)
@@ -647,10 +645,10 @@ def test_a_regularizer_of_embeddings_applies_to_the_rows_of_the_batch(tmp_path: 
 
 def test_a_frozen_table_gets_no_gradient(tmp_path: Path) -> None:
     module = module_with(tmp_path, functional("layers.Embedding(100, 4, trainable=False)"))
-    served = build(module)
-    step, features = CompiledStep(served, module), tf.constant([[1, 2]], tf.int64)
+    ps_model = build(module)
+    step, features = CompiledStep(ps_model, module), tf.constant([[1, 2]], tf.int64)
     lookups = step.prepare(features, training=True)
-    outcome = step.train(features, tf.ones((1, 1)), lookups, pulled(served, lookups))
+    outcome = step.train(features, tf.ones((1, 1)), lookups, pulled(ps_model, lookups))
     assert not outcome.gradients[0].any() and outcome.dense.any()
 
 
@@ -675,8 +673,8 @@ def test_model_params_go_to_whoever_names_them(tmp_path: Path) -> None:
         functional("layers.Embedding(100, 4)").replace("custom_model()", "custom_model(units=1)"),
         "keras.optimizers.SGD(lr)",
     )
-    served = PsModel.build(module, {"lr": 0.7, "units": 3}, threshold_bytes=0, seed=0)
-    assert float(served.optimizer.learning_rate) == pytest.approx(0.7)
+    ps_model = PsModel.build(module, {"lr": 0.7, "units": 3}, threshold_bytes=0, seed=0)
+    assert float(ps_model.optimizer.learning_rate) == pytest.approx(0.7)
     with pytest.raises(
         UserError, match=r"--model-params other=1: neither custom_model \(.*made\.py"
     ):

@@ -239,16 +239,13 @@ def test_a_fence_refuses_a_push_that_waits_at_the_gate(pair: Stage) -> None:
     assert len(errors) == 1 and pair.servers[0].version == 0
 
 
-def test_another_token_is_refused(pair: Stage) -> None:
+def test_nobody_is_served_with_another_token(pair: Stage) -> None:
     for token in ("", "the job's toke", "the job's tokem", "another job's token"):
-        with pytest.raises(Refused, match="token is wrong"):
+        with pytest.raises(TransientError, match="does not know the job's token"):
             pair.pool("worker-0", token).initialise(
-                counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S
+                counting_spec(), np.zeros(6, np.float32), timeout_s=0.2
             )
-    assert (
-        not pair.servers[0].has_state
-        and sum(server.statistics()["refused"] for server in pair.servers) >= 4
-    )
+    assert not pair.servers[0].has_state
 
 
 def test_another_model_is_refused_and_the_first_variable_that_differs_is_named(pair: Stage) -> None:

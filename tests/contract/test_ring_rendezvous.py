@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from elasticdl.rpc.rendezvous import Rendezvous, new_scope
+from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits, new_scope
 
 pytestmark = pytest.mark.contract
 
 LIMIT_S = 20.0
+LIMITS = RendezvousLimits()
 
 
-def run(play: Any) -> None:
+def run(play: Any, limits: RendezvousLimits = LIMITS) -> None:
     async def main() -> None:
-        rendezvous = Rendezvous()
+        rendezvous = Rendezvous(limits)
         port = await rendezvous.start("127.0.0.1")
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -44,8 +45,8 @@ async def ask(
     answer = await reader.read()
     writer.close()
     await writer.wait_closed()
-    head, _, value = answer.partition(b"\r\n\r\n")  # type: ignore[assignment]
-    return int(head.split()[1]), value
+    status_line, _, value = answer.partition(b"\r\n\r\n")
+    return int(status_line.split()[1]), value
 
 
 def test_a_value_is_given_to_those_who_ask_before_and_after_it_is_there() -> None:
@@ -61,6 +62,19 @@ def test_a_value_is_given_to_those_who_ask_before_and_after_it_is_there() -> Non
         assert await ask(port, "GET", f"/g1-a:{port}/global/0") == (200, b"\x00\xffaddress")
 
     run(play)
+
+
+def test_the_values_of_a_generation_have_a_limit_and_a_replaced_value_counts_once() -> None:
+    async def play(rendezvous: Any, port: int) -> None:
+        rendezvous.open("g1-a")
+        for value in (b"x" * 60, b"x" * 80, b"x" * 40):
+            assert (await ask(port, "PUT", "/g1-a/global/0", value))[0] == 200
+        assert (await ask(port, "PUT", "/g1-a/global/1", b"x" * 61))[0] == 507
+        assert (await ask(port, "PUT", "/g1-a/global/1", b"x" * 60))[0] == 200
+        rendezvous.open("g2-a")
+        assert (await ask(port, "PUT", "/g2-a/global/0", b"x" * 100))[0] == 200
+
+    run(play, RendezvousLimits(generation_bytes=100))
 
 
 def test_generations_do_not_see_one_another() -> None:
@@ -110,3 +124,53 @@ def test_who_goes_away_while_waiting_leaves_nothing_behind() -> None:
         assert await ask(port, "PUT", "/g1-a/global/1", b"y") == (200, b"")
 
     run(play)
+
+
+def test_a_stranger_is_refused_before_its_body_is_read() -> None:
+    async def play(rendezvous: Any, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"PUT /g1-guessed/global/0 HTTP/1.1\r\n")
+        assert (await reader.readline()).split()[1] == b"410"
+        writer.close()
+
+    run(play)
+
+
+def test_a_request_that_stays_incomplete_is_given_up() -> None:
+    async def play(rendezvous: Any, port: int) -> None:
+        rendezvous.open("g1-a")
+        unfinished = b"PUT /g1-a/a/b HTTP/1.1\r\nContent-Length: 9\r\n\r\n"
+        for sent in (b"", b"GET /g1-a/global/0", unfinished):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert (await reader.read()).split()[1] == b"408"
+            writer.close()
+
+    run(play, RendezvousLimits(request_s=0.2))
+
+
+def test_a_member_that_waits_longer_than_a_request_may_take_is_answered() -> None:
+    async def play(rendezvous: Any, port: int) -> None:
+        rendezvous.open("g1-a")
+        waiting = asyncio.create_task(ask(port, "GET", "/g1-a/global/0"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert (await reader.read()).split()[1] == b"408"  # one that began later was given up
+        writer.close()
+        await ask(port, "PUT", "/g1-a/global/0", b"here")
+        assert await waiting == (200, b"here")
+
+    run(play, RendezvousLimits(request_s=0.3))
+
+
+def test_strangers_keep_no_member_out() -> None:
+    async def play(rendezvous: Any, port: int) -> None:
+        rendezvous.open("g1-a")
+        waiting = asyncio.create_task(ask(port, "GET", "/g1-a/global/0"))
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+        assert await strangers[0][0].read() == b"", "the oldest made room"
+        assert await ask(port, "PUT", "/g1-a/global/0", b"x" * 100_000, pieces=9) == (200, b"")
+        assert await waiting == (200, b"x" * 100_000)
+        for _, writer in strangers:
+            writer.transport.abort()
+
+    run(play, RendezvousLimits(most_strangers=8))

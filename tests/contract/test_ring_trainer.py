@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from elasticdl.clock import SystemClock
 from elasticdl.model.ring_step import RingOutcome
-from elasticdl.rpc.conversation import RingGeneration, RingReport
+from elasticdl.rpc.conversation import RingGeneration, RingReport, Wait
 from elasticdl.shard import Barrier as Kind
 from elasticdl.shard import Lease, Shard, ShardId, Task, WorkItem
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -27,9 +28,12 @@ from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Shutdown
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
+from elasticdl.worker.ring.parts import RingParts
+from elasticdl.worker.ring.position import EndedShard, Position
 from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End
-from elasticdl.worker.ring.trainer import Position, RingParts, RingTrainer
+from elasticdl.worker.ring.trainer import RingTrainer
 from tests.contract.played_ring import PlayedRing
+from tests.present import present
 
 pytestmark = pytest.mark.contract
 
@@ -41,12 +45,13 @@ OTHERS_VALUE = 1000.0
 
 class Peer(PlayedRing):
     """A ring of two: the other has `numbers` and, of its state, sends as many chunks as it says
-    before its end.
+    before its end. It is rank 0 unless it is `last`.
     """
 
     def __init__(self) -> None:
         self.numbers = Position().numbers()
         self.chunks = 0
+        self.last = False
         self.size = 1
 
     def enter(self, place: Any) -> None:
@@ -56,12 +61,17 @@ class Peer(PlayedRing):
         if self.size == 1:
             return mine
         if name.startswith("numbers"):
-            return np.concatenate([[self.numbers], mine])
+            return np.concatenate([mine, [self.numbers]] if self.last else [[self.numbers], mine])
         if self.chunks == 0:
             raise ConnectionResetError("the peer is gone")
         self.chunks -= 1
         shape = SHAPES[int(name.partition(".")[2])]
         return np.frombuffer(np.full(shape, OTHERS_VALUE, np.float32).tobytes(), np.uint8)
+
+
+class NoLeases:
+    def request_lease(self, wait_s: float) -> Wait:
+        raise AssertionError("a ring asks for items")
 
 
 class Job:
@@ -78,7 +88,7 @@ class Job:
         ]
         self.generations = Generations(self.shutdown)
         self.script: deque[Any] = deque()
-        self.when_broken = lambda: None
+        self.when_broken: Callable[[], object] = lambda: None
         """What the master does when it hears of that."""
         self.steps_left = 0
         self.begun: list[int] = []
@@ -86,7 +96,7 @@ class Job:
         clock = SystemClock()
         gauges, watch = Gauges(clock), HangWatch(clock)
         context = WorkerContext(
-            LeaseKeeper(None, self.outbox, self.shutdown),
+            LeaseKeeper(NoLeases(), self.outbox, self.shutdown),
             self.outbox,
             gauges,
             ServerRetry(self.shutdown, gauges, clock),
@@ -114,7 +124,7 @@ class Job:
 
     def say(self, report: RingReport, position: object) -> None:
         if report.broken > report.entered:
-            self.when_broken()  # type: ignore[no-untyped-call]
+            self.when_broken()
 
     # the reading
 
@@ -214,7 +224,7 @@ class Sequence(Job):
         """How far each shard was at each pause, as the master knew."""
         self.bad: dict[int, int] = {}
         self.bad_of_step = 0
-        self.before: dict[int, object] = {}
+        self.before: dict[int, Callable[[], object]] = {}
         """What happens before the step of that number."""
         self.outbox.arrival = self.arrival  # type: ignore[method-assign]
 
@@ -242,13 +252,17 @@ class Sequence(Job):
             (i for i, item in enumerate(self.items) if item.number == plan.number), len(self.items)
         )
         self.at = (at, plan.offset or 0)
-        if at < len(self.items) and self.items[at].lease and self.at[1] >= self.items[at].lease.end:
+        if (
+            at < len(self.items)
+            and self.items[at].lease
+            and self.at[1] >= present(self.items[at].lease).end
+        ):
             self.at = (at + 1, 0)
 
     def next(self, stop: Any) -> Any:
         happens = self.before.pop(self.trainer.version, None)
         if happens is not None:
-            happens()  # type: ignore[operator]
+            happens()
         if stop():
             return None
         index, offset = self.at
@@ -353,3 +367,45 @@ def test_a_member_that_becomes_the_first_tells_all_that_the_ring_did_of_a_shard(
     # The master would take the bad records of a shard that nobody told the end of for trained ones.
     assert job.reports[:2] == [(0, 32, True), (1, 8 * (steps - 4), False)] or steps <= 4
     assert job.reports[0] == (0, min(32, 8 * steps), steps >= 4)
+
+
+def test_a_member_that_joined_tells_the_bad_records_of_shards_that_ended_before() -> None:
+    """Those who trained on them are gone before their reports arrived."""
+    short, pause = replace(NEXT_SHARD, end=96), WorkItem(3, None, mark=Kind.PAUSE)
+    job = Sequence(part_of(SHARD, 1, 0, 80), part_of(short, 2, 0, 16), pause)
+    ended = (EndedShard(0, 0, 80, 7),)
+    job.peer.numbers, job.peer.chunks = Position(12, 2, 16, 1, 0, 16, 16, 1, ended).numbers(), 99
+    job.before[0] = lambda: job.form(2, (OTHER, ME), (0,))
+    job.before[12] = lambda: job.form(3, (ME,), (0,))
+    job.form(1)
+    job.trainer.run()
+    assert job.reports[:2] == [(0, 80, True), (1, 16, True)]
+    assert job.bad == {0: 7, 1: 1}
+
+
+def test_the_last_step_of_another_member_is_not_told_with_the_bad_records_of_ones_own() -> None:
+    """The other trained one step more. It had no readable record, so the versions are equal."""
+    one, two = replace(SHARD, end=8), replace(NEXT_SHARD, end=88)
+    pause = WorkItem(3, None, mark=Kind.PAUSE)
+    job = Sequence(part_of(one, 1, 0, 8), part_of(two, 2, 0, 8), pause)
+    job.bad_of_step, job.peer.chunks, job.peer.last = 1, 99, True
+    ended = (EndedShard(0, 0, 8, 1),)
+    job.peer.numbers = Position(1, 2, 8, 1, 0, 8, 8, 8, ended).numbers()
+    job.before[1] = lambda: job.form(2, (ME, OTHER), (0, 1))
+    job.form(1)
+    job.trainer.run()
+    assert job.reports[:2] == [(0, 8, True), (1, 8, True)]
+    assert job.bad == {0: 1, 1: 8}
+
+
+def test_a_shard_that_was_told_in_part_is_told_to_its_end_though_another_member_is_ahead() -> None:
+    one, two = replace(SHARD, end=16), replace(NEXT_SHARD, end=88)
+    pause = WorkItem(3, None, mark=Kind.PAUSE)
+    job = Sequence(part_of(one, 1, 0, 16), part_of(two, 2, 0, 8), pause)
+    job.bad_of_step, job.peer.chunks, job.peer.last = 1, 99, True
+    job.peer.numbers = Position(3, 2, 8, 1, 0, 8, 8, 1, (EndedShard(0, 0, 16, 2),)).numbers()
+    job.before[2] = lambda: job.form(2, (ME, OTHER), (0, 1))
+    job.form(1)
+    job.trainer.run()
+    assert job.reports == [(0, 8, False), (0, 16, True), (1, 8, True)]
+    assert job.bad == {0: 2, 1: 1}

@@ -5,6 +5,7 @@ behind.
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -29,6 +30,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import (
     ParameterServerStub,
     add_ParameterServerServicer_to_server,
 )
+from tests.present import present
 
 pytestmark = pytest.mark.contract
 
@@ -139,8 +141,47 @@ def test_whoever_does_not_is_refused_and_nothing_is_acted_on(
     with pytest.raises(grpc.RpcError) as caught:
         fence(address, metadata)
     assert caught.value.code().name == code
-    assert words in caught.value.details()
+    assert words in present(caught.value.details())
     assert service.acted == []
+
+
+def test_a_stranger_is_refused_before_its_message_is_read(served: tuple[str, Acting]) -> None:
+    never = threading.Event()
+
+    def message_that_never_comes() -> Iterator[bytes]:
+        never.wait(30)
+        yield b""
+
+    with grpc.insecure_channel(served[0], options=channel_options()) as channel:
+        call = channel.stream_unary("/elasticdl.ParameterServer/Fence", None, None)
+        try:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(message_that_never_comes(), timeout=10)
+        finally:
+            never.set()
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_undecodable_messages_fill_no_log(
+    served: tuple[str, Acting], caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = Credentials(TOKEN, "master").metadata(3)
+    with grpc.insecure_channel(served[0], options=channel_options()) as channel:
+        call = channel.unary_unary("/elasticdl.ParameterServer/Fence", None, None)
+        for _ in range(50):
+            with pytest.raises(grpc.RpcError):
+                call(b"\xff\xff\xff", timeout=10, metadata=metadata)
+    logged = [record for record in caplog.records if record.name.startswith("grpc")]
+    assert len(logged) <= 1 and not any(record.exc_info for record in logged)
+    assert fence(served[0], metadata).sequence == 5
+
+
+def test_a_connection_that_says_nothing_is_closed(served: tuple[str, Acting]) -> None:
+    host, _, port = served[0].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as silent:
+        while silent.recv(4096):  # the server's own settings come first
+            pass
+    assert fence(served[0], Credentials(TOKEN, "master").metadata(3)).sequence == 5
 
 
 def test_a_method_that_is_not_there_is_refused_like_any_other_without_the_token(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.job_status import JobStatus
 from elasticdl.master.core.data.shard_list import ShardState
 from tests.contract.status_stage import PS, Stage, browser, played, staged, worker
 from tests.waiting import until_async
@@ -76,11 +78,13 @@ def test_what_is_no_number_is_null(tmp_path: Path) -> None:
         for path in ("status", "snapshot", "series", "timeline", "occurrences"):
             async with session.get(f"/api/v1/{path}") as answer:
                 json.loads(await answer.text(), parse_constant=pytest.fail)
+        status = JobStatus.from_json(await read(session, "/api/v1/status"))
+        assert status.loss is None and status.records.trained == 8
 
     played(tmp_path, scene)
 
 
-def test_the_page_is_whole_without_a_script_and_its_files_may_be_kept_for_ever(
+def test_the_page_has_the_snapshot_in_it_and_its_files_may_be_kept_for_ever(
     tmp_path: Path,
 ) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
@@ -91,7 +95,11 @@ def test_the_page_is_whole_without_a_script_and_its_files_may_be_kept_for_ever(
                 and answer.content_type == "text/html"
                 and answer.headers["Cache-Control"] == "no-store"
             )
-        assert "<h1>iris</h1>" in page
+        assert "<h1>iris</h1>" in page, "without script"
+        data = page.partition('id="snapshot"')[2].partition(">")[2].partition("</script>")[0]
+        snapshot = await read(session, "/api/v1/snapshot")
+        assert json.loads(data).keys() == snapshot.keys()
+        assert json.loads(data)["stream_id"] == snapshot["stream_id"]
         names = [part.partition('"')[0] for part in page.split('"/static/')[1:]]
         assert len(names) >= 3
         for name in names:
@@ -192,9 +200,9 @@ def test_a_worker_is_replaced_and_the_next_one_comes_at_once(tmp_path: Path) -> 
         ended = {
             row.name: row.message for row in stage.core.status().processes if row.state == "ended"
         }
-        assert "replaced, as asked" in ended["worker-0"]
+        assert "replaced on request" in ended["worker-0"]
         again = await ask(session, "replace", {"process": "worker-0"}, expected=409)
-        assert "worker-0 is ended already" in str(again["error"])
+        assert "worker-0 is already ended" in str(again["error"])
 
     played(tmp_path, scene)
 
@@ -224,8 +232,12 @@ def test_scale_stop_and_checkpoint_reach_the_job(tmp_path: Path) -> None:
         await ask(session, "stop", {"reason": "enough\nfor  today"})
         assert stage.core.status().outcome == "stopped: enough for today"
         assert stage.running is not None
+
+        def has_ended(name: ProcessName) -> bool:
+            return name not in stage.fake.live
+
         for name in (ProcessName.parse("worker-0"), PS):
-            await until_async(f"{name} has ended", lambda name=name: name not in stage.fake.live)  # type: ignore[misc]
+            await until_async(f"{name} has ended", partial(has_ended, name))
         await stage.running
         found = await ask(session, "scale", {"min": 1, "max": 2}, expected=409)
         assert "the job has ended" in str(found["error"])
@@ -241,12 +253,12 @@ def test_what_is_asked_for_while_the_job_ends_is_refused_with_its_reason(tmp_pat
         stage.fake.ignore_sigterm(worker(0))
         await ask(session, "stop", {"reason": "enough"})
         for verb, body, words in (
-            ("scale", {"min": 1, "max": 1}, "the job is not scaled: the job is being stopped"),
-            ("checkpoint", {}, "no checkpoint is taken: the job is being stopped"),
+            ("scale", {"min": 1, "max": 1}, "cannot scale the job: the job is being stopped"),
+            ("checkpoint", {}, "cannot take a checkpoint: the job is being stopped"),
             (
                 "replace",
                 {"process": "worker-0"},
-                "worker-0 is not replaced: worker-0 is stopping already",
+                "cannot replace worker-0: worker-0 is already stopping",
             ),
         ):
             found = await ask(session, verb, body, expected=409)
@@ -294,7 +306,7 @@ def test_an_error_in_the_page_is_answered_and_the_job_goes_on(
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         monkeypatch.setattr(stage.watched, "shards", None)
         found = await read(session, "/api/v1/shards", expected=500)
-        assert "the job is not concerned" in found["error"]["hint"]
+        assert "the job is unaffected" in found["error"]["hint"]
         await read(session, "/api/v1/status")
         assert stage.running is not None and not stage.running.done()
 

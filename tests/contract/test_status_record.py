@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from elasticdl.cli.jobs.master_http import MasterPage
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.errors import PermanentError, TransientError
-from elasticdl.history.diagnosis import told
+from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.history.snapshot import record_in, series_in
 from elasticdl.page import render_report
 from tests.contract.status_stage import (
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
 
 async def with_a_kill(stage: Stage) -> int:
-    """Two workers train, one of them is killed, another comes in its place.
+    """Two workers train, one of them is killed, another replaces it.
 
     The shard that it was at.
     """
@@ -67,8 +67,8 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
         page = MasterPage.at(f"{stage.url}/#token={TOKEN}")
         found = await asyncio.to_thread(page.get, "/api/v1/snapshot")
         (loss,) = [entry for entry in found["story"]["entries"] if entry["what"] == "exit"]
-        killed = f"worker-0 killed by signal 9 (SIGKILL), at shard {shard}; it had done 32 records"
-        assert told(loss) == f"{killed}; {loss['replaced_by']} comes in its place"
+        killed = f"worker-0 killed by signal 9 (SIGKILL), on shard {shard}; 32 records done"
+        assert entry_text(loss) == f"{killed}; {loss['replaced_by']} replaces it"
         written = record_in(tmp_path)
         assert [one.as_dict() for one in written.occurrences][: len(found["occurrences"])] == found[
             "occurrences"
@@ -78,7 +78,8 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
         ]
         assert found["logs"] == []
         for name in (worker(1), worker(0)):
-            stage.fake.say(name, f"the last words of {name} <b>".encode())
+            (tmp_path / "logs").mkdir(exist_ok=True)
+            (tmp_path / f"logs/{name}.log").write_text(f"the last words of {name} <b>")
         whole = await asyncio.to_thread(page.get, "/api/v1/snapshot?logs=1")
         assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], (
             "the one that was killed comes first"
@@ -86,7 +87,7 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
         report = render_report(whole)
         assert (
             "killed by signal 9 (SIGKILL)" in report
-            and "the last words of worker-0 &lt;b&gt;" in report
+            and "the last words of worker-0 \\u003cb>" in report
         )
 
     played(tmp_path, scene)
@@ -104,7 +105,7 @@ def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(tmp_pat
                 )
 
     asyncio.run(scene())
-    with pytest.raises(TransientError, match="the master's page is not reached"):
+    with pytest.raises(TransientError, match="cannot reach the master's page"):
         MasterPage.at(f"{addresses[0]}/#token={TOKEN}").get("/api/v1/snapshot")
 
 

@@ -17,7 +17,7 @@ import pytest
 from elasticdl.errors import ExitCode
 from elasticdl.history.job_event import JobEvent
 from elasticdl.master.core.commands import FinishJob
-from elasticdl.master.status import event_streams
+from elasticdl.master.status.limits import PageLimits
 from tests.contract.status_stage import (
     BEARER,
     PS,
@@ -36,17 +36,13 @@ pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 # readers that do not read
 
 
-def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_streams, "STUCK_S", 0.5)
-
+def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path: Path) -> None:
     async def story() -> None:
-        async with staged(tmp_path) as stage:
+        async with staged(tmp_path, limits=PageLimits(stuck_s=0.5)) as stage:
             connection = socket.create_connection(("127.0.0.1", stage.port))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.sendall(get("/api/v1/stream", stage.host))
-            live = stage.server._live
+            live = stage.server._change_feed
             await until_async("somebody watches", lambda: live.watchers == 1)
             tracemalloc.start()
             try:
@@ -73,9 +69,8 @@ def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
             staged(tmp_path) as stage,
             browser(stage, headers=BEARER, connector=aiohttp.TCPConnector(limit=0)) as session,
         ):
-            opened = [
-                await session.get("/api/v1/stream") for _ in range(event_streams.MOST_STREAMS)
-            ]
+            most = PageLimits().most_streams
+            opened = [await session.get("/api/v1/stream") for _ in range(most)]
             assert {answer.status for answer in opened} == {200}
             for _ in range(20):
                 async with session.get("/api/v1/stream") as answer:
@@ -84,7 +79,7 @@ def test_no_more_than_so_many_windows_watch_one_job(tmp_path: Path) -> None:
                 assert answer.status == 200
             for answer in opened:
                 answer.close()
-            await until_async("nobody watches", lambda: stage.server._live.watchers == 0)
+            await until_async("nobody watches", lambda: stage.server._change_feed.watchers == 0)
             async with session.get("/api/v1/stream") as answer:
                 assert answer.status == 200
 
@@ -174,7 +169,7 @@ def test_one_that_was_too_slow_begins_anew(tmp_path: Path) -> None:
         async with session.get("/api/v1/stream") as answer:
             events = Events(answer)
             await events.until("processes")
-            feed = stage.server._live.feed
+            feed = stage.server._change_feed.feed
             for _ in range(200):
                 feed.publish([("samples", [])])
             assert feed.after(0) is None
@@ -225,7 +220,7 @@ def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Pa
             events = Events(answer)
             await events.until("processes")
             text = "a\r\n\r\nevent: ended\ndata: {}\n\n\ud800\u2028\x00"
-            stage.server._live.feed.publish(
+            stage.server._change_feed.feed.publish(
                 [("occurrences", [JobEvent(1, 1.0, 1.0, "job", text).as_dict()])]
             )
             found = await events.until("occurrences")

@@ -9,16 +9,16 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticdl.cli.jobs import start_diagnosis
 from elasticdl.cli.jobs.cluster_client import ClusterClient, LoopThread
 from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 from elasticdl.cli.jobs.kubernetes_launch import submit_job
-from elasticdl.cli.jobs.start_diagnosis import CannotStart
+from elasticdl.cli.jobs.start_diagnosis import CannotStart, StartLimits
 from elasticdl.cli.jobs.watch import wait
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.views.documents import Format
@@ -88,12 +88,7 @@ class Cluster(SmallCluster):
         return found
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_diagnosis, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(start_diagnosis, "LOOK_S", 30.0)
-    monkeypatch.setattr(start_diagnosis, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr("elasticdl.cli.jobs.watch.LOOK_EVERY_S", 0.05)
+SHORT = StartLimits(patience_s=0.3, look_s=30.0, look_every_s=0.05)
 
 
 @pytest.fixture
@@ -147,9 +142,9 @@ async def _future() -> asyncio.Future[str]:
     return asyncio.get_running_loop().create_future()
 
 
-def train(*, detach: bool, form: Format | None = None) -> int:
+def train(*, detach: bool, form: Format | None = None, limits: StartLimits = SHORT) -> int:
     flags = {"model_def": "m", "training_data": "t", "image_name": "r/zoo:1", "job_name": "ads"}
-    return submit_job(settle(Request(Action.TRAIN, flags)), form, detach=detach)
+    return submit_job(settle(Request(Action.TRAIN, flags)), form, detach=detach, limits=limits)
 
 
 @pytest.mark.parametrize("detach", [False, True], ids=["waiting", "detached"])
@@ -184,14 +179,11 @@ def test_train_ends_with_the_words_and_leaves_nothing(
 
 @pytest.mark.parametrize("state", [RUNS, PREPARED], ids=["runs", "prepared"])
 def test_a_job_that_starts_or_still_may_is_left_alone(
-    serve: Any,
-    state: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Any, state: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(start_diagnosis, "LOOK_S", 0.2)
     cluster = serve(Cluster(PREPARED, state))
-    assert train(detach=True, form=None if state is RUNS else Format.JSON) == 0
+    form = None if state is RUNS else Format.JSON
+    assert train(detach=True, form=form, limits=replace(SHORT, look_s=0.2)) == 0
     output = capsys.readouterr().out
     assert output == "ads\n" if state is RUNS else json.loads(output)["job"] == "ads"
     assert cluster.names() == ["ads", "ads-abcde"]
@@ -231,7 +223,7 @@ def test_who_only_looks_is_told_so_too_and_deletes_nothing(serve: Any) -> None:
         },
     )
     with ClusterClient() as line:
-        job = KubernetesJob(line, "ads")
+        job = KubernetesJob(line, "ads", patience_s=SHORT.patience_s)
         report = job.report()
         assert (report.state, report.exit_code) == ("stuck", None)
         assert (
@@ -314,7 +306,7 @@ def test_a_job_that_ran_is_waited_for_although_its_next_master_has_no_image_now(
     secret = token_secret(Owner("ns", "ads", made["metadata"]["uid"]), "opensesame")
     cluster.put(f"{CORE}/secrets", {**secret, "data": {"ELASTICDL_TOKEN": "b3BlbnNlc2FtZQ=="}})
     with ClusterClient() as line:
-        job = KubernetesJob(line, "ads")
+        job = KubernetesJob(line, "ads", patience_s=SHORT.patience_s)
         with pytest.raises(Exception, match="has not ended after 1 s"):
             wait(job, NoView(), timeout_s=1)
         assert job.report().state == "stuck"

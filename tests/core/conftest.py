@@ -14,6 +14,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
 from elasticdl.shard import Applied, Lease, Source, Task
+from tests.present import present
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", settings.default, deadline=None)
@@ -36,6 +37,9 @@ class Bench:
     """Time stands still unless a test moves it. `given` has every command so far."""
 
     worker, ps, KILLED = staticmethod(worker), staticmethod(ps), KILLED
+    done: Lease
+    held: Lease
+    """Leases that a fixture took, for its tests."""
 
     def __init__(self, action: Action = Action.TRAIN, **flags: Any) -> None:
         base = {
@@ -111,11 +115,11 @@ class Bench:
         return reasons[0]
 
     def progress(self, index: int, lease: Lease, offset: int, **more: Any) -> list[c.Command]:
-        applied = Applied(lease.shard.id, lease.attempt, offset)
+        applied = Applied(present(lease.shard).id, lease.attempt, offset)
         return self.put(e.ProgressReported(0, worker(index), lease.task, applied, **more))
 
     def finish(self, index: int, lease: Lease, **more: Any) -> list[c.Command]:
-        return self.progress(index, lease, lease.shard.records, done=True, **more)
+        return self.progress(index, lease, present(lease.shard).records, done=True, **more)
 
     def train_all(self, index: int = 0) -> None:
         """One worker trains whatever is left."""
@@ -149,6 +153,11 @@ class Bench:
     def finished(self) -> c.FinishJob | None:
         found = self.of(c.FinishJob)
         return found[0] if found else None
+
+    @property
+    def end(self) -> c.FinishJob:
+        """Of a job that has finished."""
+        return present(self.finished)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
 from elasticdl.shard import Applied, Barrier, Lease, SnapshotId, Source, Task, WorkItem
+from tests.present import present
 
 TRAIN = (Source("a", 70), Source("b", 33))
 VALIDATION = (Source("v", 50),)
@@ -94,10 +95,10 @@ class Worker:
     heard_s: float = 0.0
     marks: set[int] = field(default_factory=set)
 
-    def word(self) -> e.RingTold:
+    def word(self) -> e.RingReported:
         problem, at = "it broke" if self.broken else "", self.weights or Weights()
         offset = -1 if at.offset is None else at.offset
-        return e.RingTold(
+        return e.RingReported(
             0,
             self.name,
             True,
@@ -120,8 +121,8 @@ class RingWorld:
         self.workers: dict[ProcessName, Worker] = {}
         self.pending: deque[e.Event] = deque()
         self.alarms: list[float] = []
-        self.finish: c.FinishJob | None = None
-        self.ring: c.PublishRing | None = None
+        self.ended: c.FinishJob | None = None
+        self.newest_ring: c.PublishRing | None = None
         self.generations: list[int] = []
         self.repeated = 0
         self.held_by: tuple[ProcessName, ...] = ()
@@ -135,6 +136,16 @@ class RingWorld:
         self.newest: Weights = Weights()
         self.deaths = 0
 
+    @property
+    def finish(self) -> c.FinishJob:
+        """Of a job that has ended."""
+        return present(self.ended)
+
+    @property
+    def ring(self) -> c.PublishRing:
+        """The newest ring that was published."""
+        return present(self.newest_ring)
+
     # The driver
 
     def put(self, event: e.Event) -> list[c.Command]:
@@ -147,7 +158,7 @@ class RingWorld:
         for position, command in enumerate(commands):
             if isinstance(command, c.FinishJob):
                 assert position == len(commands) - 1
-                assert self.finish is None
+                assert self.ended is None
             self.carry_out(command)
         return commands
 
@@ -188,7 +199,7 @@ class RingWorld:
             case c.Announce():
                 self.announced.append(command)
             case c.FinishJob():
-                self.finish = command
+                self.ended = command
             case c.FenceWorker() | c.TakeSnapshot() | c.PublishServers():
                 raise AssertionError(f"a ring has no servers: {command}")
 
@@ -196,7 +207,7 @@ class RingWorld:
         assert not self.generations or ring.generation > self.generations[-1]
         assert len(ring.members) == len(set(ring.members)) >= 1
         self.generations.append(ring.generation)
-        before, self.ring = self.ring, ring
+        before, self.newest_ring = self.newest_ring, ring
         if not ring.holders and before is not None:
             self.rolled_back += 1
             well = [
@@ -299,7 +310,9 @@ class RingWorld:
         elif worker.inside and worker.leases:
             self.work(worker)
         elif worker.drain and (
-            not self.ring or worker.name not in self.ring.members or self.t > worker.drains_s + 4.5
+            not self.newest_ring
+            or worker.name not in self.ring.members
+            or self.t > worker.drains_s + 4.5
         ):
             self.leave(worker)
         elif worker.finished:
@@ -335,12 +348,12 @@ class RingWorld:
             self.put(e.ProcessEnded(0, worker.name, ExitFacts(exit_code=int(ExitCode.DRAINED))))
 
     def ask(self, worker: Worker) -> None:
-        number = worker.weights.number
+        number = present(worker.weights).number
         item = worker.items.get(number)
         if item is None:
             self.put(e.LeaseRequested(0, worker.name, number, False))
         elif number in worker.marks and number + 1 in worker.items:
-            worker.weights = worker.weights.at(number + 1)
+            worker.weights = present(worker.weights).at(number + 1)
         elif number in worker.marks:
             self.put(e.LeaseRequested(0, worker.name, number + 1, True))
         elif item.mark is not Barrier.NONE and number not in worker.marks:
@@ -351,13 +364,15 @@ class RingWorld:
         members = self.members(worker.inside)
         if item.mark is Barrier.CHECKPOINT:
             if worker.name == self.ring_of(worker).members[0]:
-                self.copies[item.snapshot] = (worker, worker.weights)
-                worker.reports.append(e.SnapshotCut(0, item.snapshot, worker.weights.version, {}))
-            worker.weights = worker.weights.at(item.number + 1)
+                snapshot, weights = present(item.snapshot), present(worker.weights)
+                self.copies[snapshot] = (worker, weights)
+                worker.reports.append(e.SnapshotCut(0, snapshot, weights.version, {}))
+            worker.weights = present(worker.weights).at(item.number + 1)
         elif members is None or any(one.silent for one in members):
             self.broke(worker)
         elif all(
-            one.inside == worker.inside and one.weights.number == item.number for one in members
+            one.inside == worker.inside and present(one.weights).number == item.number
+            for one in members
         ):
             self.confirm(members[0])
             for one in members:
@@ -369,12 +384,14 @@ class RingWorld:
         if lease.task in (Task.EVALUATION, Task.SUMMARY, Task.EXPORT) and members:
             assert lease.snapshot is None
             if all(one.inside == worker.inside for one in members):
-                assert {one.weights.windows for one in members} == {worker.weights.windows}
+                assert {present(one.weights).windows for one in members} == {
+                    present(worker.weights).windows
+                }
         match lease.task:
             case Task.EVALUATION:
-                assert worker.weights.version == lease.version
+                assert present(worker.weights).version == lease.version
                 self.rounds.append(lease.version)
-                shard = lease.shard
+                shard = present(lease.shard)
                 metrics: Any = {"sum": ((float(sum(range(shard.begin, shard.end))),),)}
                 applied = Applied(shard.id, lease.attempt, shard.records)
                 worker.reports.append(
@@ -389,7 +406,7 @@ class RingWorld:
                     e.SummaryReported(0, worker.name, payload["round"], {"mean": 24.5})
                 )
             case Task.EXPORT:
-                assert worker.weights.version == self.newest.version
+                assert present(worker.weights).version == self.newest.version
                 worker.reports.append(e.ExportFinished(0, worker.name, "export"))
 
     # The ring
@@ -402,22 +419,23 @@ class RingWorld:
         """Members of the newest generation by rank; None if one of them is dead, or that is not the
         newest.
         """
-        if self.ring is None or self.ring.generation != generation:
+        if self.newest_ring is None or self.ring.generation != generation:
             return None
-        found = [self.workers.get(name) for name in self.ring.members]
-        return None if any(one is None for one in found) else found
+        if not all(name in self.workers for name in self.ring.members):
+            return None
+        return [self.workers[name] for name in self.ring.members]
 
     def enter(self, torn: int = 99) -> None:
         """The members of the newest generation meet; `torn`: only so many get the weights before it
         breaks.
         """
-        members = self.members(self.ring.generation) if self.ring else None
+        members = self.members(self.ring.generation) if self.newest_ring else None
         if members is None or any(
-            one.silent or one.form is not self.ring or one.entered >= self.ring.generation
+            one.silent or one.form is not self.newest_ring or one.entered >= self.ring.generation
             for one in members
         ):
             return
-        holders = [members[rank].weights for rank in self.ring.holders]
+        holders = [present(members[rank].weights) for rank in self.ring.holders]
         assert TORN not in holders
         if holders:
             elected = max(holders, key=lambda weights: weights.version)
@@ -453,8 +471,8 @@ class RingWorld:
         """Progress that every member has."""
         if weights.last is not None:
             lease, end = weights.last
-            done = end == (lease.limit or lease.shard.records)
-            applied = Applied(lease.shard.id, lease.attempt, end)
+            done = end == (lease.limit or present(lease.shard).records)
+            applied = Applied(present(lease.shard).id, lease.attempt, end)
             leader.reports.append(
                 e.ProgressReported(
                     0, leader.name, Task.TRAINING, applied, weights.version, loss=1.0, done=done
@@ -462,7 +480,7 @@ class RingWorld:
             )
 
     def confirm(self, leader: Worker) -> None:
-        self.tell(leader, leader.weights)
+        self.tell(leader, present(leader.weights))
 
     def step(self, only: int = 99) -> None:
         """One step of the newest generation.
@@ -471,13 +489,13 @@ class RingWorld:
         """
         members = [
             self.workers[name]
-            for name in (self.ring.members if self.ring else ())
+            for name in (self.ring.members if self.newest_ring else ())
             if name in self.workers
         ]
         inside = [
             one
             for one in members
-            if self.ring and one.inside == self.ring.generation and not one.silent
+            if self.newest_ring and one.inside == self.ring.generation and not one.silent
         ]
         if not inside:
             return
@@ -491,33 +509,33 @@ class RingWorld:
         if any(window is None for window in windows):
             return
         assert len(set(windows)) == 1, f"members train on different records: {windows}"
-        before = inside[0].weights
+        before = present(inside[0].weights)
         for rank, one in enumerate(inside):
             if rank < only:
-                self.apply(one, windows[0])
+                self.apply(one, present(windows[0]))
         if only < len(inside):
             for one in inside:
                 self.broke(one)
             return
-        self.newest = inside[0].weights
+        self.newest = present(inside[0].weights)
         self.tell(inside[0], before)
 
     def window(self, worker: Worker) -> tuple[WorkItem, int, int] | None:
-        item = worker.items.get(worker.weights.number)
+        weights = present(worker.weights)
+        item = worker.items.get(weights.number)
         if item is None or item.mark is not Barrier.NONE:
             return None
-        lease = item.lease
-        begin = worker.weights.offset if worker.weights.offset is not None else lease.offset
-        end = min(begin + item.batch, lease.limit or lease.shard.records)
+        lease = present(item.lease)
+        begin = lease.offset if weights.offset is None else weights.offset
+        end = min(begin + item.batch, lease.limit or present(lease.shard).records)
         return item, begin, end
 
     def apply(self, worker: Worker, window: tuple[WorkItem, int, int]) -> None:
         item, begin, end = window
-        lease, shard = item.lease, item.lease.shard
-        windows = (
-            *worker.weights.windows,
-            (lease.epoch, shard.source, shard.begin + begin, shard.begin + end),
-        )
+        lease = present(item.lease)
+        shard = present(lease.shard)
+        window_of = (lease.epoch, shard.source, shard.begin + begin, shard.begin + end)
+        windows = (*present(worker.weights).windows, window_of)
         through = end == (lease.limit or shard.records)
         worker.weights = Weights(
             windows, item.number + through, None if through else end, (lease, end)
@@ -564,7 +582,7 @@ class RingWorld:
 
     def run_out(self) -> None:
         """Nothing goes wrong any more: the job must end by itself."""
-        self.run_until(lambda: self.finish is not None)
+        self.run_until(lambda: self.ended is not None)
 
     def run_until(self, reached: Callable[[], bool]) -> None:
         """Nothing goes wrong until then."""
@@ -581,7 +599,7 @@ class RingWorld:
         assert receipt.total.lost == receipt.total.left == 0
         told = self.state.status()
         assert (
-            sum(row.records for row in told.processes) + told.records.resumed
+            sum(row.records or 0 for row in told.processes) + told.records.resumed
             == told.records.trained + told.records.undone
         )
         records = self.newest.records()

@@ -53,7 +53,6 @@ DAMAGED: dict[str, tuple[str, str]] = {
         "master.json",
         '{"pid": 99999999999999999999, "token": "t", "address": "127.0.0.1:1"}',
     ),
-    "odd check": ("check.json", '{"pid": [], "begun": 3}'),
     "odd newest": ("newest.json", '{"status": {"receipt": 3}}'),
     "odd events": ("events.jsonl", '[]\n3\n{"at": "x"}\n'),
 }
@@ -133,14 +132,14 @@ def test_one_that_is_broken_stands_in_the_way_of_no_other_in_a_list(
     (jobs / "file").touch()
     (jobs / "no/job.json").mkdir(parents=True)
     (jobs / "link").symlink_to("nowhere")
-    os.mkfifo(jobs / "no/check.json")
+    os.mkfifo(jobs / "no/master.json")
     began_s = time.monotonic()
     assert run(["list", "-o", "json"]) == 0
     listed: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     assert len(listed) == len(DAMAGED) + 1
     assert {row["state"] for row in listed} == {"done", "failed"}, "none of them runs"
     assert time.monotonic() - began_s < 10, "nobody's last word is waited for after an hour"
-    broken = [row["outcome"] for row in listed if "cannot be read" in row["outcome"]]
+    broken = [row["outcome"] for row in listed if "cannot read how job" in row["outcome"]]
     assert len(broken) == 3 and all("status.json is damaged" in text for text in broken)
 
 
@@ -159,4 +158,4 @@ def test_what_this_user_may_not_look_into_is_told_beside_the_list(
     monkeypatch.setattr(Path, "is_file", closed)
     assert run(["list"]) == 0
     output, errors = capsys.readouterr()
-    assert "jobs/a" in output and "jobs/b" not in output and "not listed, jobs/b" in errors
+    assert "jobs/a" in output and "jobs/b" not in output and "cannot list jobs/b" in errors

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.cli.api import start
-from elasticdl.cli.main import exit_code_of, run
+from elasticdl.cli.main import elasticdl, exit_code_of, run
 from elasticdl.cli.views.yaml_documents import as_yaml, read_yaml
 from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
+from elasticdl.flag import DATA, DIRECTORY, Value, mark
 from elasticdl.job import FIELDS, Action, JobSpec, Shuffle, is_used
 from elasticdl.job_problems import flag_of as flag
 from elasticdl.kubernetes_section import KubernetesSection
@@ -204,6 +207,7 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
     ("arguments", "message"),
     [
         (["--num-workers", "3:1"], "--num-workers: MIN 3 is greater than MAX 1"),
+        (["--num-workers", "1:1000000"], "--num-workers: 1000000 workers: a job has at most"),
         (["--num-workers", "a few"], "--num-workers: expected N or MIN:MAX, got 'a few'"),
         (
             ["--num-workers", "0"],
@@ -223,7 +227,8 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         ),
         (
             ["--max-staleness", "9"],
-            "--max-staleness: expected a whole number of at least 0 and at most 8, got '9'",
+            "--max-staleness: expected auto, or a whole number of at least 0 and at most 8, got"
+            " '9'",
         ),
         (
             ["--evaluation-seconds", "5m"],
@@ -668,3 +673,67 @@ def test_what_a_ring_does_not_heed_is_refused(
         == 2
     )
     assert f"{flag(name)} with --distribution-strategy AllreduceStrategy" in capsys.readouterr().err
+
+
+ADDRESS = "s3://bucket/there"
+
+
+def commands(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name), command
+
+
+OF_DATA = {name for name, field in FIELDS.items() if mark(field, Value) == DATA}
+PATHS = [
+    (words, parameter)
+    for words, command in commands(elasticdl)
+    for parameter in command.params
+    if isinstance(parameter.type, click.Path) and parameter.name not in OF_DATA
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "parameter"),
+    PATHS,
+    ids=[" ".join((*words, str(parameter.name))) for words, parameter in PATHS],
+)
+def test_an_address_is_refused_where_a_path_is_expected(
+    words: tuple[str, ...],
+    parameter: click.Parameter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    option = isinstance(parameter, click.Option)
+    given = [parameter.opts[0], ADDRESS] if option else [ADDRESS]
+    needed = NEEDED if words[0] in (*Action, "check") else []
+    assert run([*words, *needed, *given, *(["job"] if option and not needed else [])]) == 2
+    told = capsys.readouterr().err
+    assert "is an address" in told or "does not accept" in told
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, field in FIELDS.items() if mark(field, Value) == DIRECTORY]
+)
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_job_refuses_an_address_on_a_machine_and_on_a_cluster(name: str, cluster: bool) -> None:
+    action = next(action for action in Action if is_used(name, action))
+    with pytest.raises(SpecError, match=f"{flag(name)}: .* is an address"):
+        JobSpec.from_flags(
+            action,
+            {
+                "model_zoo": "zoo",
+                "model_def": "iris",
+                "training_data": "s3://only/custom_data_reader/knows",
+                **({"image_name": "i"} if cluster else {}),
+                name: ADDRESS,
+            },
+        )

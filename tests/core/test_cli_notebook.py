@@ -70,7 +70,7 @@ def status(**changes: Any) -> JobStatus:
 
 
 def test_the_picture_has_progress_measures_processes_and_waits() -> None:
-    html = picture("job iris", status(waiting=("ps-0 is starting",)), ["ps-0 is started"])
+    html = picture("job iris", status(waiting=("ps-0 is starting",)), ["starting ps-0"])
     words = " ".join(WellFormed(html._repr_html_()).words)
     for part in (
         "job iris",
@@ -83,7 +83,7 @@ def test_the_picture_has_progress_measures_processes_and_waits() -> None:
         "training shard 3",
     ):
         assert part in words
-    assert "waiting: ps-0 is starting" in words and "ps-0 is started" in words
+    assert "waiting: ps-0 is starting" in words and "starting ps-0" in words
     assert "job iris" in repr(html) and "25 %" in repr(html), "where there is no HTML"
 
 

@@ -94,6 +94,18 @@ def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events()
     assert "worker-1  " not in shown, "ended processes are history"
 
 
+def test_the_limit_of_staleness_comes_with_its_reason() -> None:
+    gauges = {"worker-0": {"staleness_limit": 0.0}, "ps-0": {"staleness_mean": 1.0}}
+    assert "staleness limit 0" in progress.measures(replace(running(), gauges=gauges))
+    gauges = {
+        "worker-0": {"staleness_limit": 0.0, "exchange_share": 0.2},
+        "worker-1": {"staleness_limit": 1.0, "exchange_share": 0.4},
+    }
+    assert "staleness limit 1 (pull and push take 30 % of a step)" in progress.measures(
+        replace(running(), gauges=gauges)
+    )
+
+
 def test_many_processes_are_cut_and_counted() -> None:
     shown = painted(status(processes=tuple(process(f"worker-{index}") for index in range(40))), [])
     assert "worker-15" in shown and "worker-16" not in shown and "and 24 more" in shown
@@ -169,14 +181,14 @@ def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: P
 def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> None:
     directory = left(tmp_path, 130)
     facts = ExitFacts(exit_code=130)
-    assert "no checkpoint was made" in outcome_of(directory, facts, interrupted=True).hint
+    assert "no checkpoint exists" in outcome_of(directory, facts, interrupted=True).hint
     (directory.checkpoints / "version-3").mkdir(parents=True)
-    assert "no checkpoint was made" in outcome_of(directory, facts, interrupted=True).hint, (
+    assert "no checkpoint exists" in outcome_of(directory, facts, interrupted=True).hint, (
         "one without a manifest is none"
     )
     (directory.checkpoints / "version-3/manifest.json").touch()
     hint = outcome_of(directory, facts, interrupted=True).hint
-    assert hint.startswith("go on with: ") and hint.endswith(
+    assert hint.startswith("resume with: ") and hint.endswith(
         f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
     )
 
@@ -186,7 +198,7 @@ def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_wa
 ) -> None:
     outcome = outcome_of(left(tmp_path, 130), ExitFacts(signal=15), interrupted=False)
     assert outcome.exit_code == 130
-    assert "no checkpoint was made" in outcome.hint and "--resume" not in outcome.hint
+    assert "no checkpoint exists" in outcome.hint and "--resume" not in outcome.hint
 
 
 @pytest.mark.parametrize(
@@ -217,7 +229,7 @@ def test_a_master_that_left_no_word_never_counts_as_done(tmp_path: Path, facts: 
     error = outcome.error()
     assert (
         isinstance(error, PermanentError)
-        and "left no word" in error.message
+        and "without recording an outcome" in error.message
         and "master-0.log" in error.hint
     )
 
@@ -227,7 +239,7 @@ def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) ->
     (directory.checkpoints / "version-3").mkdir(parents=True)
     (directory.checkpoints / "version-3/manifest.json").touch()
     outcome = outcome_of(directory, ExitFacts(signal=9), interrupted=False)
-    assert "; go on with: " in outcome.hint
+    assert "; resume with: " in outcome.hint
     assert outcome.hint.endswith(
         f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
     )

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cli.jobs import watch
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
 from elasticdl.cli.verbs import status as status_verb
 from elasticdl.cli.views.documents import Format
@@ -92,11 +91,10 @@ def ended(code: int) -> Report:
 
 @pytest.mark.parametrize("form", [Format.TABLE, Format.JSON, Format.YAML])
 def test_a_watch_ends_with_the_end_of_the_job_and_its_exit_code(
-    form: Format, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    form: Format, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.0)
     job: Any = Scripted(report(10), report(20, "evaluating"), ended(1))
-    assert status_verb._watch(job, form) == 1
+    assert status_verb._watch(job, form, every_s=0.0) == 1
     output = capsys.readouterr().out
     if form is Format.TABLE:
         *lines, exit_line, hint = output.splitlines()

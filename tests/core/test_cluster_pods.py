@@ -31,7 +31,7 @@ from elasticdl.cluster.kubernetes.pods import (
     observed,
     trouble,
 )
-from elasticdl.master.core.processes.failures import Cause, verdict
+from elasticdl.master.core.processes.causes import Cause, verdict_of
 
 pytestmark = pytest.mark.core
 W0 = ProcessName(Role.WORKER, 0)
@@ -52,7 +52,7 @@ def pod(
     deleted: int | None = None,
     **status: Any,
 ) -> dict[str, Any]:
-    metadata = {
+    metadata: dict[str, Any] = {
         "uid": uid,
         "name": "job-worker-0",
         "labels": labels("job", W0),
@@ -61,7 +61,7 @@ def pod(
     if deleted is not None:
         metadata |= {
             "deletionTimestamp": "2026-11-21T08:23:18Z",
-            "deletionGracePeriodSeconds": deleted,  # type: ignore[dict-item]
+            "deletionGracePeriodSeconds": deleted,
         }
     containers = [{"name": "process", "state": state}] if state else []
     spec = {
@@ -302,33 +302,33 @@ def test_a_refusal_is_told_in_words_and_whether_to_try_again(
     assert told.retry is retry
 
 
-class Desk:
+class Tracked:
     def __init__(self) -> None:
-        self.board, self.clock = EventBus(), ManualClock()
-        self.book = PodTracker(self.board, self.clock)
+        self.bus, self.clock = EventBus(), ManualClock()
+        self.tracker = PodTracker(self.bus, self.clock)
 
 
 def test_an_end_is_handed_out_once_however_often_it_is_seen() -> None:
-    desk = Desk()
-    assert desk.book.changed(pod(RUNNING)) is None
-    ended = desk.book.changed(pod(terminated(1)))
+    tracked = Tracked()
+    assert tracked.tracker.changed(pod(RUNNING)) is None
+    ended = tracked.tracker.changed(pod(terminated(1)))
     assert ended is not None and ended.facts().exit_code == 1
-    assert desk.book.changed(pod(terminated(1))) is None
-    assert desk.book.gone(pod(terminated(1))) is None
+    assert tracked.tracker.changed(pod(terminated(1))) is None
+    assert tracked.tracker.gone(pod(terminated(1))) is None
 
 
 def test_a_pod_that_vanishes_while_it_runs_was_forced_away_by_somebody() -> None:
-    desk = Desk()
-    desk.book.changed(pod(RUNNING))
-    ended = desk.book.gone(pod(RUNNING))
+    tracked = Tracked()
+    tracked.tracker.changed(pod(RUNNING))
+    ended = tracked.tracker.gone(pod(RUNNING))
     assert ended is not None and ended.facts() == ExitFacts(reason="Deleted")
-    assert desk.book.names() == []
+    assert tracked.tracker.names() == []
 
 
 def test_an_end_asked_for_before_the_pod_was_seen_is_still_ours() -> None:
-    desk = Desk()
-    desk.book.ask(W0, 5)
-    ended = desk.book.changed(pod(terminated(143)))
+    tracked = Tracked()
+    tracked.tracker.ask(W0, 5)
+    ended = tracked.tracker.changed(pod(terminated(143)))
     assert ended is not None and ended.facts().asked
 
 
@@ -336,42 +336,42 @@ def test_the_same_news_is_not_told_twice_and_a_running_process_does_not_go_back_
     None
 ):
     async def scenario() -> list[bool]:
-        desk = Desk()
-        events = desk.board.listen()
+        tracked = Tracked()
+        events = tracked.bus.listen()
         first = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         for state in (None, None, RUNNING, RUNNING, {"waiting": {"reason": "Odd"}}):
-            desk.book.changed(pod(state))
-        desk.board.close()
+            tracked.tracker.changed(pod(state))
+        tracked.bus.close()
         return [(await first).running] + [event.running async for event in events]  # type: ignore[union-attr]
 
     assert asyncio.run(scenario()) == [False, True]
 
 
 def test_a_pod_of_another_kind_with_our_label_is_left_alone() -> None:
-    desk, stray = Desk(), pod(RUNNING)
+    tracked, stray = Tracked(), pod(RUNNING)
     stray["metadata"]["labels"] = {}
-    assert desk.book.changed(stray) is None and desk.book.names() == []
+    assert tracked.tracker.changed(stray) is None and tracked.tracker.names() == []
 
 
 def test_an_image_that_comes_in_time_is_not_given_up() -> None:
-    desk = Desk()
-    desk.book.changed(pod(BACK_OFF))
-    desk.clock.advance(PATIENCE_S)
-    assert desk.book.hopeless() == []
-    desk.book.changed(pod())
-    desk.book.changed(pod(BACK_OFF))
-    desk.clock.advance(PATIENCE_S)
-    assert desk.book.hopeless() == []
+    tracked = Tracked()
+    tracked.tracker.changed(pod(BACK_OFF))
+    tracked.clock.advance(PATIENCE_S)
+    assert tracked.tracker.hopeless() == []
+    tracked.tracker.changed(pod())
+    tracked.tracker.changed(pod(BACK_OFF))
+    tracked.clock.advance(PATIENCE_S)
+    assert tracked.tracker.hopeless() == []
 
 
 def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words() -> None:
-    desk = Desk()
-    desk.book.changed(pod(BACK_OFF))
-    desk.clock.advance(PATIENCE_S + 1)
-    (life,) = desk.book.hopeless()
-    assert desk.book.hopeless() == []
-    ended = desk.book.gone(pod(terminated(137, "ContainerStatusUnknown")))
+    tracked = Tracked()
+    tracked.tracker.changed(pod(BACK_OFF))
+    tracked.clock.advance(PATIENCE_S + 1)
+    (life,) = tracked.tracker.hopeless()
+    assert tracked.tracker.hopeless() == []
+    ended = tracked.tracker.gone(pod(terminated(137, "ContainerStatusUnknown")))
     assert ended is life
     assert (ended.facts().reason, "401 Unauthorized" in ended.facts().log_tail) == (
         "ImagePullFailed",
@@ -380,36 +380,36 @@ def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words()
 
 
 def test_what_the_registry_said_is_told_although_the_node_says_less_between_its_tries() -> None:
-    desk = Desk()
-    desk.book.changed(
+    tracked = Tracked()
+    tracked.tracker.changed(
         pod(
             {"waiting": {"reason": "ErrImagePull", "message": "the registry said 401 Unauthorized"}}
         )
     )
-    desk.book.changed(pod({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}))
-    desk.clock.advance(PATIENCE_S + 1)
-    (life,) = desk.book.hopeless()
+    tracked.tracker.changed(pod({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}))
+    tracked.clock.advance(PATIENCE_S + 1)
+    (life,) = tracked.tracker.hopeless()
     assert "401 Unauthorized" in life.facts().log_tail
 
 
 def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> None:
-    desk, stuck = (
-        Desk(),
+    tracked, stuck = (
+        Tracked(),
         pod(
             {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "t" not found'}}
         ),
     )
-    desk.book.changed(stuck)
-    desk.clock.advance(PATIENCE_S + 1)
-    (life,) = desk.book.hopeless()
+    tracked.tracker.changed(stuck)
+    tracked.clock.advance(PATIENCE_S + 1)
+    (life,) = tracked.tracker.hopeless()
     assert life.facts().reason == "StartError" and 'secret "t" not found' in life.facts().log_tail
 
 
 def test_a_deletion_that_we_asked_for_is_not_somebodys() -> None:
-    desk = Desk()
-    desk.book.changed(pod(RUNNING))
-    desk.book.ask(W0, 30)
-    ended = desk.book.changed(pod(terminated(143), deleted=30))
+    tracked = Tracked()
+    tracked.tracker.changed(pod(RUNNING))
+    tracked.tracker.ask(W0, 30)
+    ended = tracked.tracker.changed(pod(terminated(143), deleted=30))
     assert ended is not None and (ended.facts().asked, ended.facts().reason) == (True, "")
 
 
@@ -459,7 +459,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("found", "cause"), WORDS)
 def test_every_word_of_the_platform_has_its_cause(found: dict[str, Any], cause: Cause) -> None:
-    told = verdict(exit_facts(found, asked=False))
+    told = verdict_of(exit_facts(found, asked=False))
     assert told.cause is cause and told.text
     spoken = found["status"].get("message") or (
         (found["status"]["containerStatuses"] or [{}])[0].get("state") or {}
@@ -470,7 +470,7 @@ def test_every_word_of_the_platform_has_its_cause(found: dict[str, Any], cause: 
 
 def test_our_own_words_have_their_causes() -> None:
     causes = {
-        word: verdict(ExitFacts(reason=word, log_tail="401")).cause
+        word: verdict_of(ExitFacts(reason=word, log_tail="401")).cause
         for word in (IMAGE_FAILED, START_FAILED, DELETED, NODE_LOST)
     }
     assert causes == {
@@ -482,13 +482,16 @@ def test_our_own_words_have_their_causes() -> None:
 
 
 def test_a_pod_that_its_node_does_not_end_is_lost_after_its_grace_and_told_once() -> None:
-    desk = Desk()
-    desk.book.changed(pod(RUNNING, deleted=30))
-    desk.clock.advance(30 + OVERDUE_S)
-    assert desk.book.lost() == []
-    desk.clock.advance(1)
-    assert [life.name for life in desk.book.lost()] == [W0]
-    assert desk.book.lost() == [] and desk.book.gone(pod(terminated(137), deleted=30)) is None
+    tracked = Tracked()
+    tracked.tracker.changed(pod(RUNNING, deleted=30))
+    tracked.clock.advance(30 + OVERDUE_S)
+    assert tracked.tracker.lost() == []
+    tracked.clock.advance(1)
+    assert [life.name for life in tracked.tracker.lost()] == [W0]
+    assert (
+        tracked.tracker.lost() == []
+        and tracked.tracker.gone(pod(terminated(137), deleted=30)) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -497,19 +500,19 @@ def test_a_pod_that_its_node_does_not_end_is_lost_after_its_grace_and_told_once(
 def test_only_a_shorter_grace_forces_a_pod_off_the_books(
     first_s: float, second_s: float, forced: bool
 ) -> None:
-    desk = Desk()
-    desk.book.changed(pod(RUNNING))
-    desk.book.ask(W0, first_s)
-    desk.clock.advance(0.5)
-    desk.book.ask(W0, second_s)
-    assert desk.book.overstaying() == []
-    desk.clock.advance(second_s + FORCE_AFTER_S + 0.1)
-    assert bool(desk.book.overstaying()) is forced
-    assert desk.book.overstaying() == []
+    tracked = Tracked()
+    tracked.tracker.changed(pod(RUNNING))
+    tracked.tracker.ask(W0, first_s)
+    tracked.clock.advance(0.5)
+    tracked.tracker.ask(W0, second_s)
+    assert tracked.tracker.overstaying() == []
+    tracked.clock.advance(second_s + FORCE_AFTER_S + 0.1)
+    assert bool(tracked.tracker.overstaying()) is forced
+    assert tracked.tracker.overstaying() == []
 
 
 def test_an_event_of_the_past_does_not_bring_an_ended_process_back() -> None:
-    desk = Desk()
-    desk.board.post(ProcessExited(W0, ExitFacts(exit_code=0)))
-    desk.book.changed(pod(RUNNING, uid="another"))
-    assert isinstance(desk.board.newest(W0), ProcessExited)
+    tracked = Tracked()
+    tracked.bus.post(ProcessExited(W0, ExitFacts(exit_code=0)))
+    tracked.tracker.changed(pod(RUNNING, uid="another"))
+    assert isinstance(tracked.bus.newest(W0), ProcessExited)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elasticdl.data.record_index import BLOCK_BYTES, BLOCK_RECORDS, RecordIndex, decode, encode
 from elasticdl.errors import Corrupted
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -57,7 +58,7 @@ def test_an_index_survives_being_kept(
     moves: list[tuple[int, int]], bad: int, examples: list[str]
 ) -> None:
     index = RecordIndex(index_of(moves).entries, 4, bad, tuple(examples))
-    again = decode(encode(index, "key"), "key")
+    again = present(decode(encode(index, "key"), "key"))
     assert np.array_equal(again.entries, index.entries)
     assert (again.columns, again.bad, again.examples) == (4, bad, tuple(examples))
 

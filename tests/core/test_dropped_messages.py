@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.dropped import WRONG, DropCause, told_by
+from elasticdl.dropped import WRONG, DropCause, drops_in
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -24,6 +24,7 @@ from elasticdl.master.journal_rules import may_free_work, worth_keeping
 from elasticdl.shard import Applied, ShardId, SnapshotId, Task
 from tests.core.conftest import Bench
 from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -42,9 +43,9 @@ def job(bench: type[Bench]) -> Bench:
     made = bench(num_workers=2, evaluation_steps=10, validation_data="v", checkpoint_steps=100)
     made.up(2)
     made.die(made.worker(1))
-    made.done = made.lease(0)  # type: ignore[attr-defined]
-    made.finish(0, made.done)  # type: ignore[attr-defined]
-    made.held = made.lease(0)  # type: ignore[attr-defined]
+    made.done = made.lease(0)
+    made.finish(0, made.done)
+    made.held = made.lease(0)
     return made
 
 
@@ -86,7 +87,10 @@ def progress(
             ),
             DropCause.ENDED_PROCESS,
         ),
-        (lambda job, one: e.StopAsked(0, job.worker(1), "enough"), DropCause.ENDED_PROCESS),
+        (
+            lambda job, one: e.WorkerStopRequested(0, job.worker(1), "enough"),
+            DropCause.ENDED_PROCESS,
+        ),
         (lambda job, one: e.StartWentOn(0, job.worker(1), "build"), DropCause.ENDED_PROCESS),
         (
             lambda job, one: e.ProcessAttached(0, job.worker(1), "c", "b", None),
@@ -125,12 +129,12 @@ def test_more_records_than_a_shard_has_and_fewer_than_before_are_defects_that_ar
     job: Bench,
 ) -> None:
     for offset in (12, 8, 4, 17, 18):
-        job.progress(0, job.held, offset)  # type: ignore[attr-defined]
+        job.progress(0, job.held, offset)
     assert dropped(job) == {"backward": 2, "beyond_lease": 2}
     assert job.total["trained"] == 32, "no more is booked than the shard has"
     first, second = errors(job)
     assert (
-        "worker-0 told what it cannot know (backward), a defect of ElasticDL" in first
+        "worker-0 sent an impossible message (backward), which is a bug in ElasticDL" in first
         and "beyond_lease" in second
     )
 
@@ -150,7 +154,9 @@ def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect(
     job.up(2)
     lease = job.lease(0)
     job.put(
-        e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False)
+        e.LeaseReturned(
+            0, job.worker(0), Applied(present(lease.shard).id, lease.attempt, 0), taken=False
+        )
     )
     again = job.lease(1)
     assert (again.shard, again.attempt) == (lease.shard, lease.attempt + 1)
@@ -184,7 +190,7 @@ def ring_of_two() -> RingWorld:
 
 def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_defect() -> None:
     world = ring_of_two()
-    member, lease = world.ring.members[0], world.newest.last[0]
+    member, lease = world.ring.members[0], present(world.newest.last)[0]
     counted = dict(world.state.status().dropped)
     trained = world.state.receipt().total.trained
 
@@ -198,12 +204,16 @@ def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_de
             if count > counted.get(cause, 0)
         }
 
-    assert new(progress(member, lease.shard.id, lease.attempt, 0)) == {"repeated_report": 1}
-    assert new(progress(member, lease.shard.id, lease.attempt + 1, 8))["unknown_lease"] == 1
+    assert new(progress(member, present(lease.shard).id, lease.attempt, 0)) == {
+        "repeated_report": 1
+    }
+    assert (
+        new(progress(member, present(lease.shard).id, lease.attempt + 1, 8))["unknown_lease"] == 1
+    )
     assert new(progress(member, 1000, 0, 8))["unknown_lease"] == 2
-    assert new(e.RingTold(0, member, True, 99, 0, False, ""))["unknown_generation"] == 1
+    assert new(e.RingReported(0, member, True, 99, 0, False, ""))["unknown_generation"] == 1
     assert world.state.receipt().total.trained == trained
-    assert new(progress(member, lease.shard.id, lease.attempt, 1000))["beyond_lease"] == 1
+    assert new(progress(member, present(lease.shard).id, lease.attempt, 1000))["beyond_lease"] == 1
 
 
 def test_the_journal_brings_the_counts_back(job: Bench, tmp_path: Path) -> None:
@@ -224,21 +234,21 @@ def test_what_processes_count_themselves_is_taken_as_the_difference_to_what_they
     None
 ):
     presence = Session("here")
-    assert presence.told(
+    assert presence.reported(
         {"dropped_voided_lease": 2.0, "repeated_pushes": 1.0, "dropped_nonsense": 9.0}
     ) == {
         DropCause.VOIDED_LEASE: 2,
         DropCause.REPEATED_PUSH: 1,
     }
-    assert presence.told({"dropped_voided_lease": 2.0, "repeated_pushes": 1.0}) == {}
-    assert presence.told({"dropped_voided_lease": 5.0, "repeated_pushes": 1.0}) == {
+    assert presence.reported({"dropped_voided_lease": 2.0, "repeated_pushes": 1.0}) == {}
+    assert presence.reported({"dropped_voided_lease": 5.0, "repeated_pushes": 1.0}) == {
         DropCause.VOIDED_LEASE: 3
     }
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e300])
 def test_a_gauge_that_is_no_count_counts_nothing(value: float) -> None:
-    assert told_by({"dropped_voided_lease": value, "repeated_pushes": value}) == {}
+    assert drops_in({"dropped_voided_lease": value, "repeated_pushes": value}) == {}
 
 
 def test_causes_are_one_kind_or_the_other() -> None:

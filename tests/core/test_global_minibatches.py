@@ -86,6 +86,7 @@ def reading_of(shutdown: Shutdown, items: Items) -> RingReading:
         Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH),
         HangWatch(SystemClock()),
         shutdown,
+        threading.Condition(),
     )
     reading.start()
     return reading
@@ -171,6 +172,7 @@ def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(
         Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH),
         HangWatch(SystemClock()),
         shutdown,
+        threading.Condition(),
     )
     reading.read_ahead()
     assert (items.asked, len(read)) == ([3, 4], 1)
@@ -195,6 +197,7 @@ def test_a_plan_that_is_being_made_is_not_begun_again(shutdown: Shutdown) -> Non
         Sources(lambda task: Reader(), lambda task: feed, BATCH),  # type: ignore[arg-type, return-value]
         HangWatch(SystemClock()),
         shutdown,
+        threading.Condition(),
     )
     reading.start()
     plan = ReadPlan(1, 0, 0, 1)
@@ -226,6 +229,7 @@ def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown: Shutdown)
         Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH),
         HangWatch(SystemClock()),
         shutdown,
+        threading.Condition(),
     )
     reading.start()
     reading.begin(ReadPlan(1, 0, 0, 1))
@@ -257,7 +261,7 @@ def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_a
     items, reader = Items(), Slow()
     items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)  # type: ignore[method-assign, misc]
     sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
-    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown)
+    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown, threading.Condition())
     reading.start()
     reading.begin(ReadPlan(1, 0, 0, 1))
     for _ in range(UNDER_WAY):
@@ -297,7 +301,7 @@ def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_
 
     items, reader = Short(), Slow()
     sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
-    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown)
+    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown, threading.Condition())
     reading.start()
     reading.begin(ReadPlan(1, None, 0, 1))
     first = [reading.next(lambda: False) for _ in range(2)]

@@ -17,7 +17,7 @@ from elasticdl.history.compaction import HISTORY, Line, Policy, left_out, thinne
 from elasticdl.history.event_log import EventLog, _notable, read_occurrences
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines, read_lines
-from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesBook
+from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesStore
 from elasticdl.history.snapshot import record_in, record_of
 from elasticdl.job_status import unknown_status
 
@@ -111,7 +111,7 @@ def test_a_curve_never_has_more_points_than_it_may_and_keeps_its_mean(
 
 
 def test_evaluations_within_one_second_are_points_of_their_own() -> None:
-    book = SeriesBook()
+    book = SeriesStore()
     for at_s, accuracy in ((10.1, 0.8955), (10.6, 0.9565)):
         book.add(("metric", "accuracy", ""), at_s, int(at_s * 100), accuracy)
     (one,) = book.as_list()
@@ -122,11 +122,11 @@ def test_evaluations_within_one_second_are_points_of_their_own() -> None:
     "series", [("metric", "accuracy", ""), ("loss", "", ""), ("pull_s", "worker-0", "s")]
 )
 def test_the_newest_value_of_a_curve_is_the_one_that_was_measured_last_however_few_points_are_left(
-    series: tuple[str, ...],
+    series: tuple[str, str, str],
 ) -> None:
-    book, again = SeriesBook(), SeriesBook()
+    book, again = SeriesStore(), SeriesStore()
     for index in range(10_001):
-        book.add(series, index / 4, index, float(index))  # type: ignore[arg-type]
+        book.add(series, index / 4, index, float(index))
         if index % 1_000 == 0:
             (one,) = book.as_list()
             assert (one["at_s"][-1], one["records"][-1], one["values"][-1]) == (
@@ -148,7 +148,7 @@ def test_a_day_of_samples_each_second_keeps_its_shape() -> None:
 
 
 def test_labels_are_bounded_and_the_quiet_ones_make_room() -> None:
-    book = SeriesBook()
+    book = SeriesStore()
     for second in range(50):
         for worker in range(MOST_LABELS):
             book.add(("staleness", f"worker-{worker}", "updates"), float(second), 0, 1.0)
@@ -162,7 +162,7 @@ def test_labels_are_bounded_and_the_quiet_ones_make_room() -> None:
 
 
 def test_curves_that_were_saved_go_on_where_they_were() -> None:
-    book, again = SeriesBook(), SeriesBook()
+    book, again = SeriesStore(), SeriesStore()
     for second in range(5_000):
         book.add(("workers", "", ""), float(second), second, float(second % 7))
         book.add(

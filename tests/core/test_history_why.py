@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ExitFacts
-from elasticdl.history.diagnosis import MOST_ENTRIES, Story, told
+from elasticdl.history.diagnosis import MOST_ENTRIES, Story
+from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.history.event_log import EventLog, read_occurrences
 from elasticdl.history.job_event import EventKind, JobEvent, meaning
 from elasticdl.history.snapshot import record_in
@@ -58,7 +59,7 @@ class Recorded:
         ]
 
     def words(self, what: str) -> list[str]:
-        return [told(entry) for entry in self.entries(what)]
+        return [entry_text(entry) for entry in self.entries(what)]
 
     def bar(self, process: str) -> dict[str, Any]:
         return next(
@@ -89,9 +90,7 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(
     job.up(2)
     job.t = 10.0
     job.die(job.worker(1), ExitFacts(signal=9))
-    assert record.words("exit") == [
-        "worker-1 killed by signal 9 (SIGKILL); worker-2 comes in its place"
-    ]
+    assert record.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 replaces it"]
     assert record.bar("worker-1") | {"text": ""} == {
         "process": "worker-1",
         "role": "worker",
@@ -138,7 +137,7 @@ def test_a_worker_that_runs_out_of_memory_twice_at_one_shard_is_told_so(
         job.attach(job.worker(index + 1))
     shard = lease.shard.id
     assert [words.partition(";")[0] for words in record.words("exit")] == [
-        f"worker-0 out of memory at 1.0 of 1.0 GiB, at shard {shard}",
+        f"worker-0 out of memory at 1.0 of 1.0 GiB, on shard {shard}",
         f"worker-1 out of memory at 1.0 of 1.0 GiB, twice on shard {shard}",
     ]
     assert record.chronicle.story.as_dict()["totals"]["exits"] == {"out_of_memory": 2}
@@ -152,11 +151,11 @@ def test_a_wait_for_a_place_has_its_reason_and_its_duration(recorded: Callable[.
         job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
     for _ in range(41):
         job.tick(1)
-    assert record.words("wait") == [f"waiting for 41 s now for a place: {QUOTA}"]
+    assert record.words("wait") == [f"has waited 41 s for processes to be scheduled: {QUOTA}"]
     for index in (2, 3):
         job.put(e.ProcessSeen(0, job.worker(index), running=True))
     job.tick()
-    assert record.words("wait") == [f"waited 41 s for a place: {QUOTA}"]
+    assert record.words("wait") == [f"waited 41 s for processes to be scheduled: {QUOTA}"]
     assert record.chronicle.story.as_dict()["totals"]["waited_s"] == {"place": 41.0}
 
 
@@ -171,10 +170,10 @@ def test_every_process_has_its_place_is_said_only_when_that_is_so(
     job.put(e.ProcessSeen(0, job.worker(2), running=False))
     for _ in range(3):
         job.tick(1)
-        assert not job.said("every process has its place") and record.entries("wait")[0]["open"]
+        assert not job.said("all processes are scheduled") and record.entries("wait")[0]["open"]
     job.put(e.ProcessSeen(0, job.worker(2), running=True))
     job.tick(1)
-    assert job.said("every process has its place") and not record.entries("wait")[0]["open"]
+    assert job.said("all processes are scheduled") and not record.entries("wait")[0]["open"]
 
 
 def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded: Callable[..., Any]) -> None:
@@ -185,8 +184,8 @@ def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded: Callable[.
     job.tick(1)
     job.train_all()
     job.tick(1)
-    assert job.said("no place is waited for any more") and not job.said(
-        "every process has its place"
+    assert job.said("no longer waiting for processes to be scheduled") and not job.said(
+        "all processes are scheduled"
     )
 
 
@@ -216,9 +215,9 @@ def test_no_wait_outlasts_the_job(recorded: Callable[..., Any], how: str) -> Non
             job.die(process, ExitFacts(exit_code=0, asked=True))
     assert [entry["open"] for entry in record.entries("wait")] == [False, False]
     place, servers = record.words("wait")
-    assert place.startswith(f"waited 18 s for a place: {QUOTA}") and servers.startswith(
-        "waited 5.0 s for the parameter servers"
-    )
+    assert place.startswith(
+        f"waited 18 s for processes to be scheduled: {QUOTA}"
+    ) and servers.startswith("waited 5.0 s for parameter servers")
     assert job.given[-1] is job.finished, "nothing is told after the end"
 
 
@@ -234,7 +233,7 @@ def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job() -> None:
         story.add(JobEvent(seq, at_s, at_s, kind, "text", details=details))
     found = story.as_dict(80.0)
     assert (
-        told(found["entries"][0]) == f"waited 40 s for a place: {QUOTA}"
+        entry_text(found["entries"][0]) == f"waited 40 s for processes to be scheduled: {QUOTA}"
         and found["entries"][0]["level"] == "info"
     )
     assert found["totals"]["waited_s"] == {"place": 40.0}
@@ -252,13 +251,13 @@ def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_
     job.die(job.worker(1), ExitFacts(signal=9))
     told_of = Applied(lease.shard.id, lease.attempt, 16)
     job.fenced(1, told_of)
-    assert "it had done 16 records; worker-2 comes in its place" in record.words("exit")[0], (
+    assert "16 records done; worker-2 replaces it" in record.words("exit")[0], (
         "what it had not reported was settled"
     )
     job.t = 14.0
     job.train_all()
     assert record.words("exit")[0].endswith(
-        "it had done 16 records; the others had done its work 4.0 s later"
+        "16 records done; other workers finished its shards 4.0 s later"
     )
     assert record.chronicle.story.as_dict()["totals"]["recoveries"] == {
         "count": 1,
@@ -293,9 +292,8 @@ def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(
     job.tick()
     (wait,) = record.words("wait")
     assert (
-        wait
-        == f"waited 32 s for a place: {QUOTA} (20 s), no node has room: 0/3 nodes are available"
-        " (12 s)"
+        wait == f"waited 32 s for processes to be scheduled: {QUOTA} (20 s), no node has room:"
+        " 0/3 nodes are available (12 s)"
     )
 
 
@@ -310,9 +308,7 @@ def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(
     job.put(e.ProcessSeen(0, job.ps(0, 1), running=True))
     for _ in range(7):
         job.tick(1)
-    assert record.words("wait") == [
-        "waiting for 6.0 s now for the parameter servers: ps-0.1 is starting"
-    ]
+    assert record.words("wait") == ["has waited 6.0 s for parameter servers: ps-0.1 is starting"]
     job.attach(job.ps(0, 1), restored=0)
     for _ in range(4):
         job.tick(1)
@@ -333,8 +329,7 @@ def test_a_slow_start_says_where_the_time_went(recorded: Callable[..., Any]) -> 
     job.t = 34.0
     job.attach(job.worker(0))
     assert record.words("start") == [
-        "worker-0 was ready 34 s after it was ordered: 26 s until it ran, 8.0 s until it presented"
-        " itself"
+        "worker-0 was ready 34 s after it was ordered: 26 s until it ran, 8.0 s until it attached"
     ]
     assert record.bar("worker-0")["where"] == "node-a"
     lease = job.lease(0)
@@ -343,7 +338,7 @@ def test_a_slow_start_says_where_the_time_went(recorded: Callable[..., Any]) -> 
     assert (
         record.words("start")[1]
         == "worker-0 made its first progress 16 s after it was ready: 16 s for its first steps,"
-        " compiling included"
+        " including compilation"
     )
 
 
@@ -375,8 +370,8 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
         job.put(e.StartWentOn(0, job.worker(0), part))
     assert shown() == ("ready", "", 1) and record.bar("worker-0")["ready_s"] == 25.0
     assert record.words("start") == [
-        "worker-0 was ready 25 s after it was ordered: 1.0 s until it ran, 2.0 s until it presented"
-        " itself, 9.0 s importing TensorFlow, 12 s building the model, 0.5 s exchanging weights"
+        "worker-0 was ready 25 s after it was ordered: 1.0 s until it ran, 2.0 s until it attached,"
+        " 9.0 s importing TensorFlow, 12 s building the model, 0.5 s exchanging weights"
         " with the parameter servers"
     ]
     job.t = 30.0
@@ -384,7 +379,7 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
     job.t = 41.0
     job.progress(0, lease, 8)
     assert record.words("start")[1].endswith(
-        ": 5.0 s until it had work, 11 s for its first steps, compiling included"
+        ": 5.0 s until it had work, 11 s for its first steps, including compilation"
     )
 
 
@@ -400,7 +395,7 @@ def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(
         job.put(e.StartWentOn(0, job.worker(0), part))
     assert job.state.status().scale.observed == 0
     job.t = 20.0
-    job.put(e.RingTold(0, job.worker(0), True, 0, 0, False, ""))
+    job.put(e.RingReported(0, job.worker(0), True, 0, 0, False, ""))
     assert job.state.status().scale.observed == 1
     assert "11 s compiling its step" in record.words("start")[0]
 
@@ -437,8 +432,8 @@ def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded: Callable[
     assert record.bar("worker-3")["replaces"] == ""
     assert {entry["level"] for entry in record.entries("exit")} == {"info"}
     assert record.words("note") == [
-        "workers scaled from 3:3 to 1:1, as asked",
-        "workers scaled from 1:1 to 2:2, as asked",
+        "workers scaled from 3:3 to 1:1 on request",
+        "workers scaled from 1:1 to 2:2 on request",
     ]
 
 
@@ -466,7 +461,7 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
             1_000.0,
             0.0,
             "process",
-            "worker-0 is started",
+            "starting worker-0",
             "worker-0",
             details=meaning(EventKind.ORDERED),
         ),
@@ -475,7 +470,7 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
             1_040.0,
             40.0,
             "job",
-            "a master takes the job on again",
+            "job resumed after",
             details=meaning(EventKind.BEGUN, away_s=30.0),
         ),
         JobEvent(
@@ -483,7 +478,7 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
             1_040.0,
             40.0,
             "process",
-            "worker-0 is started",
+            "starting worker-0",
             "worker-0",
             details=meaning(EventKind.ORDERED),
         ),
@@ -495,9 +490,9 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
         (40.0, 0.0),
         (None, 40.0),
     ]
-    assert [told(entry) for entry in story.as_dict()["entries"][:2]] == [
-        "the master was killed or lost, and with it 1 process: worker-0",
-        "waited 30 s for a master: the one before was gone",
+    assert [entry_text(entry) for entry in story.as_dict()["entries"][:2]] == [
+        "the master was killed or lost with 1 process: worker-0",
+        "waited 30 s for a master: the previous one was gone",
     ]
 
 
@@ -530,8 +525,8 @@ def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told() -> None:
         ]
     ):
         story.add(JobEvent(seq, at_s, at_s, kind, "text", process, cause, details=details))
-    assert [told(entry) for entry in story.as_dict()["entries"]] == [
-        "worker-1 killed by signal 9 (SIGKILL); the ring went on 0.3 s later",
+    assert [entry_text(entry) for entry in story.as_dict()["entries"]] == [
+        "worker-1 killed by signal 9 (SIGKILL); the ring continued 0.3 s later",
         "generation 2 of the ring, 2 members: worker-1 is gone",
     ]
     assert story.as_dict()["totals"]["recoveries"] == {"count": 1, "mean_s": 0.3, "worst_s": 0.3}
@@ -601,7 +596,7 @@ def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(
     )
     going = [bar["process"] for bar in bars["bars"] if bar["ended_s"] is None]
     assert len(going) == len(set(going))
-    assert all(told(entry) for entry in found["entries"] if entry["text"])
+    assert all(entry_text(entry) for entry in found["entries"] if entry["text"])
 
 
 def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay() -> None:
@@ -677,12 +672,12 @@ def test_why_says_why_a_callback_ended_the_training(recorded: Callable[..., Any]
     record = recorded(num_workers=1)
     job = record.job
     job.up()
-    job.put(e.StopAsked(0, job.worker(0), "16 steps are done"))
-    assert record.words("note") == ["training ends early: 16 steps are done"]
+    job.put(e.WorkerStopRequested(0, job.worker(0), "16 steps are done"))
+    assert record.words("note") == ["ending training early: 16 steps are done"]
 
 
 @pytest.mark.parametrize(
-    ("trained", "words"), [(True, "working took 12 s"), (False, "nothing was done in 12 s")]
+    ("trained", "words"), [(True, "working took 12 s"), (False, "no progress in 12 s")]
 )
 def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(
     recorded: Callable[..., Any], trained: bool, words: str
@@ -720,8 +715,7 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     assert story["totals"]["exits"] == {"infrastructure": 4}
     (gone,) = [entry for entry in story["entries"] if entry["level"] == "error"]
     assert (
-        gone["text"]
-        == "the master was killed or lost, and with it 3 processes: ps-0, worker-0, worker-2"
+        gone["text"] == "the master was killed or lost with 3 processes: ps-0, worker-0, worker-2"
     )
     assert (gone["at_s"], gone["at"]) == (20.0, 1_020.0)
 

@@ -8,7 +8,6 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +17,8 @@ from elasticdl.cli.request import Request, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import Action, JobSpec
 from elasticdl.job_name import is_valid
-from elasticdl.jobdir.check_file import read_check
-from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.master.preflight import Preflight
 
 pytestmark = pytest.mark.core
-FOUND = Preflight((), (), (), {"ok": True})
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +54,11 @@ def test_jobs_of_one_second_have_names_of_their_own(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
     with (
-        placed(job(), lambda _: FOUND) as (first, _),
-        placed(job(), lambda _: FOUND) as (second, _),
+        placed(job()) as (first, _),
+        placed(job()) as (second, _),
     ):
         pass
-    with placed(job(), lambda _: FOUND) as (third, directory):
+    with placed(job()) as (third, directory):
         assert [path.name for path in sorted((tmp_path / "jobs").iterdir())] == [
             one.cluster.job_name for one in (first, second, third)
         ]
@@ -77,11 +72,11 @@ def test_jobs_of_one_second_have_names_of_their_own(
 
 
 def test_a_name_that_somebody_gave_gives_way_to_nobody() -> None:
-    with placed(job(job_name="a"), lambda _: FOUND):
+    with placed(job(job_name="a")):
         for resume in (False, True):
             with (
-                pytest.raises(SpecError, match=r"holds a job already|no checkpoint"),
-                placed(job(job_name="a", resume=resume), lambda _: FOUND),
+                pytest.raises(SpecError, match=r"already contains a job|no checkpoint"),
+                placed(job(job_name="a", resume=resume)),
             ):
                 pass
 
@@ -94,14 +89,12 @@ def test_a_name_that_was_generated_is_known_for_one() -> None:
     )
 
 
-def test_paths_mean_the_same_from_any_directory_and_addresses_stay(tmp_path: Path) -> None:
+def test_paths_mean_the_same_from_any_directory(tmp_path: Path) -> None:
     (tmp_path / "a.csv").touch()
-    spec = job(
-        output="out", validation_data="*.csv", job_name="a", checkpoint_dir_for_init="s3://b/c"
-    )
+    spec = job(output="out", validation_data="*.csv", job_name="a", checkpoint_dir_for_init="c")
     assert spec.model.model_zoo == str(tmp_path / "zoo")
     assert spec.checkpoint.output == str(tmp_path / "out")
-    assert spec.checkpoint.checkpoint_dir_for_init == "s3://b/c"
+    assert spec.checkpoint.checkpoint_dir_for_init == str(tmp_path / "c")
     assert spec.data.training_data == str(tmp_path / "a.csv")
     assert spec.data.validation_data == str(tmp_path / "*.csv")
     assert job(training_data="table:clicks").data.training_data == "table:clicks"
@@ -119,80 +112,82 @@ def test_a_job_that_is_settled_again_from_its_own_flags_is_the_same(
 
 def test_a_claimed_directory_holds_the_job_for_its_owner_only(tmp_path: Path) -> None:
     spec = job(job_name="a", envs="KEY=secret")
-    with claimed(spec, lambda: FOUND) as directory:
+    with claimed(spec) as directory:
         assert directory.path == tmp_path / "jobs/a"
         assert JobSpec.model_validate_json(directory.spec.read_text()) == spec
         assert directory.spec.stat().st_mode & 0o077 == 0
         checkpoint(directory.checkpoints)
         with (
             pytest.raises(SpecError, match="another command runs the job"),
-            claimed(job(job_name="a", resume=True), lambda: FOUND),
+            claimed(job(job_name="a", resume=True)),
         ):
             pass
-    with pytest.raises(SpecError, match="holds a job already"):
+    with pytest.raises(SpecError, match="already contains a job"):
         refuse_if_taken(spec)
     refuse_if_taken(job(job_name="a", resume=True))
 
 
-def test_while_the_check_goes_on_the_directory_is_taken_and_says_so_and_nothing_stays_if_it_fails(
-    tmp_path: Path,
-) -> None:
-    seen: list[Any] = []
-
-    def check() -> Preflight:
-        seen.append(read_check(JobDirectory(tmp_path / "jobs/a")))
-        with (
-            pytest.raises(SpecError, match="another command runs the job"),
-            claimed(job(job_name="a"), lambda: FOUND),
-        ):
-            pass
+def test_a_job_that_does_not_begin_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no loss"), claimed(job(job_name="a")) as directory:
+        (directory.path / "logs").mkdir()
+        (directory.path / "logs/master-0.log").touch()
         raise SpecError("no loss")
-
-    with pytest.raises(SpecError, match="no loss"), claimed(job(job_name="a"), check):
-        pass
-    (told,) = seen
-    assert (told.job_name, told.action, told.pid) == ("a", "train", os.getpid())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_check_that_was_killed_stands_in_nobodys_way(tmp_path: Path) -> None:
-    (tmp_path / "jobs/a").mkdir(parents=True)
-    (tmp_path / "jobs/a/check.json").write_text(
-        '{"job_name": "a", "action": "train", "pid": 999999999}'
-    )
-    assert not read_check(JobDirectory(tmp_path / "jobs/a"))
-    for began, goes_on in (
-        ("", True),
-        ("another boot 17", False),
-    ):  # a number that another process has by now
-        told = {"job_name": "a", "action": "train", "pid": os.getpid(), "began": began}
-        (tmp_path / "jobs/a/check.json").write_text(json.dumps(told))
-        assert bool(read_check(JobDirectory(tmp_path / "jobs/a"))) == goes_on
-    with claimed(job(job_name="a"), lambda: FOUND) as directory:
-        assert not (directory.path / "check.json").exists()
+def test_a_job_that_has_begun_stays_whatever_happens_to_its_command(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), claimed(job(job_name="a")) as directory:
+        directory.preflight.write_text("{}")
+        raise KeyboardInterrupt
+    assert directory.spec.exists()
+
+
+def test_a_resumed_job_that_does_not_begin_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
+    with claimed(job(job_name="a")) as directory:
+        checkpoint(directory.checkpoints)
+        for path in (directory.status, directory.preflight, directory.events):
+            path.write_text(f'{{"of": "{path.name}"}}\n')
+    (directory.path / "notes.txt").write_text("mine")
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before = files()
+    resumed = job(job_name="a", resume=True, minibatch_size=7)
+    with pytest.raises(SpecError, match="no loss"), claimed(resumed) as directory:
+        assert not directory.status.exists() and not directory.preflight.exists()
+        directory.status.write_text("other")
+        directory.events.open("a").close()
+        directory.receipt.touch()
+        raise SpecError("no loss")
+    assert files() == before
+
+
+def test_files_of_the_user_stay_in_a_directory_that_the_command_did_not_make(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(SpecError, match="no loss"), claimed(job(job_dir="mine")) as directory:
+        directory.events.touch()
+        (directory.path / "notes.txt").touch()
+        raise SpecError("no loss")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 def test_a_resumed_job_forgets_how_the_last_run_ended() -> None:
-    with claimed(job(job_name="a"), lambda: FOUND) as directory:
+    with claimed(job(job_name="a")) as directory:
         directory.status.write_text("{}")
         checkpoint(directory.checkpoints)
-    with claimed(job(job_name="a", resume=True), lambda: FOUND) as directory:
+    with claimed(job(job_name="a", resume=True)) as directory:
         assert not directory.status.exists()
 
 
 def test_a_directory_without_a_job_may_be_used_and_what_is_in_it_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep")
-    with claimed(job(job_dir="mine"), lambda: FOUND) as directory:
+    with claimed(job(job_dir="mine")) as directory:
         assert directory.spec.exists()
     assert (tmp_path / "mine/notes.txt").read_text() == "keep"
-
-
-def test_what_cannot_be_written_leaves_nothing_half_made(tmp_path: Path) -> None:
-    broken = Preflight((), (), (), {"ok": object()})
-    with pytest.raises(TypeError), claimed(job(job_dir="new/deep/job"), lambda: broken):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +211,7 @@ def test_a_job_directory_that_cannot_be_made_is_bad_usage_and_leaves_nothing(
     spec = job(job_dir=job_dir)
     with pytest.raises(SpecError, match=words) as caught:
         refuse_if_taken(spec)
-        with claimed(spec, lambda: FOUND):
+        with claimed(spec):
             pass
     assert caught.value.exit_code is ExitCode.USAGE
     assert "another --job-dir" in caught.value.hint or "new or empty" in caught.value.hint
@@ -230,7 +225,7 @@ def test_an_output_that_cannot_be_made_is_said_before_anything_starts(
     (tmp_path / "file").touch()
     with (
         pytest.raises(SpecError, match=r"cannot (make|be used)") as caught,
-        claimed(job(job_name="a", output=output), lambda: FOUND),
+        claimed(job(job_name="a", output=output)),
     ):
         pass
     assert "another --output" in caught.value.hint
@@ -238,7 +233,7 @@ def test_an_output_that_cannot_be_made_is_said_before_anything_starts(
 
 
 def test_the_place_of_an_output_is_tried_and_not_made(tmp_path: Path) -> None:
-    with claimed(job(job_name="a", output="some/where/export"), lambda: FOUND):
+    with claimed(job(job_name="a", output="some/where/export")):
         assert not (tmp_path / "some").exists()
 
 
@@ -258,12 +253,12 @@ def predicting(name: str) -> JobSpec:
 def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_empty(
     tmp_path: Path,
 ) -> None:
-    with claimed(predicting("a"), lambda: FOUND):
+    with claimed(predicting("a")):
         with (
             pytest.raises(
                 SpecError, match=r"another command writes its predictions to .*deep"
             ) as refused,
-            claimed(predicting("b"), lambda: FOUND),
+            claimed(predicting("b")),
         ):
             pass
         assert refused.value.exit_code is ExitCode.USAGE and not (tmp_path / "jobs/b").exists()
@@ -271,11 +266,11 @@ def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_em
 
 
 def test_predictions_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
-    with claimed(predicting("a"), lambda: FOUND):
+    with claimed(predicting("a")):
         (tmp_path / "predictions/deep/predictions-000000-000000000-000000010.npz").touch()
     with (
-        pytest.raises(SpecError, match="would be mixed"),
-        claimed(predicting("b"), lambda: pytest.fail("looked at already")),
+        pytest.raises(SpecError, match="predictions would mix"),
+        claimed(predicting("b")),
     ):
         pass
     assert not (tmp_path / "jobs/b").exists()
@@ -284,11 +279,11 @@ def test_predictions_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
 def test_check_says_what_is_in_the_way_of_the_directories(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with claimed(predicting("a"), lambda: FOUND):
+    with claimed(predicting("a")):
         (tmp_path / "predictions/deep/mine.npz").touch()
     asked = ["check", "-f", "jobs/a/job.yaml", "--for", "predict", "-o", "json"]
     for more, words in (
-        ([], "holds a job already"),
+        ([], "already contains a job"),
         (["--job-name", "b", "--job-dir", "jobs/b"], "mine.npz"),
     ):
         assert run([*asked, *more]) == ExitCode.USAGE
@@ -307,7 +302,7 @@ def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "mkdir", full)
     with (
         pytest.raises(PermanentError, match="No space left") as caught,
-        claimed(job(job_name="a"), lambda: FOUND),
+        claimed(job(job_name="a")),
     ):
         pass
     assert caught.value.exit_code is ExitCode.JOB_FAILED
@@ -320,13 +315,13 @@ def test_resume_needs_a_job_to_go_on_with() -> None:
 
 def test_no_file_stays_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with claimed(job(job_name="a"), lambda: FOUND):
+    with claimed(job(job_name="a")):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_resume_and_init_need_a_checkpoint_to_begin_with(tmp_path: Path) -> None:
-    with claimed(job(job_name="a"), lambda: FOUND):
+    with claimed(job(job_name="a")):
         pass
     with pytest.raises(SpecError, match=r"no checkpoint in .*jobs/a/checkpoints"):
         refuse_if_taken(job(job_name="a", resume=True))

@@ -17,14 +17,15 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, SnapshotId, Source, Task
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
 
-def cut(job: Bench, version: int = 5, **applied: Any) -> c.SaveSnapshot:
+def cut(job: Bench, version: int = 5, applied: dict[str, Applied] | None = None) -> c.SaveSnapshot:
     """Answer the last cut that was ordered."""
     snapshot = job.of(c.TakeSnapshot)[-1].snapshot
-    (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, snapshot, version, applied)))
+    (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, snapshot, version, applied or {})))
     return save
 
 
@@ -52,7 +53,7 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench: type
     assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
     assert job.finished is None
     job.die(job.ps(0), ExitFacts(signal=15, asked=True))
-    assert (job.finished.exit_code, job.given[-1]) == (ExitCode.DONE, job.finished)  # type: ignore[attr-defined]
+    assert (job.end.exit_code, job.given[-1]) == (ExitCode.DONE, job.end)
     assert job.state.over
     assert [p.cause for p in job.state.status().processes] == ["drained", "finished"]
     assert job.state.receipt().to_json() == {
@@ -84,7 +85,7 @@ def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most(bench: type[
     job.tick(16)
     assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
     job.tick(15)
-    assert job.finished.exit_code == ExitCode.DONE
+    assert job.end.exit_code == ExitCode.DONE
 
 
 def test_after_the_end_nothing_changes_any_more(bench: type[Bench]) -> None:
@@ -128,7 +129,7 @@ def test_an_export_that_fails_three_times_fails_the_job(bench: type[Bench]) -> N
         job.put(e.TaskFailed(0, job.worker(index), Task.EXPORT, None, index, f"disk full {index}"))
         job.die(job.worker(index), ExitFacts(exit_code=64))
         job.attach(job.worker(index + 1))
-    assert "disk full 0" in job.state.status().outcome
+    assert "disk full 0" in present(job.state.status().outcome)
     assert job.state.status().exit_code == 1
 
 
@@ -177,7 +178,7 @@ def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench: typ
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job)
     job.put(e.SnapshotFailed(0, save.snapshot, "no space left on device"))
-    assert job.said("no space left on device; the earlier ones stay")
+    assert job.said("no space left on device; earlier ones are kept")
     job.lease()
     assert job.of(c.TakeSnapshot, job.tick(4)) == []
     assert job.of(c.TakeSnapshot, job.tick(2))
@@ -193,7 +194,7 @@ def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench: type[
     other = bench(Action.EVALUATE)
     other.up()
     assert not other.of(c.TakeSnapshot, other.put(e.CheckpointRequested(0)))
-    assert other.said("nothing to keep")
+    assert other.said("nothing to save")
 
 
 def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(
@@ -204,9 +205,9 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(
     assert not job.state.why_not_scale() and not job.state.why_not_checkpoint()
     job.train_all()
     for phase, words in (
-        ("checkpointing", "the job takes its last checkpoint"),
-        ("exporting", "the job exports its model"),
-        ("ending", "the job is over"),
+        ("checkpointing", "the job is taking its last checkpoint"),
+        ("exporting", "the job is exporting its model"),
+        ("ending", "the job is ending"),
         ("ended", "the job has ended"),
     ):
         assert job.state.status().phase == phase
@@ -227,7 +228,23 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(
             job.put(e.ExportFinished(0, job.worker(0), "out"))
         elif phase == "ending":
             all_end(job)
-    assert job.said("workers stay 1:2: the job exports its model")
+    assert job.said("workers remain 1:2: the job is exporting its model")
+
+
+def test_a_server_that_leaves_has_a_checkpoint_taken_or_the_loss_is_told(
+    bench: type[Bench],
+) -> None:
+    job = bench()
+    job.up()
+    job.put(e.VersionAdvanced(0, 1))
+    assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, ProcessName.parse("ps-0"))))
+    assert job.said("ps-0 is leaving; taking a checkpoint first")
+    other = bench(Action.EVALUATE)
+    other.up()
+    assert not other.of(
+        c.TakeSnapshot, other.put(e.CheckpointRequested(0, ProcessName.parse("ps-0")))
+    )
+    assert other.said("ps-0 is leaving and loses its updates so far")
 
 
 def test_only_the_newest_checkpoints_are_listed(bench: type[Bench]) -> None:
@@ -249,7 +266,7 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_e
     for _ in range(5):
         job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "disk full"))
         job.tick(61)
-    assert job.said("there is no last checkpoint: disk full")
+    assert job.said("the last checkpoint failed: disk full")
     assert job.of(c.WorkFinished)
 
 
@@ -267,15 +284,15 @@ def test_a_stopped_job_drains_and_takes_a_checkpoint(bench: type[Bench]) -> None
         (job.worker(1), 30.0),
     ]
     assert "Ctrl-C" in job.refused(0)
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 8)))
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, 0, 8)))
     for index in (0, 1):
         job.die(job.worker(index), ExitFacts(exit_code=66, asked=True))
     assert not job.of(c.TakeSnapshot)
-    job.fenced(0, Applied(lease.shard.id, 0, 8))
+    job.fenced(0, Applied(present(lease.shard).id, 0, 8))
     save = cut(job)
     saved(job, save)
     job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
-    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert job.end.exit_code == ExitCode.INTERRUPTED
     assert job.state.status().processes[-1].cause == "drained"
 
     again = bench(num_workers=1, num_epochs=2)
@@ -304,13 +321,13 @@ def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_an
     lease = job.lease()
     job.progress(0, lease, 8)
     job.put(e.CheckpointRequested(0))
-    assert any("no place that all servers see" in told.text for told in job.of(c.Announce))
+    assert any("the servers share no storage" in told.text for told in job.of(c.Announce))
     job.put(e.StopRequested(0, "enough"))
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, 0, 8)))
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, 0, 8)))
     job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
-    job.fenced(0, Applied(lease.shard.id, 0, 8))
+    job.fenced(0, Applied(present(lease.shard).id, 0, 8))
     job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
-    assert job.finished.exit_code == ExitCode.INTERRUPTED and "--resume" not in job.finished.hint
+    assert job.end.exit_code == ExitCode.INTERRUPTED and "--resume" not in job.end.hint
     assert not job.of(c.TakeSnapshot)
 
 
@@ -323,7 +340,7 @@ def test_stopping_twice_ends_without_grace(bench: type[Bench]) -> None:
     (stop,) = job.of(c.StopProcess, commands)
     assert (stop.name, stop.grace_s) == (job.worker(0), 0.0)
     told = {process.name: process.message for process in job.state.status().processes}
-    assert stop.reason == "the job is stopped: first" == told["worker-0"], "the first reason stands"
+    assert stop.reason == "stopping the job: first" == told["worker-0"], "the first reason stands"
 
 
 def test_a_stop_before_anything_was_trained_ends_at_once(bench: type[Bench]) -> None:
@@ -332,7 +349,7 @@ def test_a_stop_before_anything_was_trained_ends_at_once(bench: type[Bench]) -> 
     job.put(e.StopRequested(0, "no"))
     job.die(job.worker(0), ExitFacts(signal=15, asked=True))
     job.die(job.ps(0), ExitFacts(signal=15, asked=True))
-    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert job.end.exit_code == ExitCode.INTERRUPTED
     assert not job.of(c.TakeSnapshot)
 
 
@@ -343,11 +360,11 @@ def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkp
     job = bench(checkpoint_steps=5, distribution_strategy=strategy)
     job.start()
     job.attach(*(job.ps(index) for index in range(job.spec.cluster.num_ps_pods)), job.worker(0))
-    job.put(e.StopAsked(0, job.worker(0), "nothing is to be trained"))
+    job.put(e.WorkerStopRequested(0, job.worker(0), "nothing is to be trained"))
     job.tick(1)
     assert job.state.status().phase == "ending"
     all_end(job)
-    assert job.finished.exit_code == ExitCode.DONE
+    assert job.end.exit_code == ExitCode.DONE
     assert not job.of(c.TakeSnapshot)
     assert job.total["left"] == 64
 
@@ -355,7 +372,7 @@ def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkp
 def test_a_stop_before_the_data_was_counted_ends_at_once(bench: type[Bench]) -> None:
     job = bench()
     job.put(e.StopRequested(0, "no"))
-    assert job.finished.exit_code == ExitCode.INTERRUPTED
+    assert job.end.exit_code == ExitCode.INTERRUPTED
     assert job.start() == []
 
 
@@ -371,9 +388,9 @@ def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench: type[Benc
     assert job.state.status().phase == "checkpointing"
     job.tick(11)
     job.tick(31)
-    assert job.finished.exit_code == ExitCode.INTERRUPTED
-    assert "could not be taken" in job.finished.message
-    assert job.finished.hint == ""
+    assert present(job.finished).exit_code == ExitCode.INTERRUPTED
+    assert "checkpoint failed" in present(job.finished).message
+    assert present(job.finished).hint == ""
 
 
 # The ledger of a checkpoint
@@ -387,7 +404,10 @@ def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench: type[B
     job.put(e.CheckpointRequested(0))
     save = cut(
         job,
-        **{"worker-0": Applied(second.shard.id, 0, 8), "worker-1": Applied(other.shard.id, 0, 16)},  # type: ignore[arg-type]
+        applied={
+            "worker-0": Applied(present(second.shard).id, 0, 8),
+            "worker-1": Applied(present(other.shard).id, 0, 16),
+        },
     )
     assert job.total["trained"] == 8
     again = bench()
@@ -404,12 +424,12 @@ def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench: type[B
 def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs(bench: type[Bench]) -> None:
     job = bench(shuffle="records", seed=7, records_per_task=8)
     job.up()
-    seen = [(lease.shard.begin, lease.order_seed) for lease in (job.lease(), job.lease())]
+    seen = [(present(lease.shard).begin, lease.order_seed) for lease in (job.lease(), job.lease())]
     again = bench(shuffle="records", seed=8, records_per_task=32, num_epochs=2)
     again.start(ledger=job.state.ledger_json())
     again.attach(again.ps(0), again.worker(1))
     leases = [again.lease(1), again.lease(1)]
-    assert [(lease.shard.begin, lease.order_seed) for lease in leases] == seen
+    assert [(present(lease.shard).begin, lease.order_seed) for lease in leases] == seen
     for lease in leases:
         again.finish(1, lease)
     again.train_all(1)
@@ -423,7 +443,7 @@ def test_shard_ids_are_not_used_again_after_a_resume(bench: type[Bench]) -> None
     again = bench(num_epochs=3)
     again.start(ledger=job.state.ledger_json())
     again.attach(again.ps(0), again.worker(1))
-    assert again.lease(1).shard.id == 8
+    assert present(again.lease(1).shard).id == 8
 
 
 @pytest.mark.parametrize(
@@ -436,8 +456,8 @@ def test_a_resume_on_other_data_is_refused_in_words(
     job.up()
     again = bench()
     again.start(ledger=job.state.ledger_json(), training=now)
-    assert again.finished.exit_code == ExitCode.JOB_FAILED
-    assert "the training data changed since the checkpoint" in again.finished.message
+    assert again.end.exit_code == ExitCode.JOB_FAILED
+    assert "the training data changed since the checkpoint" in again.end.message
 
 
 @pytest.mark.parametrize(
@@ -455,8 +475,8 @@ def test_a_ledger_that_cannot_be_read_is_refused_in_words(
     job.up()
     again = bench()
     again.start(ledger=damage(job.state.ledger_json()))
-    assert again.finished.exit_code == ExitCode.JOB_FAILED
-    assert "ledger" in again.finished.message
+    assert again.end.exit_code == ExitCode.JOB_FAILED
+    assert "ledger" in again.end.message
 
 
 def test_a_cut_that_nobody_waits_for_is_dropped(bench: type[Bench]) -> None:
@@ -480,7 +500,7 @@ def test_a_shard_that_is_whole_within_the_cut_is_done_in_its_ledger(bench: type[
     lease = job.lease()
     job.put(e.VersionAdvanced(0, 1))
     job.put(e.CheckpointRequested(0))
-    save = cut(job, **{"worker-0": Applied(lease.shard.id, 0, 16)})  # type: ignore[arg-type]
+    save = cut(job, applied={"worker-0": Applied(present(lease.shard).id, 0, 16)})
     (count,) = json.loads(save.ledger)["counts"]
     assert (count["trained"], count["unfinished"]) == (16, 3)
     assert job.state.receipt().total.trained == 0

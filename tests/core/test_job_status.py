@@ -53,10 +53,14 @@ def test_a_status_comes_back_from_its_json(status: JobStatus) -> None:
     assert JobStatus.from_json(json.loads(json.dumps(status.to_json()))) == status
 
 
-def test_a_loss_that_is_no_number_stays_one() -> None:
-    status = replace(full(), loss=math.nan, metrics={"auc": math.inf})
-    again = JobStatus.from_json(json.loads(json.dumps(status.to_json())))
-    assert again.loss is not None and math.isnan(again.loss) and again.metrics["auc"] == math.inf
+def test_a_value_that_is_no_finite_number_is_null_and_comes_back_as_unknown() -> None:
+    values = {"auc": math.inf, "mae": math.nan, "mse": 0.5}
+    rounds = (RoundStatus(1, 8, 0, "done", dict(values)),)
+    status = replace(full(), loss=math.nan, metrics=dict(values), rounds=rounds)
+    again = JobStatus.from_json(json.loads(json.dumps(status.to_json(), allow_nan=False)))
+    known = {"auc": None, "mae": None, "mse": 0.5}
+    assert (again.loss, again.metrics, again.rounds[0].values) == (None, known, known)
+    assert again.to_json() == status.to_json()
 
 
 def test_what_is_not_known_is_null() -> None:

@@ -28,6 +28,7 @@ from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import JournalFile, replay
 from elasticdl.master.journal_rules import worth_keeping
 from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -83,7 +84,7 @@ def canonical(value: Any, seen: dict[int, int] | None = None) -> Any:
     return {
         name: canonical(item, seen)
         for name, item in state.items()
-        if name not in ("now_s", "_story", "_waits", "_spell")
+        if name not in ("now_s", "_story", "_waits", "_period")
     }
 
 
@@ -182,7 +183,7 @@ def test_a_segment_that_is_missing_or_cut_off_in_the_middle_is_told(tmp_path: Pa
     second = sorted(tmp_path.iterdir())[1]
     whole = second.read_bytes()
     second.write_bytes(whole[:-3])
-    with pytest.raises(Corrupted, match="cut off"):
+    with pytest.raises(Corrupted, match="truncated"):
         list(replay(tmp_path))
     second.unlink()
     with pytest.raises(Corrupted, match="segments"):
@@ -216,7 +217,7 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_job(
     journal.close()
     assert list(replay(tmp_path)) == [e.Tick(1.0)]
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "No space left on device" in said and "the job goes on" in said
+    assert "No space left on device" in said and "the job continues" in said
 
 
 def test_flush_gives_events_to_the_kernel_and_waits_for_the_disk_only_when_due(
@@ -322,7 +323,7 @@ class Script:
                     e.CheckpointRequested(0),
                     e.TaskFailed(0, name, Task.TRAINING, ShardId(rng.randint(0, 9)), 0, "boom"),
                     *(
-                        [e.StopRequested(0, "enough"), e.StopAsked(0, name, "max steps")]
+                        [e.StopRequested(0, "enough"), e.WorkerStopRequested(0, name, "max steps")]
                         if self.t > 400
                         else []
                     ),
@@ -333,7 +334,7 @@ class Script:
     def of_lease(self, grant: c.GrantLease) -> e.Event:
         lease, worker = grant.lease, grant.worker
         if lease.task is Task.SUMMARY:
-            return e.SummaryReported(self.t, worker, lease.round, {"auc": 0.5})
+            return e.SummaryReported(self.t, worker, present(lease.round), {"auc": 0.5})
         if lease.shard is None:
             return e.ExportFinished(self.t, worker, "x")
         applied = Applied(lease.shard.id, lease.attempt, self.rng.randint(0, lease.shard.records))
@@ -341,7 +342,9 @@ class Script:
             return e.LeaseReturned(self.t, worker, applied, self.rng.random() < 0.5)
         done = self.rng.random() < 0.5
         offset = lease.shard.records if done else applied.offset
-        metrics = {"auc": ((1.0, 2.0),)} if done and lease.task is Task.EVALUATION else {}
+        metrics: dict[str, Any] = (
+            {"auc": ((1.0, 2.0),)} if done and lease.task is Task.EVALUATION else {}
+        )
         return e.ProgressReported(
             self.t,
             worker,
@@ -350,7 +353,7 @@ class Script:
             1,
             0.5,
             done=done,
-            metrics=metrics,  # type: ignore[arg-type]
+            metrics=metrics,
         )
 
     def at(self, event: e.Event) -> e.Event:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job import DataSection, Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.data.ledger import Blame, HeldShard, Ids, Ledger, Stage
+from elasticdl.master.core.data.ledger import Ids, Ledger
+from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.data.sharding import Plan, shard_records
 from elasticdl.shard import Applied, ShardId, Source, Task
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -58,7 +60,7 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
     assert make(Shuffle.NONE).order(1) == list(range(100))
     assert make(Shuffle.SHARDS).order(0) == make().order(0)
     seeds = {
-        make(seed=seed).order_seed(epoch, number)
+        present(make(seed=seed).order_seed(epoch, number))
         for seed in (1, 2)
         for epoch in (0, 1)
         for number in range(100)
@@ -66,6 +68,11 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
     assert len(seeds) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert make(Shuffle.SHARDS).order_seed(0, 0) is None
+
+
+def taken(ledger: Ledger, worker: ProcessName) -> HeldShard:
+    """The next shard, for a worker, at the beginning of time."""
+    return present(ledger.take(worker, 0.0))
 
 
 def make(records: int = 40, size: int = 20, epochs: int = 1, task: Task = Task.TRAINING) -> Ledger:
@@ -86,7 +93,7 @@ def adds_up(ledger: Ledger) -> bool:
 
 def test_progress_counts_once_and_the_last_of_it_ends_the_shard() -> None:
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     assert [ledger.advance(held, offset, 0) for offset in (8, 8, 4, 16)] == [8, 0, 0, 8]
     assert ledger.counts[0].trained == 16
     assert ledger.advance(held, 99, 0) == 4
@@ -97,7 +104,7 @@ def test_progress_counts_once_and_the_last_of_it_ends_the_shard() -> None:
 
 def test_bad_records_are_expected_but_not_trained_and_not_lost() -> None:
     ledger = make(records=20)
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 20, 3)
     ledger.finish(held)
     count = ledger.counts[0]
@@ -106,7 +113,7 @@ def test_bad_records_are_expected_but_not_trained_and_not_lost() -> None:
 
 def test_more_bad_records_than_were_read_are_not_believed() -> None:
     ledger = make(records=20)
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 8, 99)
     ledger.advance(held, 12, -5)
     assert (ledger.counts[0].trained, ledger.counts[0].bad) == (4, 8)
@@ -114,7 +121,7 @@ def test_more_bad_records_than_were_read_are_not_believed() -> None:
 
 def test_bad_validation_records_are_not_among_those_that_metrics_were_made_of() -> None:
     ledger = make(records=20, task=Task.EVALUATION)
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 20, 3)
     ledger.finish(held)
     assert (ledger.counts[0].trained, ledger.counts[0].bad, ledger.counts[0].lost) == (17, 3, 0)
@@ -122,14 +129,14 @@ def test_bad_validation_records_are_not_among_those_that_metrics_were_made_of() 
 
 def test_reports_of_anybody_but_the_holder_of_that_attempt_find_nothing() -> None:
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     shard = held.piece.shard.id
     assert ledger.find(A, shard, 0) is held
     assert ledger.find(B, shard, 0) is None
     assert ledger.find(A, shard, 1) is None
     ledger.give_back(held)
     assert ledger.find(A, shard, 0) is None
-    again = ledger.take(B, 0.0)
+    again = taken(ledger, B)
     assert (again.piece.shard.id, again.piece.attempt) == (shard, 1)
     assert ledger.find(A, shard, 0) is None
     again.stage = Stage.SETTLING
@@ -138,10 +145,10 @@ def test_reports_of_anybody_but_the_holder_of_that_attempt_find_nothing() -> Non
 
 def test_the_rest_of_a_shard_is_leased_again_with_its_offset_before_anything_fresh() -> None:
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 8, 0)
     ledger.give_back(held)
-    lease = ledger.lease(ledger.take(B, 0.0))
+    lease = ledger.lease(taken(ledger, B))
     assert (lease.shard, lease.attempt, lease.offset) == (held.piece.shard, 1, 8)
 
 
@@ -158,9 +165,9 @@ def test_no_shard_id_is_used_twice_over_epochs() -> None:
 
 def test_an_epoch_begins_while_shards_of_the_last_one_are_still_held() -> None:
     ledger = make(epochs=2)
-    first = ledger.take(A, 0.0)
+    first = taken(ledger, A)
     ledger.take(A, 0.0)
-    third = ledger.take(B, 0.0)
+    third = taken(ledger, B)
     assert (first.piece.epoch, third.piece.epoch) == (0, 1)
     assert not ledger.finished
 
@@ -174,26 +181,26 @@ def applied(held: HeldShard, offset: int) -> Applied:
 
 def test_what_every_server_has_is_trained_and_what_only_some_have_is_repeated() -> None:
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.settle(A, (applied(held, 16), applied(held, 8), applied(held, 16)))
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (8, 8)
-    assert ledger.take(B, 0.0).piece.offset == 8
+    assert taken(ledger, B).piece.offset == 8
 
 
 def test_a_server_that_saw_a_later_lease_has_all_of_the_earlier_one() -> None:
     ledger = make()
-    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    first, second = taken(ledger, A), taken(ledger, A)
     ledger.settle(A, (applied(second, 8), applied(second, 8)))
     assert ledger.counts[0].trained == 28
     assert ledger.counts[0].repeated == 0
     assert first.piece.rest == 0
-    assert ledger.take(B, 0.0).piece is second.piece
+    assert taken(ledger, B).piece is second.piece
     assert ledger.take(B, 0.0) is None
 
 
 def test_a_push_torn_at_the_border_of_two_leases_is_repeated_only_once() -> None:
     ledger = make()
-    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    first, second = taken(ledger, A), taken(ledger, A)
     ledger.settle(A, (applied(first, 20), applied(second, 8)))
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (20, 8)
     assert adds_up(ledger)
@@ -201,47 +208,47 @@ def test_a_push_torn_at_the_border_of_two_leases_is_repeated_only_once() -> None
 
 def test_what_was_reported_is_settled_even_where_a_server_has_forgotten_it() -> None:
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 16, 0)
     ledger.settle(A, (None, Applied(ShardId(99), 0, 3)))
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (16, 0)
-    assert ledger.take(B, 0.0).piece.offset == 16
+    assert taken(ledger, B).piece.offset == 16
 
 
 def test_a_server_that_has_less_than_was_reported_takes_nothing_back() -> None:
     """It came back from a checkpoint of before: nothing is repeated less than never."""
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 16, 0)
     ledger.settle(A, (applied(held, 8),))
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (16, 0)
-    assert ledger.take(B, 0.0).piece.offset == 16
+    assert taken(ledger, B).piece.offset == 16
 
 
 def test_what_a_server_has_of_an_earlier_attempt_of_the_same_worker_says_nothing_of_this_one() -> (
     None
 ):
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     before = applied(held, 16)
     ledger.give_back(held)
-    assert ledger.take(A, 0.0).piece is held.piece
+    assert taken(ledger, A).piece is held.piece
     ledger.settle(A, (before,))
     assert ledger.counts[0].trained == 0
-    assert ledger.take(B, 0.0).piece.offset == 0
+    assert taken(ledger, B).piece.offset == 0
 
 
 def test_with_no_server_to_ask_the_reports_stand() -> None:
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 8, 0)
     ledger.settle(A, ())
-    assert (ledger.counts[0].trained, ledger.take(B, 0.0).piece.offset) == (8, 8)
+    assert (ledger.counts[0].trained, taken(ledger, B).piece.offset) == (8, 8)
 
 
 def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again() -> None:
     ledger = make(records=64, size=32)
-    first, second = ledger.take(A, 0), ledger.take(A, 0)
+    first, second = taken(ledger, A), taken(ledger, A)
     ledger.advance(first, 8, 0)
     # Reported: 8. The other server was away: of batches of 8, the last that this one has is in
     # doubt, those before are not.
@@ -252,7 +259,7 @@ def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again() -> None:
 
 def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch() -> None:
     ledger = make(records=64, size=64)
-    held = ledger.take(A, 0)
+    held = present(ledger.take(A, 0))
     ledger.settle(
         A, [Applied(held.piece.shard.id, 0, 60), Applied(held.piece.shard.id, 0, 8)], batch=8
     )
@@ -261,34 +268,34 @@ def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch
 
 def test_leases_of_a_lost_worker_come_back_in_their_order() -> None:
     ledger = make()
-    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    first, second = taken(ledger, A), taken(ledger, A)
     ledger.settle(A, (None,))
-    assert ledger.take(B, 0.0).piece is first.piece
-    assert ledger.take(B, 0.0).piece is second.piece
+    assert taken(ledger, B).piece is first.piece
+    assert taken(ledger, B).piece is second.piece
 
 
 def test_only_the_shard_that_the_worker_was_at_is_blamed() -> None:
     ledger = make()
-    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    first, second = taken(ledger, A), taken(ledger, A)
     ledger.settle(A, (applied(first, 20),), Blame("segfault"))
     assert (first.piece.failures, second.piece.failures) == ([], ["segfault"])
 
 
 def test_a_failure_that_names_its_shard_blames_that_one() -> None:
     ledger = make()
-    first, second = ledger.take(A, 0.0), ledger.take(A, 0.0)
+    first, second = taken(ledger, A), taken(ledger, A)
     ledger.settle(A, (None,), Blame("boom", second.piece.shard.id))
     assert (first.piece.failures, second.piece.failures) == ([], ["boom"])
-    assert ledger.take(B, 0.0).piece is first.piece
+    assert taken(ledger, B).piece is first.piece
 
 
 def test_the_third_failure_parks_a_shard_and_its_rest_is_lost() -> None:
     ledger = make(records=20)
     for reason in "abc":
-        held = ledger.take(A, 0.0)
+        held = taken(ledger, A)
         ledger.advance(held, 8, 0)
         parked = ledger.settle(A, (), Blame(reason))
-    assert parked.failures == ["a", "b", "c"]
+    assert present(parked).failures == ["a", "b", "c"]
     assert ledger.finished
     count = ledger.counts[0]
     assert (count.trained, count.parked, count.lost, count.unfinished) == (8, 12, 12, 0)
@@ -297,7 +304,7 @@ def test_the_third_failure_parks_a_shard_and_its_rest_is_lost() -> None:
 def test_a_shard_of_which_nothing_is_left_is_done_however_often_it_failed() -> None:
     ledger = make(records=20)
     for reason in "abc":
-        held = ledger.take(A, 0.0)
+        held = taken(ledger, A)
         ledger.advance(held, 20 if reason == "c" else 8, 0)
         assert not ledger.fail(held, reason)
     assert (ledger.done_shards, ledger.parked, ledger.counts[0].lost) == (1, [], 0)
@@ -308,8 +315,8 @@ def test_a_shard_of_which_nothing_is_left_is_done_however_often_it_failed() -> N
 
 def test_stopping_early_lowers_what_is_expected_and_loses_nothing() -> None:
     ledger = make(epochs=5)
-    held = ledger.take(A, 0.0)
-    returned = ledger.take(B, 0.0)
+    held = taken(ledger, A)
+    returned = taken(ledger, B)
     ledger.advance(returned, 8, 0)
     ledger.give_back(returned)
     ledger.stop()
@@ -325,8 +332,8 @@ def test_a_shard_that_fails_a_third_time_after_training_was_stopped_is_not_expec
 ):
     ledger = make(records=20)
     for _ in range(2):
-        ledger.fail(ledger.take(A, 0.0), "no")
-    held = ledger.take(A, 0.0)
+        ledger.fail(taken(ledger, A), "no")
+    held = taken(ledger, A)
     ledger.stop()
     assert not ledger.fail(held, "no")
     assert (ledger.counts[0].expected, ledger.counts[0].lost, ledger.parked) == (0, 0, [])
@@ -334,10 +341,10 @@ def test_a_shard_that_fails_a_third_time_after_training_was_stopped_is_not_expec
 
 def test_an_evaluation_shard_starts_again_from_its_beginning() -> None:
     ledger = make(records=20, task=Task.EVALUATION)
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.advance(held, 16, 0)
     ledger.settle(A, ())
-    again = ledger.take(B, 0.0)
+    again = taken(ledger, B)
     assert (again.piece.offset, ledger.counts[0].trained) == (0, 0)
     ledger.advance(again, 20, 0)
     assert ledger.finish(again)
@@ -346,7 +353,7 @@ def test_an_evaluation_shard_starts_again_from_its_beginning() -> None:
 
 def test_giving_a_lease_back_twice_is_a_bug_that_shows() -> None:
     ledger = make()
-    held = ledger.take(A, 0.0)
+    held = taken(ledger, A)
     ledger.give_back(held)
     with pytest.raises(ImpossibleTransition, match="not held"):
         ledger.give_back(held)
@@ -354,8 +361,11 @@ def test_giving_a_lease_back_twice_is_a_bug_that_shows() -> None:
 
 def test_a_ledger_that_takes_the_place_of_a_lost_one_uses_no_attempt_again() -> None:
     lost = make()
-    lost.give_back(lost.take(A, 0.0))
-    assert lost.take(A, 0.0).piece.attempt == 1
+    lost.give_back(taken(lost, A))
+    assert taken(lost, A).piece.attempt == 1
     again = make()
     again.replaces(lost, A)
-    assert {again.take(A, 0.0).piece.attempt, again.take(A, 0.0).piece.attempt} == {2}
+    assert {
+        taken(again, A).piece.attempt,
+        taken(again, A).piece.attempt,
+    } == {2}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes.labels import MASTER, host_name, labels, parse_labels, pod_name
+from elasticdl.cluster.kubernetes.labels import MASTER, labels, parse_labels, pod_name
 from elasticdl.cluster.kubernetes.manifests import job, network_policy, pod, services, token_secret
 from elasticdl.cluster.kubernetes.plans import (
     Identity,
@@ -148,18 +148,17 @@ def test_a_name_can_be_read_back_from_its_labels() -> None:
         assert parse_labels(labels("digits", name)) == name
 
 
-def test_names_of_incarnations_differ_and_their_host_name_does_not() -> None:
+def test_names_of_incarnations_differ() -> None:
     first = replace(SERVER, incarnation=0)
     assert (pod_name("digits", first), pod_name("digits", SERVER)) == (
         "digits-ps-0",
         "digits-ps-0-1",
     )
-    assert host_name("digits", first) == host_name("digits", SERVER) == "ps-0.digits"
 
 
-def test_host_name_is_what_the_pod_says_of_itself() -> None:
+def test_a_pod_has_the_name_of_its_process_in_the_jobs_domain() -> None:
     body = worker()["spec"]
-    assert f"{body['hostname']}.{body['subdomain']}" == host_name("digits", WORKER)
+    assert f"{body['hostname']}.{body['subdomain']}" == "worker-3.digits"
 
 
 def test_the_longest_job_name_makes_legal_names_for_all() -> None:

@@ -12,6 +12,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Lease
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -55,10 +56,8 @@ def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_ta
     job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
     for _ in range(6):
         job.tick(20)
-    assert job.finished.exit_code == ExitCode.INTERRUPTED
-    assert job.finished.message.startswith(
-        "stopped: Ctrl-C; the last checkpoint could not be taken: "
-    )
+    assert present(job.finished).exit_code == ExitCode.INTERRUPTED
+    assert present(job.finished).message.startswith("stopped: Ctrl-C; the last checkpoint failed: ")
 
 
 def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench: type[Bench]) -> None:
@@ -105,7 +104,7 @@ def test_updates_lost_are_counted_from_the_newest_version_that_any_worker_told(
     job.progress(0, first, 8, version=10)
     job.progress(1, second, 8, version=7)
     job.attach(job.ps(0, 1), restored=4)
-    assert job.said("came back with version 4: 6 updates of its part lost")
+    assert job.said("restored version 4: 6 updates of its part were lost")
 
 
 def revoked(bench: type[Bench]) -> tuple[Bench, Lease]:
@@ -126,15 +125,15 @@ def revoked(bench: type[Bench]) -> tuple[Bench, Lease]:
 def test_leases_that_were_revoked_keep_no_new_ones_away(bench: type[Bench]) -> None:
     job, before = revoked(bench)
     granted = [job.lease() for _ in range(2)]
-    assert len({(lease.shard.id, lease.attempt) for lease in (before, *granted)}) == 3
-    assert "2 leases already" in job.refused()
+    assert len({(present(lease.shard).id, lease.attempt) for lease in (before, *granted)}) == 3
+    assert "already has 2 leases" in job.refused()
 
 
 def test_a_worker_whose_leases_were_revoked_once_may_drain_later(bench: type[Bench]) -> None:
     job, _ = revoked(bench)
     again = job.lease()
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(again.shard.id, again.attempt, 8)))
-    assert job.said("worker-0 is draining: it gives its work back")
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(present(again.shard).id, again.attempt, 8)))
+    assert job.said("worker-0 is draining: it returns its shards")
 
 
 def test_an_export_that_makes_no_progress_goes_to_another_worker(bench: type[Bench]) -> None:
@@ -161,5 +160,5 @@ def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_bac
     job.die(job.worker(0), ExitFacts(exit_code=0))
     job.put(e.VersionAdvanced(0, 69))
     job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
-    assert job.finished.exit_code == ExitCode.DONE
+    assert job.end.exit_code == ExitCode.DONE
     assert job.state.status().version == 156

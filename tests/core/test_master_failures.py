@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.master.core.processes.budgets import Budgets
-from elasticdl.master.core.processes.failures import Cause, Verdict, verdict
+from elasticdl.master.core.processes.causes import Cause, Verdict, verdict_of
 
 pytestmark = pytest.mark.core
 
@@ -37,7 +37,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
         (ExitFacts(signal=6), Cause.INFRASTRUCTURE, "SIGABRT", False),
         (ExitFacts(signal=11), Cause.INFRASTRUCTURE, "SIGSEGV", True),
         (ExitFacts(signal=200), Cause.INFRASTRUCTURE, "signal 200", False),
-        (ExitFacts(exit_code=66), Cause.DRAINED, "gave its work back", False),
+        (ExitFacts(exit_code=66), Cause.DRAINED, "drained", False),
         (ExitFacts(exit_code=65), Cause.FENCED, "replaced", False),
         (
             ExitFacts(exit_code=69, log_tail="TransientError: pull: gave up after 600 s"),
@@ -45,10 +45,10 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
             "gave up after 600 s",
             False,
         ),
-        (ExitFacts(exit_code=0), Cause.INFRASTRUCTURE, "there is work left", True),
-        (ExitFacts(signal=15, asked=True), Cause.DRAINED, "as asked", False),
-        (ExitFacts(exit_code=0, asked=True), Cause.DRAINED, "as asked", False),
-        (ExitFacts(reason="NeverStarted", asked=True), Cause.DRAINED, "as asked", False),
+        (ExitFacts(exit_code=0), Cause.INFRASTRUCTURE, "work is left", True),
+        (ExitFacts(signal=15, asked=True), Cause.DRAINED, "on request", False),
+        (ExitFacts(exit_code=0, asked=True), Cause.DRAINED, "on request", False),
+        (ExitFacts(reason="NeverStarted", asked=True), Cause.DRAINED, "on request", False),
         (
             ExitFacts(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
             Cause.PREEMPTED,
@@ -76,19 +76,19 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
             False,
         ),
         (ExitFacts(reason="Evicted"), Cause.EVICTED, "evicted", False),
-        (ExitFacts(), Cause.NODE_LOST, "nothing is known", False),
+        (ExitFacts(), Cause.NODE_LOST, "without an exit status", False),
     ],
 )
 def test_facts_of_an_exit_give_one_cause_in_words(
     facts: ExitFacts, cause: Cause, words: str, blames_work: bool
 ) -> None:
-    told = verdict(facts)
+    told = verdict_of(facts)
     assert (told.cause, told.blames_work) == (cause, blames_work)
     assert words in told.text
 
 
 def test_exit_code_0_is_the_end_of_whoever_was_told_that_there_is_no_more_work() -> None:
-    assert verdict(ExitFacts(exit_code=0), finished=True).cause is Cause.FINISHED
+    assert verdict_of(ExitFacts(exit_code=0), finished=True).cause is Cause.FINISHED
 
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DRAINED])
@@ -135,7 +135,7 @@ def test_crashes_end_the_job_only_if_nothing_gets_done_between_them() -> None:
 
 
 def test_kills_from_outside_are_borne_much_longer_than_crashes() -> None:
-    budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
+    budgets, told = Budgets(0), verdict_of(ExitFacts(signal=9))
     assert not any(budgets.died("w", told, answered=False) for _ in range(30))
 
 
@@ -146,14 +146,14 @@ def test_what_takes_many_at_the_same_time_counts_once(facts: ExitFacts) -> None:
     """A node with a hundred workers, a network that is away, a ring whose members abort
     together.
     """
-    budgets, told = Budgets(0), verdict(facts)
+    budgets, told = Budgets(0), verdict_of(facts)
     assert not any(
         budgets.died(f"worker-{n}", told, answered=False, life=(0.0, 10.0 + n)) for n in range(100)
     )
 
 
 def test_ends_that_follow_one_another_still_count_however_many_workers_there_are() -> None:
-    budgets, told = Budgets(0), verdict(ExitFacts(signal=11))
+    budgets, told = Budgets(0), verdict_of(ExitFacts(signal=11))
     reasons = [
         bool(
             budgets.died(f"worker-{n}", told, answered=False, life=(10.0 * wave, 10.0 * wave + 9.0))
@@ -165,7 +165,7 @@ def test_ends_that_follow_one_another_still_count_however_many_workers_there_are
 
 
 def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress() -> None:
-    budgets, told = Budgets(0), verdict(ExitFacts(signal=9))
+    budgets, told = Budgets(0), verdict_of(ExitFacts(signal=9))
     pauses = []
     for _ in range(8):
         pauses.append(budgets.back_off_s())

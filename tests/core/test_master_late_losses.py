@@ -13,6 +13,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import SnapshotId, Task
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -42,7 +43,7 @@ def evaluate(job: Bench, index: int = 0) -> None:
     while (lease := job.lease(index)).task is Task.EVALUATION:
         job.finish(index, lease, metrics=ONE)
     assert lease.task is Task.SUMMARY
-    job.put(e.SummaryReported(0, job.worker(index), lease.round, {"auc": 0.9}))
+    job.put(e.SummaryReported(0, job.worker(index), present(lease.round), {"auc": 0.9}))
 
 
 def export(job: Bench, index: int = 0) -> None:
@@ -102,7 +103,7 @@ def test_the_final_evaluation_is_redone_when_servers_come_back_empty_and_a_worke
     evaluate(job)
     export(job)
     assert end(job).exit_code == 0
-    assert "updates of weights went with parameter servers" in job.finished.message
+    assert "updates were lost when parameter servers died" in present(job.finished).message
     assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 0, 0)
 
 
@@ -132,12 +133,12 @@ def test_training_begins_again_when_nobody_is_left_who_has_the_weights(
     revive(job, *lost)
     new_worker(job, 1, gives=True)
     assert job.state.status().phase == "working"
-    assert job.said("64 records to be trained again")
+    assert job.said("training 64 records again")
     job.train_all(1)
     evaluate(job, 1)
     export(job, 1)
     assert end(job).exit_code == 0
-    assert job.finished.message == "done"
+    assert job.end.message == "done"
     assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 64, 0)
 
 
@@ -277,7 +278,7 @@ def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoin
     job.finish(0, lease, metrics=ONE) if action is Action.EVALUATE else job.finish(0, lease)
     if action is Action.EVALUATE:
         summary = job.lease()
-        job.put(e.SummaryReported(0, job.worker(0), summary.round, {"auc": 0.9}))
+        job.put(e.SummaryReported(0, job.worker(0), present(summary.round), {"auc": 0.9}))
     else:
         while job.state.status().phase == "working":
             job.finish(0, job.lease())

@@ -7,6 +7,7 @@ import pytest
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -17,16 +18,16 @@ def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero(
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
-    records = lease.shard.records
+    records = present(lease.shard).records
 
-    def doing() -> str:
+    def doing() -> str | None:
         return next(
             process.shard for process in job.state.status().processes if process.name == "worker-0"
         )
 
-    assert doing() == f"training shard {lease.shard.id}: {records} records"
+    assert doing() == f"training shard {present(lease.shard).id}: {records} records"
     job.progress(0, lease, 8)
-    assert doing() == f"training shard {lease.shard.id}: 8 of {records}"
+    assert doing() == f"training shard {present(lease.shard).id}: 8 of {records}"
 
 
 def refuse(job: Bench, reason: str = "no space left on device") -> None:
@@ -54,10 +55,10 @@ def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(
     first, last = told(job)
     assert (
         first
-        == "no checkpoint: no space left on device; the earlier ones stay, trying again in 5 s"
+        == "checkpoint failed: no space left on device; earlier ones are kept; retrying in 5 s"
     )
     assert (
-        last.startswith("no checkpoint after 5 tries: no space left on device")
+        last.startswith("checkpoint failed 5 times: no space left on device")
         and "elasticdl checkpoint" in last
     )
 
@@ -69,7 +70,7 @@ def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(
 
     job.put(e.CheckpointRequested(0))
     refuse(job)
-    assert "trying again" in told(job)[-1], "who asks for one is told"
+    assert "retrying" in told(job)[-1], "who asks for one is told"
     job.tick(10)
     taken = job.of(c.TakeSnapshot)[-1].snapshot
     job.put(e.SnapshotCut(0, taken, 8, {}))
@@ -85,10 +86,7 @@ def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
     job.put(e.CheckpointRequested(0))
     job.tick(10)
     assert not job.of(c.TakeSnapshot)
-    assert told(job) == [
-        "a checkpoint was asked for; it is taken when the first step is done: there is nothing to"
-        " keep before"
-    ]
+    assert told(job) == ["checkpoint requested; it will be taken after the first step"]
     job.progress(0, job.lease(), 8)
     assert len(job.of(c.TakeSnapshot)) == 1
 
@@ -100,9 +98,9 @@ def test_a_job_stopped_twice_keeps_the_first_reason_and_promises_no_missing_chec
     job.up()
     job.lease()
     job.put(e.StopRequested(0, "enough"))
-    job.put(e.StopRequested(0, "the master got SIGTERM"))
+    job.put(e.StopRequested(0, "the master received SIGTERM"))
     job.die(job.worker(0))
     job.fenced(0)
     job.die(job.ps(0))
     job.tick(60)
-    assert (job.finished.message, job.finished.hint) == ("stopped: enough", "")
+    assert (job.end.message, job.end.hint) == ("stopped: enough", "")

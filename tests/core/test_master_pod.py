@@ -65,7 +65,7 @@ def test_a_directory_that_holds_another_job_is_refused_unless_it_is_to_be_resume
     spec = job(tmp_path)
     directory, _ = open_directory(spec, THEIRS, replaces=False)
     directory.preflight.write_text("{}")
-    with pytest.raises(SpecError, match="holds a job already"):
+    with pytest.raises(SpecError, match="already contains a job"):
         open_directory(spec, OURS, replaces=False)
     resumed = job(tmp_path, resume=True)
     open_directory(resumed, OURS, replaces=False)
@@ -79,7 +79,7 @@ def test_the_next_master_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path
     directory.preflight.write_text("{}")
     checkpoint(spec)
     _, (warning,) = open_directory(spec, OURS, replaces=True)
-    assert read(spec).checkpoint.resume and "goes on from its newest checkpoint" in warning
+    assert read(spec).checkpoint.resume and "resumes from its newest checkpoint" in warning
     assert directory.preflight.exists(), "the same job need not look at its data again"
     told = (directory.path / "job.yaml").read_text()
     assert "resume" not in told and "checkpoint_steps: 10" in told
@@ -92,8 +92,8 @@ def test_without_a_checkpoint_the_next_master_begins_afresh_and_says_it_aloud(
     spec = job(tmp_path, **({"volume": "claim_name=c,mount_path=/elsewhere"} if passing else {}))
     _, (warning,) = open_directory(spec, OURS, replaces=True)
     assert not read(spec).checkpoint.resume
-    assert "no checkpoint in" in warning and "begins afresh" in warning
-    assert ("--checkpoint-steps keep the work" in warning) == passing
+    assert "has no checkpoint" in warning and "starts over" in warning
+    assert ("--checkpoint-steps to make jobs resumable" in warning) == passing
 
 
 def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:
     spec = JobSpec.from_flags(Action.EVALUATE, flags)
     checkpoint(spec)
     _, (warning,) = open_directory(spec, OURS, replaces=True)
-    assert not read(spec).checkpoint.resume and "begins afresh" in warning
+    assert not read(spec).checkpoint.resume and "starts over" in warning
 
 
 def test_predictions_are_not_mixed_with_those_of_another_job_and_the_next_master_finds_its_own(
@@ -119,7 +119,7 @@ def test_predictions_are_not_mixed_with_those_of_another_job_and_the_next_master
     output.mkdir()
     (output / "predictions-000000-000000000-000000010.npz").touch()
     open_directory(spec, OURS, replaces=True)
-    with pytest.raises(SpecError, match="would be mixed"):
+    with pytest.raises(SpecError, match="predictions would mix"):
         open_directory(spec, OURS, replaces=False)
 
 

@@ -52,8 +52,8 @@ def test_the_status_and_the_events_say_what_the_preflight_is_at(bench: type[Benc
 def test_the_time_of_the_preflight_is_that_of_its_phase(bench: type[Bench]) -> None:
     job = started(bench)
     job.t = 140.0
-    (begins,) = [command for command in job.start() if "training begins" in str(command)]
-    assert (begins.details["before"], begins.details["before_s"]) == ("starting", 40.0)  # type: ignore[attr-defined]
+    (begins,) = [one for one in job.of(c.Announce, job.start()) if "training begins" in one.text]
+    assert (begins.details["before"], begins.details["before_s"]) == ("starting", 40.0)
     assert job.state.begun
     assert job.of(c.StartProcess)
 
@@ -65,7 +65,7 @@ def test_a_preflight_that_fails_ends_the_job_and_nothing_was_started(
     job = started(bench, **flags)
     commands = job.put(e.PreflightFailed(0, "wrong.py:3: no such layer", "mend it", ExitCode.USAGE))
     assert commands[-1] == c.FinishJob(ExitCode.USAGE, "wrong.py:3: no such layer", "mend it")
-    assert job.said("the job fails: wrong.py:3: no such layer")
+    assert job.said("job failed: wrong.py:3: no such layer")
     assert not job.of(c.StartProcess) and not job.state.begun and job.state.over
 
 
@@ -94,7 +94,7 @@ def test_another_scale_a_checkpoint_and_a_worker_are_refused_during_the_prefligh
     bench: type[Bench],
 ) -> None:
     job = started(bench, job_dir="j", checkpoint_steps=2)
-    assert "model and data are being checked" in job.state.why_not_scale()
+    assert "the preflight is running" in job.state.why_not_scale()
     assert "the job has not begun" in job.state.why_not_checkpoint()
     assert "is not a process of this job" in job.state.why_not_replace(job.worker(0))
     assert not job.state.may_attach(job.worker(0))
@@ -105,4 +105,4 @@ def test_records_that_an_earlier_run_trained_beyond_its_checkpoint_are_told(
 ) -> None:
     job = started(bench)
     job.put(e.JobStarted(0, (Source("a", 64),), again=16))
-    assert job.said("16 records more than its last checkpoint")
+    assert job.said("16 records beyond its last checkpoint")

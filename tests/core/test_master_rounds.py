@@ -15,6 +15,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, SnapshotId, Task
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -190,7 +191,9 @@ def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench: type[
     lease = job.lease(0)
     assert lease.task is Task.TRAINING
     job.put(
-        e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False)
+        e.LeaseReturned(
+            0, job.worker(0), Applied(present(lease.shard).id, lease.attempt, 0), taken=False
+        )
     )
     job.tick(2)
     assert job.lease(0).task is Task.SUMMARY
@@ -239,7 +242,7 @@ def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are
     job.progress(0, trained, 16)
     job.tick(10)
     assert job.state.status().shards["training"].leased == 1
-    job.put(e.StateTold(0, job.worker(0), (), "", ""))
+    job.put(e.StateReported(0, job.worker(0), (), "", ""))
     assert job.state.status().shards["training"].leased == 0
     assert job.total["trained"] == 16
 
@@ -281,7 +284,7 @@ def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open(bench: type
         job.finish(0, job.lease())
     assert job.total["left"] == 0
     assert job.state.status().phase == "working"
-    assert not job.said("the final evaluation begins")
+    assert not job.said("final evaluation begins")
 
 
 def test_a_callback_in_the_summary_may_end_training(bench: type[Bench]) -> None:
@@ -290,7 +293,7 @@ def test_a_callback_in_the_summary_may_end_training(bench: type[Bench]) -> None:
     job.finish(0, job.lease(0), metrics=ONE)
     job.lease(0)
     job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.9}, stop_training=True))
-    assert job.said("training ends early")
+    assert job.said("ending training early")
     assert job.state.status().phase == "evaluating"
     assert (job.total["trained"], job.total["left"]) == (0, job.total["expected"])
 
@@ -311,7 +314,7 @@ def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench: type[
     job.die(job.worker(0), ExitFacts(exit_code=0))
     job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
     job.die(job.ps(1), ExitFacts(exit_code=0, asked=True))
-    assert job.finished.exit_code == 0
+    assert job.end.exit_code == 0
     assert not job.of(c.TakeSnapshot)
     assert job.said("evaluation round 0 begins at version 40")
     assert job.total == {
@@ -345,10 +348,15 @@ def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(
         lease = job.lease(name)
         job.put(
             e.TaskFailed(
-                0, job.worker(name), Task.EVALUATION, lease.shard.id, index, f"metric broke {index}"
+                0,
+                job.worker(name),
+                Task.EVALUATION,
+                present(lease.shard).id,
+                index,
+                f"metric broke {index}",
             )
         )
         job.die(job.worker(name), ExitFacts(exit_code=64))
         job.attach(job.worker(index + 2))
-    assert "metric broke 0" in job.state.status().outcome
-    assert "metric broke 2" in job.state.status().outcome
+    assert "metric broke 0" in present(job.state.status().outcome)
+    assert "metric broke 2" in present(job.state.status().outcome)

@@ -174,7 +174,7 @@ def test_of_two_processes_of_one_name_the_first_speaks() -> None:
     assert book.refusal(WORKER, "a") == "worker-1 is not attached"
     assert book.claim(WORKER, "a") is book.claim(WORKER, "a")
     assert book.refusal(WORKER, "a") == ""
-    assert "as another process" in book.refusal(WORKER, "b")
+    assert "another process" in book.refusal(WORKER, "b")
     assert book.leave(WORKER, "has ended")
     assert not book.leave(WORKER, "again")
     assert "has ended: this process was replaced" in book.refusal(WORKER, "a")
@@ -197,7 +197,7 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
     present = book.heard(WORKER)
     assert present is not None
     for rss_bytes in (5.0, 9.0, 7.0):
-        present.told({"rss_bytes": rss_bytes})
+        present.reported({"rss_bytes": rss_bytes})
     assert book.peak_bytes(WORKER) == 9
 
 
@@ -266,27 +266,35 @@ def test_workers_on_a_ring_keep_memory_that_is_quick_to_free_unless_the_user_say
     assert worker.env["PYTHONMALLOC"] == "debug"
 
 
+class SlowCluster:
+    """Creates a process only when it may; `launcher` is one on it."""
+
+    def __init__(self) -> None:
+        self.cluster, self.made = FakeCluster(), list[ProcessName]()
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        self._create = self.cluster.create
+        self.cluster.create = self.create  # type: ignore[method-assign]
+        self.launcher = Launcher(self.cluster, lambda name: ProcessSpec(name, ("true",)))
+
+    async def create(self, spec: ProcessSpec) -> None:
+        self.made.append(spec.name)
+        self.begun.set()
+        await self.go.wait()
+        await self._create(spec)
+
+
 def test_a_stop_waits_for_a_start_that_is_under_way() -> None:
     async def story() -> None:
-        cluster = FakeCluster()
-        launcher = Launcher(cluster, lambda name: ProcessSpec(name, ("true",)))
-        create, begun, go = cluster.create, asyncio.Event(), asyncio.Event()
-
-        async def slow(spec: ProcessSpec) -> None:
-            begun.set()
-            await go.wait()
-            await create(spec)
-
-        cluster.create = slow  # type: ignore[method-assign]
-        start = asyncio.create_task(launcher.start(WORKER, 0.0))
-        await begun.wait()
-        stop = asyncio.create_task(launcher.stop(WORKER, 1.0))
+        slow = SlowCluster()
+        start = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
+        await slow.begun.wait()
+        stop = asyncio.create_task(slow.launcher.stop(WORKER, 1.0))
         await asyncio.sleep(0)
-        go.set()
+        slow.go.set()
         assert await start
         await stop
-        assert cluster.live == ()
-        assert WORKER in cluster.specs
+        assert slow.cluster.live == ()
+        assert WORKER in slow.cluster.specs
 
     asyncio.run(story())
 
@@ -297,25 +305,15 @@ def test_a_start_that_takes_so_long_that_it_is_ordered_again_is_made_once() -> N
     """
 
     async def story() -> None:
-        cluster = FakeCluster()
-        launcher = Launcher(cluster, lambda name: ProcessSpec(name, ("true",)))
-        create, begun, go, made = cluster.create, asyncio.Event(), asyncio.Event(), []
-
-        async def slow(spec: ProcessSpec) -> None:
-            made.append(spec.name)
-            begun.set()
-            await go.wait()
-            await create(spec)
-
-        cluster.create = slow  # type: ignore[method-assign]
-        first = asyncio.create_task(launcher.start(WORKER, 0.0))
-        await begun.wait()
-        second = asyncio.create_task(launcher.start(WORKER, 0.0))
+        slow = SlowCluster()
+        first = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
+        await slow.begun.wait()
+        second = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
         await asyncio.sleep(0)
-        go.set()
+        slow.go.set()
         assert await first
         assert await second
-        assert made == [WORKER]
+        assert slow.made == [WORKER]
 
     asyncio.run(story())
 
@@ -336,8 +334,8 @@ def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
 
     async def story() -> None:
         gates, inbox = Gates(), EventQueue(ManualClock())
-        hands = Executor(inbox, None, ExecutorDeps(None, None, gates, None, None, None, None))  # type: ignore[arg-type]
-        hands.carry_out(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
+        executor = Executor(inbox, None, ExecutorDeps(None, None, gates, None, None, None, None))  # type: ignore[arg-type]
+        executor.carry_out(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
         (entry,) = await inbox.take()
         assert isinstance(entry.event, happened.SnapshotCut)
         for _ in range(5):
@@ -381,8 +379,8 @@ def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
 
 def test_a_file_is_replaced_whole_and_with_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "master.json"
-    write_json(path, {"token": "a"}, mode=0o600)
-    write_json(path, {"token": "b"}, mode=0o600)
+    write_json(path, {"token": "a"})
+    write_json(path, {"token": "b"})
     assert json.loads(path.read_text()) == {"token": "b"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]

@@ -23,6 +23,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
 from elasticdl.shard import Applied, Lease, SnapshotId, Source, Task
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -82,13 +83,18 @@ class World:
         self.deaths = 0
         self.server_deaths = 0
         self.gates: set[int] = set()
-        self.finish: c.FinishJob | None = None
+        self.ended: c.FinishJob | None = None
         self.version = 0
         self.failures = 0
         self.ledgers: list[tuple[str, Counter[Any]]] = []
         self.at_cut: dict[int, Counter[Any]] = {}
         self.handled: list[e.Event] = []
         self.expected_sum = None
+
+    @property
+    def finish(self) -> c.FinishJob:
+        """Of a job that has ended."""
+        return present(self.ended)
 
     # The driver
 
@@ -100,7 +106,7 @@ class World:
         for position, command in enumerate(commands):
             if isinstance(command, c.FinishJob):
                 assert position == len(commands) - 1
-                assert self.finish is None
+                assert self.ended is None
             self.carry_out(command)
         return commands
 
@@ -130,7 +136,7 @@ class World:
                         for lease in self.workers[name].leases
                         if lease.shard is not None
                     )
-                    self.pending.append(e.StateTold(0, name, held, "", ""))
+                    self.pending.append(e.StateReported(0, name, held, "", ""))
             case c.FenceWorker(name):
                 self.fenced.add(name)
                 told = tuple(
@@ -145,17 +151,18 @@ class World:
                     e.SnapshotSaved(0, SnapshotId(snapshot), version, f"version-{version}", 10)
                 )
             case c.FinishJob():
-                self.finish = command
+                self.ended = command
 
     def cut(self, snapshot: int) -> None:
         if not all(self.servers.values()):
             self.pending.append(e.SnapshotFailed(0, SnapshotId(snapshot), "a server is away"))
             return
         self.gates.add(snapshot)
-        names = {name for server in self.servers.values() for name in server.last}
+        names = {name for server in self.servers.values() for name in present(server).last}
         applied = {}
         for name in names:
-            least = min(self.servers.values(), key=lambda server: server.order.get(name, 0))
+            servers = map(present, self.servers.values())
+            least = min(servers, key=lambda server: server.order.get(name, 0))
             if name in least.last:
                 applied[str(name)] = least.last[name]
         self.at_cut[snapshot] = self.complete.copy()
@@ -247,11 +254,12 @@ class World:
         """One batch, applied on the servers `on`; reported only if that is all of them."""
         if self.gates or not all(self.servers.values()) or worker.name in self.fenced:
             return
-        shard, begin = lease.shard, worker.offsets[lease.shard.id]
+        shard = present(lease.shard)
+        begin = worker.offsets[shard.id]
         end = min(begin + BATCH, shard.records)
         worker.pushes += 1
         for index in on:
-            server = self.servers[index]
+            server = present(self.servers[index])
             server.last[worker.name] = Applied(shard.id, lease.attempt, end)
             server.order[worker.name] = worker.pushes
         records = Counter((lease.epoch, shard.source, shard.begin + i) for i in range(begin, end))
@@ -259,8 +267,8 @@ class World:
         if len(on) < len(self.servers):
             return
         self.version += 1
-        worker.offsets[shard.id] = end
-        done = end == shard.records
+        worker.offsets[present(shard).id] = end
+        done = end == present(shard).records
         applied = Applied(shard.id, lease.attempt, end)
         worker.reports.append(
             e.ProgressReported(
@@ -271,7 +279,7 @@ class World:
             worker.leases.remove(lease)
 
     def evaluate(self, worker: Worker, lease: Lease) -> None:
-        shard = lease.shard
+        shard = present(lease.shard)
         assert lease.snapshot is not None
         assert lease.offset == 0
         worker.leases.remove(lease)
@@ -339,7 +347,12 @@ class World:
             self.train(worker, lease, [0])
         self.put(
             e.TaskFailed(
-                self.t, worker.name, Task.TRAINING, lease.shard.id, lease.attempt, "m.py:3: boom"
+                self.t,
+                worker.name,
+                Task.TRAINING,
+                present(lease.shard).id,
+                lease.attempt,
+                "m.py:3: boom",
             )
         )
         del self.workers[worker.name]
@@ -357,7 +370,7 @@ class World:
                 e.LeaseReturned(
                     self.t,
                     worker.name,
-                    Applied(lease.shard.id, lease.attempt, lease.offset),
+                    Applied(present(lease.shard).id, lease.attempt, lease.offset),
                     taken=False,
                 )
             )
@@ -410,7 +423,7 @@ class World:
     def run_out(self) -> None:
         """Nothing goes wrong any more: the job must end by itself."""
         for _ in range(3000):
-            if self.finish:
+            if self.ended:
                 return
             while self.pending:
                 self.deliver()
@@ -428,7 +441,7 @@ class World:
         assert receipt.total.lost == receipt.total.left == 0
         told = self.state.status()
         assert (
-            sum(row.records for row in told.processes) + told.records.resumed
+            sum(row.records or 0 for row in told.processes) + told.records.resumed
             == told.records.trained + told.records.undone
         )
         assert receipt.total.repeated <= BATCH * self.deaths
@@ -594,7 +607,7 @@ def test_a_job_whose_workers_are_killed_again_and_again_trains_every_record(seed
     )
     world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
     for _ in range(400):
-        if world.finish:
+        if world.ended:
             break
         world.tick(0.1)
         world.deliver()
@@ -622,7 +635,7 @@ def test_servers_that_die_in_a_push_with_their_worker_leave_no_record_half_train
     world = World(make_spec(num_ps_pods=servers, max_relaunches=0), servers)
     world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
     for _ in range(400):
-        if world.finish:
+        if world.ended:
             break
         world.tick(0.1)
         for _ in range(rng.randint(0, 3)):

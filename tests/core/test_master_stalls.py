@@ -1,4 +1,4 @@
-"""A job that stands still says what it waits for, from whom and since when; then it acts, step by
+"""A stalled job says what it waits for, from whom and since when; then it acts, step by
 step, until it goes on or ends.
 """
 
@@ -18,6 +18,7 @@ from elasticdl.master.core.commands import Announce
 from elasticdl.shard import Applied, Lease, Task
 from tests.core.conftest import Bench
 from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, Weights, Worker, make_spec
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -41,10 +42,10 @@ def tells(
     job: Bench, name: ProcessName, *held: Lease, stacks: str = "feed.py:3 in feed", doing: str = ""
 ) -> list[c.Command]:
     return job.put(
-        e.StateTold(
+        e.StateReported(
             0,
             name,
-            tuple(Applied(lease.shard.id, lease.attempt, 0) for lease in held),
+            tuple(Applied(present(lease.shard).id, lease.attempt, 0) for lease in held),
             stacks,
             doing,
         )
@@ -58,14 +59,14 @@ def in_training(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]
     job = bench(num_workers=1)
     job.up()
     job.lease()
-    return job, ("training shard 0", ("worker-0",), "it reported 0 of 16 records")
+    return job, ("training shard 0", ("worker-0",), "0 of 16 records reported")
 
 
 def with_work_that_nobody_takes(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job = bench(num_workers=1)
     job.up()
     return job, (
-        "a worker to ask for one of 4 shards of training",
+        "a request for one of 4 free training shards",
         ("worker-0",),
         "booked 0 of 64 records",
     )
@@ -100,7 +101,7 @@ def summarising(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]
     job = bench(Action.EVALUATE, num_workers=1)
     job.up()
     job.finish(0, job.lease())
-    return job, ("summary of evaluation round 0", ("worker-0",), "nobody has taken it")
+    return job, ("summary of evaluation round 0", ("worker-0",), "no worker has taken it")
 
 
 def exporting(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
@@ -108,7 +109,7 @@ def exporting(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
     job.up()
     job.train_all()
     assert job.lease().task is Task.EXPORT
-    return job, ("the model to be exported", ("worker-0",), "")
+    return job, ("the export of the model", ("worker-0",), "")
 
 
 def taking_the_last_checkpoint(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
@@ -145,11 +146,11 @@ def test_each_phase_says_what_it_waits_for_and_from_whom(
     assert numbers in stall.numbers
     assert (stall.since_s, stall.step) == (before_s, "asked for their state")
     (said,) = told(job)
-    assert "nothing has moved for 60 s" in said
+    assert "no activity for 60 s" in said
     assert what in said
     assert all(debtor in said for debtor in debtors)
     assert set(debtors) <= set(asked(commands))
-    assert job.state.status().waiting[0].startswith("the job stands still for")
+    assert job.state.status().waiting[0].startswith("stalled for")
 
 
 def test_a_job_that_moves_does_not_stand_still(bench: type[Bench]) -> None:
@@ -203,8 +204,8 @@ def test_a_stall_that_ends_by_itself_is_told_to_be_over(bench: type[Bench]) -> N
     wait(job, S + 10)
     job.progress(0, lease, 8)
     first, last = told(job)
-    assert "stands still" in first
-    assert last == "the job goes on, after it stood still for 70 s"
+    assert "is stalled" in first
+    assert last == "the job continues after a stall of 70 s"
     assert job.state.status().stall is None
     wait(job, S - 1)
     assert len(told(job)) == 2
@@ -218,17 +219,17 @@ def test_user_code_that_takes_long_is_a_named_wait_and_no_stall(bench: type[Benc
     job.up()
     lease = job.lease()
     wait(job, 5)
-    job.put(e.ActivityTold(0, job.worker(0), "feed", 5.0))
+    job.put(e.ActivityReported(0, job.worker(0), "feed", 5.0))
     commands = wait(job, 95)
     assert job.state.status().waiting[0] == "worker-0 has been in feed for 100 s"
     assert job.state.status().stall is None
     assert asked(commands) == ["worker-0"]
     tells(job, job.worker(0), lease, doing="in feed for 60 s")
     (said,) = told(job)
-    assert said == "worker-0 is in feed for 60 s:\nfeed.py:3 in feed"
+    assert said == "stacks of worker-0, in feed for 60 s:\nfeed.py:3 in feed"
     assert "waiting for user code: worker-0 has been in feed for 35 s" in told(job, "wait")
     assert not job.of(c.StopProcess)
-    job.put(e.ActivityTold(0, job.worker(0), ""))
+    job.put(e.ActivityReported(0, job.worker(0), ""))
     job.progress(0, lease, 16, done=True)
     wait(job, 3)
     assert any(text.startswith("waited") and "user code" in text for text in told(job, "wait"))
@@ -238,13 +239,13 @@ def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench: type[Bench
     job = bench(num_workers=1)
     job.up()
     job.lease()
-    job.put(e.ActivityTold(0, job.worker(0), "feed", 0.0))
+    job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
     wait(job, 10 * S - 1)
     assert not job.of(c.StopProcess)
     commands = wait(job, 2)
     (stop,) = job.of(c.StopProcess, commands)
     assert (stop.name, stop.grace_s) == (job.worker(0), 0.0)
-    assert "it has been in feed for 601 s, where 600 s are allowed" in stop.reason
+    assert "it has been in feed for 601 s; the limit is 600 s" in stop.reason
     gone = next(one for one in job.state.status().processes if one.name == "worker-0")
     assert (gone.state, gone.cause) == ("lost", "stalled")
 
@@ -253,11 +254,11 @@ def test_code_that_has_taken_long_before_may_take_ten_times_that(bench: type[Ben
     job = bench(num_workers=1)
     job.up()
     lease = job.lease()
-    job.put(e.ActivityTold(0, job.worker(0), "feed", 0.0))
+    job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
     wait(job, 100)
-    job.put(e.ActivityTold(0, job.worker(0), ""))
+    job.put(e.ActivityReported(0, job.worker(0), ""))
     job.progress(0, lease, 8)
-    job.put(e.ActivityTold(0, job.worker(0), "feed", 0.0))
+    job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
     wait(job, 1000)
     assert not job.of(c.StopProcess)
     assert job.of(c.StopProcess, wait(job, 2000))
@@ -273,9 +274,9 @@ def test_time_that_a_start_or_long_code_took_is_no_time_without_progress(
     wait(job, 11 * S)
     job.put(e.StartWentOn(0, job.worker(0), ""))
     lease = job.lease()
-    job.put(e.ActivityTold(0, job.worker(0), "feed", 0.0))
+    job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
     wait(job, 9 * S)
-    job.put(e.ActivityTold(0, job.worker(0), ""))
+    job.put(e.ActivityReported(0, job.worker(0), ""))
     wait(job, 5)
     assert told(job) == []
     job.progress(0, lease, 8)
@@ -292,7 +293,7 @@ def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench: ty
     assert not job.of(c.StopProcess, wait(job, S / 2 - 2))
     (stop,) = job.of(c.StopProcess, wait(job, 2))
     assert stop.name == job.worker(0)
-    assert "the job stands still, and waits for it" in stop.reason
+    assert "the job is stalled, waiting for" in stop.reason
     job.die(job.worker(0))
     wait(job, 2)
     job.attach(job.worker(1))
@@ -302,17 +303,14 @@ def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench: ty
     wait(job, 2)
     status = job.state.status()
     assert status.exit_code == ExitCode.STALLED
-    assert (
-        "a worker to ask for one of 4 shards of training that nobody has, owed by worker-1"
-        in status.outcome
-    )
+    assert "a request for one of 4 free training shards" in present(status.outcome)
     job.die(job.worker(1))
     job.die(job.ps(0))
     wait(job, 1)
-    assert job.finished.exit_code == ExitCode.STALLED  # type: ignore[attr-defined]
+    assert job.end.exit_code == ExitCode.STALLED
     assert [text.partition(":")[0] for text in told(job)] == [
-        "the job stands still",
-        "the job still stands still",
+        "the job is stalled",
+        "still stalled",
     ]
 
 
@@ -321,7 +319,7 @@ def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker(bench: t
     job.up()
     job.lease()
     wait(job, S + 1)
-    job.put(e.ActivityTold(0, job.worker(0), "feed", S))
+    job.put(e.ActivityReported(0, job.worker(0), "feed", S))
     wait(job, 10 * S)
     assert [str(command.name) for command in job.of(c.StopProcess)] == ["worker-0"]
     job.attach(job.worker(1))
@@ -344,7 +342,7 @@ def test_a_job_that_ends_as_stalled_keeps_what_was_learnt(bench: type[Bench]) ->
     job.put(e.SnapshotSaved(0, cut.snapshot, 2, "checkpoint", 10))
     job.die(job.ps(0))
     wait(job, 1)
-    assert job.finished.exit_code == ExitCode.STALLED
+    assert job.end.exit_code == ExitCode.STALLED
     assert [one.version for one in job.state.status().checkpoints] == [2]
 
 
@@ -367,7 +365,7 @@ def test_leases_that_only_one_side_knows_of_are_given_out_again(bench: type[Benc
     lost = job.lease()
     wait(job, S + 1)
     tells(job, job.worker(0))
-    assert any("worker-0 does not have shard" in text for text in told(job))
+    assert any("worker-0 does not have its leased shard" in text for text in told(job))
     again = job.lease()
     assert (again.shard, again.attempt) == (lost.shard, lost.attempt + 1)
 
@@ -377,7 +375,9 @@ def test_a_worker_that_holds_what_it_was_not_leased_loses_it(bench: type[Bench])
     job.up()
     lease = job.lease()
     job.put(
-        e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 0), taken=False)
+        e.LeaseReturned(
+            0, job.worker(0), Applied(present(lease.shard).id, lease.attempt, 0), taken=False
+        )
     )
     wait(job, S + 1)
     commands = tells(job, job.worker(0), lease)
@@ -394,7 +394,7 @@ def test_a_worker_that_forgot_a_training_shard_is_replaced_and_settled_exactly(
     wait(job, S + 1)
     commands = tells(job, job.worker(0))
     assert job.of(c.FenceWorker, commands)
-    job.fenced(0, Applied(lease.shard.id, lease.attempt, 8))
+    job.fenced(0, Applied(present(lease.shard).id, lease.attempt, 8))
     job.attach(job.worker(1))
     assert (job.total["trained"], job.total["repeated"]) == (8, 0)
     assert job.lease(1).offset == 8
@@ -422,20 +422,20 @@ class Forgetful(RingWorld):
         if weights.last is None:
             return
         lease, end = weights.last
-        key = lease.shard.id, lease.attempt
+        key = present(lease.shard).id, lease.attempt
         if self.cured and self.ring.generation != self.formed:
             self.formed = self.ring.generation
             self.forgotten.clear()
         if self.forgotten.get(leader.name) == key:
             return
-        if end == (lease.limit or lease.shard.records):
+        if end == (lease.limit or present(lease.shard).records):
             self.forgotten[leader.name] = key
         super().tell(leader, weights)
 
     def carry_out(self, command: Any) -> None:
         if isinstance(command, c.AskState):
             self.asked.append(str(command.process))
-            self.pending.append(e.StateTold(0, command.process, (), "ring.py:1 in gather"))
+            self.pending.append(e.StateReported(0, command.process, (), "ring.py:1 in gather"))
         super().carry_out(command)
 
     def of(self, kind: type[Announce]) -> list[Announce]:
@@ -461,19 +461,18 @@ def until(
 def test_a_ring_whose_last_records_nobody_reports_is_diagnosed_and_formed_anew() -> None:
     world = ring_job(num_workers=2, checkpoint_steps=3)
     until(world, lambda: world.state.status().stall is not None)
-    stall = world.state.status().stall
+    stall = present(world.state.status().stall)
     assert "records" in stall.waits_for
-    assert "to be booked" in stall.waits_for
     assert stall.debtors == ("worker-0", "worker-1")
     booked = world.state.receipt().total.trained
     assert f"booked {booked:,} of 206 records" in stall.numbers
     steps = world.newest.version
     assert f"worker-0 is at step {steps}" in stall.numbers
-    until(world, lambda: world.finish is not None)
+    until(world, lambda: world.ended is not None)
     assert world.finish.exit_code is ExitCode.DONE
     world.check_truth()
-    assert any("the ring is formed anew" in text for text in told(world))
-    assert any(text.startswith("the job goes on, after it stood still") for text in told(world))
+    assert any("forming a new generation of the ring" in text for text in told(world))
+    assert any(text.startswith("the job continues after a stall") for text in told(world))
     assert {"worker-0", "worker-1"} <= set(world.asked)
     assert any("ring.py:1 in gather" in text for text in told(world))
 
@@ -483,19 +482,19 @@ class Hopeless(Forgetful):
 
     def tell(self, leader: Worker, weights: Weights) -> None:
         """Nobody ever tells of the second shard."""
-        if weights.last is not None and weights.last[0].shard.id == 0:
+        if weights.last is not None and present(weights.last[0].shard).id == 0:
             super().tell(leader, weights)
 
 
 def test_a_ring_that_nothing_helps_ends_with_its_own_exit_code_and_the_diagnosis() -> None:
     world = ring_job(Hopeless, num_workers=2, checkpoint_steps=3)
-    until(world, lambda: world.finish is not None)
+    until(world, lambda: world.ended is not None)
     assert world.finish.exit_code is ExitCode.STALLED
-    assert "to be booked, owed by" in world.finish.message
-    steps = [text.partition(": ")[2] or text for text in told(world) if "stands still" in text]
-    assert [step for step in steps if "anew" in step or "replaced" in step][:2] == [
-        "the ring is formed anew",
-        "worker-0 is replaced",
+    assert "waiting for records" in world.finish.message
+    steps = [text.partition(": ")[2] for text in told(world) if text.startswith("still stalled")]
+    assert steps[:2] == [
+        "forming a new generation of the ring",
+        "replacing worker-0",
     ]
     assert world.t < 600
 
@@ -505,13 +504,13 @@ class Restless(Hopeless):
 
     def turn(self) -> None:
         super().turn()
-        if self.ring is not None and self.t % 8 < 0.1 and self.newest.version > 5:
+        if self.newest_ring is not None and self.t % 8 < 0.1 and self.newest.version > 5:
             for worker in list(self.workers.values()):
                 self.broke(worker)
 
 
 def test_a_job_that_moves_for_ever_without_progress_ends_too() -> None:
     world = ring_job(Restless, num_workers=2, checkpoint_steps=3)
-    until(world, lambda: world.finish is not None, turns=60_000)
+    until(world, lambda: world.ended is not None, turns=60_000)
     assert world.finish.exit_code is ExitCode.STALLED
     assert any("no progress for" in text for text in told(world))

@@ -30,6 +30,8 @@ GAUGES = {
     "worker-0": {
         "records_per_s": 1200.5,
         "staleness_mean": 0.5,
+        "staleness_limit": 1.0,
+        "exchange_share": 0.4,
         "pull_ms": 2.0,
         "push_ms": 3.5,
         "step_ms": 10.0,
@@ -62,7 +64,7 @@ def status(bench: type[Bench]) -> JobStatus:
     job.put(e.SnapshotSaved(0, SnapshotId(1), 12, "checkpoints/version-12", 1_000_000))
     job.t = 15.0
     job.die(job.worker(1), ExitFacts(signal=9))
-    job.put(e.StopAsked(0, job.worker(1), "it is good enough"))
+    job.put(e.WorkerStopRequested(0, job.worker(1), "it is good enough"))
     return replace(
         job.state.status(),
         ring=RingStatus(3, 3, ("worker-0", "worker-2"), "fine"),

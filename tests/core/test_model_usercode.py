@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.model.usercode import short, summary
+from elasticdl.model.usercode import described, short, summary
 
 pytestmark = pytest.mark.core
 
@@ -58,6 +58,10 @@ EAGER = (
         (EAGER, "StringToNumberOp could not"),
         ("", ""),
         ("Graph execution error:\n\n", "Graph execution error:"),
+        (
+            "ValueError: no\nTraceback (most recent call last):\n  ^^^^^^^\n  ~~^~~\n",
+            "ValueError: no",
+        ),
         ("no such column: [Op: x] was never a thing", "no such column: [Op: x] was never a thing"),
         (
             "\x1b[1mthe user's words\x1b[0m\n\nArguments received by Dense.call():\n  • x",
@@ -87,3 +91,14 @@ def test_only_the_words_of_the_operation_are_left(message: str, left: str) -> No
 )
 def test_the_kind_of_an_error_is_said_once(error: Exception, said: str) -> None:
     assert summary(error, "loss") == f"loss raised {said}"
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("Table not initialized.", "make it once, in the module or in the layer's __init__"),
+        ("Cannot take the length of shape with unknown rank.", "set_shape or tf.ensure_shape"),
+    ],
+)
+def test_a_message_that_names_no_cause_gets_advice(message: str, advice: str) -> None:
+    assert advice in described(ValueError(message), "the model", "/zoo").hint

@@ -40,7 +40,6 @@ def test_a_folder_that_is_new_or_empty_will_do(tmp_path: Path, action: Action) -
     (tmp_path / ".keep").touch()
     (tmp_path / "lost+found").mkdir()
     refuse_output(job(action, tmp_path))
-    refuse_output(job(action, "gs://bucket/somewhere"))
     assert sorted(os.listdir(tmp_path)) == [".keep", "lost+found"]
 
 
@@ -48,7 +47,7 @@ def test_predictions_are_not_mixed_with_anything(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"predictions-{number:06d}-000000000-000000010.npz").touch()
     with pytest.raises(
-        SpecError, match=r"predictions-000000-.* and 2 more: what this job predicts would be mixed"
+        SpecError, match=r"predictions-000000-.* and 2 more, which this job"
     ) as refused:
         refuse_output(job(Action.PREDICT, tmp_path))
     assert str(tmp_path) in refused.value.message and "new or empty" in refused.value.hint
@@ -60,11 +59,15 @@ def test_predictions_are_not_mixed_with_anything(tmp_path: Path) -> None:
 def test_an_export_takes_the_place_of_an_earlier_one_and_of_nothing_else(tmp_path: Path) -> None:
     """It replaced the whole directory, whatever was in it: `--output .` removed the data."""
     refuse_output(job(Action.TRAIN, export(tmp_path / "export")))
-    with pytest.raises(SpecError, match="has export, which is of no export") as refused:
+    with pytest.raises(
+        SpecError, match="contains export, which is not from an earlier export"
+    ) as refused:
         refuse_output(job(Action.TRAIN, tmp_path))
     assert str(tmp_path / "export") in refused.value.hint
     (tmp_path / "export/notes.txt").write_text("by hand")
-    with pytest.raises(SpecError, match=r"has notes\.txt, which is of no export"):
+    with pytest.raises(
+        SpecError, match=r"contains notes\.txt, which is not from an earlier export"
+    ):
         refuse_output(job(Action.TRAIN, tmp_path / "export"))
     assert (tmp_path / "export/notes.txt").read_text() == "by hand"
 
@@ -94,7 +97,7 @@ def test_an_export_is_made_beside_its_place(
     monkeypatch.setattr(
         os, "access", lambda path, _mode: Path(path) != tmp_path
     )  # root may write everywhere
-    with pytest.raises(SpecError, match=f"this user may not write to {tmp_path}"):
+    with pytest.raises(SpecError, match=f"no permission to write to {tmp_path}"):
         refuse_output(job(Action.TRAIN, tmp_path / "ours"))
 
 

@@ -24,10 +24,11 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.processes.budgets import Budgets
-from elasticdl.master.core.processes.failures import Cause, Verdict, verdict
+from elasticdl.master.core.processes.causes import Cause, Verdict, verdict_of
 from elasticdl.master.core.processes.memory_limits import MemoryLimits, MemoryPolicy
 from elasticdl.shard import Source
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -53,11 +54,18 @@ def told(job: Bench, kind: str = "wait") -> list[str]:
     return [command.text for command in job.of(c.Announce) if command.kind == kind]
 
 
-def cause_of(job: Bench, name: str) -> str:
+def cause_of(job: Bench, name: str) -> str | None:
     return next(process.cause for process in job.state.status().processes if process.name == name)
 
 
 # words
+
+_AT = "2026-11-23 09:24:16,700"
+LOGGED = f"""{_AT} E elasticdl.worker.lifecycle: UserError: zoo/m.py:3: loss raised ValueError: no
+  zoo/m.py:3  raise ValueError("no")
+{_AT} I elasticdl.worker.process.os_process: SIGTERM: finishing the step
+"""
+"""The log of a worker that failed and was then asked to leave."""
 
 
 @pytest.mark.parametrize(
@@ -66,17 +74,17 @@ def cause_of(job: Bench, name: str) -> str:
         (PREEMPTED, Cause.PREEMPTED, "preempted for a pod of higher priority"),
         (EVICTED, Cause.EVICTED, "evicted by request"),
         (NODE_TAINTED, Cause.NODE_DRAINED, "its node was tainted"),
-        (NODE_LOST, Cause.NODE_LOST, "its node is gone"),
-        (DELETED, Cause.DELETED, "deleted by somebody"),
+        (NODE_LOST, Cause.NODE_LOST, "its node stopped answering"),
+        (DELETED, Cause.DELETED, "deleted by someone else"),
         (
             ExitFacts(exit_code=66, reason="Deleted"),
             Cause.DELETED,
-            "deleted by somebody; it gave its work back first",
+            "deleted by someone else; it returned its shards first",
         ),
         (
             ExitFacts(exit_code=66, conditions=PREEMPTED.conditions),
             Cause.PREEMPTED,
-            "it gave its work back first",
+            "it returned its shards first",
         ),
         (
             no_image("image zoo:1 cannot be pulled (ErrImagePull): 401"),
@@ -90,7 +98,7 @@ def cause_of(job: Bench, name: str) -> str:
         ),
         (ExitFacts(reason="Terminated"), Cause.NODE_DRAINED, "shut down"),
         (ExitFacts(reason="Odd", log_tail="so it was"), Cause.INFRASTRUCTURE, "Odd: so it was"),
-        (ExitFacts(reason="Deleted", asked=True), Cause.DRAINED, "ended as asked"),
+        (ExitFacts(reason="Deleted", asked=True), Cause.DRAINED, "ended on request"),
         (
             ExitFacts(signal=15, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
             Cause.EVICTED,
@@ -99,7 +107,7 @@ def cause_of(job: Bench, name: str) -> str:
     ],
 )
 def test_each_fate_has_its_cause_and_words(facts: ExitFacts, cause: Cause, words: str) -> None:
-    found = verdict(facts)
+    found = verdict_of(facts)
     assert (found.cause, found.blames_work) == (cause, False)
     assert words in found.text
     assert "step 7" not in found.text
@@ -110,8 +118,8 @@ def test_each_fate_has_its_cause_and_words(facts: ExitFacts, cause: Cause, words
     [
         (GIB, None, "out of memory at 1.0 of 1.0 GiB"),
         (GIB, GIB - 1000, "out of memory at 1.0 of 1.0 GiB"),
-        (3 * GIB // 2, GIB // 2, "out of memory at 1.5 of 1.5 GiB (512 MiB when last heard of)"),
-        (None, GIB, "out of memory; it had 1.0 GiB when last heard of"),
+        (3 * GIB // 2, GIB // 2, "out of memory at 1.5 of 1.5 GiB (its last report said 512 MiB)"),
+        (None, GIB, "out of memory; its last report said 1.0 GiB"),
         (None, None, "out of memory"),
     ],
 )
@@ -119,7 +127,7 @@ def test_an_end_out_of_memory_names_limit_and_peak(
     limit: int | None, peak: int | None, words: str
 ) -> None:
     facts = ExitFacts(signal=9, reason="OOMKilled", memory_peak_bytes=peak)
-    assert verdict(facts, limit_bytes=limit).text == words
+    assert verdict_of(facts, limit_bytes=limit).text == words
 
 
 # budgets
@@ -128,7 +136,7 @@ def test_an_end_out_of_memory_names_limit_and_peak(
 @pytest.mark.parametrize(
     "facts",
     [PREEMPTED, EVICTED, NODE_TAINTED, NODE_LOST, DELETED],
-    ids=lambda facts: verdict(facts).cause,
+    ids=lambda facts: verdict_of(facts).cause,
 )
 def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(
     bench: type[Bench], facts: ExitFacts
@@ -139,7 +147,7 @@ def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(
         assert names(job, job.die(job.worker(index), facts)) == [f"worker-{index + 1}"]
         job.attach(job.worker(index + 1))
     assert job.state.status().exit_code is None
-    assert cause_of(job, "worker-7") == verdict(facts).cause
+    assert cause_of(job, "worker-7") == verdict_of(facts).cause
 
 
 @pytest.mark.parametrize(
@@ -154,9 +162,9 @@ def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_th
         job.put(e.ProcessSilent(0, job.worker(index), 10.0))
         assert cause_of(job, f"worker-{index}") == "silent"
         job.die(job.worker(index), facts)
-        assert cause_of(job, f"worker-{index}") == verdict(facts).cause
+        assert cause_of(job, f"worker-{index}") == verdict_of(facts).cause
         job.attach(job.worker(index + 1))
-    assert job.said("worker-7, which had fallen silent: ")
+    assert job.said("cause of the silence of worker-7: ")
     assert job.state.status().exit_code is None
 
 
@@ -198,6 +206,17 @@ def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench: type
         assert job.state.status().exit_code is None
     job.die(job.worker(2), no_program('exec: "trian": not found'))
     assert job.state.status().outcome == 'worker-2: could not be started: exec: "trian": not found'
+
+
+def test_what_no_other_process_could_do_either_is_not_tried_again(bench: type[Bench]) -> None:
+    job = bench(num_workers=2)
+    job.start()
+    job.attach(job.ps(0))
+    facts = ExitFacts(exit_code=70, log_tail="E lifecycle: CannotRun: Horovod is missing")
+    job.die(job.worker(0), facts)
+    assert job.state.status().outcome == (
+        "worker-0: cannot run: E lifecycle: CannotRun: Horovod is missing"
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,10 +286,10 @@ def test_a_worker_out_of_memory_gets_more_and_at_the_limit_the_failure_names_lim
     job.fenced(4, None)
     status = job.state.status()
     assert status.exit_code == ExitCode.JOB_FAILED
-    assert status.outcome.startswith(
-        f"worker-4 out of memory at 2.0 of 2.0 GiB, 3 times on shard {lease.shard.id}; "
+    assert present(status.outcome).startswith(
+        f"worker-4 out of memory at 2.0 of 2.0 GiB, 3 times on shard {present(lease.shard).id}; "
     )
-    assert "--worker-resource-limit" in job.state._context.outcome.hint
+    assert "--worker-resource-limit" in present(job.state._context.outcome).hint
 
 
 def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(
@@ -284,7 +303,7 @@ def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(
         job.fenced(index, None)
         job.attach(job.worker(index + 1))
     assert job.state.status().exit_code is None
-    assert "attempt 3: worker-2: out of memory at 1.0 of 1.0 GiB" in job.state.status().parked[0]
+    assert "attempt 1: worker-0: out of memory at 1.0 of 1.0 GiB" in job.state.status().parked[0]
     job.train_all(3)
 
 
@@ -301,7 +320,7 @@ def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(
         job.attach(job.ps(0, incarnation + 1))
     assert (
         job.state.status().outcome
-        == "ps-0.3 out of memory at 512 of 512 MiB; this was the 4th such end"
+        == "ps-0.3 out of memory at 512 of 512 MiB; this is the 4th such end"
     )
 
 
@@ -328,12 +347,12 @@ def four_workers(bench: type[Bench], placed: int = 2, **flags: Any) -> Bench:
 
 def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench: type[Bench]) -> None:
     job = four_workers(bench)
-    assert job.state.status().waiting[0] == f"2 of 4 workers placed; {QUOTA}"
+    assert job.state.status().waiting[0] == f"2 of 4 workers scheduled; {QUOTA}"
     job.tick(1)
     for _ in range(50):
         job.put(e.CreateFailed(0, job.worker(2), QUOTA, retry=True))
         job.tick(1)
-    assert told(job) == [f"2 of 4 workers placed; {QUOTA}"]
+    assert told(job) == [f"2 of 4 workers scheduled; {QUOTA}"]
     assert job.lease(0) and job.lease(1)
     assert job.state.status().exit_code is None
 
@@ -356,8 +375,8 @@ def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench: type[Bench]
     job.put(e.ProcessSeen(0, job.worker(2), running=True))
     job.tick(1)
     assert told(job)[1:] == [
-        "3 of 4 workers placed; no node has room for it: 0/3 nodes are available",
-        "every process has its place",
+        "3 of 4 workers scheduled; no node has room for it: 0/3 nodes are available",
+        "all processes are scheduled",
     ]
 
 
@@ -369,8 +388,8 @@ def test_being_placed_takes_a_moment_that_is_no_wait(bench: type[Bench]) -> None
     assert told(job) == []
     job.tick(2)
     assert told(job) == [
-        "0 of 1 parameter servers placed; the cluster has not shown it yet; "
-        "0 of 2 workers placed; node n1 is preparing it (and 1 other reason)"
+        "0 of 1 parameter servers scheduled; the cluster has not reported it yet; "
+        "0 of 2 workers scheduled; node n1 is preparing it (and 1 other reason)"
     ]
 
 
@@ -378,7 +397,7 @@ def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench: type
     job = four_workers(bench, placed=1, num_workers="3:4")
     assert (
         job.state.status().waiting[0]
-        == f"1 of 4 workers placed, fewer than the 3 that are wanted at least; {QUOTA}"
+        == f"1 of 4 workers scheduled, below the minimum of 3; {QUOTA}"
     )
     assert job.lease(0)
     job.tick(100_000)
@@ -401,7 +420,7 @@ def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench: type[
         " memory"
     )
     assert told(job) == [
-        "1 of 2 parameter servers placed; no node has room for it: Insufficient memory"
+        "1 of 2 parameter servers scheduled; no node has room for it: Insufficient memory"
     ]
 
 
@@ -423,7 +442,7 @@ def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(
     assert all(found[-1] >= 24.0 for found in pauses.values())
     assert len({found[-2] for found in pauses.values()}) > 5
     assert [text for text in told(job) if QUOTA in text][-1].endswith(
-        f"0 of 20 workers placed; {QUOTA}"
+        f"0 of 20 workers scheduled; {QUOTA}"
     )
     assert len(told(job)) <= 2, "once more when the servers are waited for, too"
 
@@ -433,7 +452,7 @@ def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench: ty
     job.start()
     words = "service account elasticdl of namespace ns may not create pods in namespace ns"
     job.put(e.CreateFailed(0, job.ps(0), words, retry=False))
-    assert (job.state.status().exit_code, words in job.state.status().outcome) == (
+    assert (job.state.status().exit_code, words in present(job.state.status().outcome)) == (
         ExitCode.CLUSTER_REFUSED,
         True,
     )
@@ -456,22 +475,18 @@ def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_t
     job = limited(bench, 2, num_workers=6, records_per_task=8)
     job.start()
     assert names(job) == ["ps-0", "worker-0", "worker-1"]
-    assert (
-        "4 more workers wait for their turn to start: 2 at a time here"
-        in job.state.status().waiting
-    )
-    job.attach(job.ps(0), job.worker(0), job.worker(1))
-    assert names(job) == [
-        "ps-0",
-        "worker-0",
-        "worker-1",
-    ], "attached, but the model is not built yet"
-    job.put(e.LeaseRequested(0, job.worker(1)))
+    assert "starting workers 2 at a time; 4 queued" in job.state.status().waiting
+    job.attach(job.ps(0))
+    for index in (0, 1):
+        job.put(e.ProcessAttached(0, job.worker(index), starting=True))
+        job.put(e.LeaseRequested(0, job.worker(index)))
+    assert names(job)[3:] == [], "they read ahead while they still exchange weights"
+    job.put(e.StartWentOn(0, job.worker(1), ""))
     assert names(job)[3:] == ["worker-2"]
-    job.put(e.LeaseRequested(0, job.worker(0)))
+    job.put(e.StartWentOn(0, job.worker(0), ""))
     assert names(job)[3:] == ["worker-2", "worker-3"]
     job.put(e.ScaleRequested(0, 1, 2))
-    assert "wait for their turn" not in str(job.state.status().waiting)
+    assert "queued" not in str(job.state.status().waiting)
 
 
 @pytest.mark.parametrize("fewest", [1, 3])
@@ -484,15 +499,16 @@ def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(
     for index in (0, 1):
         job.put(e.ProcessAttached(0, job.worker(index), starting=True))
     assert names(job) == ["worker-0", "worker-1"], "attached, but the step is not compiled yet"
-    job.put(e.RingTold(0, job.worker(1), True, 0, 0, False, ""))
+    job.put(e.RingReported(0, job.worker(1), True, 0, 0, False, ""))
     assert names(job) == ["worker-0", "worker-1", "worker-2"]
-    assert "turn to start" not in str(job.state.status().waiting)
+    assert "queued" not in str(job.state.status().waiting)
 
 
 def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench: type[Bench]) -> None:
     job = limited(bench, 1, num_workers=2)
     job.start()
-    job.attach(job.ps(0), job.worker(0))
+    job.attach(job.ps(0))
+    job.put(e.ProcessAttached(0, job.worker(0), starting=True))
     assert names(job) == ["ps-0", "worker-0"]
     assert names(job, job.tick(119)) == []
     assert names(job, job.tick(2)) == ["worker-1"]
@@ -501,3 +517,10 @@ def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench: t
 def test_without_a_limit_all_come_at_once(bench: type[Bench]) -> None:
     job = bench(num_workers=500)
     assert len(names(job, job.start(training=(Source("a", 64_000),)))) == 501
+
+
+def test_what_a_process_logged_after_its_error_is_no_cause() -> None:
+    told = verdict_of(ExitFacts(exit_code=64, log_tail=LOGGED))
+    assert told.text == "user error: UserError: zoo/m.py:3: loss raised ValueError: no"
+    raised = f"{_AT} E ps: Traceback (most recent call last):\n  f()\nKeyError: 1\n"
+    assert verdict_of(ExitFacts(exit_code=64, log_tail=raised)).text == "user error: KeyError: 1"

@@ -20,7 +20,6 @@ from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.cluster.kubernetes.kubeconfig import contexts, no_cluster
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job_status import JobStatus, unknown_status
-from elasticdl.jobdir import job_end
 from elasticdl.jobdir.layout import JobDirectory
 from tests.statuses import process
 
@@ -157,7 +156,7 @@ def test_a_job_that_has_ended_answers_from_what_it_left(here: Path) -> None:
         7,
         130,
     )
-    assert "no checkpoint was made" in report.hint
+    assert "no checkpoint exists" in report.hint
     assert report.as_row()["records"] == {"trained": 0, "expected": 0}
 
 
@@ -172,13 +171,18 @@ def test_a_job_that_failed_before_it_began_has_a_status_too(here: Path) -> None:
     )
 
 
-def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = DirectoryJob(JobDirectory(made(here / "j")))
+def aged(directory: Path, age_s: float) -> None:
+    """Nothing has been written there for so long."""
+    then_s = time.time() - age_s
+    for path in (*directory.iterdir(), directory):
+        os.utime(path, (then_s, then_s))
+
+
+def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(here: Path) -> None:
+    directory = made(here / "j")
+    job = DirectoryJob(JobDirectory(directory))
     assert job.outcome() is None and job.report().state == "waiting"
-    monkeypatch.setattr(job_end, "STARTS_WITHIN_S", -1.0)
-    monkeypatch.setattr(job_end, "LAST_WORD_WITHIN_S", 0.0)
+    aged(directory, 3600.0)
     outcome = job.outcome()
     assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
 
@@ -189,33 +193,31 @@ def test_what_was_known_of_a_killed_job_is_read_once(
     """Of two readings one might find the file gone: the status was then empty and the outcome was
     not.
     """
-    job, readings = DirectoryJob(JobDirectory(made(here / "j"))), []
+    directory, readings = made(here / "j"), []
+    job = DirectoryJob(JobDirectory(directory))
 
     def once(directory: JobDirectory, message: str) -> JobStatus | None:
         readings.append(directory)
         return replace(unknown_status(""), version=7) if len(readings) == 1 else None
 
-    monkeypatch.setattr(job_end, "STARTS_WITHIN_S", -1.0)
-    monkeypatch.setattr(job_end, "LAST_WORD_WITHIN_S", 0.0)
+    aged(directory, 3600.0)
     monkeypatch.setattr("elasticdl.jobdir.job_end.last_known", once)
     found = job.report()
     assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
 
 
-def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(here: Path) -> None:
     """Its master was killed between its last two files: whoever waits for the job would wait for
     ever.
     """
-    monkeypatch.setattr(job_end, "LAST_WORD_WITHIN_S", 0.0)
     directory = made(here / "j")
     job, receipt = DirectoryJob(JobDirectory(directory)), directory / "receipt.json"
+    aged(directory, 20.0)
     receipt.write_text("{}")
-    os.utime(directory / "job.json", (time.time() - 5.0, time.time() - 5.0))
+    os.utime(directory, (time.time() - 15.0, time.time() - 15.0))
     outcome = job.outcome()
     assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
-    os.utime(receipt, (time.time() - 10.0, time.time() - 10.0))
+    os.utime(receipt, (time.time() - 30.0, time.time() - 30.0))
     assert job.outcome() is None, "that receipt is of the run before"
 
 
@@ -223,7 +225,7 @@ def test_a_master_that_takes_its_address_away_first_is_not_taken_for_killed(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = made(here / "j")
-    monkeypatch.setattr(job_end, "STARTS_WITHIN_S", -1.0)
+    os.utime(directory / "job.json", (0, 0))
 
     def leaves_its_word(_seconds: float) -> None:
         (directory / "status.json").write_text(
@@ -267,7 +269,7 @@ def test_of_two_jobs_of_one_name_none_is_taken_for_the_other(here: Path) -> None
         resolve_job(JobQuery("ads")),
     ):
         pass
-    assert caught.value.hint == "say which: --job-dir jobs/one"
+    assert caught.value.hint == "choose one, for example --job-dir jobs/one"
     made(here / "jobs" / "ads", name="ads")
     with resolve_job(JobQuery("ads")) as job:
         assert job.place.job_dir == str(here / "jobs" / "ads"), (
@@ -310,7 +312,7 @@ def test_a_job_that_runs_on_a_cluster_and_whose_volume_is_seen_here_is_asked_the
     assert job.outcome() is None and job.report().state == "running"
     with pytest.raises(PermanentError, match="runs on a cluster") as caught:
         job.scale(1, 2)
-    assert caught.value.hint == "ask it there: `elasticdl status digits --namespace team`"
+    assert caught.value.hint == "run `elasticdl status digits --namespace team`"
 
 
 @pytest.mark.parametrize("verb", [("scale", "--num-workers", "2"), ("checkpoint",), ("dashboard",)])

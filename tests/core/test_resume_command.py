@@ -25,10 +25,8 @@ from elasticdl.jobdir.resume_command import after_a_stop, resume_command
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import with_resume_command
-from elasticdl.master.preflight import Preflight
 
 pytestmark = pytest.mark.core
-FOUND = Preflight((), (), (), {"ok": True})
 TRAIN = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}
 PREDICT = {
     "model_zoo": "zoo",
@@ -44,7 +42,7 @@ def made(action: Action = Action.TRAIN, *, kept: bool = False, **flags: Any) -> 
     if action is Action.PREDICT:
         checkpoint(Path("c"))
     spec = settle(Request(action, {**(TRAIN if action is Action.TRAIN else PREDICT), **flags}))
-    with claimed(spec, lambda: FOUND) as directory:
+    with claimed(spec) as directory:
         if kept:
             checkpoint(directory.checkpoints)
         return directory
@@ -86,7 +84,7 @@ def test_a_job_with_a_checkpoint_goes_on_by_its_own_yaml_and_no_flag_more(
     directory = made(kept=True, job_name="a", job_dir=name, minibatch_size=7)
     words = resume_command(told(directory), directory)
     assert (
-        words.startswith("go on with: ")
+        words.startswith("resume with: ")
         and "--job-dir" not in words
         and words.endswith(" --resume")
     )
@@ -122,9 +120,7 @@ def test_a_job_without_a_checkpoint_begins_afresh_beside_the_first(
     directory = made(action, job_name="a")
     (tmp_path / "jobs/a-2").mkdir()
     words = resume_command(told(directory), directory)
-    assert ("no checkpoint was made" in words) == (
-        action is Action.TRAIN
-    ) and "--resume" not in words
+    assert ("no checkpoint exists" in words) == (action is Action.TRAIN) and "--resume" not in words
     spec = pasted(words, capsys)
     assert (spec.cluster.job_name, spec.cluster.job_dir) == ("a-3", str(tmp_path / "jobs/a-3"))
     refuse_if_taken(spec)
@@ -145,7 +141,7 @@ def test_predictions_that_begin_afresh_are_not_mixed_with_those_that_were_made(
 
 @pytest.mark.parametrize(
     ("output", "then"),
-    [("/data/out", "/data/out-2"), ("/data", "/data/ads-2"), ("s3://b/out", "s3://b/out-2")],
+    [("/data/out", "/data/out-2"), ("/data", "/data/ads-2")],
 )
 def test_predictions_on_a_cluster_begin_afresh_elsewhere(
     output: str, then: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -217,12 +213,12 @@ def test_a_job_of_a_cluster_that_cannot_be_typed_is_told_in_words(tmp_path: Path
     spec = settle(Request(Action.TRAIN, {**CLUSTER, "model_params": {"text": "x" * 2000}}))
     words = resume_command(submitted(spec), JobDirectory(tmp_path))
     assert words.endswith(
-        "begin afresh with: the command that it was submitted with, another --job-name, --job-dir"
+        "start over with: the command that it was submitted with, another --job-name, --job-dir"
     )
     older = resume_command(
         {"action": "train", "kubernetes": {"image_name": "i"}}, JobDirectory(tmp_path)
     )
-    assert older.endswith("begin afresh with: the command that it was submitted with")
+    assert older.endswith("start over with: the command that it was submitted with")
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,21 @@ counts as repeated.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticdl.cli.views.result_output import summary
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.master.core.data.resuming import RunBefore, gone_on
-from tests.core.conftest import Bench
+from elasticdl.master.core import events
+from elasticdl.master.core.data.resuming import RunBefore, count_repeated, counts_of
+from elasticdl.master.executor.run_before import run_before
+from elasticdl.master.journal import JournalFile
+from tests.core.conftest import TRAINING, Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -34,7 +41,7 @@ def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(
     for _ in range(5):
         job.finish(0, job.lease())
     assert [row.trained for row in job.state.receipt().epochs] == [64, 32]
-    ledger, again = gone_on(ledger, known(job))
+    ledger, again = count_repeated(ledger, known(job), 2)
     resumed = bench(num_epochs=2)
     resumed.start(ledger=ledger)
     resumed.attach(resumed.ps(0), resumed.worker(1))
@@ -51,9 +58,9 @@ def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(
     assert receipt.repeated_at_least
     assert "repeated at least 80" in summary(Outcome(0, "", "j", receipt=receipt.to_json()))[0]
     # A third run from the last word of the second repeats nothing more.
-    assert gone_on(resumed.state.ledger_json(), known(resumed))[1] == 0
+    assert count_repeated(resumed.state.ledger_json(), known(resumed), 2)[1] == 0
     third = bench(num_epochs=3)
-    third.start(ledger=gone_on(resumed.state.ledger_json(), known(resumed))[0])
+    third.start(ledger=count_repeated(resumed.state.ledger_json(), known(resumed), 3)[0])
     assert third.total["repeated"] == 80 and third.state.receipt().repeated_at_least
 
 
@@ -66,13 +73,13 @@ def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(
     before = known(job)
     job.finish(0, job.lease())
     resumed = bench()
-    resumed.start(ledger=gone_on(job.state.ledger_json(), before)[0])
+    resumed.start(ledger=count_repeated(job.state.ledger_json(), before, 1)[0])
     assert resumed.total["repeated"] == 0 and not resumed.state.receipt().repeated_at_least
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"counts": [{"epoch": 0}]})])
 def test_a_ledger_that_cannot_be_read_stays_as_it_is_for_whoever_says_so(text: str) -> None:
-    assert gone_on(text, RunBefore({0: (5, 0)}, 9)) == (text, 0)
+    assert count_repeated(text, RunBefore({0: (5, 0)}, 9), 1) == (text, 0)
 
 
 def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss_of_all_weights(
@@ -80,13 +87,14 @@ def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss
 ) -> None:
     job = bench(num_epochs=2)
     job.up()
-    ledger, _ = gone_on(job.state.ledger_json(), RunBefore({0: (64, 0), 1: (32, 0)}))
+    before = RunBefore({0: (64, 0), 1: (32, 0)})
+    ledger, _ = count_repeated(job.state.ledger_json(), before, 2)
     first, second = bench(num_epochs=2), bench(num_epochs=2)
     first.start(ledger=ledger)
     second.start(ledger=job.state.ledger_json())
     lost, again = first.state._context.work, second.state._context.work
-    again.replaces(lost, "ring")  # type: ignore[arg-type]
-    assert again.repeated_before[1] == 32 and again.repeated_at_least
+    present(again).replaces(present(lost), ProcessName(Role.WORKER, 0))
+    assert present(again).repeated_before[1] == 32 and present(again).repeated_at_least
 
 
 def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_have_been(
@@ -97,7 +105,85 @@ def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_hav
     job.finish(0, job.lease())
     ledger = job.state.ledger_json()
     resumed, quiet = bench(num_epochs=2), bench(num_epochs=2)
-    resumed.start(ledger=gone_on(ledger, known(job, trained=40, killed=True))[0])
+    resumed.start(ledger=count_repeated(ledger, known(job, trained=40, killed=True), 2)[0])
     assert resumed.total["repeated"] == 40 - 16
-    quiet.start(ledger=gone_on(ledger, known(job, killed=True))[0])
+    quiet.start(ledger=count_repeated(ledger, known(job, killed=True), 2)[0])
     assert quiet.total["repeated"] == 0 and quiet.state.receipt().repeated_at_least, "nobody knows"
+
+
+def test_what_a_checkpoint_newer_than_the_last_status_has_is_not_repeated(
+    bench: type[Bench],
+) -> None:
+    """The status is seconds old; the checkpoint and the last loss have later epochs."""
+    job = bench(num_epochs=4)
+    job.up()
+    job.finish(0, job.lease())
+    counts = known(job).counts
+    for _ in range(10):
+        job.finish(0, job.lease())
+    ledger = job.state.ledger_json()
+    for _ in range(2):
+        job.finish(0, job.lease())
+    trained = job.total["trained"]
+    assert trained == 13 * 16
+    ledger, again = count_repeated(ledger, RunBefore(counts, trained, killed=True), 4)
+    resumed = bench(num_epochs=4)
+    resumed.start(ledger=ledger)
+    resumed.attach(resumed.ps(0), resumed.worker(1))
+    resumed.train_all(1)
+    assert again == resumed.total["repeated"] == 2 * 16
+    epochs = {row.epoch: row.repeated for row in resumed.state.receipt().epochs}
+    assert epochs == {0: 0, 1: 0, 2: 16, 3: 16}
+
+
+def test_no_epoch_repeats_more_records_than_it_has(bench: type[Bench]) -> None:
+    job = bench(num_epochs=2)
+    job.up()
+    job.finish(0, job.lease())
+    before = RunBefore({}, 10**15, killed=True)
+    ledger, again = count_repeated(job.state.ledger_json(), before, 2)
+    assert again == 48 + 64
+    assert counts_of(ledger) == {0: (16, 48), 1: (0, 64)}
+
+
+def test_a_run_that_was_killed_at_once_passes_on_what_the_run_before_it_repeats(
+    bench: type[Bench], tmp_path: Path
+) -> None:
+    job = bench(num_epochs=3)
+    job.up()
+    job.finish(0, job.lease())
+    checkpoint = job.state.ledger_json()
+    for _ in range(6):
+        job.finish(0, job.lease())
+    directory = JobDirectory(tmp_path)
+
+    def status_of(bench: Bench) -> str:
+        return json.dumps({"status": bench.state.status().to_json()})
+
+    def started(ledger: str, at_s: float) -> None:
+        journal = JournalFile(directory.journal)
+        journal.append(events.MasterStarted(at_s))
+        journal.append(events.JobStarted(at_s, TRAINING, (), (), ledger, 0))
+        journal.close()
+
+    def resume() -> tuple[str, int]:
+        return count_repeated(checkpoint, run_before(directory), 3)
+
+    started("", 0.0)
+    job.tick(5.0)
+    directory.newest.write_text(status_of(job))
+    directory.metrics.write_text(json.dumps({"at_s": 5.5, "records": 8 * 16}) + "\n")
+    ledger, again = resume()
+    assert again == 7 * 16 and counts_of(ledger) == {0: (16, 48), 1: (0, 64)}
+    started(ledger, 8.0)
+    assert resume() == (ledger, 0), "a status of the run before that one is still there"
+    directory.newest.unlink()
+    assert resume() == (ledger, 0), "killed before it wrote a status"
+    second = bench(num_epochs=3)
+    second.t = 9.0
+    second.start(ledger=ledger)
+    second.attach(second.ps(0), second.worker(1))
+    second.finish(1, second.lease(1))
+    directory.newest.write_text(status_of(second))
+    ledger, again = resume()
+    assert again == 16 and counts_of(ledger) == {0: (16, 64), 1: (0, 64)}

@@ -9,7 +9,7 @@ import pytest
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import TransientError
 from elasticdl.master.core.commands import PublishRing
-from elasticdl.master.core.events import ProgressReported, RingTold, SnapshotCut
+from elasticdl.master.core.events import ProgressReported, RingReported, SnapshotCut
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.reports import events_of
@@ -136,10 +136,28 @@ def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed() -> None:
         saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
         await asyncio.sleep(0)
         coordinator.leave(FIRST)
-        with pytest.raises(TransientError, match="worker-0: it is gone"):
+        with pytest.raises(TransientError, match="worker-0: it ended"):
             await saving
-        with pytest.raises(TransientError, match="nobody has a copy"):
+        with pytest.raises(TransientError, match="is lost"):
             await coordinator.save(SnapshotId(4), "there")
+
+    asyncio.run(scene())
+
+
+def test_a_second_copy_does_not_hide_that_the_worker_that_writes_the_first_ended() -> None:
+    """A ring that lost a member at a barrier forms anew there, and makes its copy again."""
+
+    async def scene() -> None:
+        board = OrderStreams(0)
+        coordinator = RingCoordinator(board, "")
+        coordinator.cut(FIRST, SnapshotId(4))
+        saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
+        await asyncio.sleep(0)
+        coordinator.cut(SECOND, SnapshotId(4))
+        assert (await taken(board, SECOND, 2))[1] == RingDrop(SnapshotId(4))
+        coordinator.leave(FIRST)
+        with pytest.raises(TransientError, match="worker-0: it ended"):
+            await asyncio.wait_for(saving, 10)
 
     asyncio.run(scene())
 
@@ -154,7 +172,7 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands() -> No
     assert [type(event) for event in events_of(FIRST, report, 1.0)] == [
         SnapshotCut,
         ProgressReported,
-        RingTold,
+        RingReported,
     ]
 
 

@@ -72,7 +72,7 @@ def test_fewer_than_the_fewest_begin_at_once_when_nobody_else_is_coming() -> Non
 def test_enough_ready_members_wait_a_moment_for_others_and_say_no_more_than_that() -> None:
     decision = decide(100.1, None, [joiner(0), joiner(1)], RingTarget(1, 3, coming=1))
     assert (decision.members, decision.look_again_s) == ((), 100.0 + SETTLE_S)
-    assert decision.reason == "2 workers ready; others may be about to be"
+    assert decision.reason == "2 workers ready; waiting briefly for others"
 
 
 def test_joiners_that_come_together_join_together() -> None:

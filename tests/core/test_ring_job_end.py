@@ -13,6 +13,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.master.core import events as e
 from elasticdl.shard import Task
 from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -55,11 +56,11 @@ def test_records_that_fail_in_the_module_on_every_member_end_the_job_without_rel
             if (
                 item is not None
                 and item.lease is not None
-                and item.lease.shard.source == "b"
-                and not world.finish
+                and present(item.lease.shard).source == "b"
+                and not world.ended
             ):
                 failed.append(worker.name)
-                shard = item.lease.shard.id
+                shard = present(item.lease.shard).id
                 world.put(
                     e.TaskFailed(
                         0, worker.name, Task.TRAINING, shard, item.lease.attempt, "m.py:3: boom"

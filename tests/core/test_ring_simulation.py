@@ -122,7 +122,7 @@ def test_a_broken_ring_goes_on_without_the_one_whose_connection_broke_before_its
 def reasons(world: RingWorld) -> list[str]:
     """Why each generation was made."""
     return [
-        one.details["reason"]  # type: ignore[misc]
+        str(one.details["reason"])
         for one in world.announced
         if one.details.get("step") == EventKind.PUBLISHED
     ]
@@ -148,7 +148,7 @@ def test_what_a_kill_broke_is_no_reason_of_the_generations_after_the_one_that_it
     assert reasons(world)[generation:] == [
         f"{gone} ended",
         "worker-3 joined",
-        "the job is stopped: enough",
+        "stopping the job: enough",
     ]
 
 
@@ -165,10 +165,10 @@ def test_what_broke_the_generation_that_is_left_is_in_the_reason_of_the_next_in_
         + "or what not " * 20
         + "\nat the end"
     )
-    world.put(e.RingTold(0, first, True, generation, generation, False, told))
+    world.put(e.RingReported(0, first, True, generation, generation, False, told))
     (reason,) = reasons(world)[generation:]
     assert reason.startswith(
-        f"{gone} is not heard of: Horovod has been shut down. This was caused by an exception or"
+        f"{gone} does not answer: Horovod has been shut down. This was caused by an exception or"
         " what not or"
     )
     assert reason.endswith((" or …", " what …", " not …")) and len(reason) < 220
@@ -282,13 +282,15 @@ def test_one_that_may_have_half_of_newer_weights_is_not_among_those_who_have_the
     if first:
         world.put(other.word())
     for one in (holder, other):
-        world.put(e.RingTold(0, one.name, True, one.entered, generation, False, "a peer is gone"))
+        world.put(
+            e.RingReported(0, one.name, True, one.entered, generation, False, "a peer is gone")
+        )
     assert (world.ring.generation, world.ring.holders) == (generation + 1, holders)
 
 
 def test_weights_that_were_given_up_as_lost_do_not_come_back() -> None:
     world = started(num_workers=2)
-    while world.ring is None or not all(one.form for one in world.workers.values()):
+    while world.newest_ring is None or not all(one.form for one in world.workers.values()):
         world.deliver()
         for worker in list(world.workers.values()):
             world.act(worker)
@@ -364,7 +366,7 @@ def test_a_callback_that_ends_training_ends_it_at_the_next_steps() -> None:
     world = started(num_workers=2)
     while world.newest.version < 6:
         world.turn()
-    world.put(e.StopAsked(0, world.ring.members[0], "enough"))
+    world.put(e.WorkerStopRequested(0, world.ring.members[0], "enough"))
     at = world.newest.version
     world.run_out()
     assert world.finish.exit_code is ExitCode.DONE
@@ -385,7 +387,7 @@ def test_a_member_that_others_left_behind_is_told_again_that_all_is_done() -> No
     name = list(world.workers)[-1]
     worker = world.workers[name]
     commands = world.put(
-        e.RingTold(0, name, True, worker.entered, worker.entered, False, "the other is gone")
+        e.RingReported(0, name, True, worker.entered, worker.entered, False, "the other is gone")
     )
     assert c.WorkFinished(name) in commands
 
@@ -502,7 +504,7 @@ class Ring(RuleBasedStateMachine):
     def read_ahead(self, who: int, number: int) -> None:
         worker = self.world.worker(who)
         if worker is None or (
-            self.world.ring is not None and worker.name in self.world.ring.members
+            self.world.newest_ring is not None and worker.name in self.world.ring.members
         ):
             return
         for command in self.world.put(e.LeaseRequested(0, worker.name, number, False)):

@@ -12,6 +12,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Barrier, Task, WorkItem
 from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -53,7 +54,7 @@ def tell(world: RingWorld, item: WorkItem, offset: int) -> int:
     """The ring's first member tells how far it came in an item; returns how many records are
     trained then.
     """
-    applied = Applied(item.lease.shard.id, item.lease.attempt, offset)
+    applied = Applied(present(present(item.lease).shard).id, present(item.lease).attempt, offset)
     world.put(e.ProgressReported(0, world.ring.members[0], Task.TRAINING, applied))
     return trained(world)
 
@@ -83,21 +84,21 @@ def kill_all(world: RingWorld) -> None:
 
 def test_more_than_was_handed_out_is_not_believed() -> None:
     world = started(num_workers=1, records_per_task=24, checkpoint_steps=2)
-    while world.ring is None:
+    while world.newest_ring is None:
         world.turn()
     item = ask(world, 1)
-    assert (item.lease.limit, item.lease.shard.records) == (16, 24)
+    assert (present(item.lease).limit, present(present(item.lease).shard).records) == (16, 24)
     assert tell(world, item, 24) == 16
 
 
 def test_shards_that_a_stopped_ring_gives_back_keep_their_order() -> None:
     world = started(num_workers=2, records_per_task=24)
     turn_to(world, 1)
-    first, second = ask(world, 1).lease.shard, ask(world, 2).lease.shard
+    first, second = present(ask(world, 1).lease).shard, present(ask(world, 2).lease).shard
     world.put(e.StopRequested(0, "enough"))
     world.run_out()
     pieces = json.loads(world.state.ledger_json())["pieces"]
-    assert [piece["id"] for piece in pieces] == [first.id, second.id]
+    assert [piece["id"] for piece in pieces] == [present(first).id, present(second).id]
     assert trained(world) == pieces[0]["offset"] > 0
 
 
@@ -157,13 +158,16 @@ def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothi
     late = []
     for _ in range(2):
         turn_to(world, 3)
-        late.append(WorkItem(0, world.newest.last[0]))
+        late.append(WorkItem(0, present(world.newest.last)[0]))
         kill_all(world)
         while world.newest.version != 2:
             world.turn()
-    again = ask(world, world.newest.number).lease
+    again = present(ask(world, world.newest.number).lease)
     for item in late:
-        assert (again.shard, again.offset) == (item.lease.shard, item.lease.offset)
+        assert (again.shard, again.offset) == (
+            present(item.lease).shard,
+            present(item.lease).offset,
+        )
         assert tell(world, item, 8 + again.offset) == 16
     world.run_out()
     world.check_truth()

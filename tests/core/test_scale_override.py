@@ -10,20 +10,19 @@ import pytest
 from elasticdl.cli.jobs.job_claim import claimed, placed
 from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.plans import Owner
-from elasticdl.job import Action, JobSpec, WorkerRange
+from elasticdl.flag_values import WorkerRange
+from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.master.main import read_spec
 from elasticdl.master.platform.kubernetes import open_directory
-from elasticdl.master.preflight import Preflight
 from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
-FOUND = Preflight((), (), (), {"ok": True})
 NEEDED = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", "job_name": "a"}
-SCALED = "the job goes on with 4 workers, to which it was scaled; --num-workers says otherwise"
+SCALED = "the job continues with 4 workers, to which it was scaled, instead of its --num-workers"
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def begun_and_scaled(*ranges: str, **flags: Any) -> JobDirectory:
     """A job that was scaled to each of the ranges, by the hands of its master."""
     spec = settle(Request(Action.TRAIN, {**NEEDED, "num_workers": "2", **flags}))
-    with claimed(spec, lambda: FOUND) as directory:
+    with claimed(spec) as directory:
         version = directory.checkpoints / "version-3"
         version.mkdir(parents=True)
         (version / "manifest.json").touch()
@@ -54,7 +53,7 @@ def resumed(**flags: Any) -> tuple[str, list[str]]:
     """The workers of the job that `train --resume` begins, and what was said of it."""
     said: list[str] = []
     spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}), said.append)
-    with placed(spec, lambda _: FOUND) as (settled, directory):
+    with placed(spec) as (settled, directory):
         assert read_spec(directory).cluster.num_workers == settled.cluster.num_workers
         assert f"num_workers: {settled.cluster.num_workers}\n" in (
             directory.path / "job.yaml"
@@ -68,7 +67,7 @@ def from_file(tmp_path: Path, **keys: Any) -> tuple[str, list[str]]:
     (tmp_path / "own.yaml").write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
     said: list[str] = []
     spec = settle(Request(Action.TRAIN, {"resume": True}, tmp_path / "own.yaml"), said.append)
-    with placed(spec, lambda _: FOUND) as (settled, _directory):
+    with placed(spec) as (settled, _directory):
         return str(settled.cluster.num_workers), said
 
 

@@ -16,17 +16,19 @@ from elasticdl.job import Shuffle
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain
-from elasticdl.master.core.data.ledger import Blame, Ids, Ledger, Stage
+from elasticdl.master.core.data.ledger import Ids, Ledger
+from elasticdl.master.core.data.pieces import Blame, Stage
 from elasticdl.master.core.data.shard_list import (
     MOST_ROWS,
     ShardPage,
+    ShardQuery,
     ShardState,
-    ShardWish,
     shard_page,
 )
 from elasticdl.master.core.data.sharding import Plan
 from elasticdl.shard import Applied, Source, Task
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 WORKERS = [ProcessName(Role.WORKER, index) for index in range(3)]
@@ -39,7 +41,7 @@ def make(shards: int, epochs: int = 1) -> Ledger:
 
 
 def listed(ledger: Ledger, **wish: Any) -> ShardPage:
-    return shard_page([ledger], ShardWish(limit=MOST_ROWS, **wish), now_s=100.0)
+    return shard_page([ledger], ShardQuery(limit=MOST_ROWS, **wish), now_s=100.0)
 
 
 STEPS = st.lists(
@@ -88,7 +90,7 @@ def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps: list[tuple[str,
     paged = [
         row
         for begin in range(0, page.total, 3)
-        for row in shard_page([ledger], ShardWish(None, begin, 3), 100.0).rows
+        for row in shard_page([ledger], ShardQuery(None, begin, 3), 100.0).rows
     ]
     assert tuple(paged) == page.rows
     if not ledger.stopped:
@@ -101,7 +103,7 @@ def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps: list[tuple[str,
 
 def test_a_row_tells_owner_attempt_offset_age_and_the_last_problem() -> None:
     ledger = make(3)
-    held = ledger.take(WORKERS[1], 40.0)
+    held = present(ledger.take(WORKERS[1], 40.0))
     ledger.advance(held, 4, 0)
     (row,) = listed(ledger, state=ShardState.LEASED).rows
     assert (row.owner, row.attempt, row.offset, row.age_s, row.problem) == (
@@ -123,7 +125,7 @@ def test_a_page_of_a_hundred_thousand_shards_costs_no_walk_through_all_of_them()
         ledger.take(WORKERS[0], 0.0)
     begin_s = time.process_time()
     for offset in (0, 1000, 50_000, 97_000):
-        page = shard_page([ledger], ShardWish(ShardState.TODO, offset, 100), 1.0)
+        page = shard_page([ledger], ShardQuery(ShardState.TODO, offset, 100), 1.0)
         assert page.total == 98_000 and len(page.rows) == 100
     assert time.process_time() - begin_s < 0.2
 
@@ -139,14 +141,14 @@ def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event(
     lease = job.lease(0)
     commands = job.put(e.ReplaceRequested(0, job.worker(0)))
     (stop,) = job.of(c.StopProcess, commands)
-    assert (stop.name, stop.reason) == (job.worker(0), "replaced, as asked") and stop.grace_s > 0
+    assert (stop.name, stop.reason) == (job.worker(0), "replaced on request") and stop.grace_s > 0
     assert [start.name for start in job.of(c.StartProcess, commands)] == [job.worker(2)]
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 8)))
-    job.fenced(0, Applied(lease.shard.id, lease.attempt, 8))
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, lease.attempt, 8)))
+    job.fenced(0, Applied(present(lease.shard).id, lease.attempt, 8))
     job.die(job.worker(0))
     job.attach(job.worker(2))
     again = job.lease(2)
-    assert (again.shard.id, again.offset) == (lease.shard.id, 8)
+    assert (present(again.shard).id, again.offset) == (present(lease.shard).id, 8)
     job.finish(2, again)
     job.train_all(2)
     assert job.total["lost"] == 0 and job.total["repeated"] == 0
@@ -158,7 +160,7 @@ def test_what_cannot_be_replaced_is_said_and_nothing_is_stopped(bench: type[Benc
     job.put(e.ReplaceRequested(0, job.worker(0)))
     job.die(job.worker(0))
     for name, why in (
-        (job.worker(0), "is ended already"),
+        (job.worker(0), "is already ended"),
         (job.worker(9), "is not a process of this job"),
         (job.ps(0), "is a parameter server"),
     ):
@@ -166,9 +168,9 @@ def test_what_cannot_be_replaced_is_said_and_nothing_is_stopped(bench: type[Benc
         commands = job.put(e.ReplaceRequested(0, name))
         assert not job.of(c.StopProcess, commands) and why in job.of(c.Announce, commands)[0].text
     job.put(e.StopRequested(0, "enough"))
-    assert "nobody comes in the place" in job.state.why_not_replace(
+    assert "would have no successor" in job.state.why_not_replace(
         job.worker(2)
-    ) or "stopping already" in job.state.why_not_replace(job.worker(2))
+    ) or "already stopping" in job.state.why_not_replace(job.worker(2))
 
 
 def test_a_replacement_is_in_the_journal() -> None:

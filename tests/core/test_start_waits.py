@@ -133,7 +133,7 @@ def test_what_a_process_itself_does_is_named_bounded_and_ends_the_job_when_it_ne
         if job.finished is not None:
             break
     assert job.finished is not None
-    assert job.finished.exit_code is (ExitCode.STALLED if place[1] else ExitCode.JOB_FAILED)
+    assert job.end.exit_code is (ExitCode.STALLED if place[1] else ExitCode.JOB_FAILED)
 
 
 def test_workers_that_never_get_ready_end_no_job_in_which_another_one_works(

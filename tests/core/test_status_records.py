@@ -11,11 +11,12 @@ import pytest
 
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.job import Action
-from elasticdl.job_status import NotBegun
+from elasticdl.job_status import NotBegun, ReceiptEpoch, ReceiptTotal
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -23,7 +24,8 @@ ONE = {"auc": ((1.0, 2.0),)}
 
 
 def done_by(job: Bench) -> dict[str, int]:
-    return {row.name: row.records for row in job.state.status().processes if row.role == "worker"}
+    rows = job.state.status().processes
+    return {row.name: row.records or 0 for row in rows if row.role == "worker"}
 
 
 def adds_up(job: Bench) -> None:
@@ -33,8 +35,9 @@ def adds_up(job: Bench) -> None:
     status, receipt = job.state.status(), job.state.receipt()
     total, records = receipt.total, status.records
     assert sum(done_by(job).values()) + records.resumed == total.trained + records.undone
-    for row in (*receipt.epochs, total):
-        assert row.expected == row.trained + row.bad + row.lost + row.left, row  # type: ignore[attr-defined]
+    rows: list[ReceiptEpoch | ReceiptTotal] = [*receipt.epochs, total]
+    for row in rows:
+        assert row.expected == row.trained + row.bad + row.lost + row.left, row
     begun = sum(row.expected for row in receipt.epochs)
     assert total.expected == begun + receipt.not_begun.records
     shown = {
@@ -64,7 +67,7 @@ def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluatio
         "worker-1": 0,
     }
     job.die(job.worker(1))
-    told = Applied(lease.shard.id, lease.attempt, 16)
+    told = Applied(present(lease.shard).id, lease.attempt, 16)
     job.fenced(1, told, told)
     adds_up(job)
     assert done_by(job) | {"worker-2": 0} == {"worker-0": 0, "worker-1": 16, "worker-2": 0}
@@ -79,7 +82,9 @@ def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_
     job.progress(1, lease, 8)
     job.die(job.worker(1))
     job.fenced(
-        1, Applied(lease.shard.id, lease.attempt, 16), Applied(lease.shard.id, lease.attempt, 8)
+        1,
+        Applied(present(lease.shard).id, lease.attempt, 16),
+        Applied(present(lease.shard).id, lease.attempt, 8),
     )
     adds_up(job)
     assert done_by(job)["worker-1"] == 8 and job.total["repeated"] == 8
@@ -96,7 +101,7 @@ def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(
     lease = job.lease()
     job.progress(0, lease, 8)
     job.put(e.StopRequested(0, "Ctrl-C"))
-    job.put(e.LeaseReturned(0, job.worker(0), Applied(lease.shard.id, lease.attempt, 8)))
+    job.put(e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, lease.attempt, 8)))
     job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
     adds_up(job)
     assert job.total == {
@@ -115,7 +120,7 @@ def test_training_that_ends_early_leaves_records_and_says_why(bench: type[Bench]
     job = bench(num_workers=1, num_epochs=3)
     job.up()
     job.finish(0, job.lease())
-    job.put(e.StopAsked(0, job.worker(0), "MaxStepsStopping: 2 steps are done"))
+    job.put(e.WorkerStopRequested(0, job.worker(0), "MaxStepsStopping: 2 steps are done"))
     adds_up(job)
     assert job.total == {
         "expected": 192,
@@ -195,10 +200,14 @@ def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench: typ
     for _ in range(4 * 230 + 1):
         job.finish(0, job.lease())
     shown, whole = job.state.status().receipt, job.state.receipt()
-    assert [row.epoch for row in shown.epochs] == list(range(31, 231))
-    assert shown.epochs_left_out == 31
-    assert len(whole.epochs) == 231 and whole.epochs_left_out == 0 and shown.total == whole.total
-    assert shown.not_begun.epochs == 19
+    assert [row.epoch for row in present(shown).epochs] == list(range(31, 231))
+    assert present(shown).epochs_left_out == 31
+    assert (
+        len(whole.epochs) == 231
+        and whole.epochs_left_out == 0
+        and present(shown).total == whole.total
+    )
+    assert present(shown).not_begun.epochs == 19
 
 
 @pytest.mark.parametrize(("action", "records"), [(Action.EVALUATE, 16), (Action.PREDICT, 32)])

@@ -78,9 +78,9 @@ def test_with_validation_data_one_worker_writes_the_csv_of_the_job(tmp_path: Pat
     for worker in (first, second):
         worker.end()
     found = rows(tmp_path / "logs/history.csv")
-    assert [(row["epoch"], row["auc"], row["val_auc"], row["loss"]) for row in found] == [
-        ("0", "0.75", "0.75", "0.5"),
-        ("1", "0.875", "0.875", "0.5"),
+    assert [(row["epoch"], row["val_auc"], row["loss"]) for row in found] == [
+        ("0", "0.75", "0.5"),
+        ("1", "0.875", "0.5"),
     ]
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["history.csv"]
 
@@ -97,7 +97,7 @@ def test_who_takes_over_goes_on_with_a_whole_csv(tmp_path: Path, append: bool) -
     tell_round(successor, 1, 0.875)
     successor.end()
     lost.end()  # only for its file
-    assert [(row["epoch"], row["auc"]) for row in rows(tmp_path / "history.csv")] == [
+    assert [(row["epoch"], row["val_auc"]) for row in rows(tmp_path / "history.csv")] == [
         ("0", "0.75"),
         ("1", "0.875"),
     ]
@@ -118,7 +118,7 @@ def test_a_path_that_is_absolute_stays_where_it_is(tmp_path: Path) -> None:
     worker = job.worker(4)
     tell_round(worker, 0, 0.75)
     worker.end()
-    assert [row["auc"] for row in rows(tmp_path / "mine.csv")] == ["0.75"]
+    assert [row["val_auc"] for row in rows(tmp_path / "mine.csv")] == ["0.75"]
 
 
 def test_tensorboard_gets_the_curves_that_keras_writes_once_a_job(tmp_path: Path) -> None:

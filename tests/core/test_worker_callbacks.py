@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
+from elasticdl.model.optimizer_view import OptimizerView
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
@@ -119,7 +121,7 @@ def test_with_validation_data_an_epoch_ends_with_the_values_of_a_round() -> None
     assert diary.entries[-4:] == [
         ("test begins",),
         ("test ends", {"loss": 0.5, "auc": 0.9}),
-        ("epoch ends", 1, {"loss": 2.0, "auc": 0.9, "val_loss": 0.5, "val_auc": 0.9}),
+        ("epoch ends", 1, {"loss": 2.0, "val_loss": 0.5, "val_auc": 0.9}),
         ("train ends", {"loss": 2.0}),
     ]
     assert stage.refreshed == [SUMMARY], "the model has the round's weights when its callbacks look"
@@ -162,8 +164,8 @@ def test_rounds_that_a_worker_was_told_are_not_told_again() -> None:
             [PastRound(0, 0, {"auc": 0.9}), PastRound(1, 0, {"auc": 0.8}, loss=0.25)]
         )
     assert [entry for entry in diary.entries if entry[0] == "epoch ends"] == [
-        ("epoch ends", 1, {"auc": 0.9, "val_auc": 0.9}),
-        ("epoch ends", 0, {"auc": 0.8, "val_auc": 0.8, "loss": 0.25}),
+        ("epoch ends", 1, {"val_auc": 0.9}),
+        ("epoch ends", 0, {"val_auc": 0.8, "loss": 0.25}),
     ]
 
 
@@ -247,6 +249,16 @@ def test_an_error_of_a_callback_names_it() -> None:
         stage.step(0)
 
 
+def test_a_callback_that_ends_the_process_is_an_error_of_the_module() -> None:
+    class Leaves(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            sys.exit(0)
+
+    stage = Stage(Leaves())
+    with pytest.raises(UserError, match=r"Leaves.on_train_batch_end called exit\(0\)"):
+        stage.step(0)
+
+
 def test_merged_states_come_out_of_a_summary_lease() -> None:
     assert states_of('{"round": 1, "metrics": {"auc": [[1, 2], [3.5]]}}') == {
         "auc": ((1.0, 2.0), (3.5,))
@@ -268,3 +280,19 @@ def test_a_job_that_only_evaluates_has_tests_only() -> None:
     assert not stage.callbacks.tested(SUMMARY, {"auc": 0.9})
     stage.callbacks.end()
     assert diary.entries == [("test begins",), ("test ends", {"auc": 0.9})]
+
+
+def test_a_callback_reads_the_rate_and_the_iterations_of_the_servers_optimizer() -> None:
+    version = 0
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.25])
+    view = OptimizerView(keras.optimizers.SGD(schedule), lambda: version)
+    assert (float(view.learning_rate), int(view.iterations.numpy())) == (0.5, 0)
+    version = 11
+    assert (float(view.lr), int(view.iterations)) == (0.25, 11)
+    assert float(OptimizerView(keras.optimizers.Adam(0.125), lambda: 0).learning_rate) == 0.125
+    ours = OptimizerView(keras.optimizers.SGD(1.0), lambda: 3, lambda at: at / 4)
+    assert float(ours.learning_rate) == 0.75
+    with pytest.raises(AttributeError, match="LearningRateScheduler"):
+        view.learning_rate = 1.0  # type: ignore[misc]  # what a callback may try
+    with pytest.raises(AttributeError, match="only learning_rate and iterations"):
+        view.variables  # noqa: B018

@@ -24,9 +24,21 @@ pytestmark = pytest.mark.core
 LIMIT_S = 10.0
 
 
-def listen(orders: Any, shutdown: Shutdown, move: Any = lambda addresses: None) -> Orders:
+def listen(
+    orders: Any,
+    shutdown: Shutdown,
+    move: Any = lambda addresses: None,
+    revoke: Any = pytest.fail,
+) -> Orders:
     """To orders that are about neither a ring nor the worker's state."""
-    return Orders(orders, shutdown, move=move, ring=pytest.fail, tell_state=pytest.fail)  # type: ignore[arg-type]
+    return Orders(
+        orders,
+        shutdown,
+        move=move,
+        revoke=revoke,
+        ring=pytest.fail,  # type: ignore[arg-type]
+        tell_state=pytest.fail,
+    )
 
 
 def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]], Orders]:
@@ -60,18 +72,11 @@ def test_a_refused_stream_ends_the_worker() -> None:
     assert isinstance(reason, Failed) and isinstance(reason.error, Refused)
 
 
-def test_a_revocation_that_comes_before_there_is_a_pipeline_is_passed_on_later() -> None:
-    _, _, orders = follow(Revoke("stopped", 1), Revoke("again", 2), Finish())
-    first, second = list[int](), list[int]()
-    orders.revoke_by(first.append)
-    orders.revoke_by(second.append)
-    assert (first, second) == ([2], [])
-
-
 def test_a_revocation_reaches_the_pipeline() -> None:
     heard, shutdown = threading.Event(), Shutdown()
-    orders = listen(lambda: iter([Revoke("stopped", 1)]), shutdown)
-    orders.revoke_by(lambda revocation: heard.set())
+    orders = listen(
+        lambda: iter([Revoke("stopped", 1)]), shutdown, revoke=lambda revocation: heard.set()
+    )
     orders.start()
     assert heard.wait(LIMIT_S)
     assert not shutdown

@@ -43,9 +43,11 @@ from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, NonFinite, Shutdown
+from elasticdl.worker.ps.auto_staleness import GROW, WINDOW
 from elasticdl.worker.ps.revival import Revival
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
 from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -98,7 +100,7 @@ class MemoryParameters:
 
     def freeze(self, snapshot: SnapshotId) -> None:
         with self.lock:
-            self.snapshots[snapshot] = (self.dense.copy(), dict(self.table), self.version)
+            self.snapshots[snapshot] = (present(self.dense).copy(), dict(self.table), self.version)
 
     def pull(
         self,
@@ -117,7 +119,7 @@ class MemoryParameters:
             )
             zero = np.zeros(DIM, np.float32)
             rows = np.array([table.get(int(i), zero) for i in ids[0]], np.float32).reshape(-1, DIM)
-            return Pulled((version,), vector.copy() if dense else None, (rows,))
+            return Pulled((version,), present(vector).copy() if dense else None, (rows,))
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
         self.before_push(update)
@@ -125,7 +127,7 @@ class MemoryParameters:
             if not self.updates or update.sequence > self.updates[-1].sequence:
                 assert update.sequence == (self.updates[-1].sequence if self.updates else 0) + 1
                 self.updates.append(update)
-                self.dense -= update.learning_rate * update.dense
+                self.dense = present(self.dense) - update.learning_rate * present(update.dense)
                 for i, gradient in zip(update.ids[0], update.gradients[0], strict=True):
                     self.table[int(i)] = self.table[int(i)] - update.learning_rate * gradient
                 self.version += 1
@@ -169,7 +171,7 @@ class CountingStep:
     def evaluate(
         self, features: np.ndarray, labels: None, lookups: Lookups, pulled: Pulled
     ) -> None:
-        self.evaluated += float(pulled.dense[0]) + float(pulled.rows[0].sum())
+        self.evaluated += float(present(pulled.dense)[0]) + float(pulled.rows[0].sum())
 
     def metric_states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
         return {"sum": ((self.evaluated,),)}
@@ -329,7 +331,7 @@ def training(records: int, shard: int = 0, **fields: Any) -> Lease:
 
 
 def numbers_of(lease: Lease) -> range:
-    return range(lease.shard.begin, lease.shard.end)
+    return range(present(lease.shard).begin, present(lease.shard).end)
 
 
 def once(*leases: Lease) -> dict[int, int]:
@@ -357,7 +359,7 @@ def test_a_lease_goes_on_at_its_offset() -> None:
 def test_the_master_knows_of_bad_records_before_a_server_has_their_batch() -> None:
     lease, reader = training(40, order_seed=9), Numbers(bad_every=3)
     rig = Rig(ScriptedMaster([lease]), reader=reader)
-    loaded = LoadedShard.read(lease.shard, reader.read(lease.shard))
+    loaded = LoadedShard.read(present(lease.shard), reader.read(present(lease.shard)))
     known: list[bool] = []
 
     def look(update: Update) -> None:
@@ -417,14 +419,18 @@ def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(
     )
     rig.run()
     for lease in leases:
-        told = [one for one in rig.master.progress() if one.applied.shard == lease.shard.id]
+        told = [
+            one for one in rig.master.progress() if one.applied.shard == present(lease.shard).id
+        ]
         offsets = [one.applied.offset for one in told]
         assert offsets == sorted(offsets) and offsets[0] >= lease.offset
         assert [one.done for one in told] == [False] * (len(told) - 1) + [True]
-        assert offsets[-1] == lease.shard.records
-        order = order_of(lease.shard.records, lease.order_seed)
-        loaded = LoadedShard.read(lease.shard, reader.read(lease.shard))
-        assert told[-1].bad_records == loaded.bad_among(order, lease.offset, lease.shard.records)
+        assert offsets[-1] == present(lease.shard).records
+        order = order_of(present(lease.shard).records, lease.order_seed)
+        loaded = LoadedShard.read(present(lease.shard), reader.read(present(lease.shard)))
+        assert told[-1].bad_records == loaded.bad_among(
+            order, lease.offset, present(lease.shard).records
+        )
     assert not [
         name
         for report in rig.master.reports
@@ -443,6 +449,23 @@ def test_a_pull_misses_at_most_the_allowed_number_of_own_updates(staleness: int)
     assert max(missing) <= staleness
     if staleness == 0:
         assert missing == [0] * 20
+
+
+def test_an_adaptive_worker_overlaps_steps_only_when_pull_and_push_are_slow() -> None:
+    rig = Rig(ScriptedMaster([training(400)]), bounds=Bounds(1, adaptive=True), minibatch_size=2)
+    slow = 100
+    rig.step.on_train = lambda features: time.sleep(0.002)
+
+    def push(update: Update) -> None:
+        if update.sequence > slow:
+            time.sleep(0.004)
+
+    rig.parameters.before_push = push
+    rig.run()
+    missing = [number - update.versions[0] for number, update in enumerate(rig.parameters.updates)]
+    assert max(missing[slow + 3 * WINDOW :]) == 1 and max(missing) == 1
+    assert rig.gauges._levels["staleness_limit"] == 1
+    assert rig.gauges._levels["exchange_share"] > GROW
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
@@ -669,8 +692,8 @@ def test_a_drained_worker_finishes_its_step_and_gives_the_rest_back() -> None:
     returned = {
         one.applied.shard: one.applied.offset for one in rig.master.progress() if one.returned
     }
-    assert returned[0] == len(trained) == 12  # type: ignore[index]
-    assert returned.get(1, 0) == 0  # type: ignore[call-overload]
+    assert returned[ShardId(0)] == len(trained) == 12
+    assert returned.get(ShardId(1), 0) == 0
 
 
 def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained() -> None:
@@ -682,7 +705,7 @@ def test_a_revoked_lease_is_dropped_and_the_next_one_is_trained() -> None:
         if 20 in features:
             # Else the push of record 19 might still wait, and would be dropped with the lease.
             assert rig.trainer.settle(LIMIT_S)
-            rig.loading.revoke(1)
+            rig.context.keeper.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
                 rig.master.todo.append(training(3, 1, revocation=1))
@@ -710,7 +733,7 @@ def test_a_lease_that_was_granted_after_a_revocation_but_came_before_it_is_worke
 
     def revoke(features: np.ndarray) -> None:
         if 20 in features:
-            rig.loading.revoke(1)
+            rig.context.keeper.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
                 rig.master.changed.notify_all()
@@ -724,7 +747,7 @@ def test_a_lease_that_was_granted_before_a_revocation_but_comes_after_it_is_void
     """The master has given it to another worker: trained here, it would be trained twice."""
     rig = Rig(ScriptedMaster([training(3, 0), training(3, 1, revocation=1)]))
     rig.master.open = 1
-    rig.loading.revoke(1)
+    rig.context.keeper.revoke(1)
     rig.run()
     assert rig.trained() == once(training(3, 1))
     assert {one.applied.shard for one in rig.master.progress()} == {1}
@@ -810,7 +833,7 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void() -> N
         if snapshot is None:
             return pull(ids, dense=dense, timeout_s=timeout_s)
         if rig.context.keeper.revocation == 0:
-            rig.loading.revoke(1)
+            rig.context.keeper.revoke(1)
             with rig.master.changed:
                 rig.master.open -= 1
                 rig.master.todo.append(training(4, revocation=1))
@@ -850,7 +873,7 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up() -> 
     ) -> Pulled:
         if snapshot is None or rig.context.keeper.revocation:
             return pull(ids, dense=dense, timeout_s=timeout_s)
-        rig.loading.revoke(1)
+        rig.context.keeper.revoke(1)
         with rig.master.changed:
             rig.master.open -= 1
             rig.master.todo.append(training(4, revocation=1))

@@ -23,6 +23,7 @@ from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Shutdown
 from elasticdl.worker.tasks.prediction import FileSink, ProcessorSink, named_arrays
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -34,7 +35,7 @@ class NoLeases:
         return Finished()
 
 
-def surroundings() -> WorkerContext:
+def worker_context() -> WorkerContext:
     clock, shutdown, outbox = SystemClock(), Shutdown(), Outbox()
     gauges = Gauges(clock)
     return WorkerContext(
@@ -54,10 +55,11 @@ def predict(
     context.outbox.hold(lease)
     held = HeldLease(lease)
     for begin in range(lease.offset, until, size):
-        end = min(begin + size, lease.shard.records)
+        end = min(begin + size, present(lease.shard).records)
         outputs = np.arange(begin, end, dtype=np.float32).reshape(-1, 1)
         sink.take(
-            Batch(held, end, end - begin, last=end == lease.shard.records, computes=True), outputs
+            Batch(held, end, end - begin, last=end == present(lease.shard).records, computes=True),
+            outputs,
         )
     return [
         (progress.applied.offset, progress.done) for progress in context.outbox.take({}).progress
@@ -73,7 +75,7 @@ def written(directory: Path) -> list[float]:
 
 
 def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path: Path) -> None:
-    context = surroundings()
+    context = worker_context()
     assert predict(FileSink(tmp_path / "out", context), context, LEASE, 10) == [(10, True)]
     (path,) = (tmp_path / "out").iterdir()
     content = np.load(path)
@@ -94,7 +96,7 @@ def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path: Path) -> 
 def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_docs_say(
     tmp_path: Path,
 ) -> None:
-    context = surroundings()
+    context = worker_context()
     sink = FileSink(tmp_path, context)
     shards = [
         Shard(ShardId(number), "data.csv", number * 10, number * 10 + 10) for number in (10, 2, 0)
@@ -117,13 +119,13 @@ def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_
 
 
 def test_nothing_is_reported_before_it_is_written(tmp_path: Path) -> None:
-    context = surroundings()
+    context = worker_context()
     assert predict(FileSink(tmp_path, context), context, LEASE, 6) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_drained_part_and_the_rest_are_two_files(tmp_path: Path) -> None:
-    context = surroundings()
+    context = worker_context()
     sink = FileSink(tmp_path, context)
     predict(sink, context, LEASE, 6)
     sink.leave()
@@ -131,7 +133,7 @@ def test_a_drained_part_and_the_rest_are_two_files(tmp_path: Path) -> None:
     assert (offset, done) == (6, False)
     sink.leave()
     assert len(list(tmp_path.iterdir())) == 1, "there is nothing more to write"
-    again = surroundings()
+    again = worker_context()
     predict(FileSink(tmp_path, again), again, replace(LEASE, attempt=2, offset=6), 10)
     assert written(tmp_path) == list(range(10))
 
@@ -141,7 +143,7 @@ def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path: Pat
     shard.
     """
     for attempt, (offset, until) in enumerate([(0, 6), (0, 3), (3, 9), (3, 10)], 1):
-        context = surroundings()
+        context = worker_context()
         sink = FileSink(tmp_path, context)
         predict(sink, context, replace(LEASE, attempt=attempt, offset=offset), until)
         sink.leave()
@@ -158,7 +160,7 @@ def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_on
     """It stood still, another did its shard, and then it was told to leave: its part took the place
     of the whole shard's.
     """
-    late, context = surroundings(), surroundings()
+    late, context = worker_context(), worker_context()
     sink = FileSink(tmp_path, late)
     predict(sink, late, LEASE, 6)
     predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=2), 10)
@@ -168,7 +170,7 @@ def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_on
 
 
 def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_path: Path) -> None:
-    late, context = surroundings(), surroundings()
+    late, context = worker_context(), worker_context()
     sink = FileSink(tmp_path, late)
     predict(sink, late, LEASE, 6)
     first = FileSink(tmp_path, context)
@@ -176,7 +178,7 @@ def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_
     first.leave()
     predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=3, offset=6), 10)
     sink.take(
-        Batch(sink._held, 10, 4, last=True, computes=True),
+        Batch(present(sink._held), 10, 4, last=True, computes=True),
         np.arange(6, 10, dtype=np.float32).reshape(-1, 1),
     )
     assert written(tmp_path) == list(range(10))
@@ -190,7 +192,7 @@ def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_wri
         ".predictions-000004-000000000-000000010.npz.1",
     ):
         (tmp_path / name).write_bytes(b"half")
-    context = surroundings()
+    context = worker_context()
     predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=2), 10)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         ".predictions-000004-000000000-000000010.npz.1",
@@ -199,7 +201,7 @@ def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_wri
 
 
 def test_other_shards_are_left_alone(tmp_path: Path) -> None:
-    context = surroundings()
+    context = worker_context()
     predict(
         FileSink(tmp_path, context),
         context,
@@ -213,7 +215,7 @@ def test_other_shards_are_left_alone(tmp_path: Path) -> None:
 def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_predictions(
     tmp_path: Path,
 ) -> None:
-    context = surroundings()
+    context = worker_context()
     context.outbox.hold(LEASE)
     FileSink(tmp_path, context).take(Batch(HeldLease(LEASE), 10, 10, bad=10, last=True), None)
     (progress,) = context.outbox.take({}).progress
@@ -224,7 +226,7 @@ def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_prediction
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    context = surroundings()
+    context = worker_context()
     with pytest.raises(PermanentError, match="file"):
         predict(FileSink(tmp_path / "file", context), context, LEASE, 10)
 
@@ -236,7 +238,7 @@ def test_a_processor_gets_each_batch_and_its_worker(tmp_path: Path) -> None:
         def process(self, predictions: NDArray[Any], worker_id: int) -> None:
             self.got.append((predictions.tolist(), worker_id))
 
-    context = surroundings()
+    context = worker_context()
     context.outbox.hold(LEASE)
     sink = ProcessorSink(Processor(), str(tmp_path), 7, context)
     sink.take(Batch(HeldLease(LEASE), 5, 5, last=False, computes=True), np.arange(2))
@@ -252,7 +254,7 @@ def test_an_error_of_the_processor_is_the_users(tmp_path: Path) -> None:
             raise KeyError("no such column")
 
     with pytest.raises(UserError, match=r"PredictionOutputsProcessor.process raised KeyError"):
-        ProcessorSink(Processor(), str(tmp_path), 0, surroundings()).take(
+        ProcessorSink(Processor(), str(tmp_path), 0, worker_context()).take(
             Batch(HeldLease(LEASE), 5, 5), np.arange(2)
         )
 

@@ -407,7 +407,7 @@ def test_gauges_are_means_since_they_were_taken() -> None:
     assert (taken["step_ms"], taken["staleness_mean"], taken["staleness_max"]) == (3.0, 2.0, 3)
     assert (taken["records_per_s"], taken["waiting_for_servers_s"]) == (50.0, 3.0)
     assert taken["rss_bytes"] > 1 << 20
-    gauges.level("waiting_for_servers_s", 0)
+    gauges.level("waiting_for_servers_s", None)
     clock.advance(1.0)
     again = gauges.take()
     assert (

@@ -109,6 +109,7 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report() -> None:
         lambda: iter((TellState(), Finish())),
         shutdown,
         move=lambda addresses: None,
+        revoke=lambda revocation: None,
         ring=lambda order: None,
         tell_state=tell_state,
     )

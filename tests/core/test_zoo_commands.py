@@ -78,7 +78,7 @@ def test_a_zoo_that_has_a_dockerfile_is_left_alone(
     (tmp_path / "Dockerfile").write_text("FROM mine\n")
     code, out, err = run(capsys, "init", tmp_path)
     assert (code, out) == (2, "")
-    assert "is there already" in err and "elasticdl zoo build" in err
+    assert "exists already" in err and "elasticdl zoo build" in err
     assert os.listdir(tmp_path) == ["Dockerfile"]
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from tests.fuzz_jobs.flags import Strategy
 from tests.fuzz_jobs.fuzzing import Plan, fuzz
 
-SECONDS = 50.0
+SECONDS = 15.0
 """No job of a test begins later."""
 
 
 def hold(strategy: Strategy, folder: Path) -> None:
-    """Fuzz for a minute; every job has to hold. Prints its seeds."""
+    """Fuzz for a moment; every job has to hold. Prints its seeds."""
     summary = fuzz(
         Plan([strategy], _seeds(), SECONDS, parallel=1, kill_share=0.25, folder=folder), print
     )

@@ -389,7 +389,7 @@ DRAWN: Mapping[str, Draw] = {
     ),
     "evaluation_steps": _evaluation_steps,
     "evaluation_seconds": _evaluation_seconds,
-    "max_staleness": _not_on_rings(_one_of(None, 0, 1, 2, 8)),
+    "max_staleness": _not_on_rings(_one_of(None, "auto", 0, 1, 2, 8)),
     "embedding_threshold_bytes": _not_on_rings(_threshold),
     "global_batch": _scaled,
     "lr_scaling": _lr_scaling,

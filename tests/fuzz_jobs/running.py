@@ -45,6 +45,8 @@ class Run:
     output: str
     seconds: float
     kills: int = 0
+    alone: bool = False
+    """Whether the only member of a ring was killed: its weights and steps are gone with it."""
     stood: str = ""
     """Why it was ended from outside; '' if it ended by itself."""
 
@@ -184,13 +186,13 @@ def _run(prepared: Prepared, arguments: list[str], act: Act | None) -> Run:
             stood = _watched(process, prepared, begin_s, act)
         finally:
             _end(process, prepared)
-    kills = act.kills if act else 0
     return Run(
         process.returncode,
         log.read_text(errors="replace"),
         time.monotonic() - begin_s,
-        kills,
-        stood,
+        kills=act.kills if act else 0,
+        alone=act.alone if act else False,
+        stood=stood,
     )
 
 
@@ -313,6 +315,7 @@ class Act:
         self._after = self._choose.uniform(0, 0.9) * draft.rows * draft.epochs
         self._done = False
         self.kills = 0
+        self.alone = False
 
     def look(self, status: Mapping[str, Any], process: subprocess.Popen[bytes]) -> None:
         """At what the master tells: now may be the moment."""
@@ -336,6 +339,8 @@ class Kill(Act):
         if found:
             os.kill(int(self._choose.choice(found).removeprefix("pid ")), signal.SIGKILL)
             self.kills += 1
+            ring = status.get("ring")
+            self.alone = ring is not None and len(ring["members"]) < 2
         return bool(found)
 
 
@@ -377,6 +382,8 @@ def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Ite
     if total["lost"]:
         yield f"the receipt has {total['lost']} lost"
     most = run.kills * draft.batch * (draft.workers if draft.on_ring else 1)
+    if run.alone:
+        most = total["trained"]
     if total["repeated"] > most:
         yield f"the receipt has {total['repeated']} repeated, at most {most} can be"
 

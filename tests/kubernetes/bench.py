@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from elasticdl.cluster.base import (
     ProcessObserved,
     ProcessSpec,
 )
-from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import pod_name
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, PodPlan, Resources
 from tests.kubernetes.target_cluster import TargetCluster
@@ -63,14 +62,6 @@ class KubernetesBench:
 
     async def start_stubborn(self, name: ProcessName) -> None:
         await self._start(name, STUBBORN)
-
-    async def say(self, name: ProcessName, text: str) -> None:
-        await self._start(name, f"printf %s {shlex.quote(text)}; {SLEEP}")
-        async with asyncio.timeout(LIMIT_S):
-            # What was said gets through the node's runtime into the log in its own time.
-            query = ("-n", self.owner.namespace, "logs", self.pod(name))
-            while text not in await asyncio.to_thread(self.place.kubectl, *query):
-                await asyncio.sleep(0.1)
 
     async def start_and_exit(self, name: ProcessName, code: int) -> None:
         await self.create(name, f"exit {code}")
@@ -156,12 +147,16 @@ class KubernetesBench:
 
 
 @asynccontextmanager
-async def bench(place: TargetCluster, owner: Owner) -> AsyncIterator[KubernetesBench]:
+async def bench(
+    place: TargetCluster, owner: Owner, habits: ClusterOptions | None = None
+) -> AsyncIterator[KubernetesBench]:
     """A cluster under test for `owner`; what is left of it ends with the context."""
     api = await place.connect()
     plans: dict[ProcessName, PodPlan] = {}
     ready = KubernetesBench(place, owner, plans)
-    ready.cluster = KubernetesCluster(api, owner, lambda name: plans.get(name, ready.default))
+    ready.cluster = KubernetesCluster(
+        api, owner, lambda name: plans.get(name, ready.default), habits
+    )
     try:
         yield ready
     finally:

@@ -12,19 +12,18 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.kubernetes.plans import Owner
-from tests.kubernetes import image, target_cluster
+from tests.kubernetes import image, many_pods, target_cluster
 from tests.kubernetes.cluster import leftovers
-from tests.kubernetes.jobs import RBAC, Jobs, volume
+from tests.kubernetes.jobs import Jobs, jobs_in
 from tests.kubernetes.target_cluster import TargetCluster
 
 LONGEST_FIRST = (
     "job_faults",
-    "training",
     "verbs",
+    "training",
     "faults",
     "ring",
     "scale",
-    "learning",
     "contract",
     "image",
     "rights",
@@ -98,6 +97,13 @@ def jobs(
     """Jobs in a namespace with docker/rbac.yaml and a volume."""
     if place.own is None:
         pytest.skip("only the tests' own cluster has a volume in a folder of this machine")
-    place.kubectl("-n", namespace, "create", "-f", "-", text=RBAC)
-    with volume(place, namespace, tmp_path / "volume"):
-        yield Jobs(place, namespace, elasticdl_image, tmp_path / "volume")
+    with jobs_in(place, namespace, elasticdl_image, tmp_path / "volume") as made:
+        yield made
+
+
+@pytest.fixture
+def fake_nodes(place: TargetCluster) -> Iterator[None]:
+    if place.own is None:
+        pytest.skip("simulated nodes need the tests' own cluster")
+    with many_pods.fake_nodes(place):
+        yield

@@ -115,6 +115,14 @@ class Jobs:
         return Job(self, name)
 
 
+@contextlib.contextmanager
+def jobs_in(place: TargetCluster, namespace: str, image: str, folder: Path) -> Iterator[Jobs]:
+    """Jobs in a namespace with docker/rbac.yaml, and a volume in `folder`, which is made."""
+    place.kubectl("-n", namespace, "create", "-f", "-", text=RBAC)
+    with volume(place, namespace, folder):
+        yield Jobs(place, namespace, image, folder)
+
+
 @dataclass(frozen=True)
 class Job:
     """One of them."""

@@ -13,13 +13,12 @@ from typing import Any, TypeAlias
 import pytest
 
 from elasticdl.cluster.base import CreateRefused, ProcessName, ProcessObserved, ProcessSpec, Role
-from elasticdl.cluster.kubernetes import pod_tracker
+from elasticdl.cluster.kubernetes.cluster import ClusterOptions
 from elasticdl.cluster.kubernetes.manifests import pod
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Placement, Resources
-from elasticdl.master.core.processes.failures import Cause, verdict
+from elasticdl.master.core.processes.causes import Cause, verdict_of
 from tests.kubernetes.bench import SLEEP, KubernetesBench, bench, plan
 from tests.kubernetes.target_cluster import TargetCluster
-from tests.kubernetes.test_kubernetes_scale import fake_nodes  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.kubernetes
 LIMIT_S = 200.0
@@ -28,10 +27,10 @@ Scenario: TypeAlias = Callable[[KubernetesBench], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def run(place: TargetCluster, owner: Owner) -> Callable[[Scenario], None]:
-    def run_scenario(scenario: Scenario) -> None:
+def run(place: TargetCluster, owner: Owner) -> Callable[..., None]:
+    def run_scenario(scenario: Scenario, habits: ClusterOptions | None = None) -> None:
         async def with_cluster() -> None:
-            async with asyncio.timeout(LIMIT_S), bench(place, owner) as ready:
+            async with asyncio.timeout(LIMIT_S), bench(place, owner, habits) as ready:
                 await scenario(ready)
 
         asyncio.run(with_cluster())
@@ -97,7 +96,7 @@ def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], No
         )
         facts = await b.ended(W0)
         assert facts.conditions == ("DisruptionTarget:EvictionByEvictionAPI",)
-        assert verdict(facts).cause is Cause.EVICTED
+        assert verdict_of(facts).cause is Cause.EVICTED
 
     run(scenario)
 
@@ -108,7 +107,7 @@ def test_too_much_memory_is_told_by_the_platforms_reason(run: Callable[[Scenario
         await b.create(W0, "exec tail /dev/zero")
         facts = await b.ended(W0)
         assert facts.reason == "OOMKilled"
-        assert verdict(facts).cause is Cause.OUT_OF_MEMORY
+        assert verdict_of(facts).cause is Cause.OUT_OF_MEMORY
 
     run(scenario)
 
@@ -271,46 +270,6 @@ def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(
     run(scenario)
 
 
-def test_a_preempted_pod_is_told_as_one_and_its_newcomer_waits_in_words(
-    run: Callable[[Scenario], None], place: TargetCluster, namespace: str
-) -> None:
-    """A pod that asks for most of the node makes room for one of a higher class."""
-    name = f"high-{namespace}"
-    body = {"value": 1000, "preemptionPolicy": "PreemptLowerPriority"}
-    apply(
-        place,
-        "",
-        apiVersion="scheduling.k8s.io/v1",
-        kind="PriorityClass",
-        metadata={"name": name},
-        **body,
-    )
-    try:
-        run(_preemption(name))
-    finally:
-        place.kubectl("delete", "priorityclass", name)
-
-
-def _preemption(priority_class: str) -> Scenario:
-    async def scenario(b: KubernetesBench) -> None:
-        most = Resources({"cpu": "1500m"})
-        b.change_plan(W0, resources=most)
-        await b.start(W0)
-        b.change_plan(W1, resources=most)
-        await b.create(W1, SLEEP)
-        assert "Insufficient cpu" in await b.waits(W1, "no node has room")
-        b.change_plan(W2, resources=most, placement=Placement(priority_class))
-        await b.create(W2, SLEEP)
-        facts = await b.ended(W0)
-        assert facts.conditions == ("DisruptionTarget:PreemptionByScheduler",)
-        assert verdict(facts).cause is Cause.PREEMPTED
-        await b.seen(W2)
-        await b.cluster.delete(W2, grace_s=1)
-        await b.seen(W1)
-
-    return scenario
-
-
 def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_within_a_minute(
     unpullable: Future[None],
 ) -> None:
@@ -319,7 +278,7 @@ def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_withi
 
 @pytest.mark.usefixtures("fake_nodes")
 def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
-    run: Callable[[Scenario], None], place: TargetCluster, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., None], place: TargetCluster
 ) -> None:
     """With other nodes beside it: where all are silent, Kubernetes takes itself for the one that is
     cut off and evicts nobody.
@@ -327,8 +286,6 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
     if place.own is None:
         pytest.skip("only the tests' own cluster may lose its node")
     cluster = place.own
-    # Beyond the pod's grace; that it is 30 s is seen without a cluster.
-    monkeypatch.setattr(pod_tracker, "OVERDUE_S", 8.0)
 
     async def scenario(b: KubernetesBench) -> None:
         # As a user may say it; by default a pod stays with a node that is gone for 30 s.
@@ -344,30 +301,12 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
         finally:
             cluster.start("kubelet")
         assert facts.reason == "NodeLost"
-        assert verdict(facts).cause is Cause.NODE_LOST
+        assert verdict_of(facts).cause is Cause.NODE_LOST
         await asyncio.to_thread(place.wait_until_node_is_back)
         await b.start(W1)
 
-    run(scenario)
-
-
-def test_a_kubelet_that_is_restarted_disturbs_nobody(
-    run: Callable[[Scenario], None], place: TargetCluster
-) -> None:
-    if place.own is None:
-        pytest.skip("only the tests' own cluster may restart its kubelet")
-    cluster = place.own
-
-    async def scenario(b: KubernetesBench) -> None:
-        await b.create(W0, "sleep 4; exit 5")
-        await b.start(W1)
-        cluster.kill("kubelet")
-        await asyncio.sleep(5)
-        cluster.start("kubelet")
-        assert (await b.ended(W0, 60)).exit_code == 5
-        assert b.starts(W1) == 1 and isinstance(await b.seen(W1), ProcessObserved)
-
-    run(scenario)
+    # Longer than the pod's grace.
+    run(scenario, ClusterOptions(overdue_s=8.0))
 
 
 def test_nothing_is_missed_while_the_api_server_is_away(

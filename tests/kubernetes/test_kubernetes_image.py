@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from elasticdl.cli.zoo_template import MODULE
 from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Resources
 from tests.kubernetes import image
@@ -18,6 +20,17 @@ from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 LIMIT_S = 90.0
+PROGRAM = """
+import os, pathlib, subprocess
+import elasticdl.native._native, keras, kubernetes, tensorflow
+
+pathlib.Path("/tmp/x").write_text("x")
+closed = ("/", "/opt", "/opt/code", "/etc", "/model_zoo")
+assert not any(os.access(path, os.W_OK) for path in closed)
+print(subprocess.run(["elasticdl", "--help"], check=True, capture_output=True, text=True).stdout)
+print(sorted(os.listdir("/model_zoo")))
+print(os.getuid())
+"""
 
 
 def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tuple[ExitFacts, str]:
@@ -39,38 +52,32 @@ def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tup
     return asyncio.run(scenario())
 
 
-def test_elasticdl_runs_in_a_pod(place: TargetCluster, owner: Owner, elasticdl_image: str) -> None:
-    facts, output = printed(place, owner, elasticdl_image, "elasticdl", "--help")
-    assert facts.exit_code == 0, output
-    assert "Train a model" in output
-
-
-@pytest.mark.parametrize("role", ["master", "worker", "ps"])
-def test_every_role_starts_in_a_pod_and_says_what_its_environment_lacks(
-    place: TargetCluster, owner: Owner, elasticdl_image: str, role: str
-) -> None:
-    facts, output = printed(
-        place, owner, elasticdl_image, "python3", "-m", f"elasticdl.{role}.main"
-    )
-    assert facts.exit_code not in (None, 0)
-    assert "ELASTICDL_" in output, output
-
-
-def test_tensorflow_and_the_extension_are_there_and_only_tmp_can_be_written(
+def test_a_zoo_image_has_all_that_a_job_needs_and_only_tmp_can_be_written(
     place: TargetCluster, owner: Owner, elasticdl_image: str
 ) -> None:
-    program = (
-        "import os, pathlib, elasticdl.native._native, tensorflow as tf, keras, kubernetes\n"
-        "pathlib.Path('/tmp/x').write_text('x')\n"
-        "assert not any(os.access(path, os.W_OK) for path in ('/', '/opt', '/opt/code', '/etc'))\n"
-        "print(os.getuid(), tf.__version__)"
-    )
-    facts, output = printed(place, owner, elasticdl_image, "python3", "-c", program)
+    facts, output = printed(place, owner, elasticdl_image, "python3", "-c", PROGRAM)
     assert facts.exit_code == 0, output
-    assert output.split()[-2] == "1000"
+    assert "Train a model" in output
+    assert "'digits.py'" in output and "Dockerfile" not in output
+    assert output.split()[-1] == "1000"
 
 
 def test_the_image_for_gpus_has_no_step_that_cannot_be_read(elasticdl_image: str) -> None:
     if os.environ.get("ELASTICDL_TEST_IMAGE"):
         pytest.skip("ELASTICDL_TEST_IMAGE is used in place of images that are built here")
     image.check_gpu()
+
+
+def test_a_package_that_is_not_there_ends_the_build_with_the_words_for_it(
+    elasticdl_image: str, tmp_path: Path
+) -> None:
+    if os.environ.get("ELASTICDL_TEST_IMAGE"):
+        pytest.skip("ELASTICDL_TEST_IMAGE is used in place of images that are built here")
+    (tmp_path / "requirements.txt").write_text("./no-such-package\n")
+    (tmp_path / "example.py").write_text(MODULE)
+    with pytest.raises(RuntimeError) as failed:
+        image.build_zoo(tmp_path)
+    assert "building localhost/zoo:test failed: `buildah build` ended with exit code" in str(
+        failed.value
+    )
+    assert "no-such-package" in str(failed.value)

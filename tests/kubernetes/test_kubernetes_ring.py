@@ -106,7 +106,7 @@ def lost_silently(job: Job, ring: list[str]) -> dict[str, str]:
     job.until(f"{survivor} goes on alone", lambda _: job.progress() > trained, GONE_ON_S)
     took_s = time.monotonic() - cut_s
     event = job.ended(victim)
-    assert "nothing heard for" in event["text"], f"{event}\n{job.story()}"
+    assert "no message for" in event["text"], f"{event}\n{job.story()}"
     print(
         f"the survivor trained on {took_s:.1f} s after the network of {victim} had gone:"
         f" {event['text']}"

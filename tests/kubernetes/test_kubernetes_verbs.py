@@ -23,6 +23,8 @@ from typing import IO, Any
 import pytest
 import yaml
 
+from elasticdl.cluster.kubernetes.labels import master_selector
+from elasticdl.errors import ExitCode
 from tests.kubernetes.target_cluster import TargetCluster
 from tests.waiting import until
 
@@ -337,17 +339,25 @@ def test_a_job_whose_image_is_not_there_is_stuck_and_says_why(
     ]
     assert "cannot be pulled" in elasticdl.run("logs", "ghost", *there)[1]
     code, _, errors = elasticdl.run("scale", "ghost", "--num-workers", "2", *there)
-    assert code == 1 and "cannot be told: its master:" in errors
+    assert code == 1 and "cannot be reached: its master:" in errors
 
 
-def test_a_running_job_is_listed_and_its_status_has_the_schema_of_a_local_one(
+def test_ctrl_c_leaves_a_job_running_which_is_listed_and_whose_status_is_that_of_a_local_one(
     elasticdl: Commands,
 ) -> None:
-    code, output, errors = elasticdl.submit("--job-name", JOB)
-    assert (code, output) == (0, f"{JOB}\n"), errors
-    elasticdl.until(
-        lambda: elasticdl.json("status", JOB)["records"]["trained"] > 0, "records are trained"
-    )
+    given = elasticdl.submission("--job-name", JOB, "--namespace", elasticdl.namespace)
+    submission = [part for part in given if part != "--detach"]
+    with elasticdl.start(*submission) as command:
+
+        def trains() -> bool:
+            code, output, _ = elasticdl.run("status", JOB, "-o", "json")
+            return code == 0 and json.loads(output)["records"]["trained"] > 0
+
+        elasticdl.until(lambda: command.poll() is not None or trains(), "records are trained")
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=LIMIT_S)
+    assert command.returncode == ExitCode.INTERRUPTED, errors
+    assert f"come back: elasticdl wait {JOB} --namespace {elasticdl.namespace}" in errors
     row = only(elasticdl)
     assert (row["job"], row["state"], row["namespace"], row["job_dir"]) == (
         JOB,
@@ -404,7 +414,7 @@ def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
         "the second worker is there",
     )
     code, _, errors = elasticdl.run("checkpoint", JOB)
-    assert code == 1 and "no checkpoint is taken: --job-dir is on no --volume" in errors, (
+    assert code == 1 and "cannot take a checkpoint: --job-dir is not on a --volume" in errors, (
         "the job's master says so"
     )
 
@@ -566,6 +576,8 @@ def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(
     assert elasticdl.run("dashboard", JOB, "--no-browser")[0] == 4
     assert elasticdl.run("scale", JOB, "--num-workers", "1")[0] == 4
     assert elasticdl.run("stop", JOB, "--yes")[0] == 0
+    masters = elasticdl.kubectl("get", "pods", "-l", master_selector(JOB), "-o", "name")
+    assert len(masters.split()) == 1, "a verdict is final"
     live = "status.phase!=Succeeded,status.phase!=Failed"
     elasticdl.until(
         lambda: not elasticdl.kubectl("get", "pods", "--field-selector", live, "-o", "name"),

@@ -1,6 +1,7 @@
 // Servers, clients and the bulk plane between them without Python, for the sanitizers. Exit 0: all held.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,10 +12,12 @@
 #include <vector>
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "elasticdl/checkpoint/native/part_file.h"
 #include "elasticdl/ps/native/connection.h"
+#include "elasticdl/rpc/native/greeting.h"
 #include "elasticdl/rpc/native/pool.h"
 #include "tests/native/check.h"
 
@@ -161,30 +164,209 @@ void servers_may_go_and_come_while_others_wait() {
   mover.join();
 }
 
-void bytes_of_any_kind_do_no_harm() {
+using Random = std::mt19937_64;
+
+// What a client of ours sends; the spec is the one of `Worker`.
+std::string good_payload(wire::Kind kind) {
+  wire::Writer writer;
+  const std::string spec = counting_spec().encode();
+  const int64_t ids[] = {-5, 7};
+  const float floats[kDense + 2 * kDim] = {};
+  switch (kind) {
+    case wire::Kind::initialise:
+      writer.put(wire::Initialise{0, spec.size(), kDense}).text(spec).align();
+      for (size_t i = 0; i < kDense; ++i) writer.put(floats[i]);
+      break;
+    case wire::Kind::pull: writer.put(wire::Pull{-1, 1, 1}).put(uint64_t{2}).put(ids); break;
+    case wire::Kind::push: writer.put(wire::Push{1, 2, 3, 4, 0, 0.1, kDense, 1, 0}).put(uint64_t{2}).put(ids).put(floats); break;
+    case wire::Kind::rows: writer.put(wire::Rows{-1, 0, 0, 0, 10}); break;
+    default: break;
+  }
+  return std::move(writer.bytes());
+}
+
+// Numbers at which counts, sums and casts go wrong.
+void put_odd_number(std::string& bytes, Random& random) {
+  static constexpr uint64_t kOdd[] = {0, 1, 2, 5, 7, 255, 4096, 65537, 1u << 30, (1u << 30) + 1, 0x7fffffff, 0x80000000, 0xffffffff,
+                                      uint64_t{1} << 32, uint64_t{1} << 61, (uint64_t{1} << 61) + 1, uint64_t{1} << 62, INT64_MAX,
+                                      uint64_t{1} << 63, UINT64_MAX - 1, UINT64_MAX, 0x7ff0000000000000, 0x7ff8000000000000};
+  const uint64_t number = random() % 4 == 0 ? random() : kOdd[random() % std::size(kOdd)];
+  const size_t width = random() % 2 ? 8 : 4;
+  if (bytes.size() >= width) std::memcpy(&bytes[random() % (bytes.size() / width) * width], &number, width);
+}
+
+std::string any_frame(Random& random) {
+  wire::Header header;
+  header.kind = static_cast<wire::Kind>(random() % 16 == 0 ? random() : 1 + random() % 5);
+  std::string payload = good_payload(header.kind);
+  for (uint64_t changes = random() % 4; changes > 0; --changes) {
+    if (random() % 3 == 0 && !payload.empty()) payload[random() % payload.size()] = static_cast<char>(random());
+    else put_odd_number(payload, random);
+  }
+  if (random() % 8 == 0) payload.resize(random() % (payload.size() + 1));
+  if (random() % 8 == 0) payload.resize(payload.size() + random() % 40);
+  header.payload_bytes = payload.size();
+  wire::Writer writer;
+  writer.put(header);
+  if (random() % 32 == 0) put_odd_number(writer.bytes(), random);
+  writer.text(payload);
+  return std::move(writer.bytes());
+}
+
+std::string frame(wire::Kind kind, const std::string& payload) {
+  wire::Header header;
+  header.kind = kind;
+  header.payload_bytes = payload.size();
+  wire::Writer writer;
+  writer.put(header).text(payload);
+  return std::move(writer.bytes());
+}
+
+void read_exactly(const Socket& socket, char* at, size_t bytes) {
+  while (bytes > 0) {
+    pollfd ready{socket.fd(), POLLIN, 0};
+    CHECK(::poll(&ready, 1, 10'000) == 1);
+    const ssize_t got = ::read(socket.fd(), at, bytes);
+    CHECK(got > 0);
+    at += got;
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+// As a client of ours does.
+void greet(const Socket& socket) {
+  wire::Writer writer;
+  writer.put(wire::Hello{3, random_digest(), 8, 1}).text("worker-5");
+  const std::string hello = std::move(writer.bytes()), first = frame(wire::Kind::hello, hello);
+  CHECK(::write(socket.fd(), first.data(), first.size()) == static_cast<ssize_t>(first.size()));
+  struct { wire::Header header; wire::Challenge challenge; } answer;
+  read_exactly(socket, reinterpret_cast<char*>(&answer), sizeof answer);
+  CHECK(same_digest(answer.challenge.proof, wire::proof(wire::Side::server, "token", hello, answer.challenge.nonce)));
+  const Digest proof = wire::proof(wire::Side::client, "token", hello, answer.challenge.nonce);
+  const std::string second = frame(wire::Kind::prove, std::string(reinterpret_cast<const char*>(proof.data()), proof.size()));
+  CHECK(::write(socket.fd(), second.data(), second.size()) == static_cast<ssize_t>(second.size()));
+}
+
+// Sends all of it, after a greeting or as a stranger, and waits for the server's end of the connection.
+void say(const Served& served, const std::string& bytes, bool stranger = false) {
+  Socket socket = begin_connect(served.address());
+  pollfd ready{socket.fd(), POLLOUT, 0};
+  CHECK(::poll(&ready, 1, 10'000) == 1);
+  if (!stranger) greet(socket);
+  (void)!::write(socket.fd(), bytes.data(), bytes.size());
+  ::shutdown(socket.fd(), SHUT_WR);
+  for (char answer[4096];;) {
+    ready = {socket.fd(), POLLIN, 0};
+    CHECK(::poll(&ready, 1, 10'000) == 1);
+    if (::read(socket.fd(), answer, sizeof answer) <= 0) return;
+  }
+}
+
+// Seconds for random frames: ELASTICDL_FUZZ_S, or a few.
+double fuzz_s() {
+  const char* given = std::getenv("ELASTICDL_FUZZ_S");
+  return given != nullptr ? std::atof(given) : 3.0;
+}
+
+void frames_of_any_kind_do_no_harm() {
+  const uint64_t seed = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  std::fprintf(stderr, "frames of seed %llu\n", static_cast<unsigned long long>(seed));
+  Random random(seed);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(fuzz_s());
+  while (std::chrono::steady_clock::now() < end) {
+    Served served(0, 1);
+    const bool given = random() % 4 != 0;  // else one of the frames may give it parameters
+    std::unique_ptr<Worker> worker;
+    if (given) worker = std::make_unique<Worker>(Addresses{served.address()}, "worker-0");
+    for (int connection = 0; connection < 50; ++connection) {
+      const bool stranger = random() % 8 == 0;
+      std::string bytes;
+      if (stranger && random() % 2) {
+        wire::Writer writer;
+        bytes = frame(wire::Kind::hello, std::move(writer.put(wire::Hello{3, {}, 8, 1}).text("worker-5").bytes()));
+        if (random() % 2) bytes += frame(wire::Kind::prove, std::string(random() % 40, 'x'));
+      }
+      for (int count = 0; count < 6; ++count) bytes += any_frame(random);
+      if (random() % 8 == 0) bytes.resize(random() % bytes.size());
+      say(served, bytes, stranger);
+    }
+    served.core.admission().close(ps::Admission::Seconds(kLimitS));
+    served.core.admission().open();
+    if (given) worker->push({1});
+  }
+}
+
+// Each was undefined behaviour once.
+void numbers_at_the_edge_are_refused_or_clamped() {
   Served served(0, 1);
   Worker worker({served.address()}, "worker-0");
-  std::mt19937 random(1);
-  for (int round = 0; round < 400; ++round) {
-    Socket socket = begin_connect(served.address());
-    pollfd ready{socket.fd(), POLLOUT, 0};
-    CHECK(::poll(&ready, 1, 10'000) == 1);
-    wire::Writer bytes;
-    wire::Header hello;
-    hello.payload_bytes = sizeof(wire::Hello) + 5 + 8;
-    bytes.put(hello).put(wire::Hello{3, 5, 8, 1, 0}).text("tokenworker-5");
-    for (int frame = 0; frame < 3; ++frame) {
-      wire::Header header;
-      header.kind = static_cast<wire::Kind>(random() % 7);
-      header.payload_bytes = random() % 300;
-      bytes.put(header);
-      std::string payload(header.payload_bytes, '\0');
-      for (int i = 0; i < 10 && !payload.empty(); ++i) payload[random() % payload.size()] = static_cast<char>(random() % 4);
-      bytes.text(payload);
-    }
-    (void)!::write(socket.fd(), bytes.bytes().data(), random() % (bytes.bytes().size() + 1));
+  wire::Push push{1, 0, 0, 0, INT64_MIN, 0.1, 0, 1, 0};
+  for (int64_t version : {INT64_MIN, INT64_MAX}) {
+    wire::Writer writer;
+    push.version = version;
+    wire::Header header;
+    header.kind = wire::Kind::push;
+    header.payload_bytes = sizeof push + sizeof(uint64_t);
+    say(served, std::move(writer.put(header).put(push).put(uint64_t{0}).bytes()));
+    ++push.sequence;
   }
-  worker.push({1});
+  CHECK(served.core.admission().version() == 2);
+  wire::Cursor cursor("", 0);
+  for (uint64_t count : {uint64_t{1}, uint64_t{1} << 61, uint64_t{1} << 63, UINT64_MAX}) {
+    bool refused = false;
+    try {
+      cursor.array<int64_t>(count);
+    } catch (const UserError&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+}
+
+std::string hex(const Digest& digest) {
+  std::string text;
+  for (unsigned char byte : digest) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", byte);
+    text += two;
+  }
+  return text;
+}
+
+// Examples of FIPS 180-4 (NIST's "SHA256.pdf") and test cases 1, 2, 3 and 6 of RFC 4231.
+void digests_are_those_of_the_standards() {
+  const auto sha256 = [](std::string_view text) { return hex(Sha256().add(text).finish()); };
+  CHECK(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
+        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK(sha256(std::string(1000000, 'a')) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  for (size_t size = 0; size < 200; ++size) {  // however it is cut
+    Sha256 whole, pieces;
+    const std::string text(size, 'x');
+    whole.add(text);
+    for (size_t at = 0; at < size; at += 7) pieces.add(std::string_view(text).substr(at, 7));
+    CHECK(whole.finish() == pieces.finish());
+  }
+  CHECK(hex(hmac_sha256(std::string(20, '\x0b'), "Hi There")) == "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  CHECK(hex(hmac_sha256("Jefe", "what do ya want for nothing?")) == "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  CHECK(hex(hmac_sha256(std::string(20, '\xaa'), std::string(50, '\xdd'))) == "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
+  CHECK(hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")) ==
+        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  Digest one = random_digest(), other = one;
+  CHECK(same_digest(one, other) && one != random_digest());
+  other[31] ^= 1;
+  CHECK(!same_digest(one, other));
+}
+
+void only_text_is_taken_for_text() {
+  for (const char* good : {"", "worker-0", "\xC3\xA4", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "\xEE\x80\x80", "\xF4\x8F\xBF\xBF"}) CHECK(wire::is_utf8(good));
+  for (const char* bad : {"\x80", "\xC0\x80", "\xC3", "\xE0\x80\x80", "\xED\xA0\x80", "\xE2\x82", "\xF0\x80\x80\x80", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "a\xC3(b"}) {
+    CHECK(!wire::is_utf8(bad));
+  }
+  for (const char* good : {"worker-0", "ps-1.2", "w"}) CHECK(wire::is_process_name(good));
+  for (const char* bad : {"", "worker 0", "worker-\xff", "\xC3\xA4", "a/b"}) CHECK(!wire::is_process_name(bad));
+  CHECK(!wire::is_process_name(std::string(254, 'w')) && !wire::is_process_name(std::string_view("a\0b", 3)));
 }
 
 void specs_survive_their_encoding_and_nothing_else_does() {
@@ -232,6 +414,9 @@ int main() {
   ids_find_their_owner_whatever_their_number();
   pushes_pulls_cuts_and_saves_run_beside_one_another();
   servers_may_go_and_come_while_others_wait();
-  bytes_of_any_kind_do_no_harm();
+  numbers_at_the_edge_are_refused_or_clamped();
+  only_text_is_taken_for_text();
+  digests_are_those_of_the_standards();
+  frames_of_any_kind_do_no_harm();
   std::puts("all held");
 }

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from tests.fuzz.budget import fuzz_s
+
 ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
 _KEPT_S = 30 * 24 * 3600.0
@@ -94,4 +96,5 @@ def _common() -> bytes:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    limit_s = 280 + fuzz_s()
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.budget import fuzz_s
 from tests.process.sanitized import ROOT, SANITIZERS, check_held
 
 # Compiling is all work: minutes of it where other work has the cores.
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900 + fuzz_s())]
 
 PARTS = ("embedding", "rpc", "ps", "checkpoint")
 NOT_HERE = {"bindings.cc", "module.cc"}  # they need Python

@@ -16,20 +16,19 @@ import pytest
 import elasticdl
 from elasticdl.cli.jobs import local_launch
 from elasticdl.errors import PermanentError, SpecError, TransientError, UserError
-from elasticdl.master import preflight
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
 LIMIT_S = 40.0
-FINE = """
-import json
-print(json.dumps({"ok": True, "training": [{"name": "a.csv", "records": 100}]}))
-"""
 BROKEN = """
-import json
+import json, sys
+from elasticdl.master import main, preflight
+from elasticdl.master.platform import platform
+platform.WORKER_IMPORTS = ()
 found = {"ok": False, "error": "iris.py:3: no loss", "hint": "add one", "exit_code": 2}
-print(json.dumps(found))
+preflight.COMMAND = (sys.executable, "-c", f"print({json.dumps(found)!r})")
+sys.exit(main.main())
 """
 
 
@@ -38,9 +37,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         local_launch, "MASTER_COMMAND", (sys.executable, str(HERE / "scripted_master.py"))
     )
-    monkeypatch.setattr(preflight, "COMMAND", (sys.executable, "-c", FINE))
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent.parent))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "iris.py").write_text("custom_data_reader = print\n")
 
 
 def train(script: str, **flags: object) -> elasticdl.JobHandle:
@@ -89,7 +89,7 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_aski
         job.wait(0)
     assert (late.value.exit_code, late.value.hint) == (
         124,
-        "it goes on; wait longer, or stop it",
+        "it is still running: wait longer, or stop it",
     ), "as `elasticdl wait` has it"
     for wrong in ((0,), (3, 2), (2, 0), ("2",), (2.5,), (True,)):
         with pytest.raises(SpecError, match="invalid range of workers"):
@@ -135,23 +135,24 @@ def test_wrong_flags_and_a_broken_module_raise_and_leave_nothing(
     with pytest.raises(SpecError, match="unknown key 'num_worker'") as unknown:
         train("finishes", num_worker=3)
     assert unknown.value.hint == "did you mean num-workers?"
-    monkeypatch.setattr(preflight, "COMMAND", (sys.executable, "-c", BROKEN))
-    with pytest.raises(UserError, match=r"iris\.py:3: no loss"):
+    monkeypatch.setattr(local_launch, "MASTER_COMMAND", (sys.executable, "-c", BROKEN))
+    with pytest.raises(UserError, match=r"iris\.py:3: no loss") as refused:
         train("finishes")
-    assert list(tmp_path.iterdir()) == []
+    assert (refused.value.hint, refused.value.exit_code) == ("add one", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["zoo"]
 
 
 def test_a_taken_name_is_refused_while_the_job_runs_and_after_it(tmp_path: Path) -> None:
     job = train("drains")
     (tmp_path / "jobs/drains/checkpoints/version-1").mkdir(parents=True)
     (tmp_path / "jobs/drains/checkpoints/version-1/manifest.json").touch()
-    with pytest.raises(SpecError, match="holds a job already"):
+    with pytest.raises(SpecError, match="already contains a job"):
         train("drains")
     with pytest.raises(SpecError, match="another command runs the job"):
         train("drains", resume=True)
     job.stop()
     job.wait(LIMIT_S)
-    with pytest.raises(SpecError, match="holds a job already"):
+    with pytest.raises(SpecError, match="already contains a job"):
         train("drains")
 
 
@@ -159,9 +160,7 @@ def test_a_script_that_ends_waits_for_its_job() -> None:
     program = f"""
 import sys, elasticdl
 from elasticdl.cli.jobs import local_launch
-from elasticdl.master import preflight
 local_launch.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
-preflight.COMMAND = (sys.executable, "-c", {FINE!r})
 elasticdl.train(model_zoo="zoo", model_def="iris", training_data="a.csv", job_name="finishes")
 """
     done = subprocess.run(
@@ -180,9 +179,7 @@ def test_a_handle_in_a_loop_in_a_forked_process_and_after_ctrl_c() -> None:
     program = f"""
 import asyncio, os, signal, sys, threading, elasticdl
 from elasticdl.cli.jobs import local_launch
-from elasticdl.master import preflight
 local_launch.MASTER_COMMAND = (sys.executable, {str(HERE / "scripted_master.py")!r})
-preflight.COMMAND = (sys.executable, "-c", {FINE!r})
 
 async def begin():
     job = elasticdl.train(

@@ -89,7 +89,8 @@ def test_no_locale_is_an_error(locale: dict[str, str]) -> None:
     )
     assert (code, errors) == (
         0,
-        f"not available of failed: there is nothing in {Path.cwd()}/jobs/failed/events.jsonl yet\n",
+        f"not available for failed: there is nothing in {Path.cwd()}/jobs/failed/events.jsonl"
+        " yet\n",
     )
     assert output.count("ValueError: ") == 3
     code, output, errors = shell("$elasticdl status failed -o json", **locale)

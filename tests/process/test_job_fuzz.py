@@ -1,6 +1,4 @@
-"""Whole jobs with random flags on parameter servers for a minute; `make fuzz-jobs` runs them for as
-long as you like.
-"""
+"""Whole jobs with random flags on parameter servers; `make fuzz-jobs` runs them for long."""
 
 from __future__ import annotations
 

@@ -6,7 +6,10 @@ by the command.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +18,7 @@ import pytest
 
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.check import check
-from tests.conftest import Job
-from tests.waiting import until
+from tests.conftest import ROOT, Job, write_iris
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -50,7 +52,7 @@ def zoo(tmp_path: Path) -> Callable[..., Path]:
 
 def refused(job: Job, *words: str, code: int = 2) -> str:
     """The job was refused with these words, and its directory is not there."""
-    got, output = job.finish(60)
+    got, output = job.finish(120)
     assert got == code, output
     for word in words:
         assert word in output, output
@@ -204,44 +206,6 @@ def test_a_directory_that_holds_a_job_is_not_taken_twice(
     assert (first.directory / "receipt.json").read_bytes() == receipt
 
 
-def test_a_checkpoint_of_another_model_is_refused_naming_the_variable(
-    within_the_limit: tuple[Job, str],
-    start_job: Callable[..., Job],
-    zoo: Callable[..., Path],
-    iris_csv: Callable[..., Path],
-) -> None:
-    folder = zoo(
-        GOOD.replace("keras.layers.Dense(3)", "keras.layers.Dense(7), keras.layers.Dense(3)")
-    )
-    checkpoints = within_the_limit[0].directory / "checkpoints"
-    job = start_job(
-        model_zoo=folder,
-        model_def="model",
-        training_data=iris_csv(),
-        checkpoint_dir_for_init=checkpoints,
-    )
-    code, output = job.finish()
-    assert code == 1, output
-    (error,) = [line for line in output.splitlines() if line.startswith("Error: ")]
-    assert "sequential/dense/kernel [4, 7]" in error and "sequential/dense/kernel [4, 3]" in error
-
-
-def test_a_file_that_changes_between_its_count_and_the_first_look_at_it_ends_the_job(
-    start_job: Callable[..., Job], zoo: Callable[..., Path], iris_csv: Callable[..., Path]
-) -> None:
-    path = iris_csv()
-    job = start_job(model_zoo=zoo(GOOD), model_def="model", training_data=path)
-    # Written after the check; workers take seconds to import what they need.
-    until("the check has passed", (job.directory / "job.json").exists, 90)
-    path.write_bytes(path.read_bytes().replace(b"5.1", b"5.2", 1))
-    os.utime(path, (0, 0))
-    code, output = job.finish()
-    assert code == 1
-    (told,) = [line for line in output.splitlines() if line.startswith("Error: ")]
-    assert f"{path} changed since its records were counted: it still has " in told, output
-    assert "their content differs" in told and "written at 1970-01-01" in told, output
-
-
 def test_an_unknown_flag_is_refused_with_the_closest_one(
     start_job: Callable[..., Job], iris_csv: Callable[..., Path]
 ) -> None:
@@ -251,16 +215,54 @@ def test_an_unknown_flag_is_refused_with_the_closest_one(
     assert "num-workers" in output
 
 
-def test_a_loss_that_is_not_a_number_stops_the_job_and_names_what_it_found(
-    start_job: Callable[..., Job], zoo: Callable[..., Path], iris_csv: Callable[..., Path]
-) -> None:
-    folder = zoo(
-        GOOD.replace("return keras.losses", "import keras\n    return float('nan') * keras.losses"),
+WRONG_PATHS = (
+    ({"training_data": "missing.csv"}, "missing.csv does not exist"),
+    ({"validation_data": "missing/*.csv"}, "no file matches"),
+    ({"model_def": "missing"}, "--model-def 'missing': no such module"),
+    ({"model_zoo": "missing"}, "is not a directory"),
+    ({"output": "/proc/self/export"}, "cannot make /proc/self/export"),
+    ({"tensorboard_log_dir": "/proc/self/board"}, "cannot make /proc/self/board"),
+)
+
+
+def test_a_wrong_path_is_told_before_tensorflow_is_imported(tmp_path: Path) -> None:
+    """No child is started: it is the one that imports TensorFlow."""
+    write_iris(tmp_path / "train.csv")
+    (tmp_path / "model.py").write_text("raise AssertionError('imported')")
+    right = {
+        "model_zoo": str(tmp_path),
+        "model_def": "model",
+        "training_data": str(tmp_path / "train.csv"),
+    }
+    calls = [
+        [verb, *(f"--{name.replace('_', '-')}={value}" for name, value in {**right, **one}.items())]
+        for verb in ("check", "train")
+        for one, _ in WRONG_PATHS
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", NO_CHILD, json.dumps(calls)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    job = start_job(model_zoo=folder, model_def="model", training_data=iris_csv())
-    code, output = job.finish()
-    assert code == 1, output
-    (error,) = [line for line in output.splitlines() if line.startswith("Error: ")]
-    assert "loss, sequential/dense/kernel is NaN or infinite, 3 times in a row" in error
-    assert f"{job.directory.parent}/iris-1.csv, records 0:64" in error
-    assert job.receipt()["total"]["trained"] == 0
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout)
+    for call, (code, errors), (_, message) in zip(calls, ends, 2 * WRONG_PATHS, strict=True):
+        assert (code, message in errors) == (2, True), (call, errors)
+
+
+NO_CHILD = """
+import contextlib, io, json, subprocess, sys
+def refuse(*_, **__): raise AssertionError("a child was started")
+subprocess.Popen.__init__ = refuse
+from elasticdl.cli.main import run
+ends = []
+for call in json.loads(sys.argv[1]):
+    told = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+        ends.append((run(call), told.getvalue()))
+    assert not {"tensorflow", "keras"} & set(sys.modules), call
+print(json.dumps(ends))
+"""

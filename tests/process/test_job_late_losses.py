@@ -1,5 +1,5 @@
-"""Parameter servers of jobs without checkpoints that die when all records are trained: the job ends
-in spite of that.
+"""Parameter servers of a job without checkpoints die when all records are trained: the job ends in
+spite of that.
 """
 
 from __future__ import annotations
@@ -104,21 +104,6 @@ def test_all_servers_killed_in_the_final_evaluation_get_the_weights_that_a_worke
     assert code == 0, output
     total = held.job.receipt()["total"]
     assert (total["trained"], total["lost"], total["repeated"]) == (RECORDS, 0, 0)
-    assert "updates of weights went with parameter servers" in output
+    assert "updates were lost when parameter servers died" in output
     assert held.job.final("accuracy") > 0.8, "the weights are those that were trained"
-    assert (held.folder / "export" / "saved_model.pb").exists()
-
-
-def test_training_is_done_again_when_all_that_had_the_weights_were_killed_in_the_final_evaluation(
-    hold_job: Callable[..., Held],
-) -> None:
-    held = hold_job(num_workers=1, num_ps_pods=1)
-    kill(held.job, "worker")
-    kill(held.job, "ps")
-    held.release()
-    code, output = held.job.finish(LIMIT_S)
-    assert code == 0, output
-    total = held.job.receipt()["total"]
-    assert (total["trained"], total["lost"], total["repeated"]) == (RECORDS, 0, RECORDS)
-    assert held.job.final("accuracy") > 0.8
     assert (held.folder / "export" / "saved_model.pb").exists()

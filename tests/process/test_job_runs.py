@@ -1,15 +1,18 @@
-"""Whole jobs, started from the command line, to which nothing happens: trained, evaluated,
-predicted from.
+"""Whole jobs, started from the command line, to which nothing happens: trained and predicted
+with.
 """
 
 from __future__ import annotations
 
+import sqlite3
+import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from model_zoo import make_data
 from tests.conftest import Job, write_iris
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -54,41 +57,46 @@ def test_the_issues_own_command_ends_with_a_clean_receipt_and_an_export(
     assert trained.final("accuracy") > 0.9
 
 
-def test_a_checkpoint_is_evaluated_on_another_number_of_servers(
-    trained: Job, start_job: Callable[..., Job], data: Path
-) -> None:
-    checkpoints = trained.directory / "checkpoints"
-    job = start_job(
-        "evaluate",
-        model_def="iris",
-        validation_data=data,
-        num_workers=1,
-        num_ps_pods=3,
-        checkpoint_dir_for_init=checkpoints,
-    )
-    code, output = job.finish()
-    assert code == 0, output
-    assert job.final("accuracy") == pytest.approx(trained.final("accuracy"), abs=0.005)
-    newest = max(int(path.name.removeprefix("version-")) for path in checkpoints.glob("version-*"))
-    assert job.metrics()[-1]["version"] == newest > 0
+def test_only_the_owner_may_look_into_the_directory_of_a_job(trained: Job) -> None:
+    there = [trained.directory, *trained.directory.rglob("*")]
+    names = {path.relative_to(trained.directory).as_posix() for path in there}
+    assert {"report.html", "events.jsonl", "series.json", "preflight.json", "checkpoints"} <= names
+    open_to_others = {
+        str(path): oct(stat.S_IMODE(path.stat().st_mode))
+        for path in there
+        if path.stat().st_mode & 0o077
+    }
+    assert not open_to_others
 
 
-def test_a_checkpoint_gives_predictions_on_another_number_of_servers(
-    trained: Job, start_job: Callable[..., Job], data: Path, tmp_path: Path
+def test_its_checkpoint_predicts_on_more_servers_with_a_reader_and_a_processor_of_the_module(
+    trained: Job, start_job: Callable[..., Job], tmp_path: Path
 ) -> None:
+    """The network of `iris_sqlite` is that of `iris`."""
+    make_data.MAKERS["iris"](tmp_path, 0)
+    database = tmp_path / "iris.sqlite"
     job = start_job(
         "predict",
-        model_def="iris",
-        prediction_data=data,
+        model_def="iris_sqlite",
+        prediction_data=database,
+        data_reader_params="table=test",
         num_workers=1,
-        num_ps_pods=1,
+        num_ps_pods=3,
         checkpoint_dir_for_init=trained.directory / "checkpoints",
-        output=tmp_path / "predictions",
+        envs=f"PREDICTIONS_DIR={tmp_path / 'out'}",
     )
     code, output = job.finish()
-    assert code == 0, output
-    parts = [np.load(path) for path in sorted((tmp_path / "predictions").glob("*.npz"))]
-    assert sum(len(part[part.files[0]]) for part in parts) == 1200
+    assert code == 0, output + job.tails()
+    rows = [
+        line.partition(",")[0]
+        for path in (tmp_path / "out").glob("worker-*.csv")
+        for line in path.read_text().splitlines()
+    ]
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("SELECT species FROM test ORDER BY rowid").fetchall()
+    species = [str(int(one)) for (one,) in found]
+    assert len(rows) == len(species) == 30
+    assert sum(map(str.__eq__, rows, species)) >= 26, (rows, species)
 
 
 def test_a_job_over_thousands_of_files_trains_each_record_once(

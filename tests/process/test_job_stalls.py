@@ -1,11 +1,10 @@
-"""Whole jobs that stand still: user code that waits for a lock is named, with its stack, and goes
-on; one that never ends ends the job.
+"""A whole job that stands still: user code that waits for a lock is named, with its stack, and goes
+on.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.errors import ExitCode
 from tests.conftest import ROOT, Job, write_iris
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -83,26 +81,3 @@ def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
     code, output = job.finish()
     assert code == 0, output
     assert job.receipt()["total"]["trained"] == 150
-
-
-def test_code_that_never_ends_ends_the_job_with_its_own_exit_code_and_the_diagnosis(
-    tmp_path: Path, start_locked: Callable[..., Job]
-) -> None:
-    with (tmp_path / "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        job = start_locked(stall_seconds=1)
-        code, output = job.finish()
-    assert code == ExitCode.STALLED, output
-    assert (
-        "owed by worker-1" in output
-        or "it is the 3rd worker in a row that comes to no end" in output
-    )
-    entries = json.loads(elasticdl("why", "--job-dir", str(job.directory), "-o", "json"))["entries"]
-    assert any(
-        "stands still" in entry["text"] or "stood still" in entry["text"] for entry in entries
-    )
-    assert any(
-        "iris_locked.py" in event["text"] for event in job.events() if event["kind"] == "stall"
-    )
-    assert "worker-0" in [event["process"] for event in job.events() if event["cause"] == "stalled"]
-    assert job.receipt()["total"]["lost"] == 0

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cli.jobs.directory_job import DirectoryJob
-from elasticdl.history.diagnosis import told
+from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.jobdir.layout import JobDirectory
 from tests.conftest import ROOT, Job, write_iris
 from tests.waiting import until
@@ -247,7 +247,7 @@ def test_why_names_a_kill_within_two_seconds_and_the_worker_that_took_over(lost:
 
 def test_the_record_is_all_there_when_the_job_is_over(lost: Lost) -> None:
     directory = lost.job.directory
-    assert told(lost.made_up) in [told(one) for one in why(lost.job)["entries"]]
+    assert entry_text(lost.made_up) in [entry_text(one) for one in why(lost.job)["entries"]]
     report = (directory / "report.html").read_text(encoding="utf-8")
     assert "SIGKILL" in report, "the master left the page as it stood at the end"
     names = {one["name"] for one in json.loads((directory / "series.json").read_text())}

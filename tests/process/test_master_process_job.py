@@ -319,41 +319,9 @@ def test_a_job_runs_to_its_end_and_leaves_its_receipt(start: Callable[..., Runni
     assert [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]
 
 
-def test_a_worker_that_is_killed_costs_nothing_that_was_reported(
-    start: Callable[..., Running],
-) -> None:
-    job = start(num_workers="2", num_epochs=2)
-    hold = job.hold()
-    job.wait_for_status("both have begun", lambda status: status["records"]["trained"] >= 20)
-    name, pid = sorted(job.pids("worker").items())[0]
-    os.kill(pid, signal.SIGKILL)
-    seen = job.wait_for_status(
-        "the death is known", lambda status: any(one["cause"] for one in status["processes"])
-    )
-    assert [one["name"] for one in seen["processes"] if one["cause"]] == [name]
-    hold.unlink()
-    assert job.finish() == ExitCode.DONE, job.tails()
-    total = job.json("receipt.json")["total"]
-    assert (total["trained"], total["lost"]) == (800, 0)
-
-
-def test_a_server_that_is_killed_comes_back_under_its_index(start: Callable[..., Running]) -> None:
-    job = start(num_workers="1")
-    hold = job.hold()
-    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
-    os.kill(job.pids("ps-1")["ps-1"], signal.SIGKILL)
-    job.wait_until("it is back", lambda: (job.directory / "restored-ps-1.1").exists())
-    hold.unlink()
-    assert job.finish() == ExitCode.DONE, job.tails()
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running], seed: int) -> None:
-    job, choose, kills = (
-        start(num_workers="1:3", num_epochs=25, max_relaunches=100),
-        random.Random(seed),
-        0,
-    )
+def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running]) -> None:
+    job = start(num_workers="1:3", num_epochs=25, max_relaunches=100)
+    choose, kills = random.Random(1), 0
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] > 0)
     while job.process.poll() is None and kills < 12:
         role = choose.choice(["worker", "worker", "ps"])
@@ -465,7 +433,7 @@ def test_a_master_that_is_stopped_in_the_check_ends_the_check_too(
     assert job.finish() == ExitCode.INTERRUPTED
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert job.json("status.json")["message"] == "stopped: the master got SIGTERM"
+    assert job.json("status.json")["message"] == "stopped: the master received SIGTERM"
     assert not (job.directory / "logs").exists() and not (job.directory / "receipt.json").exists()
 
 
@@ -483,4 +451,4 @@ def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Pat
         timeout=60,
     )
     assert ended.returncode == ExitCode.JOB_FAILED
-    assert "is not a job" in ended.stderr
+    assert "cannot read the job" in ended.stderr

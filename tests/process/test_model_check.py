@@ -1,4 +1,4 @@
-"""`python -m elasticdl.model.check` as the master runs it: one JSON object on stdout, whatever user
+"""`python -m elasticdl.model.check` as the master runs it: JSON objects on stdout, whatever user
 code does.
 """
 
@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,18 @@ LEAVES_A_THREAD = (
 
 
 def run(
-    tmp_path: Path, text: str, rows: str = ROWS, action: Action = Action.TRAIN
+    tmp_path: Path,
+    text: str,
+    rows: str = ROWS,
+    action: Action = Action.TRAIN,
+    environment: Mapping[str, str] | None = None,
+    **flags: Any,
 ) -> dict[str, Any]:
     """In a process of its own."""
-    spec = spec_for(tmp_path, text, rows, action, {})
+    spec = spec_for(tmp_path, text, rows, action, flags)
     environment = {
         **os.environ,
+        **(environment or {}),
         "ELASTICDL_CACHE_DIR": str(tmp_path / "cache"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -87,7 +94,7 @@ def run(
         timeout=180,
         env=environment,
     )
-    found = json.loads(done.stdout)  # nothing else came to stdout
+    *_, found = map(json.loads, done.stdout.splitlines())  # nothing else came to stdout
     assert isinstance(found, dict) and done.returncode == (0 if found["ok"] else 2)
     return found
 
@@ -120,6 +127,21 @@ def test_a_good_module_tells_what_is_there_at_once_even_if_it_leaves_a_thread_ru
         "auc",
         "loss",
     ]
+
+
+def test_a_ring_without_horovod_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    broken = tmp_path / "path" / "horovod"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('built for another TensorFlow')")
+    flags: dict[str, Any] = {
+        "distribution_strategy": "AllreduceStrategy",
+        "embedding_threshold_bytes": 2 << 20,
+    }
+    found = run(tmp_path, GOOD, environment={"PYTHONPATH": str(broken.parent)}, **flags)
+    assert found["error"] == (
+        "AllreduceStrategy needs Horovod, but its import failed: built for another TensorFlow"
+    )
+    assert "make horovod" in found["hint"]
 
 
 def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
@@ -253,3 +275,30 @@ def test_data_without_records_and_params_that_nobody_takes(tmp_path: Path) -> No
 def test_a_first_batch_that_gives_nan_is_a_warning(tmp_path: Path) -> None:
     found = look(tmp_path, GOOD, rows="1,2,nan\n")
     assert found["ok"] and "loss" in found["warnings"][0]
+
+
+READS_THE_RATE = (
+    GOOD
+    + """
+class Reads(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        assert abs(float(self.model.optimizer.learning_rate) - 0.1) < 1e-6
+        assert int(self.model.optimizer.iterations) == 0
+def callbacks(): return [Reads()]
+"""
+)
+
+
+def test_on_train_begin_of_a_callback_is_tried_and_may_read_the_optimizer(tmp_path: Path) -> None:
+    found = look(tmp_path, READS_THE_RATE)
+    assert found["ok"], found
+    found = look(tmp_path, READS_THE_RATE.replace("iterations) == 0", "momentum) == 0"))
+    assert not found["ok"]
+    assert "made.py:" in found["error"] and "only learning_rate and iterations" in found["error"]
+
+
+def test_a_callback_that_waits_for_a_metric_of_training_is_refused(tmp_path: Path) -> None:
+    text = GOOD + "def callbacks(): return [keras.callbacks.EarlyStopping(monitor='auc')]\n"
+    found = look(tmp_path, text)
+    assert "EarlyStopping monitors 'auc', a metric of training" in found["error"]
+    assert found["hint"] == "monitor 'val_auc', or 'loss'"

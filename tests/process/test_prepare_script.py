@@ -27,6 +27,7 @@ TOOLS = [
     "ls",
     "rm",
     "sha256sum",
+    "sleep",
     "sort",
     "tr",
     "xargs",

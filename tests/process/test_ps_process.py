@@ -5,6 +5,7 @@ load, and leave.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import signal
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import ExitCode, Refused, TransientError
 from elasticdl.job import Action, JobSpec
+from elasticdl.job_status import CheckpointStatus
+from elasticdl.master.core.state import JobState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import Credentials, SyncChecks
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
@@ -52,6 +56,8 @@ class Master(MasterServicer):
         self.reports: dict[str, pb.ReportRequest] = {}
         self.reported = threading.Condition()
         self.finish = threading.Event()
+        self.asked: queue.Queue[str] = queue.Queue()
+        self.status = JobState(JobSpec.model_validate_json(job)).status()
         self._server = grpc.server(
             ThreadPoolExecutor(16), interceptors=[SyncChecks(TOKEN, lambda caller, method: "")]
         )
@@ -74,6 +80,13 @@ class Master(MasterServicer):
         yield pb.Order(servers=pb.Servers(addresses=[]))
         self.finish.wait(LIMIT_S)
         yield pb.Order(finish=pb.Done())
+
+    def Status(self, request: Any, context: Any) -> Any:
+        return pb.StatusReply(status=json.dumps(self.status.to_json()))
+
+    def Checkpoint(self, request: Any, context: Any) -> Any:
+        self.asked.put(self._name(context))
+        return pb.Done()
 
     def report_of(self, name: str, version: int) -> Any:
         with self.reported:
@@ -263,6 +276,27 @@ def test_a_signal_ends_a_server_at_once(job: Job, number: signal.Signals) -> Non
         "or it would look as if it had crashed"
     )
     worker.pool.close()
+
+
+def test_a_server_that_is_told_to_leave_has_a_checkpoint_taken_first(job: Job) -> None:
+    job.start_all()
+    job.master.status = replace(job.master.status, phase="working", version=7)
+    job.processes["ps-0"].send_signal(signal.SIGTERM)
+    assert job.master.asked.get(timeout=LIMIT_S) == "ps-0"
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.processes["ps-0"].wait(0.5)
+    saved = CheckpointStatus(version=7, path="version-7", bytes=1, at_s=1.0)
+    job.master.status = replace(job.master.status, checkpoints=(saved,))
+    assert job.processes["ps-0"].wait(LIMIT_S / 4) == ExitCode.DRAINED
+
+
+def test_a_second_signal_does_not_wait_for_the_checkpoint(job: Job) -> None:
+    job.start_all()
+    job.master.status = replace(job.master.status, phase="working", version=7)
+    job.processes["ps-0"].send_signal(signal.SIGTERM)
+    assert job.master.asked.get(timeout=LIMIT_S) == "ps-0"
+    job.processes["ps-0"].send_signal(signal.SIGTERM)
+    assert job.processes["ps-0"].wait(LIMIT_S / 4) == ExitCode.DRAINED
 
 
 def test_a_killed_server_comes_back_from_the_checkpoint_under_load(job: Job) -> None:

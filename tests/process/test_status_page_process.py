@@ -175,7 +175,7 @@ def test_a_job_whose_port_is_taken_goes_on_without_its_page_and_says_so(
         running = start(status_port=taken.getsockname()[1])
         assert running.where()["page"] == ""
         assert running.finish() == ExitCode.DONE
-    assert "the status page cannot be served" in (running.directory / "events.jsonl").read_text()
+    assert "cannot serve the status page" in (running.directory / "events.jsonl").read_text()
 
 
 def test_the_page_is_where_it_was_wanted(start: Start) -> None:  # noqa: F811

@@ -1,6 +1,4 @@
-"""Workers inside whole jobs: stopped by callbacks, ended by the module, predicting through the
-module's own processor.
-"""
+"""Workers inside whole jobs, stopped by callbacks."""
 
 from __future__ import annotations
 
@@ -67,35 +65,6 @@ def zoo(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_a_callback_that_ends_the_process_fails_the_job_and_is_named(
-    start_job: Callable[..., Job], iris_csv: Callable[..., Path], zoo: Callable[..., Path]
-) -> None:
-    more = """
-import sys
-
-
-class Leaves(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3:
-            sys.exit(0)
-
-
-def callbacks():
-    return [Leaves()]
-"""
-    job = start_job(
-        model_zoo=zoo(more),
-        model_def="model",
-        training_data=iris_csv(8),
-        num_workers=1,
-        max_relaunches=0,
-    )
-    code, output = job.finish()
-    assert code == 1, output
-    assert "model.py" in output and "called exit(0)" in output
-    assert job.receipt()["total"]["trained"] < 1200
-
-
 MORE = """
 from elasticdl.model.callbacks import MaxStepsStopping
 
@@ -103,61 +72,27 @@ from elasticdl.model.callbacks import MaxStepsStopping
 def callbacks():
     return [MaxStepsStopping(100)]
 """
-PROCESSOR = """
-
-class PredictionOutputsProcessor:
-    def process(self, predictions, worker_id):
-        with open(f"{os.environ['PREDICTED']}/predicted-{worker_id}", "a") as file:
-            file.write("".join(f"{row.argmax()}\\n" for row in predictions))
-"""
 
 
-@pytest.fixture(scope="module")
-def stopped(start_jobs: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A subclassed model whose training a callback ended after 100 steps."""
-    folder = tmp_path_factory.mktemp("zoo")
-    (folder / "model.py").write_text("import os\n" + MODULE + SUBCLASSED + MORE + PROCESSOR)
-    job = start_jobs(
-        model_zoo=folder,
+def test_max_steps_stopping_ends_the_training_of_a_subclassed_model_with_an_honest_receipt(
+    start_job: Callable[..., Job], zoo: Callable[..., Path], tmp_path: Path
+) -> None:
+    job = start_job(
+        model_zoo=zoo(SUBCLASSED + MORE),
         model_def="model.CustomModel",
-        training_data=write_iris(folder / "iris.csv", 40),
-        validation_data=write_iris(folder / "one.csv"),
+        training_data=write_iris(tmp_path / "iris.csv", 40),
+        validation_data=write_iris(tmp_path / "one.csv"),
         num_epochs=50,
         num_workers=1,
         minibatch_size=16,
         checkpoint_steps=10,
-        output=folder / "export",
+        output=tmp_path / "export",
     )
     code, output = job.finish()
     assert code == 0, output
-    return job
-
-
-def test_max_steps_stopping_ends_the_training_early_with_an_honest_receipt(stopped: Job) -> None:
-    total = stopped.receipt()["total"]
+    total = job.receipt()["total"]
     assert total["lost"] == 0
     assert 1600 <= total["trained"] == total["expected"] - total["left"] < 30_000
-    assert "MaxStepsStopping" in stopped.receipt()["why_left"]
-    assert any("MaxStepsStopping" in event["text"] for event in stopped.events())
-
-
-def test_a_processor_gets_every_prediction_of_a_subclassed_model_once(
-    stopped: Job, start_job: Callable[..., Job], iris_csv: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = Path(stopped.spec()["model"]["model_zoo"])
-    assert (folder / "export" / "saved_model.pb").exists()
-    job = start_job(
-        "predict",
-        model_zoo=folder,
-        model_def="model.CustomModel",
-        num_workers=2,
-        prediction_data=iris_csv(8),
-        checkpoint_dir_for_init=stopped.directory / "checkpoints",
-        envs=f"PREDICTED={tmp_path}",
-    )
-    code, output = job.finish()
-    assert code == 0, output
-    predicted = [
-        line for path in tmp_path.glob("predicted-*") for line in path.read_text().splitlines()
-    ]
-    assert len(predicted) == 1200
+    assert "MaxStepsStopping" in job.receipt()["why_left"]
+    assert any("MaxStepsStopping" in event["text"] for event in job.events())
+    assert (tmp_path / "export" / "saved_model.pb").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Job
+from tests.waiting import until
 
 RECORDS = 1437
 """Of the digits to train on."""
@@ -61,12 +62,19 @@ class Paced:
         return name
 
     def cause(self, process: str) -> str:
-        """Why it ended, as the events say."""
-        return next(
-            event["cause"]
-            for event in self.job.events()
-            if event["process"] == process and event["cause"]
-        )
+        """Why it ended, as the events say: a moment after the ring has formed without it."""
+
+        def told() -> str | None:
+            return next(
+                (
+                    event["cause"]
+                    for event in self.job.events()
+                    if event["process"] == process and event["cause"]
+                ),
+                None,
+            )
+
+        return until(f"the events say why {process} ended", told, LIMIT_S)
 
 
 def start_paced(

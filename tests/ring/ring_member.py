@@ -44,9 +44,10 @@ from elasticdl.worker.process.os_process import leave
 from elasticdl.worker.process.shutdown import Shutdown
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
+from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.reading import RingReading
 from elasticdl.worker.ring.ring import HorovodRing
-from elasticdl.worker.ring.trainer import RingParts, RingTrainer
+from elasticdl.worker.ring.trainer import RingTrainer
 
 ZOO = Path(__file__).parent / "ring_zoo"
 _tell_lock = threading.Lock()
@@ -172,10 +173,8 @@ def main(name: str, setting: dict[str, Any]) -> None:
     )
     ring = HorovodRing()
     exchange = Exchange(ring, list(model.state().values()))
-    reading, generations = (
-        RingReading(Items(setting), sources, context.watch, shutdown),
-        Generations(shutdown),
-    )
+    generations = Generations(shutdown)
+    reading = RingReading(Items(setting), sources, context.watch, shutdown, generations.changed)
     parts = RingParts(
         ring,
         exchange,

@@ -80,30 +80,6 @@ def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_thos
     np.testing.assert_allclose(served(tmp_path / "export", images), logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_learning_rate_follows_the_version_and_training_ends_at_its_last_step(
-    start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
-) -> None:
-    job = start(
-        start_job,
-        digits,
-        model_zoo=zoo,
-        model_def="scheduled",
-        envs=f"WATCHED_FOLDER={tmp_path}",
-        num_workers=2,
-        num_epochs=20,
-    )
-    done(job)
-    of_each = notes(tmp_path)
-    assert of_each[0].keys() == of_each[1].keys()
-    for version, note in of_each[0].items():
-        assert (
-            note["rate"]
-            == of_each[1][version]["rate"]
-            == pytest.approx(0.002 if version <= 20 else 0.001, rel=1e-6)
-        )
-    assert 60 <= max(of_each[0]) < 200
-
-
 def plain_keras(zoo: Path, directory: Path, digits: Path) -> tuple[Any, Any, Any]:
     """The model with the weights of the newest checkpoint, and the data to evaluate on."""
     from elasticdl.checkpoint import ring_file, store

@@ -1,6 +1,4 @@
-"""Whole jobs with random flags on a ring for a minute; `make fuzz-jobs` runs them for as long as
-you like.
-"""
+"""Whole jobs with random flags on a ring; `make fuzz-jobs` runs them for long."""
 
 from __future__ import annotations
 

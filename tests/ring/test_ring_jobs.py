@@ -16,24 +16,6 @@ from tests.ring.ring_jobs import EPOCHS, LIMIT_S, finished, start_paced
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
-def test_an_abort_in_native_code_of_one_member_in_the_middle_of_a_step_ends_that_member_only(
-    start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
-) -> None:
-    paced = start_paced(
-        start_job, digits, zoo, tmp_path / "orders", num_workers=2, model_def="aborting"
-    )
-    before = paced.ring(2)
-    paced.order("abort")
-    after = paced.ring(2, after=before["ring"]["generation"] + 1)
-    [aborted] = set(before["ring"]["members"]) - set(after["ring"]["members"])
-    assert paced.cause(aborted) == "infrastructure"
-    assert any(
-        event["process"] == aborted and "SIGABRT" in event["text"] for event in paced.job.events()
-    )
-    paced.order("hurry")
-    finished(paced.job, EPOCHS)
-
-
 def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewer_are_wanted(
     start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
 ) -> None:

@@ -59,57 +59,14 @@ def check(stage: RingStage, ends: list[dict[str, Any]], undisturbed: dict[int, f
             assert loss == pytest.approx(undisturbed[version], rel=1e-9), f"version {version}"
 
 
-def test_three_members_do_what_one_does(tmp_path: Path, undisturbed: dict[int, float]) -> None:
-    ends: list[dict[str, Any]] = []
-
-    async def play(stage: RingStage) -> None:
-        await stage.form(list(await asyncio.gather(*(stage.spawn() for _ in range(3)))))
-        ends.extend(await stage.ends())
-
-    check(run(tmp_path, play), ends, undisturbed)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_ring_goes_on_without_a_killed_member(
-    tmp_path: Path, undisturbed: dict[int, float], victim: int
-) -> None:
-    ends: list[dict[str, Any]] = []
-
-    async def play(stage: RingStage) -> None:
-        members = list(await asyncio.gather(*(stage.spawn() for _ in range(3))))
-        await stage.form(members)
-        await members[victim].step(5)
-        stage.kill(members.pop(victim))
-        await stage.form(members)
-        ends.extend(await stage.ends())
-
-    check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
-
-
-def test_a_member_joins_and_gets_the_state_of_those_who_are_there(
+def test_any_script_of_kills_and_joins_ends_with_equal_weights(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
-    ends: list[dict[str, Any]] = []
-
-    async def play(stage: RingStage) -> None:
-        members = list(await asyncio.gather(*(stage.spawn() for _ in range(2))))
-        await stage.form(members[:1])
-        await members[0].step(5)
-        await stage.form([members[1], members[0]])
-        ends.extend(await stage.ends())
-
-    check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_any_script_of_kills_and_joins_ends_with_equal_weights(
-    tmp_path: Path, undisturbed: dict[int, float], seed: int
-) -> None:
-    """Kills hit one, several, rank 0, and rings that are only being formed; joins come at the same
-    time.
+    """This seed kills rank 0 while a member joins, has one join as rank 0, kills rank 0 of three,
+    and the last but one: the others lose whom they count from, and joiners get their weights.
     """
     ends: list[dict[str, Any]] = []
-    choice = random.Random(seed)
+    choice = random.Random(7)
 
     async def play(stage: RingStage) -> None:
         waiting = list(await asyncio.gather(*(stage.spawn() for _ in range(4))))

@@ -126,8 +126,8 @@ class Master:
         self.archive = Archive(world)
         told = _Told(world)
         launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here
-        means = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told, None)  # type: ignore[arg-type]
-        self._hands = Executor(self.inbox, self.gateway, means)
+        deps = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told, None)  # type: ignore[arg-type]
+        self._hands = Executor(self.inbox, self.gateway, deps)
         self._driver = Driver(
             _Core(world, self.state), self.journal, self.inbox, self.gateway, self._hands
         )

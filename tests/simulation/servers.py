@@ -92,6 +92,15 @@ class Server:
 
     # Of workers
 
+    def greet(self, worker: str, reply: Callable[[Any, BaseException | None], None]) -> None:
+        """A worker that pushes connects."""
+        pushes = self.workers.setdefault(worker, _Pushes())
+        if pushes.fenced:
+            reply(None, _fenced(worker))
+            return
+        pushes.here = True
+        reply(None, None)
+
     def push(
         self, worker: str, update: Update, reply: Callable[[Any, BaseException | None], None]
     ) -> None:
@@ -103,9 +112,7 @@ class Server:
     def _admit(self, waiting: _Waiting) -> None:
         pushes, update = self.workers[waiting.worker], waiting.update
         if pushes.fenced:
-            waiting.reply(
-                None, Refused(f"{waiting.worker} was fenced: its shards went to other workers")
-            )
+            waiting.reply(None, _fenced(waiting.worker))
         elif update.sequence <= pushes.sequence:
             waiting.reply(self.version, None)
         elif self._gated and update.sequence > self._admit_until.get(waiting.worker, 0):
@@ -191,6 +198,10 @@ class Server:
         broken, self.broken = self.broken, []
         for call in broken:
             call()
+
+
+def _fenced(worker: str) -> Refused:
+    return Refused(f"{worker} was fenced: its shards went to other workers")
 
 
 def main(world: World, running: Running) -> int:
@@ -332,6 +343,8 @@ class Parameters:
         self._process: Process = running.process
         self._name = str(running.name)
         self._addresses: tuple[str, ...] = ("",) * world.plan.servers
+        self._met: set[Server] = set()
+        """Those to which the pushing connection was open."""
 
     def initialise(self, spec: Any, dense: Any, *, timeout_s: float) -> bool:
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
@@ -362,6 +375,7 @@ class Parameters:
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
         self._world.truth.pushing(self._name, update)
+        self._meet(timeout_s)
 
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
             server.push(self._name, update, reply)
@@ -380,6 +394,19 @@ class Parameters:
             versions,
             tuple(max(0, one - at) for one, at in zip(versions, update.versions, strict=True)),
         )
+
+    def _meet(self, timeout_s: float) -> None:
+        """As a `Lane` that pushes: no server gets a push before all have met the worker.
+
+        Otherwise a cut would not wait for the push at the others, which did not know the worker.
+        """
+
+        def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
+            server.greet(self._name, reply)
+            self._met.add(server)
+
+        if any(self._world.servers.get(one) not in self._met for one in self._addresses):
+            self._all(ask, timeout_s)
 
     def rows(self, table: int, *, snapshot: SnapshotId | None, timeout_s: float) -> Any:
         raise AssertionError("there are no tables")

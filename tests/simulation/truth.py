@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.simulation.workers import SimulatedWorker
     from tests.simulation.world import World
 
-STANDS_STILL = "the job stands still: "
+STANDS_STILL = "the job is stalled: "
 _UNSAFE_STEPS = 2
 """A step is told when the next one is complete, and a report that is being written may miss
 that.
@@ -183,7 +183,7 @@ class Truth:
                     world.finish = command
                 case do.Announce("stall", text) if text.startswith(STANDS_STILL):
                     self._stall_announced(text)
-        if isinstance(event, happened.RingTold) and event.worker in world.workers:
+        if isinstance(event, happened.RingReported) and event.worker in world.workers:
             world.workers[event.worker].entered = event.entered
         if isinstance(event, happened.ProgressReported) and event.task is Task.TRAINING:
             self._check_progress()
@@ -287,7 +287,7 @@ class Truth:
         if code is ExitCode.STALLED and self.announced_s < 0:
             self.violated("the job stood still, and its master does not announce it")
         if code is not ExitCode.DONE and not (early and code is ExitCode.INTERRUPTED):
-            self.violated(f"the job ended with exit code {int(code)}: {world.finish.message}")
+            self.violated(f"job ended with exit code {int(code)}: {world.finish.message}")
         receipt = world.master.state.receipt()
         total, records = asdict(receipt.total), sum(one.records for one in plan.training)
         epochs = plan.spec.data.num_epochs

@@ -31,8 +31,9 @@ from elasticdl.worker.process.os_process import DONE_S, DRAIN_S, FAIL_S
 from elasticdl.worker.process.shutdown import Draining, Failed, Shutdown, exit_code
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
+from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.reading import RingReading
-from elasticdl.worker.ring.trainer import RingParts, RingTrainer
+from elasticdl.worker.ring.trainer import RingTrainer
 from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.tasks.export import ExportTask
 from elasticdl.worker.tasks.training import TrainingTask
@@ -183,6 +184,7 @@ class _RingWorker:
     trainer: RingTrainer
     reading: RingReading
     callbacks: data.Callbacks
+    copies: Copies
 
     def settle(self, timeout_s: float) -> bool:
         return True
@@ -194,6 +196,7 @@ class _RingWorker:
         self.trainer.warm_up(first_batch(self.sources, Task.TRAINING))
         self.reading.read_ahead()
         self.reading.start()
+        self.copies.start()
         self.trainer.run()
 
 
@@ -267,7 +270,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
         Task.SUMMARY: _Checked(summary, check),
         Task.EXPORT: _Checked(export, check),
     }
-    copies = Copies(exchange, ["weights"], context)  # type: ignore[arg-type]
+    copies = Copies(exchange, ["weights"], link.generations.copies, context)  # type: ignore[arg-type]
     preparing = SimpleNamespace(prepare=lambda features, training=False: _NO_PARAMETERS)
     marks = BarrierTasks(client, sources, tasks, preparing, context)
 
@@ -279,14 +282,15 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
 
     rate = SimpleNamespace(set=lambda version, scale: None)
     listener = _Watched(RingListener(marks, copies, callbacks, rate, restore), step)  # type: ignore[arg-type]
-    reading = RingReading(client, sources, context.watch, context.shutdown)
+    reading = RingReading(
+        client, sources, context.watch, context.shutdown, link.generations.changed
+    )
     parts = RingParts(ring, exchange, step, reading, listener)  # type: ignore[arg-type]
     trainer = worker.trainer = RingTrainer(
         str(worker.name), "master", parts, context, link.generations
     )
-    link.generations.copies_by(copies.follow)
     context.outbox.starting("compile")
-    return _RingWorker(sources, trainer, reading, callbacks)
+    return _RingWorker(sources, trainer, reading, callbacks, copies)
 
 
 @final
@@ -352,7 +356,8 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
     )
     callbacks = data.Callbacks()
     step = _PsStep(scheduler, plan.step_s)
-    bounds = Bounds(plan.spec.training.max_staleness)
+    staleness = plan.spec.training.max_staleness
+    bounds = Bounds(adaptive=True) if staleness == "auto" else Bounds(staleness)
     trainer = worker.trainer = PsTrainer(step, link.parameters, context, bounds, Clock(scheduler))
     tasks: Mapping[Task, TaskRunner] = {
         Task.TRAINING: TrainingTask(trainer, callbacks),  # type: ignore[arg-type]
@@ -364,7 +369,6 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
     feeding = Feeding(reading, sources, context)
     loading = Prefetch(feeding, trainer, context)
     loop = Loop(loading, trainer, tasks, context)
-    link.orders.revoke_by(loading.revoke)
 
     def start() -> None:
         context.outbox.starting("weights")

@@ -141,7 +141,10 @@ def plan_of(seed: int, strategy: str) -> Plan:
                 "lr_scaling": draw.choice(["none", "linear", "sqrt"]),
             }
     else:
-        flags |= {"num_ps_pods": draw.choice([1, 2, 3]), "max_staleness": draw.choice([0, 1, 1, 3])}
+        flags |= {
+            "num_ps_pods": draw.choice([1, 2, 3]),
+            "max_staleness": draw.choice([0, 1, "auto", 3]),
+        }
     spec = JobSpec.from_flags(
         Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,7 +191,9 @@ class World:
             case "drain":
                 self.cluster.term(running)
             case "end early":
-                self.master.post(happened.StopAsked(at_s, name, "a callback asked for it"))
+                self.master.post(
+                    happened.WorkerStopRequested(at_s, name, "a callback requested it")
+                )
             case "replace":
                 self.master.post(happened.ReplaceRequested(at_s, name))
             case "stop":
@@ -226,10 +229,14 @@ def simulate(seed: int, strategy: str) -> Ran:
     world = World(plan_of(seed, strategy))
     disk, barriers = world.disk, workers_disk()
     before, barriers.ring_file = barriers.ring_file, disk
+    # The master draws its pauses between tries from this one.
+    drawn = random.getstate()
+    random.seed(f"{strategy} {seed}")
     try:
         world.run()
     finally:
         barriers.ring_file = before
+        random.setstate(drawn)
         threads.use(None)
     return Ran(world.scheduler.now_s, world.scheduler.turns, world.hub.newest.version)
 

@@ -1,4 +1,4 @@
-// Finds values that are no numbers any more before they get into a file.
+// Finds NaN and infinite values before they get into a file.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace elasticdl::checkpoint {
 
-// Index of the first NaN or infinite value; `count` if there is none. Reads with the speed of memory.
+// Index of the first NaN or infinite value; `count` if there is none. Runs at memory bandwidth.
 inline size_t first_nonfinite(const float* values, size_t count) {
   constexpr size_t kBlock = 1024;
   constexpr uint32_t kExponent = 0x7f800000u;

@@ -1,4 +1,4 @@
-// One server's part of a checkpoint: a JSON header that says what is inside, then raw float32 and int64.
+// One server's part of a checkpoint: a JSON header that describes the content, then raw float32 and int64.
 //
 //   "EDLPART1" | uint64 bytes of the header | header (JSON, padded with spaces) | sections
 //
@@ -28,7 +28,7 @@ class Writer {
   Writer& operator=(const Writer&) = delete;
 
   void put(const void* data, size_t bytes);
-  // Makes it durable.
+  // Flushes the file to disk.
   void finish();
   uint64_t bytes() const { return bytes_; }
   uint32_t crc() const { return crc_; }
@@ -48,12 +48,12 @@ struct NonFinite {
   float value;
 };
 
-// `count` weights that begin at `first` of the dense vector. Returns the first that is not finite, and has written nothing then.
+// `count` weights that begin at `first` of the dense vector. Returns the first non-finite one, and then writes nothing.
 std::optional<NonFinite> write_dense(Writer& writer, const float* weights, uint64_t count, uint64_t first);
 // All rows of a frozen table, known as `number`. Returns the first weight (not slot) that is not finite, where it stops.
 std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number);
 
-// Reads anywhere. I/O errors throw std::system_error, a file that is too short Corrupted.
+// Random-access reads. I/O errors throw std::system_error; a file that is too short throws Corrupted.
 class Reader {
  public:
   explicit Reader(const std::string& path);
@@ -68,7 +68,7 @@ class Reader {
   int fd_;
 };
 
-// Inserts those of `rows` rows at `offset` whose ids `wanted` takes. Returns how many.
+// Inserts those of the `rows` rows at `offset` whose ids `wanted` accepts. Returns their number.
 uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, Table& table, const std::function<bool(int64_t)>& wanted);
 
 }  // namespace elasticdl::checkpoint

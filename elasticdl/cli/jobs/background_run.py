@@ -47,6 +47,21 @@ class BackgroundRun:
             return f"of process {self._pid}"
         return "runs" if self.running else "has ended"
 
+    def wait_for_begin(self) -> None:
+        """Block until the preflight has passed. Ctrl-C ends the job.
+
+        Raises the problem if the job did not begin.
+        """
+        try:
+            self._run.begun.wait()
+        except BaseException:
+            self.stop("Ctrl-C")
+            self._over.wait()
+            raise
+        if self._run.refusal is not None:
+            self._over.wait()
+            raise self._run.refusal
+
     def ready(self) -> None:
         self._must_be_ours()
         self._run.answers.wait(START_S)
@@ -81,8 +96,8 @@ class BackgroundRun:
         """Raise an error in a forked process, which has neither the thread nor the connections."""
         if os.getpid() != self._pid:
             raise PermanentError(
-                f"job {self._name} is process {self._pid}'s, from which this one was forked",
-                hint=f"look after it there, or by `elasticdl status {self._run.job.place}`",
+                f"job {self._name} belongs to process {self._pid}, from which this one was forked",
+                hint=f"use it there, or run `elasticdl status {self._run.job.place}`",
             )
 
     def _work(self) -> None:
@@ -95,6 +110,7 @@ class BackgroundRun:
         finally:
             self._over.set()
             self._run.answers.set()
+            self._run.begun.set()
 
 
 def _unexpected(error: BaseException) -> ElasticDLError:

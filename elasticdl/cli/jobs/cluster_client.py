@@ -45,8 +45,8 @@ class LoopThread:
         if not self._thread.is_alive():
             work.close()
             raise PermanentError(
-                "the connection to the cluster is not there any more",
-                hint="it was closed, or is another process': make another one here",
+                "the connection to the cluster is closed",
+                hint="open a new one; a connection cannot be shared with a forked process",
             )
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:

@@ -20,12 +20,11 @@ from elasticdl.cli.jobs.job import (
     Report,
 )
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
-from elasticdl.errors import ElasticDLError, ExitCode, NoSuchJob, PermanentError, TransientError
+from elasticdl.errors import ElasticDLError, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
 from elasticdl.job_status import JobStatus, unknown_status
-from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.job_end import job_action, job_end, job_name, killed_end, made_wall_s
-from elasticdl.jobdir.last_status import heard_of_s
+from elasticdl.jobdir.last_status import last_seen_s
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.master_address import MasterAddress, read_master
 from elasticdl.jobdir.outcome import Outcome
@@ -36,15 +35,8 @@ if TYPE_CHECKING:
 
 CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
-_CHECKED = "the model and the data are being checked"
 _BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
 """Two signals at once count as one; a master needs time to end its processes and record."""
-
-
-class NotBegun(TransientError):
-    """The job is still checking its model and data."""
-
-    exit_code = ExitCode.NO_SUCH_JOB
 
 
 @final
@@ -59,10 +51,6 @@ class DirectoryJob:
 
     def report(self) -> Report:
         """See Job."""
-        if check := read_check(self.directory):
-            doing = ": ".join(filter(None, (_CHECKED, check.progress)))
-            status = replace(unknown_status(doing), action=self.action, waiting=(doing,))
-            return self._report("waiting", status)
         end = job_end(self.directory)
         if end is not None:
             outcome, known = end
@@ -129,7 +117,7 @@ class DirectoryJob:
         except PermissionError as error:
             raise PermanentError(
                 f"this user may not end the master of job {self.name} (pid {master.pid})",
-                hint="whoever started the job may",
+                hint="only the user who started the job, or root, can end it",
             ) from error
 
     def scale(self, low: int, high: int) -> None:
@@ -212,7 +200,7 @@ class DirectoryJob:
                 record
                 if outcome is None or self.directory.status.exists()
                 else record_in(
-                    self.directory.path, killed=outcome.message, heard_s=heard_of_s(self.directory)
+                    self.directory.path, killed=outcome.message, heard_s=last_seen_s(self.directory)
                 )
             )
 
@@ -230,6 +218,7 @@ class DirectoryJob:
 
     def _follow(self, follower: LogFollower) -> Iterator[str]:
         while True:
+            # Before the read: lines written between a read and the check would be lost.
             running = self.directory.master.exists() and self.outcome() is None
             found = follower.read()
             if found:
@@ -237,6 +226,7 @@ class DirectoryJob:
             elif not running:
                 return
             else:
+                # A pipe buffers: the reader must see all lines before a wait.
                 sys.stdout.flush()
                 time.sleep(_LOOK_EVERY_S)
 
@@ -249,12 +239,6 @@ class DirectoryJob:
 
         Raises an error with exit code 4 if it does not run.
         """
-        if check := read_check(self.directory):
-            words, hint = (
-                f"job {self.name} has not begun: {_CHECKED}",
-                f"try again when it has; Ctrl-C ends its command (pid {check.pid})",
-            )
-            raise NotBegun(words, hint=hint)
         master = read_master(self.directory)
         if master is None:
             report = self.directory.report
@@ -267,12 +251,13 @@ class DirectoryJob:
                 f"job {self.name} in {self.place} {words}",
                 hint="try again in a moment" if starts else hint,
             )
+        # A job directory on a volume: its master runs in a pod and keeps the token in a Secret.
         if not master.token:
             claim = read_json(self.directory.kubernetes)
             name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
             raise NoSuchJob(
                 f"job {self.name} in {self.place} runs on a cluster",
-                hint=f"ask it there: `elasticdl status {name} --namespace {namespace}`",
+                hint=f"run `elasticdl status {name} --namespace {namespace}`",
             )
         if not master.runs(self.directory):
             killed, _ = killed_end(self.directory)
@@ -311,6 +296,4 @@ def _readable(directory: JobDirectory) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PermanentError(
-            f"cannot read what is in {directory.path}: {error.strerror or error}"
-        ) from error
+        raise PermanentError(f"cannot read {directory.path}: {error.strerror or error}") from error

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -15,12 +15,11 @@ from elasticdl.cli.views.yaml_documents import as_yaml
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
-from elasticdl.jobdir.check_file import write_check
-from elasticdl.jobdir.layout import JobDirectory, write_whole
+from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resume_command import has_checkpoint
 from elasticdl.jobdir.scale_override import forget_scale_unless
-from elasticdl.master.preflight import Preflight, save_preflight
+from elasticdl.private_file import DIRECTORY_MODE, replace_atomically
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the machine: another directory would not help, so they are not usage errors."""
@@ -32,9 +31,7 @@ class JobNameTaken(SpecError):
 
 
 @contextmanager
-def placed(
-    spec: JobSpec, check: Callable[[JobSpec], Preflight]
-) -> Iterator[tuple[JobSpec, JobDirectory]]:
+def placed(spec: JobSpec) -> Iterator[tuple[JobSpec, JobDirectory]]:
     """Claim a settled job's directory; raise the errors of `claimed`.
 
     Choose another generated name if a job already has it.
@@ -42,7 +39,7 @@ def placed(
     with ExitStack() as stack:
         for left in reversed(range(_MOST_NAMES)):
             try:
-                directory = stack.enter_context(claimed(spec, lambda job=spec: check(job)))  # type: ignore[misc]
+                directory = stack.enter_context(claimed(spec))
                 break
             except JobNameTaken:
                 if not (spec.generated_name and left):
@@ -75,8 +72,13 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
     there = directory.spec.exists()
     if there and not spec.checkpoint.resume:
         raise JobNameTaken(
-            f"{directory.path} holds a job already",
-            hint="go on with it by --resume, or name another --job-dir or --job-name",
+            f"{directory.path} already contains a job",
+            hint=(
+                "continue it with --resume, or choose another --job-dir or --job-name"
+                if has_checkpoint(directory.checkpoints)
+                else "choose another --job-dir or --job-name; it has no checkpoint, so it can be"
+                " removed if it does not run"
+            ),
         )
     if spec.checkpoint.resume and not there:
         raise SpecError(f"--resume, but {directory.path} holds no job", hint=WHICH_JOB)
@@ -89,7 +91,7 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
             ),
         )
     init = spec.checkpoint.checkpoint_dir_for_init
-    if init and "://" not in init and not has_checkpoint(Path(init)):
+    if init and not has_checkpoint(Path(init)):
         raise SpecError(
             f"--checkpoint-dir-for-init: there is no checkpoint in {init}",
             hint=(
@@ -99,41 +101,89 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
 
 
 @contextmanager
-def claimed(spec: JobSpec, check: Callable[[], Preflight]) -> Iterator[JobDirectory]:
+def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     """Create the job's directory and lock it during the block, so that other commands refuse it.
 
-    `check` validates model and data, and others can see that it runs. The job exists only after
-    `check` succeeds.
+    If the block raises before the job's preflight has passed, the directory is as it was before.
 
-    Raises the errors of `check`; SpecError if another command was faster or a place cannot be
-    written; PermanentError if the disk is full or fails. Nothing partial remains after an error.
+    Raises SpecError if another command was faster or a place cannot be written; PermanentError if
+    the disk is full or fails.
     """
     refuse_if_taken(spec)
     directory = JobDirectory(Path(spec.cluster.job_dir))
-    made = _make(directory.path, "--job-dir")
+    # Create, lock, check again: another command may claim it between the check and the lock.
+    made = _make(directory.path, "--job-dir", DIRECTORY_MODE)
     try:
         lock = _lock(directory.path, _run_by_another(directory.path))
     except OSError as error:
         raise _unusable(f"cannot open {directory.path}", error) from error
-    written = False
     try:
         refuse_if_taken(spec)
-        _try_place(spec.checkpoint.output, "--output")
-        _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
-        with _ours_alone(spec):
-            write_check(directory, spec.cluster.job_name, str(spec.action))
-            _write(directory, spec, check())
-            written = True
+        try_places(spec)
+        with _ours_alone(spec), _undone_unless_begun(directory, is_new=directory.path in made):
+            try:
+                _write(directory, spec)
+            except OSError as error:
+                raise _unusable(f"cannot write to {directory.path}", error) from error
             yield directory
-    except OSError as error:
-        if written:
-            raise
-        raise _unusable(f"cannot write to {directory.path}", error) from error
     finally:
-        if not written:
-            directory.check.unlink(missing_ok=True)
-            _unmake(made)
+        for one in made:
+            with suppress(OSError):  # There is something in it.
+                one.rmdir()
         os.close(lock)
+
+
+@contextmanager
+def _undone_unless_begun(directory: JobDirectory, *, is_new: bool) -> Iterator[None]:
+    """Restore the directory if the block raises before the job's preflight has passed."""
+    there = {path for path in _of_a_run(directory) if path.exists()}
+    kept = {path: path.read_bytes() for path in _replaced(directory) if path in there}
+    # Its presence means that this run's preflight has passed.
+    directory.preflight.unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not directory.preflight.exists():
+            # The user's files may be in a directory that this command did not make.
+            for path in {directory.path} if is_new else {*_of_a_run(directory)} - there:
+                _remove(path)
+            for path, data in kept.items():
+                with suppress(OSError):
+                    replace_atomically(path, data)
+        raise
+
+
+def _of_a_run(directory: JobDirectory) -> tuple[Path, ...]:
+    return (
+        *_replaced(directory),
+        directory.master,
+        directory.journal,
+        directory.logs,
+        directory.metrics,
+        directory.series,
+        directory.newest,
+        directory.receipt,
+        directory.report,
+    )
+
+
+def _replaced(directory: JobDirectory) -> tuple[Path, ...]:
+    """Return the files that a run changes before its preflight has passed."""
+    return (
+        directory.spec,
+        directory.yaml,
+        directory.scale,
+        directory.status,
+        directory.preflight,
+        directory.events,
+    )
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+        return
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -144,12 +194,7 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
     """
     output = spec.checkpoint.output
     path = Path(output)
-    if (
-        spec.action != "predict"
-        or not output
-        or "://" in output
-        or path == Path(spec.cluster.job_dir)
-    ):
+    if spec.action != "predict" or not output or path == Path(spec.cluster.job_dir):
         yield
         return
     made = _make(path, "--output")
@@ -171,29 +216,32 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
                 one.rmdir()
 
 
-def _write(directory: JobDirectory, spec: JobSpec, preflight: Preflight) -> None:
+def _write(directory: JobDirectory, spec: JobSpec) -> None:
     # Remove the previous run's outcome: a reader would take it for this run's.
     directory.status.unlink(missing_ok=True)
-    save_preflight(directory.preflight, preflight)
-    told = spec.replace(resume=False).flags(defaults=False)
-    # Only the owner may read it: --envs may contain secrets.
-    write_whole(
-        directory.yaml,
-        f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(told)}",
-        mode=0o600,
-    )
+    flags = spec.replace(resume=False).flags(defaults=False)
+    write_atomically(directory.yaml, f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(flags)}")
     forget_scale_unless(spec, directory)
-    write_whole(directory.spec, spec.model_dump_json(indent=2) + "\n", mode=0o600)
-    directory.check.unlink(missing_ok=True)
+    # job.json comes last: its presence means that the job exists.
+    write_atomically(directory.spec, spec.model_dump_json(indent=2) + "\n")
 
 
 def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLError:
     """Return the error for an unusable place: a usage error, unless the machine has a problem."""
     if error.errno in _OF_THE_MACHINE:
         return PermanentError(
-            f"{what}: {error.strerror}", hint=f"mend that, or name another {flag}"
+            f"{what}: {error.strerror}", hint=f"fix the cause, or name another {flag}"
         )
     return SpecError(f"{what}: {error.strerror or error}", hint=f"name another {flag}")
+
+
+def try_places(spec: JobSpec) -> None:
+    """Find out whether the job can write its results; leaves nothing.
+
+    Raises SpecError, or PermanentError if the disk is full.
+    """
+    _try_place(spec.checkpoint.output, "--output")
+    _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
 
 
 def _try_place(place: str, flag: str) -> None:
@@ -201,19 +249,17 @@ def _try_place(place: str, flag: str) -> None:
 
     Raises SpecError, or PermanentError if the disk is full.
     """
-    if not place or "://" in place:
+    if not place:
         return
     path = Path(place)
     for one in _make(path, flag):
         one.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
-        raise SpecError(
-            f"{flag} {path} may not be written by this user", hint=f"name another {flag}"
-        )
+        raise SpecError(f"{flag} {path} is not writable for this user", hint=f"name another {flag}")
 
 
-def _make(path: Path, flag: str) -> list[Path]:
-    """Create a directory and its missing parents; return the new ones, deepest first.
+def _make(path: Path, flag: str, mode: int = 0o777) -> list[Path]:
+    """Create a directory with a mode, and its missing parents; return the new ones, deepest first.
 
     Raises SpecError, or PermanentError if the disk is full.
     """
@@ -221,22 +267,15 @@ def _make(path: Path, flag: str) -> list[Path]:
     try:
         missing = [one for one in (path, *path.parents) if not one.exists()]
         for one in reversed(missing):
+            # Another command may create the same parent at the same time.
             with suppress(FileExistsError):
-                one.mkdir()
+                one.mkdir(mode if one == path else 0o777)
                 made.insert(0, one)
     except OSError as error:
         for one in made:
             one.rmdir()
         raise _unusable(f"cannot make {path}", error, flag) from error
     return made
-
-
-def _unmake(made: list[Path]) -> None:
-    if made:
-        shutil.rmtree(made[0], ignore_errors=True)
-    for parent in made[1:]:
-        with suppress(OSError):
-            parent.rmdir()
 
 
 def _run_by_another(path: Path) -> JobNameTaken:

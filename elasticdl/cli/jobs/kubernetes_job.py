@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, final
 from urllib.parse import quote
 
+from elasticdl.cli.jobs.forwarded_master import CALL_S, ForwardedMaster
 from elasticdl.cli.jobs.job import (
     Diagnosis,
     JobLocation,
@@ -19,8 +20,8 @@ from elasticdl.cli.jobs.job import (
     LogRequest,
     Report,
 )
-from elasticdl.cli.jobs.master_tunnel import CALL_S, MasterTunnel
-from elasticdl.cli.jobs.start_diagnosis import Patience, way_out
+from elasticdl.cli.jobs.start_diagnosis import Patience, removal_hint
+from elasticdl.cluster.kubernetes.pod_tracker import PATIENCE_S
 from elasticdl.errors import (
     ElasticDLError,
     NoSuchJob,
@@ -46,9 +47,18 @@ class KubernetesJob:
     """A `Job` on a cluster. Thread-safe. The caller closes `cluster` after this."""
 
     def __init__(
-        self, cluster: ClusterClient, name: str, *, namespace: str = "", call_s: float = CALL_S
+        self,
+        cluster: ClusterClient,
+        name: str,
+        *,
+        namespace: str = "",
+        call_s: float = CALL_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        """`namespace` defaults to the cluster client's. `call_s` bounds calls to the master."""
+        """`namespace` defaults to the cluster client's. `call_s` bounds calls to the master.
+
+        After `patience_s` a job that cannot start has failed.
+        """
         from elasticdl.cluster.kubernetes.jobs import Jobs
 
         self.name = name
@@ -56,8 +66,8 @@ class KubernetesJob:
         self._cluster = cluster
         self._jobs = Jobs(cluster.api, self.place.namespace)
         self._uid = ""
-        self._master = MasterTunnel(cluster, self._jobs, name, self.facts, call_s)
-        self._patience = Patience()
+        self._master = ForwardedMaster(cluster, self._jobs, name, self.facts, call_s)
+        self._patience = Patience(limit_s=patience_s)
 
     def facts(self, *, whole: bool = False) -> JobFacts:
         """Return the Job and its masters' pods, or all its pods.
@@ -68,16 +78,17 @@ class KubernetesJob:
         if found is None:
             if self._uid:
                 raise NoSuchJob(
-                    f"job {self.name} is gone from {self.place}",
+                    f"job {self.name} no longer exists in {self.place}",
                     hint="it was deleted, or its time to live is over",
                 )
             raise NoSuchJob(
                 f"there is no job {self.name} in {self.place}", hint="see `elasticdl list`"
             )
+        # Names can be reused; only the UID identifies the Job that this object stands for.
         if self._uid and found.uid != self._uid:
             raise NoSuchJob(
                 f"job {self.name} in {self.place} was deleted",
-                hint="another job has its name by now",
+                hint="another job has the same name now",
             )
         self._uid = found.uid
         return found
@@ -110,7 +121,7 @@ class KubernetesJob:
         elif facts.waits_for:
             # Only Kubernetes events tell why a pod fails or cannot be created.
             stuck = facts.job if facts.master is None else facts.prepared
-            said = "" if stuck is None else self._cluster.run(self._jobs.complaint(stuck))
+            said = "" if stuck is None else self._cluster.run(self._jobs.latest_warning(stuck))
             message = (
                 f"{'waiting' if facts.barred is None else 'cannot start'}:"
                 f" {facts.waits_for}{': ' if said else ''}{said}"
@@ -186,11 +197,12 @@ class KubernetesJob:
         facts = self.facts(whole=True)
         there = [LogEntry(name, what) for name, what in entries(facts)]
         names = {entry.process for entry in there}
+        # Only a running master lists these; without it the logs of pods still help.
         with suppress(ElasticDLError):
             there += [
                 LogEntry(kept["process"], f"kept of pods that are gone: {kept['bytes']:,} bytes")
                 for kept in self._get("/api/v1/logs")["logs"]
-                if kept["bytes"] is not None and kept["process"] not in names
+                if kept["process"] not in names
             ]
         return there
 
@@ -213,12 +225,13 @@ class KubernetesJob:
         """
         part = f"start=-{_KEPT_BYTES}&limit={_KEPT_BYTES}"
         try:
+            # `safe=""`: a slash in the name must not become part of the path.
             found = self._get(f"/api/v1/logs/{quote(request.process, safe='')}?{part}")
         except ElasticDLError as error:
             names = ", ".join(entry.process for entry in self.logs()) or "none yet"
             hint = f"there are {names}"
             if not facts.running_master:
-                hint += f"; what was kept of pods that are gone is in {_job_dir(facts)}/logs"
+                hint += f"; logs of deleted pods are in {_job_dir(facts)}/logs"
             raise NoSuchJob(
                 f"job {self.name} in {self.place} has no log of {request.process!r}", hint=hint
             ) from error
@@ -238,16 +251,18 @@ class KubernetesJob:
         facts = self.facts()
         if facts.running_master and facts.ended is None:
             return Diagnosis(self._snapshot()["story"])
-        from elasticdl.history.diagnosis import MOST_LOGGED, Story, story_of_lines
+        from elasticdl.history.diagnosis import Story
+        from elasticdl.history.diagnosis_text import MOST_LOGGED, story_of_lines
 
         if facts.ended is None:
             hint = f" ({_hint(facts)})" if facts.barred is not None else ""
             return Diagnosis(
                 Story().as_dict(),
-                f"what its master has in mind, which does not run: {facts.waits_for}{hint}",
+                f"the history, because the master is not running: {facts.waits_for}{hint}",
             )
-        said, why_not = "", "it was killed, or it is of an older version"
+        said, why_not = "", "the master was killed, or has an older version"
         try:
+            # More lines than the story has: other lines of the log stand between.
             said = "".join(self.read_log(LogRequest("master-0", 4 * MOST_LOGGED)))
         except ElasticDLError as error:
             why_not = error.message
@@ -298,7 +313,7 @@ class KubernetesJob:
             )
         if facts.waits_for:
             raise TransientError(
-                f"job {self.name} in {self.place} cannot be told: {facts.waits_for}",
+                f"job {self.name} in {self.place} cannot be reached: {facts.waits_for}",
                 hint="try again later",
             )
         return facts
@@ -314,16 +329,16 @@ def after_deletion(facts: JobFacts) -> str:
     if spec is None or not spec.resume_command or not spec.checkpoint.checkpoint_steps:
         return ""
     where = f"{spec.cluster.job_dir}/checkpoints"
-    return (
-        f"; its newest checkpoint, if it made one, is in {where}, go on with: {spec.resume_command}"
-    )
+    return f"; its newest checkpoint, if any, is in {where}; resume with: {spec.resume_command}"
 
 
 def _hint(facts: JobFacts) -> str:
     """Return the next step for a job that cannot start; '' for other jobs."""
     from elasticdl.cluster.kubernetes.job_facts import HINTS
 
-    return "" if facts.barred is None else f"{HINTS[facts.barred.lasting]}; {way_out(facts.name)}"
+    return (
+        "" if facts.barred is None else f"{HINTS[facts.barred.lasting]}; {removal_hint(facts.name)}"
+    )
 
 
 def _job_dir(facts: JobFacts) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
-from elasticdl.cli.views.console import tell
+from elasticdl.cli.jobs.start_diagnosis import CannotStart, StartLimits, cleared_away, first_look
+from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import JobSpec
@@ -32,7 +31,7 @@ def submit(cluster: ClusterClient, spec: JobSpec) -> JobSpec:
         try:
             done = cluster.run(
                 submitting.submit(cluster.api, spec, cluster.namespace, tell),
-                submitting.LIMIT_S + 5,
+                submitting.SubmitLimits().limit_s + 5,
             )
             break
         except submitting.NameTaken:
@@ -41,14 +40,20 @@ def submit(cluster: ClusterClient, spec: JobSpec) -> JobSpec:
             spec = spec.replace(job_name=next_name(spec.cluster.job_name))
     else:
         raise SpecError(
-            f"jobs have all names up to {spec.cluster.job_name}", hint="name another --job-name"
+            f"all names up to {spec.cluster.job_name} are in use", hint="name another --job-name"
         )
     for warning in done.warnings:
         tell(f"Warning: {warning}")
     return spec
 
 
-def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
+def submit_job(
+    spec: JobSpec,
+    form: Format | None,
+    *,
+    detach: bool,
+    limits: StartLimits = StartLimits(),
+) -> int:
     """Submit a settled job, and wait for its end unless detached.
 
     Returns the exit code; raises ElasticDLError.
@@ -61,31 +66,27 @@ def submit_job(spec: JobSpec, form: Format | None, *, detach: bool) -> int:
         tell(f"job {name} is submitted to namespace {cluster.namespace}")
         if not spec.kubernetes.keeps(spec.cluster.job_dir):
             tell(
-                f"what it leaves goes with its master's pod ({spec.cluster.job_dir}): --volume and"
-                " --job-dir keep it"
+                f"{spec.cluster.job_dir} is deleted with the master's pod: use --volume and"
+                " --job-dir to keep it"
             )
         if not detach:
-            return _watched(cluster, name, spec, form or Format.TABLE)
-        _look(cluster, name)
-        tell(way_back(spec, name, cluster.namespace))
+            return _watched(cluster, name, spec, form or Format.TABLE, limits)
+        _look(cluster, name, limits)
+        tell(next_commands(spec, name, cluster.namespace))
         if form in (None, Format.TABLE):
-            click.echo(name)
+            show(name)
         else:
-            click.echo(
-                render({"job": name, "place": "kubernetes", "namespace": cluster.namespace}, form),
-                nl=False,
-            )
+            put(render({"job": name, "place": "kubernetes", "namespace": cluster.namespace}, form))
         return ExitCode.DONE
 
 
-def _look(cluster: ClusterClient, name: str) -> None:
+def _look(cluster: ClusterClient, name: str, limits: StartLimits) -> None:
     """Check whether a detached job can start. Raises CannotStart."""
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
-    from elasticdl.cli.jobs.start_diagnosis import CannotStart, cleared_away, first_look
 
-    job = KubernetesJob(cluster, name)
+    job = KubernetesJob(cluster, name, patience_s=limits.patience_s)
     try:
-        first_look(job)
+        first_look(job, limits)
     except CannotStart as error:
         raise cleared_away(job, error) from error
     except KeyboardInterrupt:
@@ -94,21 +95,22 @@ def _look(cluster: ClusterClient, name: str) -> None:
         job.close()
 
 
-def _watched(cluster: ClusterClient, name: str, spec: JobSpec, form: Format) -> int:
+def _watched(
+    cluster: ClusterClient, name: str, spec: JobSpec, form: Format, limits: StartLimits
+) -> int:
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
-    from elasticdl.cli.jobs.start_diagnosis import CannotStart, cleared_away
     from elasticdl.cli.jobs.watch import watch
     from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
 
-    job, view = KubernetesJob(cluster, name), view_for()
+    job, view = KubernetesJob(cluster, name, patience_s=limits.patience_s), view_for()
     try:
         outcome = watch(job, view)
     except CannotStart as error:
         raise cleared_away(job, error) from error
     except KeyboardInterrupt:
         view.close()
-        tell(f"the job goes on without you\n{way_back(spec, name, cluster.namespace)}")
+        tell(f"the job continues\n{next_commands(spec, name, cluster.namespace)}")
         return ExitCode.INTERRUPTED
     finally:
         view.close()
@@ -117,7 +119,7 @@ def _watched(cluster: ClusterClient, name: str, spec: JobSpec, form: Format) -> 
     return outcome.exit_code
 
 
-def way_back(spec: JobSpec, name: str, namespace: str) -> str:
+def next_commands(spec: JobSpec, name: str, namespace: str) -> str:
     """Return the commands to type next."""
     given = f" --namespace {namespace}" if spec.kubernetes.namespace else ""
     given += (

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from elasticdl.cli.jobs.directory_job import DirectoryJob
-from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 
 
@@ -17,7 +16,7 @@ def _nobody(_path: Path) -> None:
 
 
 def local_jobs(closed: Callable[[Path], None] = _nobody) -> list[DirectoryJob]:
-    """Return the jobs in ./jobs by name, including new ones whose check is in progress.
+    """Return the jobs in ./jobs by name.
 
     Calls `closed` for each directory without permission. Raises OSError if ./jobs is unreadable.
     """
@@ -25,7 +24,7 @@ def local_jobs(closed: Callable[[Path], None] = _nobody) -> list[DirectoryJob]:
     for path in _entries():
         directory = JobDirectory(path.resolve())
         try:
-            if directory.spec.is_file() or read_check(directory):
+            if directory.spec.is_file():
                 found.append(DirectoryJob(directory))
         except PermissionError:
             closed(path)

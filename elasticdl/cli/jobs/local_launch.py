@@ -42,6 +42,12 @@ STOP_GRACE_S = 300.0
 """Time limit of a drain with a last checkpoint, in case the master hangs."""
 
 
+class Stopped(PermanentError):
+    """A person stopped the job before it began."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 @final
 class LocalRun:
     """Owns the master of one job.
@@ -62,11 +68,15 @@ class LocalRun:
         self._side_tasks: set[asyncio.Task[None]] = set()
         self.answers = threading.Event()
         """Set once the master answers, or the job has ended without one."""
+        self.begun = threading.Event()
+        """Set once the preflight has passed, or the job has ended."""
+        self.refusal: ElasticDLError | None = None
+        """Why the job has ended without a beginning."""
 
     async def run(self) -> Outcome:
         """Start the master, show its events, and return when every process has ended.
 
-        Raises PermanentError.
+        Raises PermanentError, and `refusal`.
         """
         directory = self._directory
         self._cluster = LocalCluster(directory.logs, usable_cores())
@@ -85,10 +95,15 @@ class LocalRun:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
-            self._view.show(status_in(read_json(directory.status)), events.read())
-            return outcome_of(directory, facts, interrupted=self._interrupts > 0)
+            self._view.show(status_in(read_json(directory.status)), self._news(events))
+            outcome = outcome_of(directory, facts, interrupted=self._interrupts > 0)
+            self.refusal = refusal_of(directory, outcome)
+            if self.refusal is not None:
+                raise self.refusal
+            return outcome
         finally:
             self.answers.set()
+            self.begun.set()
             await self._cluster.close()
 
     def stop_from_any_thread(self, why: str) -> None:
@@ -104,15 +119,19 @@ class LocalRun:
         """Stop the job gracefully on the first call, at once on the second. Call it on the loop."""
         self._interrupts += 1
         if self._interrupts == 1:
-            self._view.say(
-                f"{why}: stopping in order, with a last checkpoint; once more ends it at once"
+            how = (
+                "stopping in order, with a last checkpoint; once more ends it at once"
+                if self._directory.preflight.exists()
+                else "ending the check of the model and the data"
             )
+            self._view.say(f"{why}: {how}")
             self._beside(self._stop_in_order(why))
         elif self._interrupts == 2 and self._cluster is not None:
             self._view.say(f"{why}: ending at once")
             self._beside(self._cluster.delete(MASTER, grace_s=0))
 
     def _stop_once(self, why: str) -> None:
+        # A request from another thread must not count as the second Ctrl-C, which kills.
         if not self._interrupts:
             self.interrupt(why)
 
@@ -122,6 +141,7 @@ class LocalRun:
             MASTER,
             MASTER_COMMAND,
             env={"ELASTICDL_JOB_DIR": str(self._directory.path)},
+            # A new token per master: one from an earlier run opens nothing.
             secrets={"ELASTICDL_TOKEN": secrets.token_urlsafe(32)},
         )
         try:
@@ -142,8 +162,19 @@ class LocalRun:
         while True:
             began_s = time.monotonic()
             status = await self._asked()
-            self._view.show(status, events.read())
+            self._view.show(status, self._news(events))
+            if self._directory.preflight.exists():
+                self.begun.set()
             await asyncio.sleep(max(0.05, POLL_S - (time.monotonic() - began_s)))
+
+    def _news(self, events: Events) -> list[dict[str, Any]]:
+        """Return new events; the end of a job that did not begin is told as the command's error."""
+        begun = self._directory.preflight.exists()
+        return [
+            event
+            for event in events.read()
+            if begun or event.get("kind") != "job" or event.get("level") != "error"
+        ]
 
     async def _asked(self) -> JobStatus | None:
         try:
@@ -209,13 +240,25 @@ def outcome_of(directory: JobDirectory, facts: ExitFacts, *, interrupted: bool) 
     if left is not None:
         outcome = left[0]
     else:
-        said = f"; it said last:\n{facts.log_tail}" if facts.log_tail else ""
-        message = f"the master ended by {_how(facts)} and left no word{said}"
+        tail = f"; its last lines:\n{facts.log_tail}" if facts.log_tail else ""
+        message = f"the master ended by {_how(facts)} without recording an outcome{tail}"
         outcome, _ = killed_end(directory, message)
         if not interrupted:
             return replace(outcome, exit_code=facts.exit_code or ExitCode.JOB_FAILED)
         outcome = replace(outcome, message="ended at once")
     return replace(outcome, exit_code=ExitCode.INTERRUPTED, hint=resume_hint(directory))
+
+
+def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | None:
+    """Return the error of a job that its preflight refused, or that was stopped before it began.
+
+    None if the job began, or if its master failed: its log says why.
+    """
+    if directory.preflight.exists():
+        return None
+    if outcome.exit_code == ExitCode.INTERRUPTED:
+        return Stopped(f"{outcome.message.removeprefix('stopped: ')}, before the job began")
+    return outcome.error() if outcome.exit_code == ExitCode.USAGE else None
 
 
 def _how(facts: ExitFacts) -> str:

@@ -1,4 +1,4 @@
-"""The master's HTTP API on a cluster, for what its RPCs do not provide."""
+"""The master's HTTP API on a cluster: requests that its RPCs do not provide."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MasterPage:
             found: dict[str, Any] = json.loads(answer.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise TransientError(
-                f"the master's page is not reached: {error or type(error).__name__}"
+                f"cannot reach the master's page: {error or type(error).__name__}"
             ) from error
         finally:
             connection.close()

@@ -20,7 +20,7 @@ from elasticdl.job_status import (
     unknown_status,
 )
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.master.core.processes.failures import Cause, verdict
+from elasticdl.master.core.processes.causes import Cause, verdict_of
 
 
 def status_of_pods(facts: JobFacts, message: str) -> JobStatus:
@@ -75,8 +75,8 @@ def _row(facts: JobFacts, name: ProcessName, pod: Mapping[str, Any]) -> ProcessS
         cause, message = str(Cause.FINISHED), said.message.partition("\n")[0]
     else:
         end = exit_facts(pod, asked=False)
-        told = verdict(end, finished=end.exit_code == 0)
-        cause, message = str(told.cause), told.text
+        verdict = verdict_of(end, finished=end.exit_code == 0)
+        cause, message = str(verdict.cause), verdict.text
     return ProcessStatus(
         name=str(name),
         role=str(name.role),

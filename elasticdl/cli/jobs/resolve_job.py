@@ -23,7 +23,6 @@ from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
-from elasticdl.jobdir.check_file import read_check
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def resolve_job(query: JobQuery) -> Iterator[Job]:
 
 def _holds_a_job(directory: JobDirectory) -> bool:
     try:
-        return directory.spec.is_file() or read_check(directory) is not None
+        return directory.spec.is_file()
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return False
@@ -83,7 +82,7 @@ def _named(job: str) -> Iterator[Path]:
         names = " and ".join(str(JOBS / path.name) for path in paths)
         raise SpecError(
             f"there are {len(paths)} jobs {job}, in {names}",
-            hint=f"say which: --job-dir {JOBS / paths[0].name}",
+            hint=f"choose one, for example --job-dir {JOBS / paths[0].name}",
         )
     yield from paths
 
@@ -129,7 +128,7 @@ def _refuse_if_absent(job: KubernetesJob, here: str, cluster: ClusterClient) -> 
         raise NoSuchJob(f"{here}, nor in {where}", hint=_known()) from error
     except ElasticDLError as error:
         raise NoSuchJob(
-            f"{here}; whether there is one in {where} is not known: {error.message}",
+            f"{here}; cannot look for it in {where}: {error.message}",
             hint=error.hint or _known(),
         ) from error
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from elasticdl.cluster.kubernetes.job_facts import HINTS, JobStage
@@ -18,9 +19,17 @@ if TYPE_CHECKING:
     from elasticdl.cluster.kubernetes.job_facts import JobFacts
     from elasticdl.jobdir.outcome import Outcome
 
-LOOK_S = 5.0
-"""How long a detached submission checks whether the job starts."""
-_LOOK_EVERY_S = 0.5
+
+@final
+@dataclass(frozen=True, slots=True)
+class StartLimits:
+    """Times in seconds."""
+
+    patience_s: float = PATIENCE_S
+    """How long a job may be unable to start."""
+    look_s: float = 5.0
+    """How long a detached submission checks whether the job starts."""
+    look_every_s: float = 0.5
 
 
 class Submitted(Protocol):
@@ -57,8 +66,10 @@ class CannotStart(PermanentError):
 class Patience:
     """Measures over repeated observations how long a job has been unable to start."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, limit_s: float = PATIENCE_S
+    ) -> None:
+        self._now_s, self._limit_s = now_s, limit_s
         self._since_s: float | None = None
         self._well_since_s: float | None = None
         self._words = ""
@@ -73,19 +84,19 @@ class Patience:
             # A retry or a replacement pod hides the problem for a moment, so reset only after
             # lasting success.
             self._well_since_s = now_s if self._well_since_s is None else self._well_since_s
-            if now_s - self._well_since_s > PATIENCE_S:
+            if now_s - self._well_since_s > self._limit_s:
                 self._since_s, self._words = None, ""
             return
         self._well_since_s = None
         self._since_s = now_s if self._since_s is None else self._since_s
         # Between retries a node reports less than the registry's error, so keep the longest text.
         self._words = max(self._words, barred.text, key=len)
-        if now_s - self._since_s >= PATIENCE_S and not has_run():
+        if now_s - self._since_s >= self._limit_s and not has_run():
             message = f"job {facts.name} cannot start: its master: {self._words}"
-            raise CannotStart(message, HINTS[barred.lasting], way_out(facts.name))
+            raise CannotStart(message, HINTS[barred.lasting], removal_hint(facts.name))
 
 
-def first_look(job: Submitted) -> None:
+def first_look(job: Submitted, limits: StartLimits = StartLimits()) -> None:
     """Return when the job's master runs or waits for resources, or after 5 s.
 
     Blocks up to 40 s more while the master cannot start. Returns silently if the cluster does not
@@ -93,7 +104,7 @@ def first_look(job: Submitted) -> None:
 
     Raises CannotStart.
     """
-    end_s = time.monotonic() + LOOK_S
+    end_s = time.monotonic() + limits.look_s
     try:
         while True:
             facts = job.facts()
@@ -102,7 +113,7 @@ def first_look(job: Submitted) -> None:
             job.outcome()
             if facts.standing is not JobStage.STUCK and time.monotonic() > end_s:
                 return
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(limits.look_every_s)
     except CannotStart:
         raise
     except ElasticDLError:
@@ -122,11 +133,11 @@ def cleared_away(job: Submitted, error: CannotStart) -> CannotStart:
         return CannotStart(
             f"{error.message}\nThe job is still there: {refused.message}",
             error.mend,
-            way_out(job.name),
+            removal_hint(job.name),
         )
     return CannotStart(f"{error.message}\nThe job is deleted again.", error.mend)
 
 
-def way_out(name: str) -> str:
+def removal_hint(name: str) -> str:
     """Return the command that removes a job that cannot start."""
     return f"`elasticdl stop {name}` clears the job away"

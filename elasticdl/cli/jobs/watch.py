@@ -45,10 +45,11 @@ def follow(
     seen: Callable[[Report], None] | None,
     say: Callable[[str], None],
     timeout_s: float | None = None,
+    every_s: float = LOOK_EVERY_S,
 ) -> Outcome:
     """Do the same with callbacks: `seen` for reports, `say` for problems.
 
-    `seen` gets a report every second, and the last one when the job has ended.
+    `seen` gets a report every `every_s`, and the last one when the job has ended.
     """
     begin_s = heard_s = time.monotonic()
     said = False
@@ -59,25 +60,29 @@ def follow(
                 seen(job.report())
             if outcome is not None:
                 return outcome
+            # Report the next loss of contact again.
             heard_s, said = time.monotonic(), False
         except TransientError as error:
+            # A master that restarts, or a short network failure, must not end the watch.
             if time.monotonic() - heard_s > AWAY_S:
                 words = f"nothing was heard of job {job.name} for {AWAY_S:g} s: {error.message}"
-                raise TransientError(words, hint="it may well go on: look again later") from error
+                raise TransientError(
+                    words, hint="the job may still be running: look again later"
+                ) from error
             if not said:
                 say(f"{error.message}; looking again")
             said = True
         left_s = float("inf") if timeout_s is None else begin_s + timeout_s - time.monotonic()
         if left_s <= 0:
             raise timed_out(job.name, timeout_s or 0.0)
-        time.sleep(min(LOOK_EVERY_S, left_s))
+        time.sleep(min(every_s, left_s))
 
 
 def timed_out(name: str, timeout_s: float) -> TransientError:
     """Return the error of a wait that timed out."""
     error = TransientError(
         f"job {name} has not ended after {timeout_s:g} s",
-        hint="it goes on; wait longer, or stop it",
+        hint="it is still running: wait longer, or stop it",
     )
     error.exit_code = ExitCode.TIMED_OUT
     return error

@@ -11,7 +11,7 @@ import click
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.options import FILE_OPTION, JobCommand, job_options, request_of
 from elasticdl.cli.request import settle
-from elasticdl.cli.views.console import plain
+from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cli.views.progress import table
 from elasticdl.cluster.findings import Finding, Weight, worst
@@ -45,20 +45,23 @@ def check(file: Path | None, action: str, form: str, **parameters: Any) -> int: 
 
 
 def _here(spec: JobSpec, form: Format) -> int:
-    from elasticdl.cli.jobs.job_claim import refuse_if_taken
-    from elasticdl.cli.jobs.preflight import checked
+    from elasticdl.cli.jobs.job_claim import refuse_if_taken, try_places
+    from elasticdl.master.preflight import refuse_paths, run_preflight
 
     about = "directories"
     try:
         refuse_if_taken(spec)
+        try_places(spec)
         about = "model and data"
-        found = checked(spec)
+        refuse_paths(spec)
+        tell("checking the model and the data ...")
+        found = run_preflight(spec, tell=tell)
     except UserError as error:
         if form != Format.TABLE:
-            click.echo(
-                render(_told([Finding(about, Weight.PROBLEM, error.message)]), form), nl=False
-            )
+            put(render(_findings_json([Finding(about, Weight.PROBLEM, error.message)]), form))
         raise
+    for warning in found.raw.get("warnings") or ():
+        tell(f"Warning: {warning}")
     findings = [
         Finding(
             title,
@@ -78,34 +81,33 @@ def _here(spec: JobSpec, form: Format) -> int:
             Finding("model and data", Weight.WARNING, text)
             for text in found.raw.get("warnings") or ()
         ]
-        click.echo(render({**_told([*findings, *warnings]), **found.raw}, form), nl=False)
+        put(render({**_findings_json([*findings, *warnings]), **found.raw}, form))
         return ExitCode.DONE
     for one in findings:
-        click.echo(f"{one.about:<10} {one.text}")
-    click.echo("the model and the data are usable")
+        show(f"{one.about:<10} {one.text}")
+    show("the model and the data are usable")
     return ExitCode.DONE
 
 
-def _told(findings: Sequence[Finding]) -> dict[str, Any]:
+def _findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the result, with the same keys for local and cluster checks."""
     return {"result": str(worst(findings)), "findings": [one.as_dict() for one in findings]}
 
 
 def _on_cluster(spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
-    from elasticdl.cli.views.console import tell
     from elasticdl.cluster.kubernetes.checking import look
 
     with ClusterClient(spec.kubernetes.namespace, spec.kubernetes.kube_context) as cluster:
         findings = cluster.run(look(cluster.api, spec, cluster.namespace))
     weight = worst(findings)
     if form is Format.TABLE:
-        for row in table([(str(one.weight), one.about, plain(one.text)) for one in findings]):
-            click.echo(row)
+        for row in table([(str(one.weight), one.about, one.text) for one in findings]):
+            show(row)
     else:
-        click.echo(render(_told(findings), form), nl=False)
+        put(render(_findings_json(findings), form))
     if weight is Weight.PROBLEM:
-        tell("the job would not run")
+        tell("the job would fail")
         return ExitCode.CLUSTER_REFUSED
-    tell("the model and the data are looked at by the job's master, before it starts anything")
+    tell("the job's master validates the model and the data before it starts other processes")
     return ExitCode.DONE

@@ -7,6 +7,7 @@ import click
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
+from elasticdl.cli.views.console import tell
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -15,4 +16,4 @@ def checkpoint(query: JobQuery) -> None:
     """Take a checkpoint now."""
     with resolve_job(query) as job:
         job.checkpoint()
-    click.echo("asked for a checkpoint; `elasticdl status` shows it when it is complete", err=True)
+    tell("asked for a checkpoint; `elasticdl status` shows it when it is complete")

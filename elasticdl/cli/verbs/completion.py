@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from elasticdl.cli.views.console import put
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -28,4 +30,4 @@ def completion(shell: str) -> None:
     use_ours()
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(elasticdl, {}, "elasticdl", COMPLETING).source())
+    put(kind(elasticdl, {}, "elasticdl", COMPLETING).source() + "\n")

@@ -16,9 +16,9 @@ import click
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery, Kind
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
-from elasticdl.cli.views.console import tell
+from elasticdl.cli.views.console import show, tell
 from elasticdl.errors import ExitCode, TransientError
-from elasticdl.jobdir.layout import JobDirectory, write_whole
+from elasticdl.jobdir.layout import JobDirectory, write_atomically
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -36,11 +36,10 @@ def dashboard(query: JobQuery, no_browser: bool) -> int:
     """
     with resolve_job(query) as job, job.page() as address:
         _see_that_it_answers(job, address)
-        click.echo(address)
-        sys.stdout.flush()
+        show(address)
         with _file_that_leads_to(address, job) as file:
             if not no_browser and not _opened(file):
-                tell("no browser could be started here: open that address in one")
+                tell("cannot start a browser: open the address in one")
             if job.place.kind is Kind.KUBERNETES:
                 return _stay(job)
     return ExitCode.DONE
@@ -50,12 +49,12 @@ def _stay(job: Job) -> int:
     from elasticdl.cli.jobs import watch
     from elasticdl.cli.views.live_view import LineView
 
-    tell(f"the way to job {job.name} is open until Ctrl-C; the job goes on without it")
+    tell(f"forwarding to job {job.name} until Ctrl-C; the job continues after it")
     try:
         outcome = watch.wait(job, LineView(sys.stderr))
     except KeyboardInterrupt:
         return ExitCode.DONE
-    tell(f"job {job.name} has ended: {outcome.message}; its page went with its master")
+    tell(f"job {job.name} has ended: {outcome.message}; its page ended with its master")
     return ExitCode.DONE
 
 
@@ -87,7 +86,7 @@ def _file_that_leads_to(address: str, job: Job) -> Iterator[Path]:
     )
     if job.place.kind is Kind.LOCAL:
         path = JobDirectory(Path(job.place.job_dir)).dashboard
-        write_whole(path, text, mode=0o600)
+        write_atomically(path, text)
         yield path
         return
     with tempfile.NamedTemporaryFile(

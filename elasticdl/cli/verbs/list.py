@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, cluster_options
 from elasticdl.cli.jobs.job import Report
 from elasticdl.cli.jobs.local_jobs import local_jobs
 from elasticdl.cli.views import progress
-from elasticdl.cli.views.console import plain, tell
+from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError
@@ -49,24 +49,16 @@ def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> Non
         except ElasticDLError as error:
             if only_cluster:
                 raise
-            tell(f"not listed, the jobs of the current kube context: {error.message}")
+            tell(f"cannot list the jobs of the current kube context: {error.message}")
     if form != Format.TABLE:
-        click.echo(render([report.as_row() for report in reports], Format(form)), nl=False)
+        put(render([report.as_row() for report in reports], Format(form)))
         return
     if not reports:
         tell(f"there are no jobs in {' or '.join(looked)}")
         return
-    for line in progress.table(
-        [("JOB", "WHERE", "STATE", "PROGRESS", "AGE", "WHAT"), *map(_row, reports)]
-    ):
-        click.echo(line)
-
-
-def _row(report: Report) -> Sequence[str]:
-    share = progress.job_share(report.status)
-    done = share.percent if share.expected else "-"
-    what = plain(report.outcome or report.status.message).partition("\n")[0]
-    return report.job, _where(report), report.state, done, progress.age(report.age_s), what
+    rows = [[cell(report) for cell in _COLUMNS.values()] for report in reports]
+    for line in progress.table([list(_COLUMNS), *rows]):
+        show(line)
 
 
 def _where(report: Report) -> str:
@@ -75,8 +67,28 @@ def _where(report: Report) -> str:
     return report.place.job_dir.removeprefix(here) or str(report.place)
 
 
+def _progress(report: Report) -> str:
+    share = progress.job_share(report.status)
+    return share.percent if share.expected else "-"
+
+
+def _what(report: Report) -> str:
+    return (report.outcome or report.status.message).partition("\n")[0]
+
+
+# `Report.as_row` has the fields of JSON and YAML.
+_COLUMNS: Mapping[str, Callable[[Report], str]] = {
+    "JOB": lambda report: report.job,
+    "WHERE": _where,
+    "STATE": lambda report: report.state,
+    "PROGRESS": _progress,
+    "AGE": lambda report: progress.age(report.age_s),
+    "WHAT": _what,
+}
+
+
 def _local() -> list[Report]:
-    jobs = local_jobs(lambda path: tell(f"not listed, {path}: this user may not look into it"))
+    jobs = local_jobs(lambda path: tell(f"cannot list {path}: permission denied"))
     if not jobs:
         return []
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from elasticdl.cli.jobs.job import JobQuery, LogRequest
 from elasticdl.cli.jobs.local_jobs import local_names
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import Lines
-from elasticdl.cli.views.console import plain
+from elasticdl.cli.views.console import put, show
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError
@@ -60,25 +59,18 @@ def logs(query: JobQuery, process: str, lines: int, follow: bool, form: str) -> 
             if form != Format.TABLE:
                 raise click.UsageError("-o is for the list of logs: a log is printed as it is.")
             for text in job.read_log(LogRequest(process, lines, follow)):
-                _write(text)
+                put(text)
             return
         if follow:
             raise click.UsageError("Name the process to follow: elasticdl logs JOB worker-0 -f.")
         entries = job.logs()
         if form != Format.TABLE:
-            click.echo(
+            put(
                 render(
                     [{"process": entry.process, "what": entry.what} for entry in entries],
                     Format(form),
-                ),
-                nl=False,
+                )
             )
             return
         for entry in entries:
-            click.echo(f"{entry.process:<12} {plain(entry.what)}")
-
-
-def _write(text: str) -> None:
-    """Write text unchanged to a file or pipe; remove control characters for a terminal."""
-    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+            show(f"{entry.process:<12} {entry.what}")

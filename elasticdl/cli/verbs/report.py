@@ -9,14 +9,16 @@ import click
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
-from elasticdl.errors import UserError
+from elasticdl.cli.param_types import LocalPath
+from elasticdl.cli.views.console import put
+from elasticdl.errors import PermanentError, UserError
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
 @click.option(
     "--output",
-    type=click.Path(),
+    type=LocalPath(),
     default="",
     metavar="FILE",
     help="Output file; `-` is stdout. [report.html of the job]",
@@ -31,10 +33,15 @@ def report(query: JobQuery, output: str) -> None:
     from elasticdl.page import render_report
 
     with resolve_job(query) as job:
-        text = render_report(job.snapshot())
+        snapshot = job.snapshot()
+        try:
+            text = render_report(snapshot)
+        except ValueError as error:
+            # The snapshot of a job on a cluster is from its master, which may be older than this.
+            raise PermanentError(f"cannot write a report of job {job.name}: {error}") from error
         place = output or _place(job)
     if output == "-":
-        click.echo(text)
+        put(f"{text}\n")
         return
     try:
         Path(place).write_text(text, encoding="utf-8")
@@ -43,7 +50,7 @@ def report(query: JobQuery, output: str) -> None:
             f"cannot write {place}: {error.strerror or error}",
             hint="name another place with --output",
         ) from error
-    click.echo(place)
+    put(f"{place}\n")
 
 
 def _place(job: Job) -> str:

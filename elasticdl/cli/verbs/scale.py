@@ -8,6 +8,7 @@ from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import typed_range
+from elasticdl.cli.views.console import tell
 from elasticdl.formatting import amount
 
 
@@ -19,6 +20,4 @@ def scale(query: JobQuery, num_workers: str) -> None:
     low, high = typed_range(num_workers)
     with resolve_job(query) as job:
         job.scale(low, high)
-    click.echo(
-        f"asked for {amount(low, 'worker') if low == high else f'{low}:{high} workers'}", err=True
-    )
+    tell(f"asked for {amount(low, 'worker') if low == high else f'{low}:{high} workers'}")

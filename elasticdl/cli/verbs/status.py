@@ -10,9 +10,9 @@ import click
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery, Report
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
-from elasticdl.cli.jobs.watch import ENDS
+from elasticdl.cli.jobs.watch import ENDS, LOOK_EVERY_S
 from elasticdl.cli.views import progress
-from elasticdl.cli.views.console import plain, tell
+from elasticdl.cli.views.console import one_line, plain, put, show, tell
 from elasticdl.cli.views.documents import Format, as_json, render
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount
@@ -37,19 +37,20 @@ def status(query: JobQuery, form: str, watch: bool) -> int:
             return _watch(job, Format(form))
         report = job.report()
     if form != Format.TABLE:
-        click.echo(render(report.as_dict(), Format(form)), nl=False)
+        put(render(report.as_dict(), Format(form)))
         return ExitCode.DONE
     for line in lines(report):
-        click.echo(line)
+        show(line)
     return ExitCode.DONE
 
 
-def _watch(job: Job, form: Format) -> int:
+def _watch(job: Job, form: Format, every_s: float = LOOK_EVERY_S) -> int:
     """Watch the job until it ends; return its exit code."""
     from elasticdl.cli.jobs import watch
 
     if form is not Format.TABLE:
-        return watch.follow(job, lambda report: _print_data(report, form), tell).exit_code
+        show_data = lambda report: _print_data(report, form)  # noqa: E731
+        return watch.follow(job, show_data, tell, every_s=every_s).exit_code
     if sys.stdout.isatty():
         from elasticdl.cli.views.live_view import view_for
 
@@ -63,21 +64,19 @@ def _watch(job: Job, form: Format) -> int:
 
         changes = LineProgress()
 
-        def show(report: Report) -> None:
+        def show_changes(report: Report) -> None:
             for line in changes.lines(report) if report.state not in ENDS else ():
-                click.echo(line)
-            sys.stdout.flush()
+                show(line)
 
-        outcome = watch.follow(job, show, tell)
+        outcome = watch.follow(job, show_changes, tell, every_s=every_s)
     for line in lines(job.report()):
-        click.echo(line)
+        show(line)
     return outcome.exit_code
 
 
 def _print_data(report: Report, form: Format) -> None:
     found = report.as_dict()
-    click.echo(as_json(found) if form is Format.JSON else f"---\n{render(found, form)}", nl=False)
-    sys.stdout.flush()
+    put(as_json(found) if form is Format.JSON else f"---\n{render(found, form)}")
 
 
 def lines(report: Report) -> list[str]:
@@ -103,5 +102,8 @@ def lines(report: Report) -> list[str]:
     if rows:
         shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
     shown += [f"waiting: {plain(reason)}" for reason in status.waiting]
-    shown += [f"checkpoint: version {one.version}, {one.path}" for one in status.checkpoints[-1:]]
+    shown += [
+        f"checkpoint: version {one.version}, {one_line(one.path)}"
+        for one in status.checkpoints[-1:]
+    ]
     return shown

@@ -9,7 +9,7 @@ import click
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
-from elasticdl.cli.views.console import tell
+from elasticdl.cli.views.console import plain, tell
 from elasticdl.errors import ExitCode
 
 
@@ -32,13 +32,13 @@ def stop(query: JobQuery, reason: str, now: bool, yes: bool) -> int:
     with resolve_job(query) as job:
         where = f"job {job.name} in {job.place}"
         if job.outcome() is not None:
-            click.echo(f"{where} has ended already", err=True)
+            tell(f"{where} has ended already")
             return ExitCode.DONE
         if not yes:
             if not sys.stdin.isatty():
                 raise click.UsageError(f"This stops {where}: say --yes.")
-            if not click.confirm(f"Stop {where}?", err=True):
-                tell(f"{where} goes on")
+            if not click.confirm(plain(f"Stop {where}?"), err=True):
+                tell(f"{where} continues")
                 return ExitCode.INTERRUPTED
-        click.echo(job.end(reason) if now else job.stop(reason), err=True)
+        tell(job.end(reason) if now else job.stop(reason))
     return ExitCode.DONE

@@ -1,4 +1,7 @@
-"""`train`, `evaluate` and `predict`."""
+"""`train`, `evaluate` and `predict`.
+
+Their flags are the fields of `JobSpec` in `job.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import click
 from elasticdl.cli.job_argument import SETTINGS
 from elasticdl.cli.options import FILE_OPTION, JobCommand, job_options, request_of
 from elasticdl.cli.request import Request, settle, validated
-from elasticdl.cli.views.console import silence, tell
+from elasticdl.cli.views.console import put, silence, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
@@ -56,10 +59,7 @@ def _verb(action: Action, doc: str) -> click.Command:
     ) -> int:
         request = request_of(action, file, parameters)
         if dry_run:
-            click.echo(
-                render(_plan(request), Format.JSON if form == Format.JSON else Format.YAML),
-                nl=False,
-            )
+            put(render(_plan(request), Format.JSON if form == Format.JSON else Format.YAML))
             return ExitCode.DONE
         spec = settle(request)
         if spec.on_kubernetes:
@@ -107,19 +107,20 @@ def _plan(request: Request) -> dict[str, Any]:
 
 
 def run_job(spec: JobSpec, form: Format) -> int:
-    """Check and start a settled job, show its progress and print its end.
+    """Start a settled job, show its progress and print its end.
 
-    Returns the exit code; raises ElasticDLError if nothing was started.
+    Returns the exit code; raises ElasticDLError if the job did not begin.
     """
     import asyncio
 
     from elasticdl.cli.jobs.job_claim import placed
     from elasticdl.cli.jobs.local_launch import LocalRun
-    from elasticdl.cli.jobs.preflight import checked
     from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
+    from elasticdl.master.preflight import refuse_paths
 
-    with placed(spec, checked) as (spec, directory):
+    refuse_paths(spec)
+    with placed(spec) as (spec, directory):
         tell(f"job {spec.cluster.job_name} in {directory.path}")
         view = view_for()
         try:

@@ -11,7 +11,7 @@ from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Diagnosis, Job, JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import Lines
-from elasticdl.cli.views.console import plain, tell
+from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.formatting import amount, duration, spoken
 
@@ -36,7 +36,7 @@ def why(query: JobQuery, lines: int, form: str) -> None:
     """
     with resolve_job(query) as job:
         report = job.report()
-        told = job.story()
+        diagnosis = job.story()
         if form != Format.TABLE:
             head = {
                 "job": job.name,
@@ -44,25 +44,25 @@ def why(query: JobQuery, lines: int, form: str) -> None:
                 "namespace": job.place.namespace,
                 "job_dir": job.place.job_dir,
             }
-            whole = {**head, "state": report.state, "missing": told.missing, **told.story}
-            click.echo(render(whole, Format(form)), nl=False)
+            whole = {**head, "state": report.state, "missing": diagnosis.missing, **diagnosis.story}
+            put(render(whole, Format(form)))
             return
         outcome = report.outcome.removeprefix(f"{report.state}: ")
         ending = f": {outcome}" if outcome not in ("", report.state) else ""
-        click.echo(plain(f"{job.name} is {report.state}{ending}"))
-        for line in shown(told, lines):
-            click.echo(plain(line))
-        _tell_missing(job, told)
+        show(f"{job.name} is {report.state}{ending}")
+        for line in shown(diagnosis, lines):
+            show(line)
+        _tell_missing(job, diagnosis)
 
 
-def shown(told: Diagnosis, most: int) -> list[str]:
+def shown(diagnosis: Diagnosis, most: int) -> list[str]:
     """Return the newest `most` entries by time (0: all), and their totals."""
-    from elasticdl.history.diagnosis import told as words
+    from elasticdl.history.diagnosis_text import entry_text
 
-    entries = sorted(told.story["entries"], key=lambda entry: entry["at_s"])
-    left_out = int(told.story["dropped"]) + (max(0, len(entries) - most) if most else 0)
+    entries = sorted(diagnosis.story["entries"], key=lambda entry: entry["at_s"])
+    left_out = int(diagnosis.story["dropped"]) + (max(0, len(entries) - most) if most else 0)
     rows = [
-        f"{_clock(entry['at_s']):>9}  {_mark(entry)}{words(entry)}"
+        f"{_clock(entry['at_s']):>9}  {_mark(entry)}{entry_text(entry)}"
         for entry in (entries[-most:] if most else entries)
     ]
     head = (
@@ -70,7 +70,7 @@ def shown(told: Diagnosis, most: int) -> list[str]:
         if left_out
         else []
     )
-    return [*head, *rows, *_in_all(told.story["totals"])]
+    return [*head, *rows, *_in_all(diagnosis.story["totals"])]
 
 
 def _in_all(totals: Mapping[str, Any]) -> list[str]:
@@ -109,6 +109,6 @@ def _clock(at_s: float) -> str:
     return f"{at_s:.1f} s" if at_s < 60 else duration(at_s)
 
 
-def _tell_missing(job: Job, told: Diagnosis) -> None:
-    if told.missing:
-        tell(f"not available of {job.name}: {told.missing}")
+def _tell_missing(job: Job, diagnosis: Diagnosis) -> None:
+    if diagnosis.missing:
+        tell(f"not available for {job.name}: {diagnosis.missing}")

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from elasticdl.cli import image_builders, zoo_template
-from elasticdl.cli.param_types import Seconds
-from elasticdl.cli.views.console import tell
+from elasticdl.cli.param_types import LocalPath, Seconds
+from elasticdl.cli.views.console import show, tell
 from elasticdl.errors import SpecError
 
 FOLDER = "/model_zoo"
@@ -41,7 +41,7 @@ def zoo() -> None:
 
 
 @zoo.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=LocalPath(path_type=Path))
 @click.option(
     "--base-image",
     default=BASE_IMAGE,
@@ -59,7 +59,7 @@ def init(folder: Path, base_image: str) -> None:
     }
     if (folder / "Dockerfile").exists():
         raise SpecError(
-            f"{folder / 'Dockerfile'} is there already",
+            f"{folder / 'Dockerfile'} exists already",
             hint=f"elasticdl zoo build {folder} --image NAME",
         )
     try:
@@ -69,17 +69,17 @@ def init(folder: Path, base_image: str) -> None:
         for name, text in texts.items():
             if not (folder / name).exists():
                 (folder / name).write_text(text, encoding="utf-8")
-                click.echo(folder / name)
+                show(str(folder / name))
     except OSError as error:
         raise SpecError(
             f"cannot write {error.filename or folder}: {error.strerror}",
-            hint="name a folder that you may write to",
+            hint="name a writable folder",
         ) from error
     tell(f"next: elasticdl zoo build {folder} --image REGISTRY/NAME:TAG")
 
 
 @zoo.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=LocalPath(path_type=Path))
 @click.option(
     "--image",
     required=True,
@@ -113,7 +113,7 @@ def build(
     image_builders.carry_out(
         wanted.command(image_builders.chosen(builder)), f"building {image}", limit_s
     )
-    click.echo(image)
+    show(image)
     tell(f"next: elasticdl zoo push {image}")
 
 
@@ -126,5 +126,5 @@ def push(image: str, builder: str | None, limit_s: float) -> None:
     image_builders.usable_name(image)
     program = image_builders.owner_of(image, builder)
     image_builders.carry_out([program, "push", image], f"pushing {image}", limit_s)
-    click.echo(image)
+    show(image)
     tell(f"next: elasticdl train --image-name {image} --model-zoo {FOLDER} …")

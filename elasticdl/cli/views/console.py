@@ -1,8 +1,13 @@
-"""Messages for people, on stderr; stdout is for data."""
+"""All output of the command line: messages on stderr, results on stdout.
+
+No other module of `elasticdl.cli` writes to a stream, so no name of a metric, a job or a directory
+reaches a terminal with characters that control it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from io import TextIOWrapper
 from typing import TextIO
@@ -16,11 +21,39 @@ def plain(text: str) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """Like `plain`, also without line breaks and tabs, which could forge a line of output."""
+    return plain(" ".join(text.splitlines()).replace("\t", " "))
+
+
+def without_token(text: str) -> str:
+    """Remove the token from the address of a status page, for a text that is kept in a file."""
+    return re.sub(r"#token=\S+", " (`elasticdl dashboard` opens it)", text)
+
+
+def show(text: str) -> None:
+    """Print text for people on stdout, without control characters. Raises OSError."""
+    sys.stdout.write(plain(text) + "\n")
+    sys.stdout.flush()
+
+
+def put(text: str) -> None:
+    """Write a document or a log to stdout: unchanged into a file or pipe. Raises OSError.
+
+    A terminal gets it without control characters.
+    """
+    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
 def tell(text: str, stream: TextIO | None = None) -> None:
-    """Print one line. A reader that stops reading (`2>&1 | head`) does not end the job."""
+    """Print one line. A reader that stops reading (`2>&1 | head`) does not end the job.
+
+    A file or pipe gets no token of a status page: other users may read a log.
+    """
     target = stream or sys.stderr
     try:
-        print(plain(text), file=target, flush=True)
+        print(plain(text if target.isatty() else without_token(text)), file=target, flush=True)
     except BrokenPipeError:
         silence(target)
 

@@ -26,21 +26,31 @@ class Format(StrEnum):
 def render(value: object, form: Format) -> str:
     """Return JSON or YAML that ends with a newline.
 
-    NaN becomes null, and a lone surrogate becomes the replacement character.
+    NaN becomes null, and a lone surrogate becomes the replacement character. Characters that are
+    not printable are escaped.
     """
     if form is Format.YAML:
         from elasticdl.cli.views.yaml_documents import as_yaml
 
-        return as_yaml(_clean(value), ascii_only=not _takes_utf8())
+        text = as_yaml(_clean(value), ascii_only=not _takes_utf8())
+        return text if _is_shown(text) else as_yaml(_clean(value), ascii_only=True)
     return as_json(value, indent=2)
 
 
 def as_json(value: object, indent: int | None = None) -> str:
     """Return the same as one JSON value; on one line without `indent`."""
-    return (
-        json.dumps(_clean(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False)
-        + "\n"
-    )
+    text = json.dumps(_clean(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False)
+    if not _is_shown(text):
+        # Only strings have such characters: line breaks outside of them are the only others.
+        text = "".join(
+            char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text
+        )
+    return text + "\n"
+
+
+def _is_shown(text: str) -> bool:
+    """Return whether a document has no characters that a terminal obeys, such as C1 and bidi."""
+    return text.replace("\n", "").isprintable()
 
 
 def _clean(value: object) -> Any:  # noqa: ANN401 - plain data

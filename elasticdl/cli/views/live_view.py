@@ -54,7 +54,9 @@ class LineView:
         for event in events:
             if event.get("level") != "detail":
                 self.say(progress.event_line(event))
-        if status is not None and time.monotonic() - self._said_at_s >= self._every_s:
+        # An event gives the reason of the job's end already, and the command prints its outcome.
+        goes_on = status is not None and status.exit_code is None
+        if status is not None and goes_on and time.monotonic() - self._said_at_s >= self._every_s:
             self._said_at_s = time.monotonic()
             self.say(progress.head(status))
 
@@ -148,7 +150,7 @@ def _process_table(status: JobStatus) -> Any:  # noqa: ANN401 - rich's own type 
         state = Text(process.state, style="green" if process.state == "ready" else "yellow")
         # Escape markup: `[…]` in a message is plain text.
         table.add_row(
-            process.name,
+            Text(plain(process.name)),
             state,
             rate,
             Text(plain(process.shard or process.message)),

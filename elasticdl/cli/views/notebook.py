@@ -11,7 +11,7 @@ from html import escape
 from typing import Any, Protocol, TypeAlias, final
 
 from elasticdl.cli.views import progress
-from elasticdl.cli.views.console import plain
+from elasticdl.cli.views.console import plain, without_token
 from elasticdl.cli.views.progress import Share
 from elasticdl.formatting import amount, duration, number
 from elasticdl.job_status import JobStatus
@@ -61,8 +61,7 @@ class NotebookView:
 
     def say(self, text: str) -> None:
         # Notebooks are saved and shared with their output, so it must not contain a token.
-        where, token, _ = text.partition("#token=")
-        self._events.append(f"{where} (`elasticdl dashboard` opens it)" if token else text)
+        self._events.append(without_token(text))
         self._paint()
 
     def show(self, status: JobStatus | None, events: Sequence[Mapping[str, Any]]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from elasticdl.cli.views.console import plain
+from elasticdl.cli.views.console import one_line, plain
 from elasticdl.formatting import amount, duration, number, percent
 from elasticdl.job_status import JobStatus, ProcessStatus
 
@@ -51,7 +53,8 @@ def age(seconds: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align rows in columns; the last column has no width limit."""
+    """Align rows in columns, each on one line; the last column has no width limit."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     cells = [
         [*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]]
@@ -60,28 +63,39 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in cells]
 
 
-def named_values(loss: float | None, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return `training loss` and the metrics of the last evaluation, such as `validation loss`."""
-    return {
-        **({"training loss": loss} if loss is not None else {}),
-        **{f"validation {name}": value for name, value in metrics.items()},
+def named_values(loss: float | None, metrics: Mapping[str, float | None], digits: int) -> list[str]:
+    """Return loss and metrics with their names: `training loss 0.5`, `validation auc nan`.
+
+    A metric of the last evaluation that is None was no finite number.
+    """
+    named = {} if loss is None else {"training loss": loss}
+    validation = {
+        f"validation {name}": math.nan if value is None else value
+        for name, value in metrics.items()
     }
+    return [
+        f"{one_line(name)} {value:.{digits}g}" for name, value in {**named, **validation}.items()
+    ]
 
 
 def measures(status: JobStatus) -> list[str]:
-    """Return training loss, metrics of the last evaluation and staleness."""
-    values = named_values(status.loss, status.metrics)
-    found = [f"{name} {value:.4g}" for name, value in values.items()]
-    stale = [
-        one["staleness_mean"]
-        for process, one in status.gauges.items()
-        if process.startswith("worker-") and "staleness_mean" in one
-    ]
+    """Return training loss, metrics of the last evaluation, staleness and its limit."""
+    found = named_values(status.loss, status.metrics, 4)
+    workers = [one for name, one in status.gauges.items() if name.startswith("worker-")]
+    stale = [one["staleness_mean"] for one in workers if "staleness_mean" in one]
     if stale:
         found.append(f"staleness {sum(stale) / len(stale):.2g}")
+    if limits := [one["staleness_limit"] for one in workers if "staleness_limit" in one]:
+        found.append(f"staleness limit {max(limits):.0f}{_reason(workers)}")
     if status.updates_lost:
         found.append(f"updates lost {status.updates_lost}")
     return found
+
+
+def _reason(workers: Sequence[Mapping[str, float]]) -> str:
+    """Return what an automatic limit of staleness depends on; '' for an explicit limit."""
+    shares = [one["exchange_share"] for one in workers if "exchange_share" in one]
+    return f" (pull and push take {median(shares) * 100:.0f} % of a step)" if shares else ""
 
 
 def version(status: JobStatus) -> list[str]:
@@ -140,5 +154,5 @@ def ends(before: JobStatus | None, now: JobStatus) -> list[Mapping[str, Any]]:
 def event_line(event: Mapping[str, Any]) -> str:
     """Format one event, with its cause if that adds information; safe for a terminal."""
     text, cause = str(event.get("text", "")), str(event.get("cause") or "").replace("_", " ")
-    told = cause and cause not in _QUIET_ENDS and cause not in text.lower()
-    return plain(f"{text} [{cause}]" if told else text)
+    shows_cause = cause and cause not in _QUIET_ENDS and cause not in text.lower()
+    return plain(f"{text} [{cause}]" if shows_cause else text)

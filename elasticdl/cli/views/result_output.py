@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import click
-
-from elasticdl.cli.views.console import silence, tell
+from elasticdl.cli.views.console import one_line, put, show, silence, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cli.views.progress import named_values
 from elasticdl.errors import ExitCode
@@ -27,14 +25,11 @@ def tell_end(outcome: Outcome, form: Format) -> None:
         )
         if outcome.hint:
             tell(f"Hint: {outcome.hint}")
-    text = (
-        "\n".join(summary(outcome)) + "\n"
-        if form is Format.TABLE
-        else render(outcome.to_json(), form)
-    )
     try:
-        click.echo(text, nl=False)
-        sys.stdout.flush()
+        if form is Format.TABLE:
+            show("\n".join(summary(outcome)))
+        else:
+            put(render(outcome.to_json(), form))
     except BrokenPipeError:
         silence(sys.stdout)  # The reader closed the output; the exit code still tells the result.
 
@@ -45,7 +40,7 @@ def summary(outcome: Outcome) -> list[str]:
     lines = []
     if total:
         done = done_word(outcome.action)
-        named = {
+        counts = {
             key: {"trained": done, "left": f"not {done}"}.get(key, key)
             for key in total
             if total[key] or key not in _RARE
@@ -56,17 +51,15 @@ def summary(outcome: Outcome) -> list[str]:
         bound = {"repeated": "at least "} if outcome.receipt.get("repeated_at_least") else {}
         lines.append(
             "records  "
-            + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in named.items())
+            + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in counts.items())
             + counted
         )
     why = str(outcome.receipt.get("why_left") or "").partition("\n")[0]
     if why and why != outcome.message.partition("\n")[0]:
         lines.append(f"left     {amount(total.get('left', 0), 'record')}: {why}")
-    if values := named_values(outcome.loss, outcome.metrics):
-        lines.append(
-            "metrics  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items())
-        )
+    if values := named_values(outcome.loss, outcome.metrics, 6):
+        lines.append("metrics  " + "  ".join(values))
     if outcome.output:
-        lines.append(f"output   {outcome.output}")
-    lines.append(f"job      {outcome.job_dir}")
+        lines.append(f"output   {one_line(outcome.output)}")
+    lines.append(f"job      {one_line(outcome.job_dir)}")
     return lines

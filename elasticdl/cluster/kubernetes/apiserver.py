@@ -32,7 +32,9 @@ SETTLE_S = 15.0
 """A starting API server may refuse valid accounts and roles for this long, until it knows them."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_RETRY_AFTER_S = 120.0
-_CONNECTIONS = 64
+_CONNECTIONS = 1024
+"""Each followed log has one."""
+_HEADERS = {"Accept": "application/json, */*", "Content-Type": "application/json"}
 _GOODBYE_S = 0.1
 _NO_WAY = b"it does not reach the pod's node"
 """The usual cause of a failure on the way to a pod; the answer itself is not available."""
@@ -119,10 +121,6 @@ class ApiServer:
         return await self._json(
             "DELETE", path, None, {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})}
         )
-
-    async def patch(self, path: str, body: Json) -> Json:
-        """Merge `body` into an object. Raises ApiRefused, ApiAway."""
-        return await self._json("PATCH", path, None, body)
 
     async def text(self, path: str, query: Mapping[str, str] | None = None) -> str:
         """Read something other than JSON, such as a log. Raises ApiRefused, ApiAway."""
@@ -217,13 +215,12 @@ class ApiServer:
         limits = aiohttp.ClientTimeout(
             total=limit_s if whole else None, sock_connect=CONNECT_S, sock_read=limit_s
         )
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             _, url, headers, _, _ = await self._client.param_serialize(
                 method,
                 path,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json, */*", "Content-Type": kind},
+                header_params=_HEADERS,
                 auth_settings=["BearerToken"],
             )
             answer = (
@@ -257,6 +254,8 @@ class ApiServer:
     def _judged(self, said: ApiRefused | ApiAway) -> ApiRefused | ApiAway:
         """Treat refusals of a server that was just unreachable as temporary."""
         if isinstance(said, ApiRefused):
+            # A server that has just started answers 401 or 403 until it has loaded its
+            # authorization rules.
             unknown = said.status.code == 401 or (
                 said.status.code == 403 and " cannot " in said.message
             )
@@ -282,6 +281,7 @@ def _error(code: int, body: bytes, retry_after: str) -> ApiRefused | ApiAway:
     except ValueError:
         said = {"message": body[:500].decode("utf-8", errors="replace").strip()}
     status = Status(code, str(said.get("reason") or ""), str(said.get("message") or f"HTTP {code}"))
+    # 408 and 429 ask for a later try, like server errors.
     if code not in (408, 429) and code < 500:
         return ApiRefused(status)
     seconds = (

@@ -18,9 +18,6 @@ from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.base import (
     CreateRefused,
     ExitFacts,
-    LogFile,
-    LogPart,
-    NoSuchLog,
     ProcessExited,
     ProcessName,
     ProcessSpec,
@@ -28,15 +25,14 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, pod_name
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, pod_name
+from elasticdl.cluster.kubernetes.log_archive import LogArchive
 from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
-from elasticdl.cluster.kubernetes.pod_log_windows import LogWindows
-from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, Life, PodTracker
-from elasticdl.cluster.kubernetes.pods import Pod, is_process, uid
+from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, OVERDUE_S, Life, PodTracker
+from elasticdl.cluster.kubernetes.pods import is_process, uid
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
-from elasticdl.cluster.logs.log_archive import LogArchive
-from elasticdl.cluster.logs.log_files import TAIL_BYTES, TAIL_LINES, log_sizes, read_log
+from elasticdl.cluster.logs.log_files import TAIL_BYTES, TAIL_LINES
 from elasticdl.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)
@@ -47,7 +43,7 @@ DELETE_LIMIT_S = 120.0
 KEEP_ENDED = 50
 """Pods of ended processes to keep for `kubectl logs` and `describe`."""
 _TEND_S = 1.0
-_KEEPING_LIMIT_S = 2.0
+_LAST_LINES_LIMIT_S = 2.0
 """How long to wait for logs in transit after all pods have gone."""
 _LOG_LIMIT_S = 5.0
 _CUT_MESSAGE_BYTES = 2000
@@ -61,13 +57,15 @@ _PLURALS = {"Service": "services", "Secret": "secrets", "NetworkPolicy": "networ
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """Time limits of the cluster, and where it archives logs."""
+class ClusterOptions:
+    """Time limits of the cluster, and where it copies logs to."""
 
     clock: Clock = field(default_factory=SystemClock)
     timing: Timing = field(default_factory=Timing)
+    overdue_s: float = OVERDUE_S
+    """How long after its grace an unfinished pod is considered lost with its node."""
     logs: Path | None = None
-    """Where to archive the last part of each ended process's log; None: nowhere."""
+    """Directory of the log files; None: keep no logs."""
 
 
 @final
@@ -78,22 +76,20 @@ class KubernetesCluster:
     """
 
     def __init__(
-        self, api: ApiServer, owner: Owner, plan_of: PlanOf, habits: Habits | None = None
+        self, api: ApiServer, owner: Owner, plan_of: PlanOf, habits: ClusterOptions | None = None
     ) -> None:
         """`plan_of` returns the plan of a process's pod; it is called again for each process."""
-        habits = habits or Habits()
+        habits = habits or ClusterOptions()
         self._api, self._owner, self._plan_of = api, owner, plan_of
         self._path = f"/api/v1/namespaces/{owner.namespace}/pods"
         self._bus = EventBus()
-        self._tracker = PodTracker(self._bus, habits.clock)
+        self._tracker = PodTracker(self._bus, habits.clock, habits.overdue_s)
         self._creator = Creator(api, owner.uid, habits.clock)
         sink = Sink(self._changed, self._gone, self._listed)
         self._reflector = Reflector(
             api, self._path, f"{JOB_UID_LABEL}={owner.uid}", sink, habits.clock, habits.timing
         )
-        self._kept = None if habits.logs is None else LogArchive(api, self._path, habits.logs)
-        self._log_directory = habits.logs
-        self._windows = LogWindows(api)
+        self._logs = None if habits.logs is None else LogArchive(api, habits.logs)
         self._whole = asyncio.Event()
         self._standing: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
@@ -173,45 +169,6 @@ class KubernetesCluster:
         if self._failure is not None:
             raise self._failure
 
-    async def logs(self) -> list[LogFile]:
-        """The logs of existing pods, and the archived logs of others."""
-        living = set(self._tracker.names())
-        present = [LogFile(str(name), live=name in living) for name in self._pods()]
-        names = {log.process for log in present}
-        archived = (
-            {}
-            if self._log_directory is None
-            else await asyncio.to_thread(log_sizes, self._log_directory)
-        )
-        own = str(MASTER)
-        return [
-            *present,
-            *(
-                LogFile(name, size, name == own)
-                for name, size in archived.items()
-                if name not in names
-            ),
-        ]
-
-    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """See Cluster.
-
-        If the pod of a process is gone, read its archived log, which covers all its incarnations.
-        """
-        pod = {str(name): pod for name, pod in self._pods().items()}.get(process)
-        try:
-            if pod is not None:
-                return await self._windows.read(pod, start, limit_bytes)
-        except NoSuchLog:
-            if self._log_directory is None:
-                raise
-        if self._log_directory is None:
-            raise NoSuchLog(f"there is no log of {process!r}")
-        return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
-
-    def _pods(self) -> dict[ProcessName, Pod]:
-        return {life.name: life.pod for life in (*self._ended.values(), *self._tracker.lives())}
-
     async def close(self) -> None:
         """End every remaining process; returns when all have ended, or after two minutes.
 
@@ -244,9 +201,8 @@ class KubernetesCluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._windows.close()
-        if self._kept is not None:
-            await self._kept.finish(0.0)
+        if self._logs is not None:
+            await self._logs.finish(0.0)
         self._whole.set()
         self._bus.close()
 
@@ -260,8 +216,8 @@ class KubernetesCluster:
         )
         while self._tracker.names() or self._beside:
             await asyncio.sleep(0.05)
-        if self._kept is not None:
-            await self._kept.finish(_KEEPING_LIMIT_S)
+        if self._logs is not None:
+            await self._logs.finish(_LAST_LINES_LIMIT_S)
 
     def _watch(self) -> None:
         if not self._standing:
@@ -279,14 +235,14 @@ class KubernetesCluster:
         if (ended := self._tracker.changed(pod)) is not None:
             self._telling.add(uid(pod))
             self._spawn(self._tell_end(ended, gone=False))
-        if self._kept is not None and is_process(pod):
-            self._kept.changed(pod)
+        if self._logs is not None and is_process(pod):
+            self._logs.changed(pod)
 
     def _gone(self, pod: Json) -> None:
         self._ended.pop(uid(pod), None)
         self._telling.discard(uid(pod))
-        if self._kept is not None:
-            self._kept.gone(pod)
+        if self._logs is not None:
+            self._logs.gone(pod)
         if (ended := self._tracker.gone(pod)) is not None:
             self._spawn(self._tell_end(ended, gone=True))
 
@@ -298,6 +254,7 @@ class KubernetesCluster:
         if uid(life.pod) in self._telling:
             self._telling.discard(uid(life.pod))
             self._ended[uid(life.pod)] = life
+            # Only after the end was published with its log.
             await self._prune()
 
     async def _log_tail(self, life: Life) -> str:
@@ -344,6 +301,7 @@ class KubernetesCluster:
         """
         options: Json = {"gracePeriodSeconds": grace_s}
         if identity:
+            # Another pod may have the name by now; it must not be deleted.
             options["preconditions"] = {"uid": identity}
         try:
             async with asyncio.timeout(DELETE_LIMIT_S):

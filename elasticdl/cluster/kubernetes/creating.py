@@ -27,10 +27,13 @@ class Creator:
     Creations may run in parallel. When the server asks for a pause, all of them pause.
     """
 
-    def __init__(self, api: ApiServer, job_uid: str, clock: Clock) -> None:
+    def __init__(
+        self, api: ApiServer, job_uid: str, clock: Clock, last_pause_s: float = _LAST_PAUSE_S
+    ) -> None:
+        """`last_pause_s`: the longest pause between two requests for one object."""
         self._api = api
         self._job_uid = job_uid
-        self._clock = clock
+        self._clock, self._last_pause_s = clock, last_pause_s
         self._in_flight = asyncio.Semaphore(IN_FLIGHT)
         self._held_until_s = 0.0
 
@@ -48,6 +51,7 @@ class Creator:
                 async with self._in_flight:
                     return await self._api.create(path, body)
             except ApiRefused as refused:
+                # 409 may be our own object: the answer to an earlier request may have been lost.
                 if refused.status.code != 409:
                     raise refusal(refused.status.code, refused.message) from refused
                 said = refused.message
@@ -58,9 +62,10 @@ class Creator:
             except ApiAway as away:
                 said = away.message
                 if away.status is not None and away.status.code == 429:
+                    # Shared by all creations: the server's limit is per client, not per request.
                     self._held_until_s = self._clock.now_s() + away.retry_after_s
                 pause_s = max(pause_s, away.retry_after_s)
-            pause_s = min(pause_s, _LAST_PAUSE_S) * random.uniform(0.8, 1.2)
+            pause_s = min(pause_s, self._last_pause_s) * random.uniform(0.8, 1.2)
             if self._clock.now_s() + pause_s > end_s:
                 raise CreateRefused(
                     f"cannot create {kind.lower()} {name} within {LIMIT_S:g} s: {said}", retry=True
@@ -107,6 +112,7 @@ class Creator:
                 return None
             raise refusal(refused.status.code, refused.message) from refused
         if (existing["metadata"].get("labels") or {}).get(JOB_UID_LABEL) != self._job_uid:
+            # The garbage collector deletes it with its Job; retry until then.
             if self._left_behind(existing, body):
                 return None
             raise CreateRefused(

@@ -25,8 +25,8 @@ from elasticdl.cluster.kubernetes.pods import (
     never_started,
     observed,
     process_name,
+    raw_exit_code,
     silent_since,
-    told_code,
     trouble,
     uid,
 )
@@ -191,8 +191,8 @@ class JobFacts:
             return _creation_problem(self.job) or "the cluster has not created its master's pod yet"
         if self.has_verdict:
             return (
-                f"its master has ended (exit code {told_code(pod)}), which the cluster is about to"
-                " record"
+                f"its master has ended (exit code {raw_exit_code(pod)}), which the cluster is about"
+                " to record"
             )
         if has_ended(pod):
             return f"its master ended ({_how(pod)}) and is being restarted"
@@ -201,7 +201,7 @@ class JobFacts:
     @property
     def has_verdict(self) -> bool:
         """Whether its master has ended for good; the Job's status follows a moment later."""
-        code = None if self.master is None else told_code(self.master)
+        code = None if self.master is None else raw_exit_code(self.master)
         if self.master is None or code is None:
             return False
         return code == ExitCode.DONE or (
@@ -218,11 +218,11 @@ class JobFacts:
             (left for pod in reversed(self.masters) if (left := read_outcome(pod)) is not None),
             None,
         )
-        ended = said or self._without_word(condition)
+        ended = said or self._outcome_without_message(condition)
         spec = None if ended.action else self.spec
         return ended if spec is None else replace(ended, action=str(spec.action))
 
-    def _without_word(self, condition: Object) -> Outcome:
+    def _outcome_without_message(self, condition: Object) -> Outcome:
         if condition["type"] == "Complete":
             return Outcome(ExitCode.DONE, "done; its master's pod is gone, and its receipt with it")
         message = str(condition.get("message") or condition.get("reason") or "")

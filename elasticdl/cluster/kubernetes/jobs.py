@@ -88,7 +88,7 @@ class Jobs:
         owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
         return _text(secret, "ELASTICDL_TOKEN") if facts.uid in owners else ""
 
-    async def complaint(self, about: Mapping[str, Any]) -> str:
+    async def latest_warning(self, about: Mapping[str, Any]) -> str:
         """The cluster's latest warning about a pod or a Job.
 
         '' if there is none or it is hidden.

@@ -19,11 +19,6 @@ def pod_name(job: str, name: ProcessName) -> str:
     return f"{job}-{name.role}-{name.index}" + (f"-{name.incarnation}" if name.incarnation else "")
 
 
-def host_name(job: str, name: ProcessName) -> str:
-    """`ps-0.digits`: how the pods of a job reach a process, whichever incarnation runs."""
-    return f"{name.role}-{name.index}.{job}"
-
-
 def secret_name(job: str) -> str:
     """The name of the Secret with the job's token."""
     return f"{job}-token"

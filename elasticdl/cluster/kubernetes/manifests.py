@@ -130,7 +130,7 @@ def master_names(owner: Owner) -> tuple[str, ...]:
 
 
 def services(owner: Owner) -> tuple[Json, Json]:
-    """The master's lasting address, and a name for every process (`host_name`)."""
+    """The master's lasting address, and a name for every process: `ps-0.digits`."""
     master = _service(
         owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)}
     )

@@ -10,12 +10,12 @@ import codecs
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any, final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.job_facts import JobFacts
-from elasticdl.cluster.kubernetes.pod_log_windows import log_address
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 from elasticdl.cluster.kubernetes.pods import exit_facts, has_ended, observed, trouble
 from elasticdl.errors import ClusterRefused, ElasticDLError, PermanentError, TransientError
@@ -66,22 +66,34 @@ async def last(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGener
         raise _error(refused, pod) from refused
 
 
-async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncGenerator[str]:
-    """The last lines, then all that follows until the pod has ended.
+async def followed(
+    api: ApiServer,
+    pod: Mapping[str, Any],
+    lines: int,
+    *,
+    since_s: float | None = None,
+    silence_s: float = _SILENCE_S,
+    again_s: float = _AGAIN_S,
+) -> AsyncGenerator[str]:
+    """The last lines (0: all), then all that follows until the pod has ended.
 
-    Waits for a pod that does not run yet. Raises ElasticDLError.
+    `since_s`, a time of the wall clock, replaces `lines`. Without output for `silence_s` it
+    connects again. Waits for a pod that does not run yet, and `again_s` before each new connection.
+    Raises ElasticDLError.
     """
-    place = _Place(lines)
+    position = _Position(lines, since_s)
     heard_s = time.monotonic()
     while True:
         began_s = time.monotonic()
         try:
-            async with aclosing(api.chunks(log_address(pod), place.query(), _SILENCE_S)) as chunks:
+            async with aclosing(
+                api.chunks(log_address(pod), position.query(), silence_s)
+            ) as chunks:
                 async for chunk in chunks:
                     heard_s = time.monotonic()
-                    if text := place.fresh(chunk):
+                    if text := position.fresh(chunk):
                         yield text
-            if text := place.rest():
+            if text := position.rest():
                 yield text
             if await _has_ended(api, pod):
                 return
@@ -92,23 +104,24 @@ async def followed(api: ApiServer, pod: Mapping[str, Any], lines: int) -> AsyncG
         except ApiAway as away:
             now_s = time.monotonic()
             # A minute without output is normal; reconnect anyway, in case the connection is dead.
-            heard_s = now_s if now_s - began_s >= _SILENCE_S else heard_s
+            heard_s = now_s if now_s - began_s >= silence_s else heard_s
             if now_s - heard_s > AWAY_S:
                 raise TransientError(f"cannot follow the log any further: {away.message}") from away
-        place.again()
-        await asyncio.sleep(_AGAIN_S)
+        position.again()
+        await asyncio.sleep(again_s)
 
 
 @final
-class _Place:
+class _Position:
     """How far a log was read.
 
     Every line begins with the time at which the node received it, which is removed.
     """
 
-    def __init__(self, lines: int) -> None:
+    def __init__(self, lines: int, since_s: float | None) -> None:
         self._lines = lines
-        self._newest = b""
+        since = None if since_s is None else datetime.fromtimestamp(since_s, UTC)
+        self._newest = b"" if since is None else since.strftime("%Y-%m-%dT%H:%M:%SZ").encode()
         self._seen_before = b""
         self._half = b""
 
@@ -170,6 +183,11 @@ def _state(pod: Mapping[str, Any]) -> str:
 
 def _query(lines: int) -> dict[str, str]:
     return {"container": CONTAINER, **({"tailLines": str(lines)} if lines else {})}
+
+
+def log_address(pod: Mapping[str, Any]) -> str:
+    """The path of a pod's log on the API server."""
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/log"
 
 
 def _not_yet(refused: ApiRefused) -> bool:

@@ -33,7 +33,7 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
         # reaped.
         "shareProcessNamespace": True,
         "securityContext": _pod_security(plan),
-        "tolerations": [*map(dict, placement.tolerations), *_patience(placement)],
+        "tolerations": [*map(dict, placement.tolerations), *_lost_node_tolerations(placement)],
         "affinity": (
             dict(placement.affinity) if placement.affinity is not None else _affinity(job, role)
         ),
@@ -144,7 +144,7 @@ def _pod_security(plan: PodPlan) -> Json:
     return context
 
 
-def _patience(placement: Placement) -> list[Json]:
+def _lost_node_tolerations(placement: Placement) -> list[Json]:
     """How long a pod stays on a lost node, unless the user configures it."""
     said = {toleration.get("key") for toleration in placement.tolerations}
     return [

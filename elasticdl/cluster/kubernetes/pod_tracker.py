@@ -84,9 +84,9 @@ class PodTracker:
     It publishes observations of live processes. `changed`, `gone` and `lost` return ends.
     """
 
-    def __init__(self, board: EventBus, clock: Clock) -> None:
-        self._bus = board
-        self._clock = clock
+    def __init__(self, bus: EventBus, clock: Clock, overdue_s: float = OVERDUE_S) -> None:
+        self._bus = bus
+        self._clock, self._overdue_s = clock, overdue_s
         self._lives: dict[str, Life] = {}
         self._asked: set[ProcessName] = set()
         self._closed: set[str] = set()
@@ -125,6 +125,7 @@ class PodTracker:
     def changed(self, pod: Pod) -> Life | None:
         """Take in a pod's state. Returns its life if it has just ended, to be reported."""
         identity = uid(pod)
+        # A watch may repeat the last state of a pod after a new list.
         if identity in self._closed:
             return None
         life = self._lives.get(identity)
@@ -137,6 +138,7 @@ class PodTracker:
                     pod["metadata"].get("name"),
                 )
                 return None
+            # The end may have been requested before the first event about the pod.
             life = self._lives[identity] = Life(pod, name, asked=name in self._asked)
         life.pod = pod
         if has_ended(pod):
@@ -188,7 +190,7 @@ class PodTracker:
         overdue = [
             key
             for key, life in self._lives.items()
-            if life.gone_at_s is not None and now_s > life.gone_at_s + OVERDUE_S
+            if life.gone_at_s is not None and now_s > life.gone_at_s + self._overdue_s
         ]
         self._closed.update(overdue)
         return [self._lives.pop(key) for key in overdue]
@@ -208,6 +210,7 @@ class PodTracker:
             )
         if "deletionTimestamp" in metadata:
             due_s = now_s + float(metadata.get("deletionGracePeriodSeconds") or 0)
+            # Every event repeats the deletion; only the first one says when it began.
             life.gone_at_s = due_s if life.gone_at_s is None else min(life.gone_at_s, due_s)
 
     def _tell(self, life: Life) -> None:
@@ -215,6 +218,8 @@ class PodTracker:
         newest = self._bus.newest(life.name)
         if isinstance(newest, ProcessExited) or newest == event:
             return
+        # A container that was running cannot return to waiting; its end follows as an event of its
+        # own.
         if isinstance(newest, ProcessObserved) and newest.running and not event.running:
             return
         self._bus.post(event)

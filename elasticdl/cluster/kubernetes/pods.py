@@ -1,6 +1,6 @@
 """Interpret the description of a pod: whether it runs, what it waits for, how it ended. Pure.
 
-Only the platform's facts are collected here; `master/core/processes/failures.py` derives one cause.
+Only the platform's facts are collected here; `master/core/processes/causes.py` derives one cause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ START_FAILED = "StartError"
 DELETED = "Deleted"
 """Reasons of our own, where Kubernetes has none or several.
 
-`failures.py` of the master knows them.
+`causes.py` of the master knows them.
 """
 _IMAGE_REASONS = frozenset(
     (
@@ -142,7 +142,7 @@ def silent_since(pod: Pod) -> str:
     return str(ready.get("lastTransitionTime") or "some time") if silent else ""
 
 
-def told_code(pod: Pod) -> int | None:
+def raw_exit_code(pod: Pod) -> int | None:
     """The raw exit code of an ended container, which the Job's rules use.
 
     130 is one of ours, and not only a signal.

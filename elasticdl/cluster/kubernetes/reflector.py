@@ -123,6 +123,7 @@ class Reflector:
 
     async def _list(self) -> str:
         """Update the copy; returns the version of the list."""
+        # Before the request: what `add` adds from now on may be missing in the answer.
         self._added.clear()
         whole = await self._api.get(self._path, self._selector)
         try:
@@ -131,6 +132,7 @@ class Reflector:
         except (KeyError, TypeError) as error:
             raise ApiAway(f"the API server sent an invalid list: {error!r}") from error
         self._heard_s = self._clock.now_s()
+        # Deletions between two watches appear in no event, only as a difference between lists.
         for uid in self._known.keys() - listed.keys() - self._added:
             self._sink.gone(self._known.pop(uid))
         for item in listed.values():
@@ -157,7 +159,9 @@ class Reflector:
             ) as lines:
                 async for line in lines:
                     heard = True
+                    # Continue from the last event, not from the list, which may be too old by then.
                     version = self._change(line) or version
+                    # Bookmarks count too: they show that the server lives.
                     self._heard_s, self._back_off_s = self._clock.now_s(), 0.0
                     if self._heard_s - began_s > limit_s:
                         # The server should have ended the watch itself.

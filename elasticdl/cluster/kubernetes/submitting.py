@@ -20,13 +20,20 @@ from elasticdl.job import JobSpec
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-LIMIT_S = 60.0
-"""Time limit of a submission, including pauses while the API server is unreachable."""
-RIGHTS_PATIENCE_S = 2.0
-"""For roles that the previous command created."""
 SUBMISSION = f"{DOMAIN}/submission"
 _FEW = 3
 _SUBMITTING: rights.Rights = (rights.Right("create", "jobs", "to submit the job", "batch"),)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SubmitLimits:
+    """Time limits, in seconds."""
+
+    limit_s: float = 60.0
+    """For all of a submission, including pauses while the API server is unreachable."""
+    rights_patience_s: float = 2.0
+    """For roles that the previous command created."""
 
 
 class NameTaken(SpecError):
@@ -43,7 +50,11 @@ class Submitted:
 
 
 async def submit(
-    api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None] = _LOG.info
+    api: ApiServer,
+    spec: JobSpec,
+    namespace: str,
+    say: Callable[[str], None] = _LOG.info,
+    limits: SubmitLimits = SubmitLimits(),
 ) -> Submitted:
     """Create the Job. `spec` has a name and a directory; `say` reports a wait.
 
@@ -54,26 +65,31 @@ async def submit(
 
     Nothing is created then.
     """
-    return await _Submission(api, spec, namespace, say).run()
+    return await _Submission(api, spec, namespace, say, limits).run()
 
 
 @final
 class _Submission:
     def __init__(
-        self, api: ApiServer, spec: JobSpec, namespace: str, say: Callable[[str], None]
+        self,
+        api: ApiServer,
+        spec: JobSpec,
+        namespace: str,
+        say: Callable[[str], None],
+        limits: SubmitLimits,
     ) -> None:
         self._api, self._spec, self._namespace, self._say = api, spec, namespace, say
-        self._waited = False
+        self._limits, self._waited = limits, False
 
     async def run(self) -> Submitted:
         made = job_object(self._spec, self._namespace)
         made["metadata"]["annotations"] = {SUBMISSION: uuid.uuid4().hex}
         try:
-            async with asyncio.timeout(LIMIT_S) as limit:
+            async with asyncio.timeout(self._limits.limit_s) as limit:
                 return await self._steps(made, limit)
         except TimeoutError as error:
             raise ApiAway(
-                f"the API server did not answer all requests within {LIMIT_S:g} s"
+                f"the API server did not answer all requests within {self._limits.limit_s:g} s"
             ) from error
 
     async def _steps(self, made: Json, limit: asyncio.Timeout) -> Submitted:
@@ -88,7 +104,7 @@ class _Submission:
         account = self._spec.kubernetes.service_account or "default"
         lacking = await self._heard(
             lambda: rights.lasting(
-                lambda: rights.missing_of(api, namespace, account), RIGHTS_PATIENCE_S
+                lambda: rights.missing_of(api, namespace, account), self._limits.rights_patience_s
             ),
             limit,
         )

@@ -1,7 +1,8 @@
 """Local processes, each in its own session and process group, with its output in a file.
 
 There are no orphans: parent death signal and orphan reaper end every process when ours ends. What a
-process leaves in its group is killed as soon as it has ended. Linux only (pidfd).
+process leaves in its group is killed as soon as it has ended. Workers may be forks of a template,
+which spares them their imports. Linux only (pidfd).
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import final
 
 from elasticdl.cluster.base import (
     CreateRefused,
     ExitFacts,
-    LogFile,
-    LogPart,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -33,7 +33,8 @@ from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.local.machine import free_memory_bytes
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
-from elasticdl.cluster.logs.log_files import log_path, log_sizes, open_log, read_log, read_tail
+from elasticdl.cluster.local.template import Forked, Template
+from elasticdl.cluster.logs.log_files import log_path, open_log, read_tail
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ _TRY_AGAIN_LATER = (
 class _Child:
     """A live process; the number of its process group is its pid."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     pidfd: int
     log: Path
     log_begin: int
@@ -82,15 +83,22 @@ class LocalCluster:
         cores: float,
         free_bytes: Callable[[], int | None] = free_memory_bytes,
         reap_limit_s: float = REAP_LIMIT_S,
+        worker_imports: Sequence[str] = (),
     ) -> None:
-        """`cores` is what a job may use of this machine; no process gets more threads than that."""
+        """`cores` is what a job may use of this machine; no process gets more threads than that.
+
+        With `worker_imports`, as MODULE or MODULE:FUNCTION, workers are forks of a process that has
+        imported these modules and called these functions.
+        """
         self._log_directory = log_directory
         self._cores = cores
         self._free_bytes = free_bytes
         self._reap_limit_s = reap_limit_s
         self._bus = EventBus()
         self._guard = OrphanReaper()
+        self._template = Template(worker_imports, self._guard) if worker_imports else None
         self._children: dict[ProcessName, _Child] = {}
+        self._starting: set[ProcessName] = set()
         self._all_ended = asyncio.Event()
         self._all_ended.set()
         self._closed = False
@@ -102,17 +110,20 @@ class LocalCluster:
         """
         if self._closed:
             raise CreateRefused("the local cluster is closed", retry=False)
-        if spec.name in self._bus:
+        if spec.name in self._bus or spec.name in self._starting:
             return
         self._check_memory(spec.name)
+        self._starting.add(spec.name)
         try:
-            child = self._start(spec)
+            child = await self._start(spec)
         except OSError as error:
             reason = (
                 f"cannot start {spec.name}: {error.strerror or error}:"
                 f" {error.filename or spec.command[0]}"
             )
             raise CreateRefused(reason, retry=error.errno in _TRY_AGAIN_LATER) from error
+        finally:
+            self._starting.remove(spec.name)
         self._children[spec.name] = child
         self._all_ended.clear()
         asyncio.get_running_loop().add_reader(child.pidfd, self._ended, spec.name)
@@ -121,8 +132,11 @@ class LocalCluster:
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
         """Send SIGTERM to the process, and SIGKILL to its group after `grace_s`.
 
-        Of several requests, the earliest end counts.
+        Of several requests, the earliest end counts. If it still waits for its template, it starts
+        without one, so that a second request can end it soon.
         """
+        if name in self._starting and self._template is not None:
+            self._template.interrupt()
         child = self._children.get(name)
         if child is None:
             return
@@ -130,8 +144,9 @@ class LocalCluster:
         if not child.asked:
             child.asked = True
             if grace_s > 0:
-                child.process.send_signal(signal.SIGTERM)
+                signal.pidfd_send_signal(child.pidfd, signal.SIGTERM)
         kill_at_s = loop.time() + grace_s
+        # A later, gentler request must not extend an earlier deadline.
         if kill_at_s < child.kill_at_s:
             if child.kill_timer is not None:
                 child.kill_timer.cancel()
@@ -142,6 +157,24 @@ class LocalCluster:
         if grace_s <= 0:
             _kill_group(child.process.pid)
 
+    @asynccontextmanager
+    async def beside(
+        self, spec: ProcessSpec, standard: Sequence[int]
+    ) -> AsyncIterator[subprocess.Popen[bytes] | Forked]:
+        """Run a process that no observer sees, with these stdin, stdout and stderr.
+
+        It starts as a process of that name does. At the end of the block, its group is killed.
+        Raises CreateRefused, OSError.
+        """
+        process = await self._run(spec, standard)
+        try:
+            yield process
+        finally:
+            _kill_group(process.pid)
+            self._guard.remove(process.pid)
+            with suppress(subprocess.TimeoutExpired):  # It is stuck in the kernel.
+                process.wait(CLOSE_GRACE_S)
+
     def observe(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then all events, until closed."""
         return self._bus.listen()
@@ -151,24 +184,14 @@ class LocalCluster:
         """The view is always current: the kernel notifies at once."""
         return None
 
-    async def logs(self) -> list[LogFile]:
-        """One log per process; those of its incarnations follow one another in it."""
-        sizes = await asyncio.to_thread(log_sizes, self._log_directory)
-        living = {f"{name.role}-{name.index}" for name in self._children} | {f"{Role.MASTER}-0"}
-        return [
-            LogFile(process, size_bytes, process in living) for process, size_bytes in sizes.items()
-        ]
-
-    async def read_log(self, process: str, start: int, limit_bytes: int) -> LogPart:
-        """See Cluster. The log of `ps-0.1` is in that of `ps-0`."""
-        return await asyncio.to_thread(read_log, self._log_directory, process, start, limit_bytes)
-
     async def close(self) -> None:
         """Send SIGTERM to every process, and SIGKILL after 3 s; returns when all have ended.
 
         Logs each process that outlives SIGKILL for 30 s, and leaves it behind.
         """
         self._closed = True
+        if self._template is not None:
+            await self._template.close()
         for name in list(self._children):
             await self.delete(name, grace_s=CLOSE_GRACE_S)
         try:
@@ -203,7 +226,7 @@ class LocalCluster:
         The kernel would kill some process otherwise. Raises CreateRefused.
         """
         if name.role is not Role.WORKER or not any(
-            other.role is Role.WORKER for other in self._children
+            other.role is Role.WORKER for other in (*self._children, *self._starting)
         ):
             return
         free_bytes = self._free_bytes()
@@ -214,20 +237,46 @@ class LocalCluster:
                 retry=True,
             )
 
-    def _start(self, spec: ProcessSpec) -> _Child:
+    async def _start(self, spec: ProcessSpec) -> _Child:
         log = log_path(self._log_directory, spec.name)
-        with open_log(log, spec.name) as output:
+        with open_log(log, spec.name) as output, FileIO(os.devnull) as nothing:
             log_begin = output.tell()
-            process = subprocess.Popen(
-                spec.command,
-                env=self._environment(spec),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self._guard.add(process.pid)
+            standard = (nothing.fileno(), output.fileno(), output.fileno())
+            process = await self._run(spec, standard)
+        try:
             return _Child(process, os.pidfd_open(process.pid), log, log_begin)
+        except OSError:  # No descriptor is left: end what nobody would watch.
+            _kill_group(process.pid)
+            self._guard.remove(process.pid)
+            process.wait()
+            raise
+
+    async def _run(
+        self, spec: ProcessSpec, standard: Sequence[int]
+    ) -> subprocess.Popen[bytes] | Forked:
+        environment = self._environment(spec)
+        if self._template is not None and spec.name.role is Role.WORKER:
+            forked = await self._template.fork(spec.command, environment, standard)
+            if forked is not None:
+                return forked
+        return self._execute(spec.command, environment, standard)
+
+    def _execute(
+        self, command: Sequence[str], environment: Mapping[str, str], standard: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        stdin, stdout, stderr = standard
+        if self._closed:  # It was closed while a template imported.
+            raise CreateRefused("the local cluster is closed", retry=False)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        self._guard.add(process.pid)
+        return process
 
     def _environment(self, spec: ProcessSpec) -> dict[str, str]:
         threads = str(max(1, round(min(spec.cores, self._cores))))

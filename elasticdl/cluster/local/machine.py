@@ -37,6 +37,11 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int |
     return min(limits, default=None)
 
 
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether this process sees a GPU of NVIDIA or AMD."""
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
+
+
 def _reclaimable(cgroup: Path) -> int:
     """Bytes of the file cache, which the kernel reclaims on demand."""
     lines = (

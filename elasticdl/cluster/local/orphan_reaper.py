@@ -55,6 +55,7 @@ class OrphanReaper:
                 _pipe(self._process).write(line.encode())
                 return
             except BrokenPipeError:
+                # Somebody killed the reaper: collect it, then start another with all groups.
                 self.close()
         # In its own session, so that Ctrl-C and the end of the terminal do not reach it.
         self._process = subprocess.Popen(
@@ -89,6 +90,8 @@ def watch(lines: Iterable[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    # The end of the pipe is the only way to end it; what ends the job must not end the reaper
+    # first.
     for quiet in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(quiet, signal.SIG_IGN)
     watch(iter(sys.stdin.buffer.readline, b""))

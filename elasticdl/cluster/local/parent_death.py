@@ -24,6 +24,7 @@ def die_with_parent(expected_parent_pid: int | None = None) -> None:
 
     Raises OSError if the kernel refuses.
     """
+    # Remove it: this process's own children have another parent.
     text = os.environ.pop(PARENT_PID_VARIABLE, "")
     expected = expected_parent_pid if expected_parent_pid is not None else int(text or 0)
     if not expected or not sys.platform.startswith("linux"):

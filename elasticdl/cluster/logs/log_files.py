@@ -1,6 +1,8 @@
 """Log files of processes: one per role and index, with all incarnations in order.
 
-Readers use byte ranges, the last lines, or follow the growing file.
+Both clusters write them: a local process into its own, and on Kubernetes the master copies the logs
+of pods (`kubernetes/log_archive.py`). Readers use byte ranges, the last lines, or follow the
+growing file.
 """
 
 from __future__ import annotations
@@ -9,17 +11,32 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import IO, final
 
-from elasticdl.cluster.base import LogPart, NoSuchLog, ProcessName
+from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import PermanentError
+from elasticdl.private_file import make_private, private
 
 TAIL_BYTES = 16 << 10
 TAIL_LINES = 60
 _BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Bytes of a log from `start` on; `size_bytes` is its present size."""
+
+    start: int
+    data: bytes
+    size_bytes: int
+
+
+class NoSuchLog(LookupError):
+    """The process has no log."""
 
 
 def log_path(directory: Path, name: ProcessName) -> Path:
@@ -32,8 +49,8 @@ def open_log(path: Path, name: ProcessName) -> FileIO:
 
     A full disk costs only the header. The caller closes the file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
+    make_private(path.parent)
+    log = FileIO(str(path), "a", opener=private)
     with suppress(OSError):
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         log.write(f"=== {name} started {started} ===\n".encode())
@@ -62,9 +79,10 @@ def log_sizes(directory: Path) -> dict[str, int]:
 
 
 def read_log(directory: Path, process: str, start: int, limit_bytes: int) -> LogPart:
-    """Read a log; see `Cluster.read_log`. The log of `ps-0.1` is part of the log of `ps-0`.
+    """Read up to `limit_bytes` of a log from byte `start` on; a negative one counts from the end.
 
-    Raises NoSuchLog, PermanentError.
+    `process` is looked up among the existing logs, never made into a path. The log of `ps-0.1` is
+    part of the log of `ps-0`. Raises NoSuchLog, PermanentError.
     """
     stem, _, incarnation = process.partition(".")
     try:

@@ -1,4 +1,4 @@
-// Python's view of the data part: bytes in, object arrays of bytes out. Indexing releases the GIL.
+// Python bindings of the data readers: bytes in, object arrays of bytes out. Indexing releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -41,7 +41,7 @@ class ObjectItems {
   Py_buffer view_;
 };
 
-// Fields of one row: spans of the input, or of `spill` where doubled quotes had to be taken out.
+// Fields of one row: spans of the input, or of `spill` where doubled quotes were removed.
 class Fields {
  public:
   void clear() {

@@ -5,7 +5,7 @@
 
 namespace elasticdl::data {
 
-// Goes on from `crc`, which is 0 at the start. Uses the processor's instruction where there is one.
+// Continues from `crc`, which is 0 at the start. Uses the processor's instruction where there is one.
 uint32_t crc32c(const void* bytes, size_t size, uint32_t crc = 0);
 
 // A checksum of bytes that hold checksums is weak, so TFRecord stores it rotated and shifted.

@@ -37,7 +37,7 @@ inline const char* unquoted_end(const char* p, const char* end, const Dialect& d
   return p;
 }
 
-// Goes through a quoted field; `p` is behind its opening quote. Returns the place behind the field's last byte, or
+// Goes through a quoted field; `p` is behind its opening quote. Returns the address behind the field's last byte, or
 // null if the bytes end before that is known.
 template <class Sink>
 const char* scan_quoted(const char* p, const char* end, bool final, const Dialect& dialect, Sink& sink, RowFacts& facts) {
@@ -91,7 +91,7 @@ const char* scan_row(const char* p, const char* end, bool final, const Dialect& 
   }
 }
 
-// The same for counting only: a line without quotes or lone \r needs no look at its single fields.
+// The same for counting only: skips the fields of a line without quotes or lone \r.
 inline const char* skim_row(const char* p, const char* end, bool final, const Dialect& dialect, RowFacts& facts) {
   const char* newline = static_cast<const char*>(std::memchr(p, '\n', static_cast<size_t>(end - p)));
   if (newline != nullptr) {

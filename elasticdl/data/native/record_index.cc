@@ -31,7 +31,7 @@ bool read_fully(int fd, int64_t offset, char* to, int64_t size, RecordIndex& ind
   return true;
 }
 
-// Decides where entries go.
+// Selects the records that get entries.
 class EntryMaker {
  public:
   EntryMaker(RecordIndex& index, int64_t file_bytes, Stride stride)
@@ -84,7 +84,7 @@ class CsvPass {
     return p - data;
   }
 
-  // The row that take() left unfinished is too long to be one.
+  // Rejects the row that take() left unfinished: it exceeds the limit.
   void fail_long_row() { fail(unfinished_in_quotes_ ? Fault::open_quote : Fault::long_row, offset_); }
 
 

@@ -1,5 +1,5 @@
-// One pass over a CSV or TFRecord file: where every so many records begin, so that a shard is read without reading what
-// comes before it. No Python here; the file descriptor is read with pread and stays where it is.
+// One pass over a CSV or TFRecord file: records the offset of every n-th record, so that a shard is read without the
+// bytes before it. No Python here; the file descriptor is read with pread, so its position does not change.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -43,7 +43,7 @@ struct RecordIndex {
 inline constexpr size_t kExamples = 3;
 inline constexpr int64_t kMaxEntries = 500'000;  // 12 MB in memory
 
-// Describes a row if it is a bad one, else "".
+// Describes a bad row; "" for a good one.
 std::string what_is_wrong(const RowFacts& facts, int64_t columns);
 
 // Bytes [begin, size) of a CSV file. `columns` is the right number of fields; 0: that of the first row.

@@ -23,7 +23,7 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Vector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Gradient = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Memory that becomes a NumPy array without a copy; not zeroed.
+// Uninitialized memory that becomes a NumPy array without a copy.
 template <class T>
 class Made {
  public:
@@ -51,20 +51,18 @@ void require_shape(const char* name, const Matrix& matrix, size_t rows, size_t c
               std::to_string(rows) + ", " + std::to_string(columns) + "]");
 }
 
-template <class Kind>
-Kind named(const std::string& name, std::initializer_list<std::pair<const char*, Kind>> kinds) {
-  for (const auto& [known, kind] : kinds) {
-    if (name == known) return kind;
-  }
-  throw std::invalid_argument("unknown kind '" + name + "'");
+template <class Spec>
+typename Spec::Kind kind_named(const std::string& name) {
+  const auto found = std::find(std::begin(Spec::kNames), std::end(Spec::kNames), name);
+  if (found == std::end(Spec::kNames)) throw std::invalid_argument("unknown kind '" + name + "'");
+  return static_cast<typename Spec::Kind>(found - std::begin(Spec::kNames));
 }
 
 OptimizerSpec make_optimizer(const std::string& kind, double momentum, bool nesterov, double beta_1, double beta_2, double epsilon, bool amsgrad,
                              double initial_accumulator_value, double learning_rate_power, double l1, double l2, double l2_shrinkage, double beta,
                              double weight_decay) {
-  using Spec = OptimizerSpec;
   OptimizerSpec spec;
-  spec.kind = named<Spec::Kind>(kind, {{"sgd", Spec::SGD}, {"adam", Spec::ADAM}, {"adagrad", Spec::ADAGRAD}, {"ftrl", Spec::FTRL}});
+  spec.kind = kind_named<OptimizerSpec>(kind);
   spec.momentum = momentum, spec.nesterov = nesterov;
   spec.beta_1 = beta_1, spec.beta_2 = beta_2, spec.epsilon = epsilon, spec.amsgrad = amsgrad;
   spec.initial_accumulator_value = initial_accumulator_value, spec.learning_rate_power = learning_rate_power;
@@ -74,10 +72,8 @@ OptimizerSpec make_optimizer(const std::string& kind, double momentum, bool nest
 }
 
 InitializerSpec make_initializer(const std::string& kind, float a, float b) {
-  using Spec = InitializerSpec;
   InitializerSpec spec;
-  spec.kind = named<Spec::Kind>(kind, {{"constant", Spec::CONSTANT}, {"uniform", Spec::UNIFORM}, {"normal", Spec::NORMAL},
-                                       {"truncated_normal", Spec::TRUNCATED_NORMAL}});
+  spec.kind = kind_named<InitializerSpec>(kind);
   spec.a = a, spec.b = b;
   return spec;
 }
@@ -147,7 +143,7 @@ nb::object merge_arrays(const Matrix& values, const Positions& positions, size_t
   require(positions.shape(0) == n, "positions has " + std::to_string(positions.shape(0)) + " elements: expected one for each of " +
                                        std::to_string(n) + " rows of values");
   for (size_t i = 0; i < n; ++i) {
-    if (static_cast<size_t>(positions.data()[i]) < count) continue;  // a negative one is far too large
+    if (static_cast<size_t>(positions.data()[i]) < count) continue;  // a negative one wraps to a huge value
     throw std::invalid_argument("positions[" + std::to_string(i) + "] is " + std::to_string(positions.data()[i]) + ": expected 0 to " +
                                 std::to_string(count) + " - 1");
   }

@@ -1,4 +1,4 @@
-// Duplicate ids: found before a pull, their gradients summed before a push.
+// Duplicate ids: removed before a pull; their gradients are summed before a push.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How rows begin: values that depend on (seed, id, column) only, not on order, threads or instruction set.
+// Initial rows: values that depend on (seed, id, column) only, not on order, threads or instruction set.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,11 +7,15 @@ namespace elasticdl {
 
 // a, b: value and unused | minimum and maximum | mean and standard deviation (twice; truncated at two of them).
 struct InitializerSpec {
-  enum Kind { CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL } kind = UNIFORM;
+  enum Kind { CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL };
+  // By Kind; the values of InitializerKind in elasticdl/embedding/spec.py.
+  static constexpr const char* kNames[] = {"constant", "uniform", "normal", "truncated_normal"};
+
+  Kind kind = UNIFORM;
   float a = -0.05f, b = 0.05f;
 };
 
-// Writes the `dim` first weights of row `id`. elasticdl/embedding/reference.py gives the same bits.
+// Writes the `dim` first weights of row `id`. elasticdl/embedding/initializers.py gives the same bits.
 void initialise_weights(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t dim, float* weights);
 
 }  // namespace elasticdl

@@ -1,4 +1,4 @@
-// First weights of a row. Included once for each instruction set by dispatch.h: no includes here.
+// Initial weights of a row. Included once for each instruction set by dispatch.h: no includes here.
 
 // SplitMix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 inline uint64_t mix(uint64_t x) {
@@ -7,7 +7,7 @@ inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The generator's state is a counter: column j of a row has no need of column j - 1.
+// The generator's state is a counter: column j of a row does not depend on column j - 1.
 template <int kShift>
 inline void random_bits(uint64_t seed, int64_t id, size_t first, size_t n, int32_t* __restrict bits) {
   const uint64_t key = mix(static_cast<uint64_t>(id) + mix(seed + kStep));

@@ -1,4 +1,4 @@
-// Zeroed memory straight from the kernel: given back for sure when dropped, never moved, on huge pages where large.
+// Zeroed memory directly from the kernel: returned when destroyed, never moved, on huge pages if large.
 #pragma once
 #include <sys/mman.h>
 
@@ -39,7 +39,7 @@ class Mapping {
  private:
   static constexpr size_t kPage = 65536;  // no kernel's page is larger
 
-  // Cuts the slack off both ends so that the mapping begins at a huge page.
+  // Unmaps the slack at both ends so that the mapping begins at a huge page.
   void align(size_t slack) {
     const size_t past = reinterpret_cast<uintptr_t>(address_) % kHugePage;
     const size_t head = past == 0 ? 0 : kHugePage - past;
@@ -47,7 +47,7 @@ class Mapping {
     if (slack != head) munmap(address_ + head + bytes_, slack - head);
     address_ += head;
 #ifdef MADV_HUGEPAGE
-    madvise(address_, bytes_, MADV_HUGEPAGE);  // advice: a kernel without huge pages says no, and that is fine
+    madvise(address_, bytes_, MADV_HUGEPAGE);  // only advice: a kernel without huge pages refuses, which is harmless
 #endif
   }
 

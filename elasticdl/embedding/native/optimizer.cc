@@ -11,7 +11,7 @@ namespace {
 #define ELASTICDL_KERNELS "elasticdl/embedding/native/optimizer_kernels.h"
 #include "elasticdl/embedding/native/dispatch.h"
 
-// float32 power as Keras has it; the double in between makes it the same on every machine.
+// float32 power as in Keras; computed in double, so that every machine gives the same result.
 float power(double base, int64_t exponent) {
   return static_cast<float>(std::pow(static_cast<double>(static_cast<float>(base)), static_cast<double>(exponent)));
 }
@@ -24,7 +24,7 @@ int OptimizerSpec::slots() const {
     case ADAGRAD: return 1;
     case FTRL: return 2;
   }
-  throw std::invalid_argument("an optimizer of an unknown kind");
+  throw std::invalid_argument("an unknown kind of optimizer");
 }
 
 Constants constants_of(const OptimizerSpec& spec, const StepContext& context) {

@@ -1,6 +1,6 @@
 // Update rules of parameter servers, element by element. Formulae and order of float32 operations are Keras 3's
 // (keras/src/optimizers/{base_optimizer,sgd,adam,adagrad,ftrl}.py); nothing is contracted to FMA, so every
-// instruction set gives the same bits, and elasticdl/embedding/reference.py gives them too.
+// instruction set gives the same bits, and elasticdl/embedding/optimizers.py gives them too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,11 @@ namespace elasticdl {
 
 // Constants of a rule. They are doubles because Keras computes `1 - beta` in double before it rounds to float32.
 struct OptimizerSpec {
-  enum Kind { SGD, ADAM, ADAGRAD, FTRL } kind = SGD;
+  enum Kind { SGD, ADAM, ADAGRAD, FTRL };
+  // By Kind; the values of OptimizerKind in elasticdl/embedding/spec.py.
+  static constexpr const char* kNames[] = {"sgd", "adam", "adagrad", "ftrl"};
+
+  Kind kind = SGD;
   double momentum = 0.0;
   bool nesterov = false;
   double beta_1 = 0.9, beta_2 = 0.999, epsilon = 1e-7;

@@ -1,4 +1,4 @@
-// Rows of float32 with their ids, numbered in the order they came, in chunks that never move.
+// Rows of float32 with their ids, numbered in insertion order, in chunks that never move.
 #pragma once
 #include <stdexcept>
 #include <vector>
@@ -31,10 +31,10 @@ class Rows {
     return row;
   }
 
-  // Takes back the last append.
+  // Undoes the last append.
   void drop_last() { --size_; }
 
-  // What the kernel had to back with memory: a chunk's pages are touched in order.
+  // Memory that the kernel has backed: a chunk's pages are touched in order.
   size_t memory_bytes() const {
     if (chunks_.empty()) return 0;
     const size_t used = size_ - ((chunks_.size() - 1) << bit_);
@@ -43,7 +43,7 @@ class Rows {
 
  private:
   static constexpr size_t kMostRows = size_t{1} << 31;
-  // A power of two of rows is at most this much: little is lost in the last chunk, and common row sizes fill huge pages.
+  // Upper limit of a chunk (a power of two of rows): the last one wastes little, and common row sizes fill huge pages.
   static constexpr size_t kChunkBytes = size_t{8} << 20;
 
   struct Chunk {

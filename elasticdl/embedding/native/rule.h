@@ -1,4 +1,4 @@
-// An update rule made ready: its constants for one update, and the kernel that this machine runs best.
+// A prepared update rule: its constants for one update, and the fastest kernel for this machine.
 #pragma once
 #include "elasticdl/embedding/native/optimizer.h"
 
@@ -13,12 +13,12 @@ struct Constants {
 
 Constants constants_of(const OptimizerSpec& spec, const StepContext& context);
 
-// n weights, their slots (as many as the rule has; the rest is not looked at) and gradients. No overlap.
+// n weights, their slots (as many as the rule has; the rest is ignored) and gradients. No overlap.
 using RowUpdate = void (*)(const Constants&, size_t n, float* weights, float* slot_0, float* slot_1, float* slot_2, const float* gradients);
 
 RowUpdate update_of(const OptimizerSpec& spec);
 
-// What slot `slot` holds before the first update.
+// The value of slot `slot` before the first update.
 float initial_slot(const OptimizerSpec& spec, int slot);
 
 }  // namespace elasticdl

@@ -17,13 +17,13 @@ namespace elasticdl {
 namespace {
 static_assert(Table::kViews == Views::kViews);
 
-// Each id passes three stations, kAhead ids apart: its slot is prefetched, its row is prefetched, it is visited.
-// So some kAhead cache misses of each kind are under way at any time.
+// A pipeline of three stages, kAhead ids apart: prefetch the id's slot, prefetch its row, visit it.
+// So about kAhead cache misses of each kind are in flight at any time.
 constexpr size_t kAhead = 16;
 constexpr size_t kRing = 2 * kAhead;  // a power of two
 constexpr size_t kLine = 64;
 
-// Common lengths inline; the rest by the library.
+// Common lengths inline; the rest through memcpy.
 void copy_floats(float* to, const float* from, size_t n) {
   switch (n) {
     case 8: std::memcpy(to, from, 8 * sizeof(float)); break;
@@ -34,7 +34,7 @@ void copy_floats(float* to, const float* from, size_t n) {
 }
 
 size_t positive(int dim) {
-  if (dim < 1) throw std::invalid_argument("a table's dim is " + std::to_string(dim) + ": expected at least 1");
+  if (dim < 1 || dim > Table::kMaxDim) throw std::invalid_argument("a table's dim is " + std::to_string(dim) + ": expected 1 to 65536");
   return static_cast<size_t>(dim);
 }
 }  // namespace
@@ -106,13 +106,13 @@ struct Table::State {
     }
   }
 
-  // `guess` was found by the hash's bits in the index only.
+  // `guess` matches only the hash bits in the index.
   uint32_t confirmed(int64_t id, uint64_t hash, uint32_t guess) const {
     if (guess != Index::kNone && is(guess, id)) return guess;
     return index.find(hash, [&](uint32_t row) { return is(row, id); });
   }
 
-  // Copies the rows that are there; returns which ids are missing.
+  // Copies the existing rows; returns the missing ids.
   std::vector<size_t> copy_present(const int64_t* ids, size_t n, float* out) const {
     std::vector<size_t> missing;
     Reading reading(mutex);

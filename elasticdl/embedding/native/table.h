@@ -1,5 +1,5 @@
-// Embedding rows by id: weights and optimizer slots side by side in one row, made when first touched.
-// No Python in here; bindings.cc has that.
+// Embedding rows by id: weights and optimizer slots side by side in one row, created when first touched.
+// No Python here; bindings.cc has the Python interface.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,18 +20,19 @@ namespace elasticdl {
 class Table {
  public:
   static constexpr int kViews = 8;
+  static constexpr int kMaxDim = 1 << 16;  // with its slots a row then has at most 1 MiB
 
-  // dim >= 1, else std::invalid_argument.
+  // 1 <= dim <= kMaxDim, else std::invalid_argument.
   Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed);
   ~Table();
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
-  // out[n, dim] = weights; makes missing rows. Ids may repeat.
+  // out[n, dim] = weights; creates missing rows. Ids may repeat.
   void lookup(const int64_t* ids, size_t n, float* out);
-  // As lookup, of a view (< 0: live), but never makes rows: those not there read as they would begin.
+  // As lookup, of a view (< 0: live), but never creates rows: missing rows read as their initial values.
   void peek(const int64_t* ids, size_t n, float* out, int view) const;
-  // One update of each row, by gradients[n, dim]; makes missing rows first. Ids must be distinct: sum duplicates
+  // One update of each row, by gradients[n, dim]; creates missing rows first. Ids must be distinct: sum duplicates
   // with merge_rows. The lazy rule: rows not named do not move (no decay of their momentum or weights either).
   void apply(const int64_t* ids, size_t n, const float* gradients, const StepContext& context);
 
@@ -42,14 +43,14 @@ class Table {
 
   // view: 0..kViews-1, not begun yet; else std::invalid_argument.
   void begin_view(int view);
-  // Drops the copies. A view that is not there is fine.
+  // Drops the copies. Ignores a view that does not exist.
   void end_view(int view);
-  // These throw std::out_of_range for a view that is not there.
+  // These throw std::out_of_range for a view that does not exist.
   size_t view_rows(int view) const;  // < 0: live
   // Copies rows first_row .. first_row + max_rows - 1, in insertion order, as far as there are any: ids[count],
   // values[count, row_floats]. Returns count.
   size_t read(int view, size_t first_row, size_t max_rows, int64_t* ids, float* values) const;
-  // Restores whole rows: values[n, row_floats]. A row that is there is replaced.
+  // Restores whole rows: values[n, row_floats]. Replaces existing rows.
   void insert(const int64_t* ids, size_t n, const float* values);
 
  private:

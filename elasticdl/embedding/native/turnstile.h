@@ -1,11 +1,11 @@
-// A readers-writer lock under which writers do not starve: glibc's prefers readers for as long as any is inside.
+// A readers-writer lock without writer starvation: glibc's prefers readers while any of them holds it.
 #pragma once
 #include <mutex>
 #include <shared_mutex>
 
 namespace elasticdl {
 
-// Whoever comes passes the turnstile; a writer holds it until the readers inside have left.
+// Every thread passes the turnstile; a writer holds it until the present readers have left.
 class Turnstile {
  public:
   void lock() {

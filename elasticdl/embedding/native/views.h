@@ -12,20 +12,20 @@
 
 namespace elasticdl {
 
-// One frozen state: the first `rows` rows. A row that was written since has its old values in `copies`.
+// One frozen state: the first `rows` rows. `copies` has the old values of rows written since.
 class View {
  public:
   explicit View(const Rows& live) : rows_(live.size()), copies_(live.floats()) {}
 
   size_t rows() const { return rows_; }
 
-  // Where the values of a row of this view are.
+  // The address of a row's values in this view.
   const float* values(const Rows& live, uint32_t row) const {
     const uint32_t place = this->place(live, row);
     return place == 0 ? live.values(row) : copies_.values(place - 1);
   }
 
-  // To be called before a row is written.
+  // Must be called before a row is written.
   void preserve(const Rows& live, uint32_t row) {
     if (row >= rows_ || place(live, row) != 0) return;
     if (places_.empty()) places_.resize(live.chunk(static_cast<uint32_t>(rows_ - 1)) + 1);
@@ -61,7 +61,7 @@ class Views {
 
   void begin(int view, const Rows& live) {
     if (view < 0 || view >= kViews) throw std::invalid_argument("view " + std::to_string(view) + ": expected 0 to 7");
-    if (views_[static_cast<size_t>(view)]) throw std::invalid_argument("view " + std::to_string(view) + " was begun before and has not ended");
+    if (views_[static_cast<size_t>(view)]) throw std::invalid_argument("view " + std::to_string(view) + " is already in use");
     views_[static_cast<size_t>(view)].emplace(live);
     ++begun_;
   }

@@ -7,7 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.events import ActivityTold
+from elasticdl.master.core.events import ActivityReported
 from elasticdl.master.core.job_context import JobContext
 from elasticdl.master.core.processes.table import Life, Process
 
@@ -43,13 +43,15 @@ class Activities:
     def __bool__(self) -> bool:
         return bool(self._running)
 
-    def told(self, event: ActivityTold) -> None:
+    def reported(self, event: ActivityReported) -> None:
         """Note that a worker began an activity, or ended the last one."""
+        # An activity ends when the next one begins: workers report one at a time.
         before = self._running.pop(event.worker, None)
         if before is not None:
             took_s = event.at_s - before.since_s
             self._longest_s[before.what] = max(took_s, self._longest_s.get(before.what, 0.0))
         if event.what and self._context.worker(event.worker) is not None:
+            # The report is up to two seconds late, so the worker sends the age.
             self._running[event.worker] = Activity(event.what, event.at_s - event.age_s)
 
     def forget(self, name: ProcessName) -> None:
@@ -71,9 +73,10 @@ class Activities:
 
     def limit_s(self, process: Process, activity: Activity) -> float:
         """How long the activity may take."""
+        # The job's own longest `feed` or step sets the bound: slow user code is slow every time.
         longest_s = self._longest_s.get(activity.what, 0.0)
         return max(
-            _BUSY_TIMES * max(self.bound_s, longest_s), self._leasing.errand_limit_s(process)
+            _BUSY_TIMES * max(self.bound_s, longest_s), self._leasing.singleton_limit_s(process)
         )
 
     def long(self) -> list[str]:

@@ -37,9 +37,7 @@ def event_of(plain: Mapping[str, Any]) -> events.Event:
     kinds = _kinds()
     kind: Any = kinds.get(plain.get("event", ""))
     if kind is None:
-        raise ValueError(
-            f"no event of this version: {plain.get('event')!r}; expected one of {sorted(kinds)}"
-        )
+        raise ValueError(f"unknown event {plain.get('event')!r}; expected one of {sorted(kinds)}")
     event = _decoder(kind)({name: value for name, value in plain.items() if name != "event"})
     assert isinstance(event, events.Event)
     return event
@@ -86,7 +84,7 @@ def _decoder(kind: Any) -> Decode:  # noqa: ANN401 - a type, or a form of typing
         return kind
     if kind in _SCALARS:
         return _scalar(kind)
-    raise TypeError(f"fields of type {kind} are not known here: teach `codec.py`")
+    raise TypeError(f"unsupported field type {kind}: add it to `codec.py`")
 
 
 def _scalar(kind: type[Any]) -> Decode:
@@ -103,7 +101,7 @@ def _scalar(kind: type[Any]) -> Decode:
 
 def _tuple(arguments: tuple[Any, ...]) -> Decode:
     if len(arguments) != 2 or arguments[1] is not Ellipsis:
-        raise TypeError(f"only tuples of one type are known here, not of {arguments}")
+        raise TypeError(f"only tuples of one type are supported, not {arguments}")
     item = _decoder(arguments[0])
 
     def decode(value: Any) -> Any:  # noqa: ANN401
@@ -126,7 +124,7 @@ def _dict(item: Decode) -> Decode:
 def _optional(arguments: tuple[Any, ...]) -> Decode:
     others = [argument for argument in arguments if argument is not type(None)]
     if len(others) != 1 or len(arguments) != 2:
-        raise TypeError(f"only unions with None are known here, not of {arguments}")
+        raise TypeError(f"only unions with None are supported, not {arguments}")
     inner = _decoder(others[0])
     return lambda value: None if value is None else inner(value)
 

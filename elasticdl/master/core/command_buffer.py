@@ -52,5 +52,6 @@ class CommandBuffer:
 
     def take(self) -> list[Command]:
         """Remove and return all commands."""
+        # A new list: the driver still iterates over the old one.
         taken, self._commands = self._commands, []
         return taken

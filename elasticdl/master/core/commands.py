@@ -109,7 +109,7 @@ class FenceWorker(Command):
 
 @dataclass(frozen=True, slots=True)
 class AskState(Command):
-    """Ask a process for its complete state and thread stacks; the answer is StateTold."""
+    """Ask a process for its complete state and thread stacks; the answer is StateReported."""
 
     process: ProcessName
 
@@ -185,7 +185,7 @@ class DropSnapshot(Command):
 class Announce(Command):
     """Show people one line: in events.jsonl, the live view and the log.
 
-    `cause` is a failures.Cause or ''.
+    `cause` is a causes.Cause or ''.
     """
 
     kind: str

@@ -12,11 +12,10 @@ from elasticdl.master.core.events import (
     ConnectionLost,
     LeaseRequested,
     ProgressReported,
-    RingTold,
+    RingReported,
     TaskFailed,
 )
 from elasticdl.master.core.obligation import LeaseKey, Obligation
-from elasticdl.master.core.processes.table import Process
 from elasticdl.master.core.wait_reasons import Awaited
 from elasticdl.shard import ShardId, SnapshotId
 
@@ -88,16 +87,13 @@ class Coordination(Protocol):
     def limited_by_shards(self) -> bool:
         """Whether a worker without a shard of its own would be idle."""
 
-    def has_come_up(self, process: Process) -> bool:
-        """Whether the CPU-heavy part of a worker's start is over."""
-
     def why_not_replace(self, name: ProcessName) -> str:
         """What would be lost if this live worker were sent away; '' if nothing."""
 
     def gave_initial_values(self, worker: ProcessName) -> None:
         """Note that a worker supplied the initial weights."""
 
-    def member_told(self, event: RingTold) -> None:
+    def member_reported(self, event: RingReported) -> None:
         """Handle a worker's report of its position on the ring."""
 
     def lost_connection(self, event: ConnectionLost) -> None:
@@ -126,9 +122,9 @@ class Coordination(Protocol):
     def booked_all(self) -> bool:
         """Whether the ledger has everything in the weights: only then is a checkpoint exact."""
 
-    def form_anew(self, why: str) -> None:
-        """Have the same workers form a new generation, if `can_form_anew`."""
+    def form_again(self, why: str) -> None:
+        """Have the same workers form a new generation, if `can_form_again`."""
 
     @property
-    def can_form_anew(self) -> bool:
+    def can_form_again(self) -> bool:
         """Whether workers train together in generations."""

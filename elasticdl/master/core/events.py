@@ -170,7 +170,7 @@ class ProgressReported(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RingTold(Event):
+class RingReported(Event):
     """A worker reported its position on the ring; every report of a warm worker includes one.
 
     `ready`: warm, in no generation. `entered`: the newest generation that it is in; `broken`: the
@@ -191,7 +191,7 @@ class RingTold(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ActivityTold(Event):
+class ActivityReported(Event):
     """A worker has spent `age_s` in one activity (`feed`, a step, a read).
 
     '' if it no longer does anything that takes long.
@@ -203,7 +203,7 @@ class ActivityTold(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StateTold(Event):
+class StateReported(Event):
     """A process answered AskState with its leases, its position in each, and its thread stacks.
 
     `doing` describes its current activity in words.
@@ -275,7 +275,7 @@ class TaskFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked(Event):
+class WorkerStopRequested(Event):
     """A worker's callback (MaxStepsStopping, `model.stop_training`) asked to end training now."""
 
     worker: ProcessName
@@ -341,8 +341,23 @@ class MessagesDropped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StalenessChosen(Event):
+    """A worker decided how many of its own updates its steps may miss.
+
+    `share` is what pull and push take, as a share of a step.
+    """
+
+    worker: ProcessName
+    limit: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRequested(Event):
-    """A person requested a checkpoint."""
+    """A person requested a checkpoint, or a server that was told to leave."""
+
+    leaving: ProcessName | None = None
+    """That server; None for a person."""
 
 
 @dataclass(frozen=True, slots=True)

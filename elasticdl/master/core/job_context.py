@@ -10,15 +10,17 @@ from enum import StrEnum
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import WRONG, DropCause
 from elasticdl.errors import ExitCode
+from elasticdl.flag_values import WorkerRange
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import JobSpec, WorkerRange
+from elasticdl.job import JobSpec
 from elasticdl.master.core.command_buffer import CommandBuffer
 from elasticdl.master.core.commands import RecordMetrics
-from elasticdl.master.core.data.ledger import Count, Ids, Ledger, Piece
-from elasticdl.master.core.data.singleton_tasks import SingletonTask
+from elasticdl.master.core.data.ledger import Count, Ids, Ledger
+from elasticdl.master.core.data.pieces import Piece
+from elasticdl.master.core.data.singleton_tasks import SingletonTask, attempts
 from elasticdl.master.core.processes.budgets import Budgets
-from elasticdl.master.core.processes.failures import MEMORY_WORDS
+from elasticdl.master.core.processes.causes import MEMORY_WORDS
 from elasticdl.master.core.processes.memory_limits import MemoryLimits
 from elasticdl.master.core.processes.table import Process, Processes
 from elasticdl.shard import Source, Task
@@ -27,8 +29,8 @@ _LOSS_EVERY_S = 1.0
 _FALLING_S = 10.0
 """For this long after a server came back, reports of old and new versions may be mixed."""
 MORE_MEMORY = (
-    "allow for more with --worker-resource-limit, --ps-resource-limit and --oom-memory-limit, or"
-    " use a smaller --minibatch-size"
+    "raise --worker-resource-limit, --ps-resource-limit or --oom-memory-limit, or reduce"
+    " --minibatch-size"
 )
 
 
@@ -56,9 +58,9 @@ class Phase(StrEnum):
 
 _LATE = {
     Phase.DRAINING: "is being stopped",
-    Phase.CHECKPOINTING: "takes its last checkpoint",
-    Phase.EXPORTING: "exports its model",
-    Phase.ENDING: "is over: its processes are ending",
+    Phase.CHECKPOINTING: "is taking its last checkpoint",
+    Phase.EXPORTING: "is exporting its model",
+    Phase.ENDING: "is ending",
     Phase.ENDED: "has ended",
 }
 
@@ -131,6 +133,8 @@ class JobContext:
     """Why a callback ended training before the last epoch; '' if none did."""
     dropped: Counter[DropCause] = field(default_factory=Counter)
     """Messages that changed nothing, by cause."""
+    staleness_limits: set[int] = field(default_factory=set)
+    """Limits of staleness that were announced."""
 
     def __post_init__(self) -> None:
         self.workers = self.spec.cluster.num_workers
@@ -142,15 +146,25 @@ class JobContext:
 
         A cause that no correct process produces is announced once.
         """
+        # Announce the first only: a faulty process may send thousands.
         if cause in WRONG and not self.dropped[cause]:
             who = sender or "a process"
             text = (
-                f"{who} told what it cannot know ({cause}), a defect of ElasticDL; it is not"
-                f" counted: {what}"
+                f"{who} sent an impossible message ({cause}), which is a bug in ElasticDL; the"
+                f" message is ignored: {what}"
             )
             details = {"dropped": str(cause)}
             self.orders.announce("job", text, process=sender, level="error", details=details)
         self.dropped[cause] += count
+
+    def tell_staleness(self, worker: ProcessName, limit: int, share: float) -> None:
+        """Announce each limit once: workers may differ, and change it many times."""
+        if limit in self.staleness_limits:
+            return
+        self.staleness_limits.add(limit)
+        overlap = "overlaps its own pushes" if limit else "waits for its own pushes"
+        text = f"{worker} {overlap}: pull and push take {share * 100:.0f} % of a step"
+        self.orders.announce("staleness", text, process=worker)
 
     @property
     def servers(self) -> int:
@@ -173,7 +187,7 @@ class JobContext:
             process = self.processes.server(index)
             why = f": {process.message}" if process and process.message else ""
             parts.append(
-                f"{process.name} is {process.life}{why}" if process else f"ps-{index} is away"
+                f"{process.name} is {process.life}{why}" if process else f"ps-{index} is missing"
             )
         return "; ".join(parts)
 
@@ -215,6 +229,7 @@ class JobContext:
             before=str(self.phase),
             before_s=self.now_s - self.phase_since_s,
         )
+        # The curve of a phase ends with its last loss, although only one per second is recorded.
         self._tell_loss()
         self.phase, self.phase_since_s = phase, self.now_s
         self.orders.announce("job", text, details=details)
@@ -229,7 +244,7 @@ class JobContext:
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         if self.outcome is not None:
-            self.orders.announce("job", f"while the job is being stopped: {message}", level="error")
+            self.orders.announce("job", f"failed while stopping: {message}", level="error")
             return
         self.outcome = Outcome(exit_code, message, hint)
         self._tell_loss()
@@ -239,7 +254,7 @@ class JobContext:
             before=str(self.phase),
             before_s=self.now_s - self.phase_since_s,
         )
-        self.orders.announce("job", f"the job fails: {message}", level="error", details=details)
+        self.orders.announce("job", f"job failed: {message}", level="error", details=details)
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s
 
     def give_up(self, task: Task, piece: Piece) -> None:
@@ -249,36 +264,36 @@ class JobContext:
             f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed"
             f" {amount(len(piece.failures), 'time')}"
         )
-        reasons = "\n".join(f"attempt {n}: {reason}" for n, reason in enumerate(piece.failures, 1))
+        reasons = attempts(piece.failures)
         self.given_up.append(f"{text}:\n{reasons}")
         details = {"shard": int(shard.id), "failures": len(piece.failures)}
         self.orders.announce(
-            "shard", f"{text} and is given up:\n{reasons}", level="error", details=details
+            "shard", f"{text} and is skipped:\n{reasons}", level="error", details=details
         )
         limit = self.spec.training.max_failed_shards
         if len(self.given_up) <= limit:
             return
-        told, hint = (
+        text, hint = (
             f"{text} (--max-failed-shards {limit}):\n{reasons}",
-            "mend what the reasons name, or allow for it",
+            "fix the cause, or skip such shards",
         )
         if all(MEMORY_WORDS in reason for reason in piece.failures):
             last = piece.failures[-1].replace(": ", " ", 1)
             self.fail(
-                f"{last}, {amount(len(piece.failures), 'time')} on shard {shard.id}; {told}",
+                f"{last}, {amount(len(piece.failures), 'time')} on shard {shard.id}; {text}",
                 hint=MORE_MEMORY,
             )
         else:
-            self.fail(told, hint=f"{hint} with --max-failed-shards")
+            self.fail(text, hint=f"{hint} with --max-failed-shards")
 
     def check_bad(self, count: Count, examples: tuple[str, ...]) -> None:
         """Compare the bad records of one pass with the user's limit."""
         self.bad_examples.extend(examples[: max(0, 3 - len(self.bad_examples))])
         limit = self.spec.data.max_bad_records
         if count.bad > limit:
-            first = self.bad_examples[0] if self.bad_examples else "no example was told"
+            first = self.bad_examples[0] if self.bad_examples else "no example was reported"
             self.fail(
                 f"{amount(count.bad, 'record')} could not be read (--max-bad-records {limit}); the"
                 f" first: {first}",
-                hint="mend the data, or allow for it with --max-bad-records",
+                hint="correct the data, or skip such records with --max-bad-records",
             )

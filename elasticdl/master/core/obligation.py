@@ -34,9 +34,10 @@ class Obligation:
 
     def text(self, now_s: float) -> str:
         """The obligation in one sentence."""
-        owed = f", owed by {listed(self.debtors)}" if self.debtors else ""
-        numbers = f" ({self.numbers})" if self.numbers else ""
-        return f"{self.what}{owed} for {max(0.0, now_s - self.since_s):.0f} s{numbers}"
+        debtors = f"from {listed(self.debtors)}" if self.debtors else ""
+        details = "; ".join(part for part in (debtors, self.numbers) if part)
+        waited = f"{self.what} for {max(0.0, now_s - self.since_s):.0f} s"
+        return f"{waited} ({details})" if details else waited
 
 
 def listed(names: Iterable[ProcessName]) -> str:
@@ -48,6 +49,7 @@ def listed(names: Iterable[ProcessName]) -> str:
 
 def booked(ledger: Ledger) -> str:
     """`booked 18,880 of 20,000 records`."""
+    # Totals cover opened epochs only; the others count as expected too.
     total = ledger.totals()
     expected = total.expected + ledger.epochs_left * ledger.plan.records
     return f"booked {total.trained + total.bad:,} of {expected:,} records"

@@ -54,6 +54,7 @@ class Obligations:
             case Phase.ENDING | Phase.ENDED:
                 return []
             case _:
+                # Never empty: a stall without an obligation would never be announced.
                 return list(self._owed()) or [self._unexplained()]
 
     def _owed(self) -> Iterator[Obligation]:
@@ -64,7 +65,8 @@ class Obligations:
                 for index in context.processes.away(context.servers)
                 if (server := context.processes.server(index))
             ]
-            yield Obligation(f"the parameter servers: {away}", tuple(names), since(context, names))
+            # Nothing else can move without the servers, so they are the only obligation.
+            yield Obligation(f"parameter servers: {away}", tuple(names), since(context, names))
             return
         yield from self._coordination.owed()
         if self._evaluation.round is not None:
@@ -80,9 +82,7 @@ class Obligations:
         workers = self._context.processes.live_workers()
         if not any(process.up for process in workers):
             names = [process.name for process in workers]
-            yield Obligation(
-                "a worker that is ready for work", tuple(names), since(self._context, names)
-            )
+            yield Obligation("a ready worker", tuple(names), since(self._context, names))
 
     # evaluation, checkpoints, export
 
@@ -97,7 +97,7 @@ class Obligations:
                 holder = current.summary.holder or self._evaluation.summary_waits_for()
                 owe = (holder,) if holder else tuple(self._leasing.idle_workers())
                 what = f"the summary of evaluation round {current.number}"
-                held = "" if current.summary.holder else "nobody has taken it"
+                held = "" if current.summary.holder else "no worker has taken it"
                 yield Obligation(what, owe, current.added_up_s, held)
 
     def _checkpoint(self) -> Iterator[Obligation]:
@@ -116,14 +116,14 @@ class Obligations:
         if self._context.phase is not Phase.EXPORTING or export is None:
             return
         held = (export.holder,) if export.holder else tuple(self._leasing.idle_workers())
-        numbers = "" if export.holder else "nobody has taken it"
-        yield Obligation("the model to be exported", held, self._context.phase_since_s, numbers)
+        numbers = "" if export.holder else "no worker has taken it"
+        yield Obligation("the export of the model", held, self._context.phase_since_s, numbers)
 
     def _unexplained(self) -> Obligation:
         """Report a wait that the books do not explain; workers that are up may know more."""
         context = self._context
         up = [process.name for process in context.processes.live_workers() if process.up]
-        what = f"something that is not in the books: the job is {context.phase}"
+        what = f"an unknown cause while the job is {context.phase}"
         return Obligation(
             what, tuple(up), context.phase_since_s, booked(context.work) if context.work else ""
         )

@@ -89,7 +89,7 @@ class Phases:
             total = amount(records * epochs, "record")
             self._context.enter(
                 Phase.WORKING,
-                f"{what} goes on in epoch {work.epoch + 1}, {work.resumed:,} of {total} are done:"
+                f"{what} continues in epoch {work.epoch + 1}, {work.resumed:,} of {total} done:"
                 f" {text}",
             )
         else:
@@ -100,10 +100,11 @@ class Phases:
         phase = self._context.phase
         if phase in (Phase.ENDING, Phase.ENDED):
             return
+        # An earlier stop or failure has set the outcome, so this is a second request.
         hurry = self._context.outcome is not None
         # The first reason stands: signals may follow.
         self._stopped_for = self._stopped_for or event.reason
-        why = f"the job is stopped: {self._stopped_for}"
+        why = f"stopping the job: {self._stopped_for}"
         # With an outcome the job is already being stopped: any other outcome comes with the end.
         if self._context.outcome is None:
             self._context.outcome = Outcome(
@@ -126,16 +127,14 @@ class Phases:
             self._context.enter(Phase.DRAINING, f"{why}; {halts}")
             return
         if not hurry:
-            self._context.enter(Phase.DRAINING, f"{why}; workers give their work back")
+            self._context.enter(Phase.DRAINING, f"{why}; workers return their shards")
         grace_s = 0.0 if hurry else DRAIN_GRACE_S
         for process in list(self._context.processes.workers()):
             if process.live or (hurry and process.life is Life.STOPPING):
                 self._scaling.stop(process, grace_s, why)
         kept = self._coordination.weights_outlive_workers
         if hurry and (phase is Phase.CHECKPOINTING or not kept):
-            self._context.enter(
-                Phase.ENDING, "stopped twice: the job ends without a last checkpoint"
-            )
+            self._context.enter(Phase.ENDING, "stopped twice: ending without a last checkpoint")
 
     def stalled(self, why: str, exact: bool) -> None:
         """End a job that no remedy helped.
@@ -145,8 +144,8 @@ class Phases:
         """
         context = self._context
         hint = (
-            "where its processes were is in events.jsonl; a job with checkpoints goes on from the"
-            " newest with --resume"
+            "events.jsonl has the stacks of its processes; with checkpoints, --resume continues the"
+            " job"
         )
         if (
             context.phase not in (Phase.WORKING, Phase.EVALUATING)
@@ -156,12 +155,13 @@ class Phases:
             context.fail(why, hint=hint, exit_code=ExitCode.STALLED)
             return
         context.outcome = Outcome(ExitCode.STALLED, why, hint)
-        context.orders.announce("job", f"the job fails: {why}", level="error")
-        self._wind_down("the job fails", hurry=False)
+        context.orders.announce("job", f"job failed: {why}", level="error")
+        self._wind_down("job failed", hurry=False)
 
     def decide(self) -> None:
         """Advance through all phases that are complete."""
         before = None
+        # One event may complete several phases, for example training without evaluation or export.
         while before is not self._context.phase:
             before = self._context.phase
             self._step()
@@ -185,17 +185,20 @@ class Phases:
 
     def _after_work(self) -> None:
         work, context = self._context.work, self._context
+        # An open round reads the parameters of its version: let it finish before the final one
+        # begins.
         if work is None or not work.finished or self._evaluation.round is not None:
             return
+        # The ledger's own check. A job never ends as done with records that it cannot account for.
         lost = sum(count.lost - count.parked for count in work.counts)
         if lost:
             context.fail(
-                f"{amount(lost, 'record')} neither trained nor given up: the ledger does not add up"
+                f"{amount(lost, 'record')} neither trained nor skipped: the ledger does not add up"
             )
         elif context.spec.action is Action.PREDICT:
             self._done()
         elif context.validation:
-            context.enter(Phase.EVALUATING, "training is done; the final evaluation begins")
+            context.enter(Phase.EVALUATING, "training is done; final evaluation begins")
         else:
             self._to_checkpoint()
 
@@ -204,7 +207,7 @@ class Phases:
             self._done()
         elif self._context.spec.checkpoint.checkpoint_steps and self._checkpointing.begun:
             self._checkpointing.begin_final()
-            self._context.enter(Phase.CHECKPOINTING, "the last checkpoint is taken")
+            self._context.enter(Phase.CHECKPOINTING, "taking the last checkpoint")
         else:
             self._to_export()
 
@@ -214,7 +217,7 @@ class Phases:
         spec = self._context.spec
         if spec.action is Action.TRAIN and self._checkpointing.begun and spec.keeps_checkpoints:
             self._checkpointing.begin_final()
-            self._context.enter(Phase.CHECKPOINTING, f"{drained}; the last checkpoint is taken")
+            self._context.enter(Phase.CHECKPOINTING, f"{drained}; taking the last checkpoint")
         else:
             self._end("")
 
@@ -233,12 +236,10 @@ class Phases:
         if not checkpointing.final_saved:
             problem = checkpointing.last_problem or away
             context.orders.announce(
-                "checkpoint", f"there is no last checkpoint: {problem}", level="error"
+                "checkpoint", f"the last checkpoint failed: {problem}", level="error"
             )
             if context.outcome is not None:
-                message = (
-                    f"{context.outcome.message}; the last checkpoint could not be taken: {problem}"
-                )
+                message = f"{context.outcome.message}; the last checkpoint failed: {problem}"
                 context.outcome = replace(context.outcome, message=message)
         if context.outcome is not None:
             self._end("")
@@ -248,7 +249,7 @@ class Phases:
     def _to_export(self) -> None:
         if self._context.spec.checkpoint.output:
             self._context.export = SingletonTask(Task.EXPORT)
-            self._context.enter(Phase.EXPORTING, "the model is exported")
+            self._context.enter(Phase.EXPORTING, "exporting the model")
         else:
             self._done()
 
@@ -261,16 +262,16 @@ class Phases:
             return self._end("done")
         self._context.outcome = self._context.outcome or Outcome(
             ExitCode.DONE,
-            f"done, but {amount(updates, 'update')} of weights went with parameter servers that"
-            " died",
-            "--checkpoint-steps bounds how many can go: a server comes back with its part of the"
-            " newest checkpoint",
+            f"done, but {amount(updates, 'update')} were lost when parameter servers died",
+            "lower --checkpoint-steps to lose fewer: a server restores its part of the newest"
+            " checkpoint",
         )
         return self._end("")
 
     def _end(self, message: str) -> None:
+        # The first outcome stands: a stop or failure must not turn into success.
         self._context.outcome = self._context.outcome or Outcome(ExitCode.DONE, message)
-        self._context.enter(Phase.ENDING, f"the job is over: {self._context.outcome.message}")
+        self._context.enter(Phase.ENDING, f"job over: {self._context.outcome.message}")
 
     # the end
 
@@ -281,6 +282,7 @@ class Phases:
             self._waits.end()
             self._evaluation.abandon()
             self._dismiss_workers()
+        # Servers stop after the workers: a worker's last push still needs them.
         workers_left = any(True for _ in context.processes.workers())
         waited_s = context.now_s - context.phase_since_s
         if not self._servers_stopped and (not workers_left or waited_s > _SERVERS_LIMIT_S):
@@ -288,6 +290,7 @@ class Phases:
             for process in list(context.processes.going.values()):
                 if process.name.role is Role.PS and process.live:
                     self._scaling.stop(process, 5.0, "the job is over")
+        # A process whose end is never reported must not keep the job from ending.
         if self._servers_stopped and (not context.processes.going or waited_s > _END_LIMIT_S):
             assert context.outcome is not None
             context.phase, context.phase_since_s = Phase.ENDED, context.now_s

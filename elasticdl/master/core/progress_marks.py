@@ -47,6 +47,8 @@ class ProgressMarks:
         work = self._context.work
         if work is None:
             return 0
+        # A resume or a rollback replaces the ledger object. `booked` counts only what this object
+        # settled.
         if work is not self._counted:
             total = work.totals()
             self._counted, self._before = work, total.trained + total.bad - work.booked

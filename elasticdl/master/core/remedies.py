@@ -10,11 +10,11 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.data.ledger import HeldShard, Stage
+from elasticdl.master.core.data.pieces import HeldShard, Stage
 from elasticdl.master.core.job_context import JobContext
 from elasticdl.master.core.obligation import LeaseKey
 from elasticdl.master.core.phases import Phases
-from elasticdl.master.core.processes.failures import Cause, Verdict
+from elasticdl.master.core.processes.causes import Cause, Verdict
 from elasticdl.master.core.processes.process_lifecycle import ProcessLifecycle
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Process
@@ -41,13 +41,13 @@ class Remedies:
         self._phases = phases
 
     @property
-    def can_form_anew(self) -> bool:
+    def can_form_again(self) -> bool:
         """Whether workers train together in generations."""
-        return self._coordination.can_form_anew
+        return self._coordination.can_form_again
 
-    def form_anew(self) -> None:
+    def form_again(self) -> None:
         """Have the same workers form a new generation."""
-        self._coordination.form_anew("nothing moved")
+        self._coordination.form_again("the job is stalled")
 
     def spare(self, processes: Sequence[Process]) -> Process:
         """The first process that can be replaced without loss, or else the first."""
@@ -74,30 +74,31 @@ class Remedies:
             for process, limit_s in limits
         )
 
-    def reconcile(self, process: Process, told: set[LeaseKey], asked_s: float) -> None:
+    def reconcile(self, process: Process, reported: set[LeaseKey], asked_s: float) -> None:
         """Void leases on which worker and master disagree, so that they are leased again."""
         name, known = process.name, self._leasing.leased_to(process.name)
         missing = [
             (ledger, held)
             for ledger, held in known
             # The answer cannot know a lease that was granted after the question.
-            if _key(held) not in told and held.since_s < asked_s
+            if _key(held) not in reported and held.since_s < asked_s
         ]
-        extra = self._coordination.unknown_leases(told, {_key(held) for _, held in known})
+        extra = self._coordination.unknown_leases(reported, {_key(held) for _, held in known})
         if missing:
             shards = ", ".join(str(held.piece.shard.id) for _, held in missing)
-            self._say(f"{name} does not have shard {shards}, which it was leased: given out again")
+            self._say(f"{name} does not have its leased shard {shards}: leasing it again")
         if extra:
             shards = ", ".join(str(shard) for shard, _ in sorted(extra))
             self._say(
-                f"{name} works on shard {shards}, which it does not hold: its leases are voided"
+                f"{name} works on shard {shards}, which it does not hold: revoking its leases"
             )
-            self._leasing.revoke(name, "the master does not know of all of these leases")
+            # Revoke all of them: which part of the worker's work is valid is unknown.
+            self._leasing.revoke(name, "the master does not know all of these leases")
         for ledger, held in missing:
             if ledger is self._context.work and self._context.spec.action is Action.TRAIN:
                 # The worker may have trained part of it. Only the servers know, and they report it
                 # when the worker is replaced.
-                self.replace(process, "it does not know of a shard that it was leased")
+                self.replace(process, "it does not know a shard that it was leased")
                 return
             if held.stage is Stage.LEASED:
                 ledger.give_back(held)

@@ -56,8 +56,8 @@ class Rung(StrEnum):
 
     NAMED = "named"
     ASKED = "asked for their state"
-    FORMED = "ring formed anew"
-    REPLACED = "debtor replaced"
+    FORMED = "new ring generation formed"
+    REPLACED = "process replaced"
     ENDED = "job ended"
 
 
@@ -69,11 +69,9 @@ class _Stall:
     """
 
     since_s: float
-    named_s: float
     acted_s: float
     owed: list[Obligation]
     rung: Rung = Rung.NAMED
-    diagnosis: str = ""
 
 
 @dataclass(slots=True)
@@ -133,7 +131,7 @@ class Stalls:
         self._learn(event)
         if self._context.phase in (Phase.ENDING, Phase.ENDED):
             self._stall = None  # An ending job waits for nothing.
-        if isinstance(event, (events.ProcessAttached, events.StartWentOn, events.ActivityTold)):
+        if isinstance(event, (events.ProcessAttached, events.StartWentOn, events.ActivityReported)):
             # The workers could not make progress before: time without progress counts from here.
             self._clock.able_s = event.at_s
         clock, context = self._clock, self._context
@@ -145,10 +143,10 @@ class Stalls:
 
     def _learn(self, event: events.Event) -> None:
         match event:
-            case events.ActivityTold():
-                self._activities.told(event)
+            case events.ActivityReported():
+                self._activities.reported(event)
                 self._shown.discard(event.worker)
-            case events.StateTold():
+            case events.StateReported():
                 self._told_state(event)
             case events.ProcessEnded() | events.ProcessSilent():
                 self._activities.forget(event.name)
@@ -162,7 +160,12 @@ class Stalls:
         match event:
             case events.Tick():
                 return _changes_processes(commands)
-            case events.StateTold() | events.ConnectionLost() | events.MessagesDropped():
+            case (
+                events.StateReported()
+                | events.ConnectionLost()
+                | events.MessagesDropped()
+                | events.StalenessChosen()
+            ):
                 return False
             case events.LeaseRequested():
                 return self._granted(commands)
@@ -171,7 +174,7 @@ class Stalls:
             case events.ProcessSeen(name=name):
                 process = self._context.processes.all.get(name)
                 return process is not None and process.since_s == event.at_s
-            case events.RingTold():
+            case events.RingReported():
                 word = (event.ready, event.entered, event.broken, event.leaving)
                 before, self._words[event.worker] = self._words.get(event.worker), word
                 if before is None:
@@ -201,8 +204,12 @@ class Stalls:
             clock.longest_s = max(clock.longest_s, quiet_s)
         clock.moved_s = now_s
         clock.mark = self._marks.now()
+        # The first mark is the empty tuple.
         if len(clock.best) != len(clock.mark):
             clock.best = [(-1, -1)] * len(clock.mark)
+        # Compare with the best of each part, not with the last mark: after a rollback, records that
+        # are trained again are movement, but not progress. Otherwise a ring that loses its weights
+        # again and again would never count as stalled.
         better = [now > best for now, best in zip(clock.mark, clock.best, strict=True)]
         if any(better):
             clock.best = [max(now, best) for now, best in zip(clock.mark, clock.best, strict=True)]
@@ -230,11 +237,12 @@ class Stalls:
                 self._shown.add(name)
                 self._ask(name)
             limit_s = self._activities.limit_s(process, activity)
+            # Only act with `--stall-seconds` above 0; 0 asks for reports only.
             if self._activities.acts and age_s > limit_s:
                 self._activities.forget(name)
                 self._replace_busy(
                     process,
-                    f"in {activity.what} for {age_s:.0f} s, where {limit_s:.0f} s are allowed",
+                    f"in {activity.what} for {age_s:.0f} s; the limit is {limit_s:.0f} s",
                 )
 
     def _replace_busy(self, process: Process, why: str) -> None:
@@ -244,10 +252,10 @@ class Stalls:
             self._remedies.replace(process, f"it has been {why}")
             return
         text = (
-            f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row that"
-            " comes to no end"
+            f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row whose"
+            " code does not return"
         )
-        self._announce(f"the job stands still: {text}", meaning(EventKind.FAILED))
+        self._announce(f"the job is stalled: {text}", meaning(EventKind.FAILED))
         self._remedies.end(text)
 
     # time
@@ -269,6 +277,7 @@ class Stalls:
 
     def forgive(self) -> None:
         """Restart the clocks: the master did not run and may have missed movements."""
+        # Movements of that time may still wait in the queue, unread.
         self._clock.moved_s = self._clock.able_s = self._context.now_s
         if self._stall is not None:
             self._stall.acted_s = self._context.now_s
@@ -299,6 +308,7 @@ class Stalls:
         clock, stall = self._clock, self._stall
         if stall is None:
             bound_s = self.bound_s
+            # Two ways to stall: nothing moves at all, or everything moves in circles.
             return min(clock.moved_s + bound_s, self._able_s() + _WITHOUT_PROGRESS_TIMES * bound_s)
         moved_s = min(clock.moved_s, self._able_s() + _WITHOUT_PROGRESS_TIMES * self.bound_s)
         return max(stall.acted_s, moved_s) + self._pause_s(stall)
@@ -329,9 +339,9 @@ class Stalls:
         clock, now_s = self._clock, self._context.now_s
         moves = self.quiet_s < self.bound_s
         since_s = self._able_s() if moves else clock.moved_s
-        stall = self._stall = _Stall(since_s, now_s, now_s, owed)
-        still = f"{'no progress' if moves else 'nothing has moved'} for {now_s - since_s:.0f} s"
-        diagnosis = stall.diagnosis = f"{still}, waiting for {self._told(owed)}"
+        stall = self._stall = _Stall(since_s, now_s, owed)
+        still = f"no {'progress' if moves else 'activity'} for {now_s - since_s:.0f} s"
+        diagnosis = f"{still}, waiting for {self._described(owed)}"
         details = meaning(
             EventKind.BEGUN,
             since_s=since_s,
@@ -341,10 +351,10 @@ class Stalls:
             debtors=listed(owed[0].debtors),
             numbers=owed[0].numbers,
         )
-        self._announce(f"the job stands still: {diagnosis}", details)
+        self._announce(f"the job is stalled: {diagnosis}", details)
         self._next(stall)
 
-    def _told(self, owed: list[Obligation]) -> str:
+    def _described(self, owed: list[Obligation]) -> str:
         more = f"; and {len(owed) - _MOST_TOLD} more" if len(owed) > _MOST_TOLD else ""
         return (
             "; ".join(one.text(self._context.now_s) for one in owed[:_MOST_TOLD])[:_DIAGNOSIS_CHARS]
@@ -353,20 +363,22 @@ class Stalls:
 
     def _next(self, stall: _Stall) -> None:
         """Take the next step that applies to this job."""
+        # Slow workers within their own limits are no stall; straggler bounds deal with them.
         if stall.rung in (Rung.ASKED, Rung.FORMED) and self._remedies.paced(stall.owed[0].debtors):
             return
+        # Every step gets its full pause, whatever came before.
         stall.acted_s = self._context.now_s
         match stall.rung:
             case Rung.NAMED:
                 self._ask_debtors(stall)
             case _ if not self._activities.acts:
                 return
-            case Rung.ASKED if self._remedies.can_form_anew:
+            case Rung.ASKED if self._remedies.can_form_again:
                 stall.rung = Rung.FORMED
                 self._announce(
-                    "the job still stands still: the ring is formed anew", meaning(EventKind.FAILED)
+                    "still stalled: forming a new generation of the ring", meaning(EventKind.FAILED)
                 )
-                self._remedies.form_anew()
+                self._remedies.form_again()
             case Rung.ASKED | Rung.FORMED:
                 self._replace(stall)
             case Rung.REPLACED:
@@ -383,6 +395,7 @@ class Stalls:
     def _ask(self, name: ProcessName) -> None:
         process = self._context.processes.going.get(name)
         if process is not None and process.life in (Life.READY, Life.STOPPING):
+            # Remember when we asked: `reconcile` must ignore leases granted later.
             self._asked[name] = self._context.now_s
             self._context.orders.give(AskState(name))
 
@@ -397,18 +410,16 @@ class Stalls:
             return
         stall.rung = Rung.REPLACED
         process = self._remedies.spare(found)
-        why = f"the job stands still, and waits for it: {stall.owed[0].text(self._context.now_s)}"
-        self._announce(
-            f"the job still stands still: {process.name} is replaced", meaning(EventKind.FAILED)
-        )
+        why = f"the job is stalled, waiting for {stall.owed[0].text(self._context.now_s)}"
+        self._announce(f"still stalled: replacing {process.name}", meaning(EventKind.FAILED))
         self._remedies.replace(process, why)
 
     def _end(self, stall: _Stall) -> None:
         stall.rung = Rung.ENDED
         now_s = self._context.now_s
         text = (
-            f"the job stood still for {now_s - stall.since_s:.0f} s: waiting for"
-            f" {self._told(stall.owed)}"
+            f"the job was stalled for {now_s - stall.since_s:.0f} s, waiting for"
+            f" {self._described(stall.owed)}"
         )
         self._remedies.end(text)
 
@@ -421,7 +432,7 @@ class Stalls:
                 EventKind.ENDED, since_s=stall.since_s, waited_s=waited_s, reason=stall.owed[0].what
             )
             self._announce(
-                f"the job goes on, after it stood still for {waited_s:.0f} s", details, level="info"
+                f"the job continues after a stall of {waited_s:.0f} s", details, level="info"
             )
 
     def _announce(
@@ -431,17 +442,20 @@ class Stalls:
 
     # the debtors' answers
 
-    def _told_state(self, event: events.StateTold) -> None:
+    def _told_state(self, event: events.StateReported) -> None:
         """Show the stacks of a process that was asked for them.
 
         Void leases on which worker and master disagree, so that they are leased again.
         """
+        # Answer each question once. An unasked or late answer describes a state that may be
+        # outdated.
         asked_s = self._asked.pop(event.process, None)
         process = self._context.processes.going.get(event.process)
         if asked_s is None or process is None or not process.heard:
             return
         if event.stacks:
-            text = f"{event.process} is {event.doing or 'at these places'}:\n{event.stacks}"
+            doing = f", {event.doing}" if event.doing else ""
+            text = f"stacks of {event.process}{doing}:\n{event.stacks}"
             details: dict[str, float | int | str] = {"asked_s": round(asked_s, 3)}
             level = "warning" if self._stall is not None else "info"
             self._context.orders.announce(
@@ -459,22 +473,21 @@ class Stalls:
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return long
         if self._stall is not None:
-            found = self._told(self._stall.owed)
+            found = self._described(self._stall.owed)
             return [
                 (
-                    f"the job stands still for {self._context.now_s - self._stall.since_s:.0f} s:"
-                    f" waiting for {found}"
+                    f"stalled for {self._context.now_s - self._stall.since_s:.0f} s, waiting for"
+                    f" {found}"
                 ),
                 *long,
             ]
         if self.quiet_s < self._least_s / 2:
             return long
         owed = [one for one in self._obligations.now() if not self._accounted_for(one)]
-        return (
-            [f"nothing has moved for {self.quiet_s:.0f} s: waiting for {self._told(owed)}", *long]
-            if owed
-            else long
-        )
+        if not owed:
+            return long
+        quiet = f"no activity for {self.quiet_s:.0f} s"
+        return [f"{quiet}, waiting for {self._described(owed)}", *long]
 
     def status(self) -> StallStatus | None:
         """The stall for the status; None without one."""

@@ -28,7 +28,7 @@ from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.resuming import ledger_json, resume
-from elasticdl.master.core.data.shard_list import ShardPage, ShardWish, shard_page
+from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
 from elasticdl.master.core.data.sharding import Plan, shard_records
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
@@ -64,6 +64,7 @@ class JobState:
         self._checkpointing = Checkpointing(context, self._snapshots)
         self._reconciliation = LeaseReconciliation(context)
         self._leasing = Leasing(context, self._evaluation, self._reconciliation)
+        # The only place that chooses a strategy; all other code sees `Coordination`.
         kind = RingCoordination if spec.trains_on_ring else PsCoordination
         self._coordination: Coordination = kind(
             context, self._leasing, self._evaluation, self._checkpointing, self._snapshots
@@ -160,7 +161,7 @@ class JobState:
         """Why a person cannot request a checkpoint; '' if they can."""
         return self._checkpointing.why_not()
 
-    def shards(self, wish: ShardWish) -> ShardPage:
+    def shards(self, wish: ShardQuery) -> ShardPage:
         """A page of the shards, for people."""
         current = self._evaluation.round
         ledgers = [
@@ -200,6 +201,7 @@ class JobState:
         bug.
         """
         self._context.now_s = event.at_s
+        # Before dispatch: a failed transition must show the event that caused it.
         self._story.append(event)
         try:
             self._dispatch(event)
@@ -238,6 +240,8 @@ class JobState:
                 self._scaling.create_failed(event)
             case events.ScaleRequested():
                 self._scaling.requested(event)
+            case events.StalenessChosen():
+                self._context.tell_staleness(event.worker, event.limit, event.share)
             case _:
                 self._dispatch_more(event)
 
@@ -251,10 +255,10 @@ class JobState:
                 self._reconciliation.fenced(event)
             case events.SummaryReported():
                 if self._evaluation.summarised(event) and event.stop_training:
-                    self._stop_early("a callback asked for it")
+                    self._stop_early("a callback requested it")
             case events.ExportFinished():
                 self._leasing.exported(event)
-            case events.StopAsked():
+            case events.WorkerStopRequested():
                 if self._context.worker(event.worker) is not None:
                     self._stop_early(event.reason)
                 else:
@@ -269,20 +273,20 @@ class JobState:
                 self._lifecycle.went_on(event.worker, event.part)
                 if event.part == GIVING_PART and self._context.worker(event.worker) is not None:
                     self._coordination.gave_initial_values(event.worker)
-            case events.RingTold():
+            case events.RingReported():
                 if event.ready:
                     self._lifecycle.went_on(event.worker, "")
-                self._coordination.member_told(event)
-            case events.StateTold():
-                self._leasing.state_told(event)
-            case events.ActivityTold():
+                self._coordination.member_reported(event)
+            case events.StateReported():
+                self._leasing.state_reported(event)
+            case events.ActivityReported():
                 pass  # `Stalls.saw` takes it in.
             case events.ConnectionLost():
                 self._coordination.lost_connection(event)
             case events.MessagesDropped():
-                self._context.drop(event.cause, event.name, "it has left that aside", event.count)
+                self._context.drop(event.cause, event.name, "it dropped the message", event.count)
             case events.CheckpointRequested():
-                self._checkpointing.asked()
+                self._checkpointing.asked(event.leaving)
             case events.ReplaceRequested():
                 self._scaling.replace(event)
             case events.StopRequested():
@@ -290,7 +294,7 @@ class JobState:
             case events.MasterStarted() | events.PreflightProgressed() | events.PreflightFailed():
                 self._phases.preflight(event)
             case _:
-                raise ImpossibleTransition(f"{event!r} is no event that this version knows")
+                raise ImpossibleTransition(f"{event!r} is an unknown event")
 
     def _decide(self) -> None:
         # The order matters: scaling reads the rounds that the steps before it open, and members and
@@ -304,8 +308,8 @@ class JobState:
     def _tick(self, event: events.Tick) -> None:
         if event.stalled_s > _STALL_S:
             text = (
-                f"the master itself did not run for {event.stalled_s:.0f} s; nobody's silence of"
-                " that time counts"
+                f"the master itself did not run for {event.stalled_s:.0f} s; silence during that"
+                " time is excused"
             )
             self._context.orders.announce("job", text, level="warning")
             self._lifecycle.forgive(event.stalled_s)
@@ -328,12 +332,12 @@ class JobState:
         self._begun = True
         for reason in event.passed_over:
             self._context.orders.announce(
-                "checkpoint", f"a newer checkpoint is passed over: {reason}", level="warning"
+                "checkpoint", f"skipping a newer checkpoint: {reason}", level="warning"
             )
         if event.again:
             text = (
-                f"the run before had trained {amount(event.again, 'record')} more than its last"
-                " checkpoint has, at least: they are repeated"
+                f"the previous run trained at least {amount(event.again, 'record')} beyond its last"
+                " checkpoint; they are repeated"
             )
             self._context.orders.announce(
                 "checkpoint", text, level="warning", details={"repeated": event.again}
@@ -366,6 +370,8 @@ class JobState:
                 self._context.processes.next_worker = max(
                     self._context.processes.next_worker, resumed.workers_used
                 )
+                # Round and worker numbers continue, so names in logs and callbacks stay unique
+                # across runs.
                 self._evaluation.start(event.version, resumed.rounds_used)
                 self._context.updates_lost = resumed.updates_lost
                 return resumed.ledger
@@ -385,7 +391,7 @@ class JobState:
 
     def _stop_early(self, why: str) -> None:
         if self._leasing.stop_early(why):
-            self._coordination.recall("training ends early")
+            self._coordination.recall("ending training early")
 
     # snapshots
 
@@ -420,10 +426,15 @@ class JobState:
                 self._evaluation.cut(event.snapshot, event.version)
             case None:
                 self._context.drop(DropCause.LATE_SNAPSHOT, None, event)
-                self._context.orders.give(DropSnapshot(event.snapshot))
+                # A ring that forms anew at a barrier cuts again, while the first copy is written.
+                saving = self._checkpointing.saving
+                if saving is None or saving.id != event.snapshot:
+                    # Nobody will use this view, but every server keeps it until told otherwise.
+                    self._context.orders.give(DropSnapshot(event.snapshot))
 
     def _snapshot_failed(self, snapshot: SnapshotId, reason: str) -> None:
         purpose = self._snapshots.answered(snapshot)
+        # Cuts and saves fail through the same event; only a checkpoint is ever saved.
         if purpose is Purpose.EVALUATION:
             if self._evaluation.round is not None and self._evaluation.round.snapshot == snapshot:
                 self._evaluation.failed_cut(reason)

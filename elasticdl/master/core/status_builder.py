@@ -21,7 +21,8 @@ from elasticdl.job_status import (
 )
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.coordination import Coordination
-from elasticdl.master.core.data.ledger import Count, HeldShard, Ledger, Stage
+from elasticdl.master.core.data.ledger import Count, Ledger
+from elasticdl.master.core.data.pieces import HeldShard, Stage
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
@@ -70,7 +71,7 @@ def _why_left(context: JobContext) -> str | None:
     if context.ended_early:
         return f"training ended early: {context.ended_early}"
     if context.work is not None and context.work.stopped:
-        return "training had ended early before"
+        return "training ended early in a previous run"
     return context.outcome.message if context.outcome else None
 
 
@@ -83,7 +84,7 @@ def status(
 ) -> JobStatus:
     """The current status of the job, without what `Stalls` knows."""
     main = main_ledger(context, evaluation)
-    told, outcome = receipt(context, main, _SHOWN_EPOCHS), context.outcome
+    account, outcome = receipt(context, main, _SHOWN_EPOCHS), context.outcome
     return JobStatus(
         action=context.spec.action,
         phase=context.phase,
@@ -92,7 +93,7 @@ def status(
         epoch=main.epoch if main else 0,
         epochs=main.plan.epochs if main else 0,
         version=context.version,
-        records=_records(main, told.total),
+        records=_records(main, account.total),
         records_per_s=0.0,
         shards=_shards(context, evaluation),
         scale=_scale(context),
@@ -108,13 +109,10 @@ def status(
         ),
         updates_lost=context.updates_lost,
         ring=coordination.status(),
-        waiting=(
-            *pending.waits(),
-            *_waiting(context, coordination, checkpointing),
-        ),
+        waiting=(*pending.waits(), *_waiting(context, coordination, checkpointing)),
         parked=tuple(context.given_up),
         bad_examples=tuple(context.bad_examples),
-        receipt=told,
+        receipt=account,
         outcome=outcome.message if outcome else None,
         exit_code=int(outcome.exit_code) if outcome else None,
         stall=None,
@@ -149,7 +147,7 @@ def _message(context: JobContext, evaluation: Evaluation) -> str:
             what = "final evaluation" if context.spec.action is Action.TRAIN else "evaluating"
             return f"{what}: {current.stage}" if current else what
         case Phase.DRAINING:
-            return "stopping: workers give their work back"
+            return "stopping: workers return their shards"
         case Phase.CHECKPOINTING:
             return "taking the last checkpoint"
         case Phase.EXPORTING:
@@ -279,9 +277,9 @@ def _waiting(
         settling = sum(held.stage is Stage.SETTLING for held in context.work.held.values())
         if settling:
             reasons.append(
-                f"being settled with the parameter servers: {amount(settling, 'shard')} of lost"
-                " workers"
+                f"reconciling {amount(settling, 'shard')} of lost workers with the parameter"
+                " servers"
             )
     if checkpointing.under_way:
-        reasons.append("a checkpoint is being taken")
+        reasons.append("taking a checkpoint")
     return reasons

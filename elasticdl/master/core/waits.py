@@ -29,7 +29,7 @@ class _Open:
     since_s: float
     seen_s: float
     reasons: Reasons = field(default_factory=Reasons)
-    told: bool = False
+    announced: bool = False
 
 
 @final
@@ -58,10 +58,11 @@ class Waits:
             found[Awaited.CODE] = "; ".join(busy[:_MOST_BUSY])
         for what, reason in found.items():
             wait = self._open.setdefault(what, _Open(now_s, now_s))
+            # Charge the time since the last look to the present reason.
             wait.reasons.add(reason, now_s - wait.seen_s)
             wait.seen_s = now_s
-            if not wait.told and now_s - wait.since_s >= _LASTS_S:
-                wait.told = True
+            if not wait.announced and now_s - wait.since_s >= _LASTS_S:
+                wait.announced = True
                 details = meaning(
                     EventKind.BEGUN, wait=str(what), since_s=wait.since_s, reason=reason
                 )
@@ -85,7 +86,7 @@ class Waits:
 
     def _over(self, what: Awaited, wait: _Open) -> None:
         waited_s = wait.seen_s - wait.since_s
-        if not wait.told:
+        if not wait.announced:
             return
         reason = wait.reasons.words()
         text = f"waited {waited_s:.0f} s for {_WORDS[what]}: {reason}"
@@ -106,8 +107,8 @@ class Waits:
 
 
 _WORDS = {
-    Awaited.PLACE: "a place",
-    Awaited.SERVERS: "the parameter servers",
+    Awaited.PLACE: "processes to be scheduled",
+    Awaited.SERVERS: "parameter servers",
     Awaited.WORK: "work",
     Awaited.RING: "the ring",
     Awaited.CODE: "user code",

@@ -21,7 +21,7 @@ from elasticdl.job import Action, JobSpec, Strategy
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import SaveSnapshot
-from elasticdl.master.core.data.resuming import gone_on
+from elasticdl.master.core.data.resuming import count_repeated
 from elasticdl.master.executor.run_before import run_before
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
@@ -61,6 +61,7 @@ class CheckpointArchive:
 
     def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
         self._spec = spec.checkpoint
+        self._epochs = spec.data.num_epochs
         self._workers = spec.cluster.num_workers
         self._action = spec.action
         self._strategy = spec.training.distribution_strategy
@@ -78,7 +79,7 @@ class CheckpointArchive:
         if self._spec.checkpoint_dir_for_init:
             found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
             self._refuse_of_other_strategy(found)
-            _LOG.info("beginning with the parameters of %s", found.directory)
+            _LOG.info("starting with the parameters of %s", found.directory)
             # Servers report their version; a ring that only evaluates or predicts does not.
             still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
             return JobStart(
@@ -113,7 +114,7 @@ class CheckpointArchive:
                 store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version
             )
         except OSError as error:
-            _LOG.warning("old checkpoints stay in %s: %s", self._checkpoints, error)
+            _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
         return str(directory), manifest.bytes
 
     def keep_scale(self, low: int, high: int) -> None:
@@ -135,9 +136,7 @@ class CheckpointArchive:
         if found is None:
             raise UserError(
                 f"--resume, but there is no checkpoint in {self._checkpoints}",
-                hint=(
-                    "start afresh without --resume, and with --checkpoint-steps to have checkpoints"
-                ),
+                hint="start without --resume; --checkpoint-steps makes the job resumable",
             )
         if not found.manifest.ledger:
             raise UserError(
@@ -145,10 +144,9 @@ class CheckpointArchive:
                 hint="use --checkpoint-dir-for-init instead",
             )
         self._refuse_of_other_strategy(found)
-        _LOG.info("going on from %s", found.directory)
-        ledger, again = gone_on(
-            found.manifest.ledger, run_before(JobDirectory(self._checkpoints.parent))
-        )
+        _LOG.info("resuming from %s", found.directory)
+        before = run_before(JobDirectory(self._checkpoints.parent))
+        ledger, again = count_repeated(found.manifest.ledger, before, self._epochs)
         return JobStart(str(found.directory), ledger, found.manifest.version, found.rejected, again)
 
     def _refuse_of_other_strategy(self, found: store.Found) -> None:
@@ -160,9 +158,9 @@ class CheckpointArchive:
         made_by = maker_of(found.manifest)
         if made_by is not self._strategy:
             raise UserError(
-                f"{found.directory} was made with --distribution-strategy {made_by}, this job has"
-                f" {self._strategy}",
-                hint="begin with a checkpoint of the same strategy",
+                f"{found.directory} was made with --distribution-strategy {made_by}, but this job"
+                f" uses {self._strategy}",
+                hint="start with a checkpoint of the same strategy",
             )
 
 
@@ -190,5 +188,5 @@ def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest
         )
     except ValidationError as error:
         raise Corrupted(
-            f"the servers described their parts in a way that makes no manifest: {error}"
+            f"the servers' descriptions of their parts form no valid manifest: {error}"
         ) from error

@@ -51,7 +51,7 @@ class Archive(Protocol):
 class Record(Protocol):
     """The job's recorded history: `history.event_log.EventLog`."""
 
-    def append(self, stamp: Mapping[str, float], told: Mapping[str, Any]) -> object:
+    def append(self, stamp: Mapping[str, float], fields: Mapping[str, Any]) -> object:
         """Record an event. A full disk loses only the line."""
 
 
@@ -80,10 +80,10 @@ class ExecutorDeps:
 class Executor:
     """Carries out commands. Use it from one event loop."""
 
-    def __init__(self, queue: EventQueue, gateway: ProcessGateway, means: ExecutorDeps) -> None:
+    def __init__(self, queue: EventQueue, gateway: ProcessGateway, deps: ExecutorDeps) -> None:
         self._queue = queue
         self._gateway = gateway
-        self._means = means
+        self._deps = deps
         self.finish: do.FinishJob | None = None
         """Set by the last command of a job."""
 
@@ -103,7 +103,7 @@ class Executor:
                 assert self._gateway.ring is not None
                 self._gateway.ring.withdraw()
             case do.LookAgain(after_s):
-                self._queue.spawn("a look at the ring", self._look_again(after_s))
+                self._queue.spawn("ring check", self._look_again(after_s))
             case do.PublishServers():
                 self._gateway.orders.publish(command.addresses)
             case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot():
@@ -111,11 +111,11 @@ class Executor:
             case do.Announce():
                 self._announce(command)
             case do.RecordMetrics():
-                self._means.metrics.append({**self._stamp(), **asdict(command)})
+                self._deps.metrics.append({**self._stamp(), **asdict(command)})
             case do.KeepScale(low, high):
-                self._means.archive.keep_scale(low, high)
+                self._deps.archive.keep_scale(low, high)
             case do.RunPreflight():
-                self._queue.spawn("preflight", self._means.preflight())
+                self._queue.spawn("preflight", self._deps.preflight())
             case do.FinishJob():
                 self.finish = command
             case _:
@@ -143,7 +143,7 @@ class Executor:
             case do.AskState():
                 self._order(command.process, TellState())
             case _:
-                raise TypeError(f"nobody knows how to carry out {command}")
+                raise TypeError(f"unknown command {command}")
 
     def _snapshot(self, command: do.TakeSnapshot | do.SaveSnapshot | do.DropSnapshot) -> None:
         match command:
@@ -155,13 +155,13 @@ class Executor:
                 self._gateway.ring.drop(snapshot)
             case do.DropSnapshot():
                 self._queue.spawn(
-                    f"drop of view {command.snapshot}", self._means.snapshots.drop(command.snapshot)
+                    f"drop of view {command.snapshot}", self._deps.snapshots.drop(command.snapshot)
                 )
 
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name
         try:
-            started = await self._means.launcher.start(name, command.delay_s, command.memory_bytes)
+            started = await self._deps.launcher.start(name, command.delay_s, command.memory_bytes)
         except CreateRefused as refused:
             self._queue.post(
                 happened.CreateFailed(self._queue.at_s(), name, refused.reason, refused.retry)
@@ -175,7 +175,7 @@ class Executor:
         if command.name.role is Role.WORKER and command.grace_s > 0:
             self._order(command.name, Drain(command.reason))
         self._queue.spawn(
-            f"stop of {command.name}", self._means.launcher.stop(command.name, command.grace_s)
+            f"stop of {command.name}", self._deps.launcher.stop(command.name, command.grace_s)
         )
 
     async def _look_again(self, after_s: float) -> None:
@@ -184,12 +184,12 @@ class Executor:
 
     async def _fence(self, worker: ProcessName) -> None:
         self._gateway.leave(worker, "was fenced")
-        applied = await self._means.fences.fence(str(worker))
+        applied = await self._deps.fences.fence(str(worker))
         self._queue.post(happened.WorkerFenced(self._queue.at_s(), worker, applied))
 
     async def _cut(self, snapshot: SnapshotId) -> None:
         try:
-            async with self._means.snapshots.cut(snapshot) as cut:
+            async with self._deps.snapshots.cut(snapshot) as cut:
                 await self._queue.post(
                     happened.SnapshotCut(
                         self._queue.at_s(), snapshot, cut.version, dict(cut.applied)
@@ -202,8 +202,8 @@ class Executor:
 
     async def _save(self, command: do.SaveSnapshot) -> None:
         try:
-            path, size_bytes = await self._means.archive.save(
-                command, self._gateway.ring or self._means.snapshots
+            path, size_bytes = await self._deps.archive.save(
+                command, self._gateway.ring or self._deps.snapshots
             )
         except ElasticDLError as error:
             self._queue.post(
@@ -222,7 +222,7 @@ class Executor:
 
     def _announce(self, command: do.Announce) -> None:
         _LOG.log(_LEVELS.get(command.level, logging.INFO), "%s", command.text)
-        self._means.events.append(self._stamp(), asdict(command))
+        self._deps.events.append(self._stamp(), asdict(command))
 
     def _stamp(self) -> dict[str, float]:
         return {"at": round(self._queue.clock.wall_s(), 3), "at_s": round(self._queue.at_s(), 3)}

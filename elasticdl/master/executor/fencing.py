@@ -30,6 +30,7 @@ class Fences:
         An absent server fences the worker when it attaches. Asks each server until it answers or is
         gone. The cluster's report, or 10 s of silence, ends the wait for a dead server.
         """
+        # Before asking: a server that attaches meanwhile catches up from this list.
         self._fenced[worker] = None
         servers = self._registry.attached()
         answers = await asyncio.gather(*(self._ask(server, worker) for server in servers))

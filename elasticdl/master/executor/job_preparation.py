@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TypeAlias, final
 
+from elasticdl.cluster.base import CreateRefused
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.events import JobStarted, PreflightFailed, PreflightProgressed
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
-from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
+from elasticdl.master.preflight import (
+    CheckProcess,
+    Preflight,
+    check_streams,
+    follow_check,
+    load_preflight,
+    save_preflight,
+)
+
+Process: TypeAlias = Callable[[Sequence[int]], AbstractAsyncContextManager[CheckProcess]]
 
 
 @final
@@ -26,12 +38,16 @@ class JobPreparation:
         spec: JobSpec,
         directory: JobDirectory,
         archive: CheckpointArchive,
+        process: Process,
         begin: Callable[[Preflight, JobStart], None],
     ) -> None:
-        """`begin` is called once the job has begun, before any of its processes can attach."""
+        """`process` starts the check with these stdin, stdout and stderr.
+
+        `begin` is called once the job has begun, before any of its processes can attach.
+        """
         self._queue = queue
         self._spec, self._directory, self._archive = spec, directory, archive
-        self._begin = begin
+        self._process, self._begin = process, begin
 
     async def run(self) -> None:
         """Post JobStarted or PreflightFailed.
@@ -72,7 +88,7 @@ class JobPreparation:
             except OSError as error:
                 raise PermanentError(
                     f"cannot write {path}: {error.strerror or error}",
-                    hint="make room there, or name another --job-dir",
+                    hint="free disk space, or choose another --job-dir",
                 ) from error
         return found
 
@@ -82,15 +98,26 @@ class JobPreparation:
         def tell(text: str) -> None:
             loop.call_soon_threadsafe(self._progressed, text)
 
-        check = asyncio.ensure_future(
-            asyncio.to_thread(run_preflight, self._spec, tell=tell, cancelled=cancelled.is_set)
-        )
-        try:
-            return await asyncio.shield(check)
-        except asyncio.CancelledError:
-            cancelled.set()
-            await asyncio.gather(check, return_exceptions=True)
-            raise
+        with check_streams() as streams:
+            try:
+                async with self._process(streams.standard) as process:
+                    follow = partial(
+                        follow_check,
+                        self._spec,
+                        process,
+                        streams,
+                        tell=tell,
+                        cancelled=cancelled.is_set,
+                    )
+                    check = asyncio.ensure_future(asyncio.to_thread(follow))
+                    try:
+                        return await asyncio.shield(check)
+                    except asyncio.CancelledError:
+                        cancelled.set()
+                        await asyncio.gather(check, return_exceptions=True)
+                        raise
+            except (CreateRefused, OSError) as error:
+                raise PermanentError(f"cannot check model and data: {error}") from error
 
     def _progressed(self, text: str) -> None:
         self._queue.post(PreflightProgressed(self._queue.at_s(), text))

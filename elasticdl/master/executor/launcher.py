@@ -59,7 +59,8 @@ class Launcher:
             return
         creating = self._creating.get(name)
         if creating is not None:
-            # The cluster bounds process creation.
+            # The cluster bounds process creation, and may cut it short if it is told.
+            await self._cluster.delete(name, grace_s=grace_s)
             await creating.wait()
         await self._cluster.delete(name, grace_s=grace_s)
 

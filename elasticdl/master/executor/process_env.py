@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.role_environment import TOKEN, RoleEnvironment
+from elasticdl.formatting import STACKS_VARIABLE
 from elasticdl.job import JobSpec
+from elasticdl.master import preflight
 
 COMMANDS = {
     Role.WORKER: (sys.executable, "-m", "elasticdl.worker.main"),
@@ -43,20 +45,34 @@ class ProcessEnv:
     def __call__(self, name: ProcessName) -> ProcessSpec:
         """Return the spec of one process. The user's environment cannot override our variables."""
         member = self.spec.trains_on_ring and name.role is Role.WORKER
-        environment = RoleEnvironment(
-            self.address, self.token, name, Path(self.directory), self.bind_host
-        )
         return ProcessSpec(
             name=name,
             command=COMMANDS[name.role],
             env={
                 **(_FAST_ENDS if member else {}),
                 **self.spec.cluster.envs,
-                **environment.variables(),
+                **self._role(name),
             },
             secrets={TOKEN: self.token},
             cores=self._share(name.role),
         )
+
+    def check(self) -> ProcessSpec:
+        """Return the spec of the check of model and data.
+
+        It has a worker's variables, so that a fork of the workers' template can run it, but not
+        those by which user code sees that it runs in a worker, nor the job's token.
+        """
+        name = ProcessName(Role.WORKER, 0)
+        worker, role = self(name), self._role(name)
+        env = {key: value for key, value in worker.env.items() if key not in role}
+        env[STACKS_VARIABLE] = str(preflight.LIMITS.stacks_s)
+        return replace(worker, command=preflight.COMMAND, env=env, secrets={})
+
+    def _role(self, name: ProcessName) -> dict[str, str]:
+        return RoleEnvironment(
+            self.address, self.token, name, Path(self.directory), self.bind_host
+        ).variables()
 
     def _share(self, role: Role) -> float:
         """Return a fair share of the cores among processes of the same role.

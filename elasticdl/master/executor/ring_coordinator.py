@@ -20,7 +20,7 @@ from elasticdl.shard import SnapshotId
 _SAVE_S = 600.0
 
 
-class MeetingPlace(Protocol):
+class RendezvousServer(Protocol):
     """Where the members of a generation meet: `rpc.rendezvous.Rendezvous`."""
 
     async def start(self, host: str = "", port: int = 0) -> int:
@@ -41,7 +41,7 @@ class RingCoordinator:
     """Coordinates the ring. Use it from one event loop."""
 
     def __init__(
-        self, orders: OrderStreams, begin_from: str = "", rendezvous: MeetingPlace | None = None
+        self, orders: OrderStreams, begin_from: str = "", rendezvous: RendezvousServer | None = None
     ) -> None:
         """`rendezvous`: by default one over HTTP."""
         self._orders = orders
@@ -52,7 +52,7 @@ class RingCoordinator:
         self._scope = ""
         self._members: tuple[ProcessName, ...] = ()
         self._copies: dict[SnapshotId, ProcessName] = {}
-        self._saving: dict[SnapshotId, asyncio.Future[RingSaved]] = {}
+        self._saving: dict[SnapshotId, tuple[ProcessName, asyncio.Future[RingSaved]]] = {}
 
     async def start(self, host: str, port: int = 0) -> int:
         """Serve rendezvous and return the port. Raises OSError if that is impossible."""
@@ -92,18 +92,20 @@ class RingCoordinator:
             self._scope = ""
 
     def cut(self, worker: ProcessName, snapshot: SnapshotId) -> None:
-        """Have the worker keep a copy of its weights for `snapshot`."""
-        self._copies[snapshot] = worker
+        """Note that the worker keeps a copy of its weights for `snapshot`.
+
+        A ring that forms anew at the barrier makes another copy: the first is kept.
+        """
+        if self._copies.setdefault(snapshot, worker) != worker:
+            self._orders.put(worker, RingDrop(snapshot))
 
     async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
         """Have the worker write its copy below `directory`. Raises TransientError on failure."""
         holder = self._copies.get(snapshot)
         if holder is None:
-            raise TransientError(
-                f"nobody has a copy of the weights for checkpoint {snapshot} any more"
-            )
+            raise TransientError(f"the copy of the weights for snapshot {snapshot} is lost")
         done: asyncio.Future[RingSaved] = asyncio.get_running_loop().create_future()
-        self._saving[snapshot] = done
+        self._saving[snapshot] = holder, done
         self._orders.put(holder, RingSave(snapshot, directory))
         try:
             async with asyncio.timeout(_SAVE_S):
@@ -121,14 +123,14 @@ class RingCoordinator:
 
     def saved(self, saved: RingSaved) -> bool:
         """Record a worker's result of `save`; return False if nobody waits for it."""
-        waiting = self._saving.get(saved.snapshot)
+        _, waiting = self._saving.get(saved.snapshot, (None, None))
         if waiting is None or waiting.done():
             return False
         waiting.set_result(saved)
         return True
 
     def drop(self, snapshot: SnapshotId) -> None:
-        """Release a copy that is no longer needed."""
+        """Release a copy that is no longer needed. Its holder first completes a `save`."""
         holder = self._copies.pop(snapshot, None)
         if holder is not None:
             self._orders.put(holder, RingDrop(snapshot))
@@ -137,6 +139,7 @@ class RingCoordinator:
         """Forget an ended worker and its copies."""
         for snapshot in [snapshot for snapshot, holder in self._copies.items() if holder == name]:
             del self._copies[snapshot]
-            self.saved(
-                RingSaved(snapshot, problem="it is gone, and the copy of the weights with it")
-            )
+        for snapshot, (holder, _) in self._saving.items():
+            if holder == name:
+                problem = "it ended, and its copy of the weights is lost"
+                self.saved(RingSaved(snapshot, problem=problem))

@@ -7,24 +7,49 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from elasticdl.errors import Corrupted
 from elasticdl.jobdir.last_status import last_measured, newest_status
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.master.core.data.resuming import RunBefore
+from elasticdl.master.core.data.resuming import RunBefore, counts_of
+from elasticdl.master.journal import last_start
+
+_Counts = Mapping[int, tuple[int, int]]
 
 
 def run_before(directory: JobDirectory) -> RunBefore:
-    """Return facts about a killed or ended training in the directory; empty if unknown."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    """Return facts about a killed or ended training in the directory; empty if unknown.
+
+    A run that was killed before it wrote a status is known by the ledger that it started with.
+    """
+    started, since_s = dict[int, tuple[int, int]](), None
+    with suppress(OSError, Corrupted):
+        if (start := last_start(directory.journal)) is not None:
+            started, since_s = counts_of(start.ledger), start.at_s
+    counts, trained = dict[int, tuple[int, int]](), 0
+    with suppress(OSError, ValueError):
         status = newest_status(directory)
-        since_s, epochs = status.at_s, status.receipt.epochs if status.receipt else ()
-        counts = {row.epoch: (row.trained, row.repeated) for row in epochs}
+        # An earlier status describes the run before: that run's records are in `started`.
+        if status.receipt is not None and (since_s is None or status.at_s >= since_s):
+            counts = {row.epoch: (row.trained, row.repeated) for row in status.receipt.epochs}
+            # The status may leave out epochs; the total has them.
+            trained, since_s = status.receipt.total.trained, status.at_s
+    if not counts:
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            ended = _counts(json.loads(directory.receipt.read_text(encoding="utf-8")))
+            return RunBefore(_newer(started, ended))
+    if since_s is None:
+        return RunBefore({})
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         # A loss row is written within a second, so the status is older. Rows before it may belong
         # to other runs.
         rows = [row for row in last_measured(directory) if float(row["at_s"]) >= since_s]
-        return RunBefore(counts, max((int(row["records"]) for row in rows), default=0), killed=True)
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return RunBefore(_counts(json.loads(directory.receipt.read_text(encoding="utf-8"))))
-    return RunBefore({})
+        trained = max([trained, *(int(row["records"]) for row in rows)])
+    return RunBefore(_newer(started, counts), trained, killed=True)
+
+
+def _newer(start: _Counts, later: _Counts) -> _Counts:
+    """Counts at the start of a run and later in it; the later ones may lack epochs."""
+    return {**start, **later}
 
 
 def _counts(receipt: Mapping[str, Any]) -> dict[int, tuple[int, int]]:

@@ -43,8 +43,6 @@ async def checkpoint_in_time(
             Phase.EXPORTING,
         )
         if not about_to_end and (taken or not wanted or not possible()):
-            _LOG.info(
-                "leaving %s", "after a last checkpoint" if taken else "without a last checkpoint"
-            )
+            _LOG.info("exiting %s a last checkpoint", "after" if taken else "without")
             return
         await asyncio.sleep(_LOOK_EVERY_S)

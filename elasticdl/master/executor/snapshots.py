@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
@@ -21,14 +21,23 @@ from elasticdl.shard import Applied, SnapshotId
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
-_GATE_S = 10.0
-# Gates stay closed for at least this long after the first call.
-_SURE_S = _GATE_S
-_CUT_S = 5.0
-_UNGATE_S = 2.0
-_DROP_S = 5.0
-_DROP_TRIES = 12
-_SAVE_S = 600.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CutLimits:
+    """Time limits of the calls to servers, in seconds."""
+
+    gate_s: float = 10.0
+    sure_s: float = 10.0
+    """Gates stay closed for at least this long after the first call."""
+    cut_s: float = 5.0
+    ungate_s: float = 2.0
+    drop_s: float = 5.0
+    drop_tries: int = 12
+    drop_delay_s: Callable[[int], float] = delay_s
+    """The pause after each try."""
+    save_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,7 @@ def agreed(cuts: Sequence[ServerCut]) -> Cut:
     everywhere = set.intersection(*(set(cut.applied) for cut in cuts))
     applied = {}
     for worker in sorted(everywhere):
+        # The lowest sequence number is on every server.
         least = min(cuts, key=lambda cut: cut.sequences.get(worker, 0))
         applied[worker] = least.applied[worker]
     return Cut(min(cut.version for cut in cuts), applied)
@@ -63,8 +73,8 @@ def agreed(cuts: Sequence[ServerCut]) -> Cut:
 class Snapshots:
     """Takes one cut at a time; saves and drops run concurrently. Use it from one event loop."""
 
-    def __init__(self, registry: PsRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: PsRegistry, limits: CutLimits = CutLimits()) -> None:
+        self._registry, self._limits = registry, limits
         self._cutting = asyncio.Lock()
 
     @asynccontextmanager
@@ -74,29 +84,33 @@ class Snapshots:
         Raises ElasticDLError if a server cannot do its part.
         """
         async with self._cutting:
-            servers = self._registry.everyone()
+            servers, limits = self._registry.everyone(), self._limits
             now_s = asyncio.get_running_loop().time
             closed_s = now_s()
             try:
-                gates = await _all([server.control.gate(timeout_s=_GATE_S) for server in servers])
+                # First stop all servers, then compare: otherwise their numbers would differ by
+                # pushes on their way.
+                gates = await _all(
+                    [server.control.gate(timeout_s=limits.gate_s) for server in servers]
+                )
                 until = highest(gates)
                 cut = agreed(
                     await _all(
                         [
-                            server.control.cut(snapshot, until, timeout_s=_CUT_S)
+                            server.control.cut(snapshot, until, timeout_s=limits.cut_s)
                             for server in servers
                         ]
                     )
                 )
-                if now_s() - closed_s >= _SURE_S:
+                if now_s() - closed_s >= limits.sure_s:
                     # This process was suspended. It may handle reports of later pushes before the
                     # cut.
                     raise TransientError(
-                        f"the cut took {now_s() - closed_s:.0f} s: the gates may have opened by"
-                        " themselves"
+                        f"the cut took {now_s() - closed_s:.0f} s, so the gates may have timed out"
                     )
                 yield cut
             finally:
+                # Also after a failure: a closed gate holds up all training until it times out.
                 await self._open(servers)
 
     async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
@@ -104,12 +118,11 @@ class Snapshots:
 
         Returns results in index order. Raises ElasticDLError.
         """
-        servers = self._registry.everyone()
-        return tuple(
-            await _all(
-                [server.control.save(snapshot, directory, timeout_s=_SAVE_S) for server in servers]
-            )
-        )
+        calls = [
+            server.control.save(snapshot, directory, timeout_s=self._limits.save_s)
+            for server in self._registry.everyone()
+        ]
+        return tuple(await _all(calls))
 
     async def drop(self, snapshot: SnapshotId) -> None:
         """Release a view at all servers.
@@ -120,39 +133,41 @@ class Snapshots:
             *(self._drop_at(server, snapshot) for server in self._registry.attached())
         )
 
-    @staticmethod
-    async def _drop_at(server: Server, snapshot: SnapshotId) -> None:
+    async def _drop_at(self, server: Server, snapshot: SnapshotId) -> None:
         """Release a view at one server.
 
         An unreleased view costs memory and one of the server's few places for views until the
         server ends.
         """
-        for attempt in range(1, _DROP_TRIES + 1):
+        limits = self._limits
+        for attempt in range(1, limits.drop_tries + 1):
             try:
-                await server.control.drop(snapshot, timeout_s=_DROP_S)
+                await server.control.drop(snapshot, timeout_s=limits.drop_s)
                 return
             except ElasticDLError as error:
                 last = error
-            if await server.gone_within(delay_s(attempt)):
+            if await server.gone_within(limits.drop_delay_s(attempt)):
                 return
         _LOG.error(
-            "view %d stays on %s, which was asked %d times to drop it: %s",
-            snapshot,
+            "%s did not drop view %d in %d attempts: %s",
             server.name,
-            _DROP_TRIES,
+            snapshot,
+            limits.drop_tries,
             last,
         )
 
-    @staticmethod
-    async def _open(servers: Sequence[Server]) -> None:
+    async def _open(self, servers: Sequence[Server]) -> None:
         opened = await asyncio.gather(
-            *(server.control.ungate(timeout_s=_UNGATE_S) for server in servers),
+            *(server.control.ungate(timeout_s=self._limits.ungate_s) for server in servers),
             return_exceptions=True,
         )
         for server, error in zip(servers, opened, strict=True):
             if isinstance(error, ElasticDLError):
                 _LOG.warning(
-                    "the gate of %s opens by itself within %g s: %s", server.name, _GATE_S, error
+                    "cannot open the gate of %s, which opens by itself within %g s: %s",
+                    server.name,
+                    self._limits.gate_s,
+                    error,
                 )
             elif error is not None:
                 raise error

@@ -25,11 +25,11 @@ class _Poll:
 
     sequence: int
     answer: asyncio.Future[LeaseAnswer]
-    reason: str = "the master has not looked yet"
+    reason: str = "the master has not answered yet"
 
 
 @dataclass(slots=True)
-class _Given:
+class _LastAnswer:
     """The last answer to a worker, in case it was lost.
 
     `taker` is the call that carried it; None after a repeated request.
@@ -55,21 +55,25 @@ class LeasePolls:
         self._polls: dict[ProcessName, _Poll] = {}
         self._asked: set[ProcessName] = set()
         """Workers whose request the core has not answered."""
-        self._given: dict[ProcessName, _Given] = {}
+        self._given: dict[ProcessName, _LastAnswer] = {}
         self._kept: dict[ProcessName, Lease] = {}
         self._eras: dict[ProcessName, int] = {}
 
     async def poll(self, worker: ProcessName, sequence: int, wait_s: float) -> LeaseAnswer:
         """Wait up to `wait_s` for a lease. The caller may be cancelled."""
+        # A repeated sequence number: the first answer was lost on its way. Without this the core
+        # would hold a lease that the worker never got.
         given = self._given.get(worker)
         if given is not None and given.sequence == sequence:
             given.taker = None
             return given.answer
+        # A singleton task that an earlier call did not take; the core still counts this worker as
+        # its holder.
         kept = self._kept.pop(worker, None)
         if kept is not None:
-            self._given[worker] = _Given(sequence, kept, taker=None)
+            self._given[worker] = _LastAnswer(sequence, kept, taker=None)
             return kept
-        self._end(worker, "a newer request of this worker came in")
+        self._end(worker, "superseded by a newer request of this worker")
         poll = self._polls[worker] = _Poll(sequence, asyncio.get_running_loop().create_future())
         self._ask_once(worker)
         try:
@@ -88,6 +92,8 @@ class LeasePolls:
         """
         self._asked.discard(worker)
         if isinstance(answer, Lease):
+            # The lease and a revocation travel on two streams; the number tells the worker their
+            # order.
             answer = replace(answer, revocation=self._eras.get(worker, 0))
         poll = self._polls.get(worker)
         if poll is None or poll.answer.done():
@@ -96,7 +102,8 @@ class LeasePolls:
         if isinstance(answer, Wait):
             poll.reason = answer.reason
         else:
-            self._given[worker] = _Given(poll.sequence, answer, taker=poll)
+            # Remember it before the call returns: the reply may be lost from here on.
+            self._given[worker] = _LastAnswer(poll.sequence, answer, taker=poll)
             poll.answer.set_result(answer)
         return True
 
@@ -123,6 +130,7 @@ class LeasePolls:
         return {worker: poll.reason for worker, poll in self._polls.items()}
 
     def _ask_once(self, worker: ProcessName) -> None:
+        # At most one open request per worker: each answer of the core belongs to one request.
         if worker not in self._asked:
             self._asked.add(worker)
             self._ask(worker)
@@ -144,6 +152,7 @@ class LeasePolls:
     def _abandon(self, worker: ProcessName, poll: _Poll) -> None:
         """Return an answer whose call ended without a reply and was not repeated."""
         given = self._given.get(worker)
+        # A repeat of the call may have taken the answer meanwhile; then it is delivered.
         if given is not None and given.taker is poll:
             del self._given[worker]
             self._return(worker, given.answer)

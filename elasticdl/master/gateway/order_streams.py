@@ -64,6 +64,7 @@ class OrderStreams:
             async for order in self._orders(name, wake, waiting):
                 yield order
         finally:
+            # A reconnected process has a newer stream, which this end does not concern.
             if self._wake.get(name) is wake:
                 self._broke(name)
 
@@ -75,6 +76,7 @@ class OrderStreams:
             # The queue may hold the same generation or an older one; workers ignore those.
             yield self._generations[name]
         while self._wake.get(name) is wake:
+            # Before looking at the queue: an order that is put afterwards sets it again.
             wake.clear()
             while waiting and self._wake.get(name) is wake:
                 order = waiting[0]

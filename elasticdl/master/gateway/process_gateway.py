@@ -14,13 +14,14 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import DropCause
 from elasticdl.errors import Refused
 from elasticdl.master.core.events import (
-    ActivityTold,
+    ActivityReported,
     ConnectionLost,
     LeaseRequested,
     LeaseReturned,
     MessagesDropped,
     ProcessAttached,
     ProcessSilent,
+    StalenessChosen,
     VersionAdvanced,
 )
 from elasticdl.master.event_queue import EventQueue
@@ -29,7 +30,7 @@ from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.gateway.lease_polls import LeasePolls
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
-from elasticdl.master.gateway.reports import events_of, state_told
+from elasticdl.master.gateway.reports import events_of, state_reported
 from elasticdl.master.gateway.sessions import Sessions
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.conversation import Activity, LeaseAnswer, Order, Report, Wait
@@ -89,18 +90,18 @@ class ProcessGateway:
             if refusal:
                 raise Refused(refusal)
         elif not self._expected(name):
-            raise Refused(f"{name} is not a process that this job expects")
+            raise Refused(f"this job does not expect {name}")
         presence = self.sessions.claim(name, instance)
         if presence.announced or (name.role is Role.PS and not event.control_address):
             return
         presence.announced = True
         if name.role is Role.PS:
             presence.version = event.restored_version or 0
-            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            introduced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             server = self._registry.attach(name, event.control_address)
-            self._queue.spawn(f"fences for {name}", self._introduce(server, event, told))
+            self._queue.spawn(f"fences for {name}", self._introduce(server, event, introduced))
             # A cancelled call must not stop the introduction.
-            await asyncio.shield(told)
+            await asyncio.shield(introduced)
         else:
             await self._queue.post(event)
 
@@ -123,18 +124,22 @@ class ProcessGateway:
         presence = self.sessions.heard(name)
         if presence is None:
             raise Refused(self.sessions.refusal(name, ""))
-        for cause, count in presence.told(report.gauges).items():
+        for cause, count in presence.reported(report.gauges).items():
             self._dropped(name, cause, count)
+        if choice := presence.staleness_choice():
+            self._queue.post(StalenessChosen(self._queue.at_s(), name, *choice))
         if sequence <= presence.reports:
             # Events are handled in order, so when this one is on disk, so is the original report.
             await self._dropped(name, DropCause.REPEATED_REPORT)
             return
+        # Before any event is posted: a repeat that arrives during the disk write must not count
+        # again.
         presence.reports = sequence
         if name.role is Role.PS:
             presence.version = report.version
             self._server_reported()
             if report.state is not None:
-                await self._queue.post(state_told(name, report.state, self._queue.at_s()))
+                await self._queue.post(state_reported(name, report.state, self._queue.at_s()))
             return
         at_s = self._queue.at_s()
         for progress in report.progress:
@@ -158,6 +163,7 @@ class ProcessGateway:
 
         `why` completes "worker-3 …".
         """
+        # First: from here on its calls are refused, so nothing below can be filled again.
         self.sessions.leave(name, why)
         self.leases.leave(name)
         self.orders.leave(name)
@@ -167,7 +173,7 @@ class ProcessGateway:
         if self.ring is not None:
             self.ring.leave(name)
         if name.role is Role.PS:
-            self._queue.spawn(f"hanging up on {name}", self._registry.leave(name))
+            self._queue.spawn(f"disconnect from {name}", self._registry.leave(name))
 
     def tick(self) -> None:
         """Advance the time, and find silent processes."""
@@ -175,7 +181,7 @@ class ProcessGateway:
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
         for name, silent_s in self.sessions.pass_time(elapsed_s):
             if silent_s >= SILENCE_S:
-                self.leave(name, f"was not heard of for {silent_s:.0f} s")
+                self.leave(name, f"sent no message for {silent_s:.0f} s")
                 self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
 
     def records_per_s(self) -> float:
@@ -190,7 +196,7 @@ class ProcessGateway:
         return gauges
 
     async def _introduce(
-        self, server: Server, event: ProcessAttached, told: asyncio.Future[None]
+        self, server: Server, event: ProcessAttached, introduced: asyncio.Future[None]
     ) -> None:
         """Send all fences to a server before anyone learns its address.
 
@@ -200,7 +206,8 @@ class ProcessGateway:
             await self._fences.catch_up(server)
             await self._queue.post(event)
         finally:
-            told.set_result(None)
+            # Also after a failure: the server's Attach call waits for it.
+            introduced.set_result(None)
 
     def _server_reported(self) -> None:
         """Report the version of the least advanced server, unless a server is absent."""
@@ -222,7 +229,7 @@ class ProcessGateway:
             self.leases.answer(worker, item)
         else:
             # The worker had asked for this item before its request changed.
-            self.leases.answer(worker, Wait("another item is wanted now"))
+            self.leases.answer(worker, Wait("the worker now requests another item"))
             self.leases.work_appeared()
 
     def _busy_reported(self, name: ProcessName, activity: Activity | None, at_s: float) -> None:
@@ -233,12 +240,12 @@ class ProcessGateway:
         )
         if now is None and before is not None:
             del self._busy[name]
-            self._queue.post(ActivityTold(at_s, name, ""))
+            self._queue.post(ActivityReported(at_s, name, ""))
         elif now is not None and (
             before is None or now[0] != before[0] or abs(now[1] - before[1]) > _SAME_S
         ):
             self._busy[name] = now
-            self._queue.post(ActivityTold(at_s, name, now[0], at_s - now[1]))
+            self._queue.post(ActivityReported(at_s, name, now[0], at_s - now[1]))
 
     def _ring_reported(self, name: ProcessName, report: Report) -> None:
         if self.ring is not None:
@@ -262,6 +269,6 @@ class ProcessGateway:
 
     def _give_back(self, worker: ProcessName, lease: Lease) -> None:
         """Return an undelivered lease of a shard to the core."""
-        assert lease.shard is not None, f"{lease} has nothing to give back"
+        assert lease.shard is not None, f"{lease} has no shard to return"
         applied = Applied(lease.shard.id, lease.attempt, lease.offset)
         self._queue.post(LeaseReturned(self._queue.at_s(), worker, applied, taken=False))

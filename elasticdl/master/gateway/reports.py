@@ -10,13 +10,13 @@ from elasticdl.master.core.events import (
     ExportFinished,
     LeaseReturned,
     ProgressReported,
-    RingTold,
+    RingReported,
     SnapshotCut,
     StartWentOn,
-    StateTold,
-    StopAsked,
+    StateReported,
     SummaryReported,
     TaskFailed,
+    WorkerStopRequested,
 )
 from elasticdl.rpc.conversation import Progress, Report, State
 
@@ -47,9 +47,9 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
     if report.exported:
         yield ExportFinished(at_s, worker, report.exported)
     if report.stop_asked:
-        yield StopAsked(at_s, worker, report.stop_asked)
+        yield WorkerStopRequested(at_s, worker, report.stop_asked)
     if (ring := report.ring) is not None:
-        yield RingTold(
+        yield RingReported(
             at_s,
             worker,
             ring.ready,
@@ -62,12 +62,12 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
             ring.offset,
         )
     if report.state is not None:
-        yield state_told(worker, report.state, at_s)
+        yield state_reported(worker, report.state, at_s)
 
 
-def state_told(name: ProcessName, state: State, at_s: float) -> StateTold:
+def state_reported(name: ProcessName, state: State, at_s: float) -> StateReported:
     """Return the answer of a process to a request for its state."""
-    return StateTold(at_s, name, state.held, state.stacks, state.doing)
+    return StateReported(at_s, name, state.held, state.stacks, state.doing)
 
 
 def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> ProgressReported:

@@ -15,6 +15,7 @@ import grpc.aio
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import Refused
+from elasticdl.flag_values import MAX_WORKERS
 from elasticdl.master.core.events import (
     CheckpointRequested,
     ProcessAttached,
@@ -61,7 +62,7 @@ def _sense() -> Iterator[None]:
         raise _NonsenseError(str(error)) from error
 
 
-class Wishes(Protocol):
+class RequestChecks(Protocol):
     """Which requests of users a job can still fulfil."""
 
     def why_not_scale(self) -> str:
@@ -90,14 +91,14 @@ class MasterService(MasterServicer):
         gateway: ProcessGateway,
         welcome: Welcome,
         status: Callable[[], str],
-        wishes: Wishes,
+        checks: RequestChecks,
     ) -> None:
-        """`status` returns the job's status as JSON; `wishes` knows which requests are possible."""
+        """`status` returns the job's status as JSON; `checks` knows which requests are possible."""
         self._queue = queue
         self._gateway = gateway
         self._welcome = welcome
         self._status = status
-        self._wishes = wishes
+        self._checks = checks
 
     def refusal(self, caller: Caller, method: str) -> str:
         """Return why a caller with the token is refused, or ''.
@@ -108,13 +109,13 @@ class MasterService(MasterServicer):
             return ""
         if caller.term != self._welcome.term:
             return (
-                f"{caller.name} speaks to the master of term {caller.term}, this is term"
+                f"{caller.name} addresses the master of term {caller.term}, but this is term"
                 f" {self._welcome.term}"
             )
         try:
             name = ProcessName.parse(caller.name)
         except ValueError:
-            return f"{caller.name!r} is not the name of a process"
+            return f"{caller.name!r} is not a process name"
         return self._gateway.sessions.refusal(name, caller.instance)
 
     async def Attach(self, request: pb.AttachRequest, context: AsyncContext) -> pb.AttachReply:
@@ -141,12 +142,14 @@ class MasterService(MasterServicer):
         if name.role is not Role.WORKER or not request.wait_s >= 0:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"{name} asks for a lease within {request.wait_s} s",
+                f"{name} requested a lease with wait_s={request.wait_s}; expected a worker and at"
+                " least 0",
             )
         wait_s, number = min(request.wait_s, _LONGEST_POLL_S), request.ring_number
         if number < 0:
             await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"{name} asks for item {number} of the ring"
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{name} requested item {number} of the ring; expected at least 0",
             )
         answer = await self._gateway.poll(
             name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark
@@ -175,25 +178,33 @@ class MasterService(MasterServicer):
 
     async def Stop(self, request: pb.StopRequest, context: AsyncContext) -> pb.Done:
         await self._queue.post(
-            StopRequested(self._queue.at_s(), request.reason or "no reason was given")
+            StopRequested(self._queue.at_s(), request.reason or "no reason given")
         )
         return pb.Done()
 
     async def Scale(self, request: pb.ScaleRequest, context: AsyncContext) -> pb.Done:
         low, high = request.min_workers, request.max_workers
-        if not 1 <= low <= high:
+        if not 1 <= low <= high <= MAX_WORKERS:
             await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"workers {low}:{high}: expected 1 <= MIN <= MAX"
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"workers {low}:{high}: expected 1 <= MIN <= MAX <= {MAX_WORKERS}",
             )
-        if why_not := self._wishes.why_not_scale():
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"the job is not scaled: {why_not}")
+        if why_not := self._checks.why_not_scale():
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"cannot scale the job: {why_not}")
         await self._queue.post(ScaleRequested(self._queue.at_s(), low, high))
         return pb.Done()
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: AsyncContext) -> pb.Done:
-        if why_not := self._wishes.why_not_checkpoint():
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"no checkpoint is taken: {why_not}")
-        await self._queue.post(CheckpointRequested(self._queue.at_s()))
+        name = _caller(context).name
+        leaving = _name(context) if name.startswith(f"{Role.PS}-") else None
+        why_not = self._checks.why_not_checkpoint()
+        if leaving or not why_not:
+            # What goes with a server that leaves is told even if nothing can be done.
+            await self._queue.post(CheckpointRequested(self._queue.at_s(), leaving))
+        if why_not:
+            await context.abort(
+                grpc.StatusCode.OUT_OF_RANGE, f"cannot take a checkpoint: {why_not}"
+            )
         return pb.Done()
 
     def _sources(self) -> Iterator[pb.Source]:
@@ -205,11 +216,11 @@ class MasterService(MasterServicer):
     def _attached(self, sender: str, request: pb.AttachRequest) -> ProcessAttached:
         name = ProcessName.parse(sender)
         if name.role is Role.MASTER:
-            raise ValueError(f"{sender} attaches to a master")
+            raise ValueError(f"{sender} is a master and cannot attach to one")
         control, bulk = messages.bounded((request.control_address, request.bulk_address))
         if bool(control) != bool(bulk):
             raise ValueError(
-                f"{sender} attaches with half of its addresses: control {control!r}, bulk {bulk!r}"
+                f"{sender} attached with one address missing: control {control!r}, bulk {bulk!r}"
             )
         version = request.restored_version if request.has_state else None
         return ProcessAttached(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.dropped import DropCause, told_by
+from elasticdl.dropped import DropCause, drops_in
+from elasticdl.flag_values import MOST_STALENESS
 
 _LONGEST_STEP_S = 2.0
 _STARVED_STEP_S = 0.5
@@ -33,16 +35,28 @@ class Session:
     peak_bytes: int = 0
     """The highest memory use that it reported."""
 
+    staleness_limit: float | None = None
+    """Its newest limit that the core knows."""
     dropped: dict[DropCause, int] = field(default_factory=dict)
     """Its dropped messages so far, by cause."""
 
-    def told(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
+    def reported(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
         """Store its newest gauges; return the messages dropped since the previous report."""
         self.gauges = dict(gauges)
         self.peak_bytes = max(self.peak_bytes, int(gauges.get("rss_bytes", 0)))
-        before, self.dropped = self.dropped, told_by(gauges)
+        before, self.dropped = self.dropped, drops_in(gauges)
         new = {cause: count - before.get(cause, 0) for cause, count in self.dropped.items()}
         return {cause: count for cause, count in new.items() if count > 0}
+
+    def staleness_choice(self) -> tuple[int, float] | None:
+        """Return a worker's new limit of staleness and its reason; see `StalenessChosen`."""
+        limit, share = self.gauges.get("staleness_limit"), self.gauges.get("exchange_share")
+        if limit is None or share is None or limit == self.staleness_limit:
+            return None
+        if not (0 <= limit <= MOST_STALENESS and math.isfinite(share)):
+            return None
+        self.staleness_limit = limit
+        return int(limit), share
 
 
 @final
@@ -70,9 +84,7 @@ class Sessions:
         if present is None:
             return f"{name} is not attached"
         return (
-            ""
-            if present.instance == instance
-            else f"{name} is attached already, as another process"
+            "" if present.instance == instance else f"another process is already attached as {name}"
         )
 
     def claim(self, name: ProcessName, instance: str) -> Session:

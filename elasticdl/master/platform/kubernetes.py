@@ -10,9 +10,10 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import final
@@ -22,7 +23,7 @@ import yaml
 from elasticdl.checkpoint.maker import as_trained
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
-from elasticdl.cluster.kubernetes.cluster import Habits, KubernetesCluster
+from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import MASTER
 from elasticdl.cluster.kubernetes.manifests import master_address, master_names
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
@@ -32,7 +33,7 @@ from elasticdl.cluster.kubernetes.termination_message import outcome_text
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.job import Action, JobSpec
-from elasticdl.jobdir.layout import JobDirectory, write_json, write_whole
+from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resume_command import has_checkpoint
@@ -41,11 +42,13 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
 from elasticdl.master.platform.platform import (
-    Farewell,
+    Handover,
     MasterEnvironment,
     PageAddress,
     invalid_environment,
 )
+from elasticdl.master.preflight import CheckProcess, child_process
+from elasticdl.private_file import make_private, private
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -93,18 +96,18 @@ class KubernetesPlatform:
 
     def __init__(self) -> None:
         """Raises PermanentError if the environment is not that of a job's pod."""
-        self._told = MasterPodEnv.read()
+        self._pod_env = MasterPodEnv.read()
         self._token = ""
 
     def open(self) -> MasterEnvironment:
         furnished = asyncio.run(self._furnish())
         directory, warnings = open_directory(
-            self._told.spec, self._told.owner, replaces=furnished.replaces
+            self._pod_env.spec, self._pod_env.owner, replaces=furnished.replaces
         )
-        _keep_own_log(directory, self._told.pod_name)
+        _keep_own_log(directory, self._pod_env.pod_name)
         self._token = furnished.token
         host = "[::]" if _v6() else _ANY
-        owner = self._told.owner
+        owner = self._pod_env.owner
         page = PageAddress(host.strip("[]"), STATUS_PORT, master_names(owner), owner.namespace)
         return MasterEnvironment(
             directory,
@@ -118,7 +121,7 @@ class KubernetesPlatform:
         )
 
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
-        address = master_address(self._told.owner.job)
+        address = master_address(self._pod_env.owner.job)
         return ProcessEnv(
             spec,
             str(environment.directory.path),
@@ -129,54 +132,69 @@ class KubernetesPlatform:
         )
 
     @asynccontextmanager
-    async def cluster(self, farewell: Farewell) -> AsyncIterator[Cluster]:
+    async def cluster(self, handover: Handover) -> AsyncIterator[Cluster]:
         api = await connect()
-        spec = self._told.spec
-        habits = Habits(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
+        spec = self._pod_env.spec
+        habits = ClusterOptions(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
         cluster = KubernetesCluster(
-            api, self._told.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits
+            api, self._pod_env.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits
         )
         rungs = PriorityLadder(cluster.has_ended)
-        keeping = asyncio.ensure_future(self._furnishing(api).keep(self._token))
+        keeping = asyncio.ensure_future(self._resources(api).keep(self._token))
         try:
             yield cluster
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-            await (cluster.leave() if farewell.to_the_next else cluster.close())
+            await (cluster.leave() if handover.to_the_next else cluster.close())
             await api.close()
+
+    @asynccontextmanager
+    async def check(
+        self, process_env: ProcessEnv, standard: Sequence[int]
+    ) -> AsyncIterator[CheckProcess]:
+        with child_process(process_env.spec, standard) as child:
+            yield child
 
     def tell(self, outcome: Outcome) -> None:
         try:
-            self._told.outcome.write_text(outcome_text(outcome), encoding="utf-8")
+            self._pod_env.outcome.write_text(outcome_text(outcome), encoding="utf-8")
         except OSError as error:
-            _LOG.error("cannot leave the outcome in %s: %s", self._told.outcome, error)
+            _LOG.error("cannot write the outcome to %s: %s", self._pod_env.outcome, error)
 
     async def _furnish(self) -> ProvisionedResources:
         api = await connect()
         try:
-            return await self._furnishing(api).run()
+            return await self._resources(api).run()
         finally:
             await api.close()
 
-    def _furnishing(self, api: ApiServer) -> KubernetesResources:
+    def _resources(self, api: ApiServer) -> KubernetesResources:
         return KubernetesResources(
-            api, self._told.owner, self._told.pod_name, self._told.token_folder
+            api, self._pod_env.owner, self._pod_env.pod_name, self._pod_env.token_folder
         )
+
+
+@final
+class _OwnLog(RotatingFileHandler):
+    """A rotating log that only its owner can read."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=private)
 
 
 def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
     """Copy this master's log to the job's directory, since the node's log goes with the pod."""
     try:
-        directory.logs.mkdir(parents=True, exist_ok=True)
-        kept = RotatingFileHandler(
+        make_private(directory.logs)
+        kept = _OwnLog(
             log_path(directory.logs, MASTER),
             maxBytes=OWN_LOG_BYTES,
             backupCount=1,
             encoding="utf-8",
         )
     except OSError as error:
-        _LOG.warning("the master's log is not kept in %s: %s", directory.logs, error)
+        _LOG.warning("cannot keep the master's log in %s: %s", directory.logs, error)
         return
     kept.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(kept)
@@ -198,12 +216,12 @@ def open_directory(
     directory = JobDirectory(Path(spec.cluster.job_dir))
     claim = directory.kubernetes
     try:
-        directory.path.mkdir(parents=True, exist_ok=True)
+        make_private(directory.path)
         ours = _uid(claim) == owner.uid
         if directory.spec.exists() and not ours and not spec.checkpoint.resume:
             raise SpecError(
-                f"{directory.path} holds a job already",
-                hint="go on with it by --resume, or name another --job-dir",
+                f"{directory.path} already contains a job",
+                hint="continue it with --resume, or choose another --job-dir",
             )
         if not replaces:
             refuse_output(spec)
@@ -215,15 +233,13 @@ def open_directory(
         spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew and not ours)
         forget_scale_unless(spec, directory)
         resumed, warnings = (
-            (_gone_on(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
+            (_with_resume(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
         )
         warnings = (*warnings, *([scaled] if scaled else ()))
-        told = spec.replace(resume=False).flags(defaults=False)
-        text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(told, sort_keys=False)}"
-        write_whole(directory.yaml, text, mode=0o600)
-        write_whole(
-            directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n", mode=0o600
-        )
+        flags = spec.replace(resume=False).flags(defaults=False)
+        text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(flags, sort_keys=False)}"
+        write_atomically(directory.yaml, text)
+        write_atomically(directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise _unusable(directory.path, error) from error
     return directory, warnings
@@ -236,7 +252,7 @@ def _uid(claim: Path) -> str:
         return ""
 
 
-def _gone_on(spec: JobSpec, directory: JobDirectory) -> JobSpec:
+def _with_resume(spec: JobSpec, directory: JobDirectory) -> JobSpec:
     """Return the job with --resume, if there is anything to resume from."""
     if spec.action is not Action.TRAIN or not has_checkpoint(directory.checkpoints):
         return spec
@@ -245,25 +261,24 @@ def _gone_on(spec: JobSpec, directory: JobDirectory) -> JobSpec:
 
 def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
     if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
-        return ("the master was started again: the job goes on from its newest checkpoint",)
+        return ("the master restarted: the job resumes from its newest checkpoint",)
     why = (
-        f"there is no checkpoint in {directory.checkpoints}"
+        f"{directory.checkpoints} has no checkpoint"
         if spec.action is Action.TRAIN
-        else "nothing was kept"
+        else "this kind of job has no checkpoints"
     )
     hint = (
         ""
         if spec.kubernetes.keeps(spec.cluster.job_dir)
-        else "; --volume, --job-dir and --checkpoint-steps keep the work"
+        else "; set --volume, --job-dir and --checkpoint-steps to make jobs resumable"
     )
-    return (f"the master was started again, and {why}: the job begins afresh{hint}",)
+    return (f"the master restarted and {why}: the job starts over{hint}",)
 
 
 def _unusable(path: Path, error: OSError) -> ElasticDLError:
     return SpecError(
         f"--job-dir {path} cannot be used in the master's pod: {error.strerror or error}",
         hint=(
-            "name a path on a --volume that this user may write to (--fs-group, --run-as-user), or"
-            " leave it out"
+            "set it to a writable path on a --volume (see --fs-group, --run-as-user), or omit it"
         ),
     )

@@ -101,7 +101,7 @@ class KubernetesResources:
                 )
                 if lacking:
                     raise _refused(rights.in_words(lacking, self._owner.namespace))
-                await self._namesake_has_gone()
+                await self._await_previous_master()
                 term = await self._heard(self._created_s)
                 token = self._mounted()
                 replaces = bool(token)
@@ -111,8 +111,8 @@ class KubernetesResources:
                 await self._objects()
         except TimeoutError as error:
             raise _unavailable(
-                f"what the job needs could not be made within {self._timing.limit_s:g} s:"
-                " the log says why"
+                f"could not create the job's Kubernetes resources within"
+                f" {self._timing.limit_s:g} s; see the log"
             ) from error
         return ProvisionedResources(token, term, replaces)
 
@@ -128,13 +128,13 @@ class KubernetesResources:
             try:
                 return await call()
             except ApiAway as away:
-                _LOG.warning("%s; again in %g s", away.message, away.retry_after_s)
+                _LOG.warning("%s; retrying in %g s", away.message, away.retry_after_s)
                 await asyncio.sleep(away.retry_after_s)
             except ApiRefused as refused:
                 said = refusal(refused.status.code, refused.message)
                 if not said.retry:
                     raise _refused(said.reason) from refused
-                _LOG.warning("%s; again in %g s", said.reason, self._timing.secret_again_s)
+                _LOG.warning("%s; retrying in %g s", said.reason, self._timing.secret_again_s)
                 await asyncio.sleep(self._timing.secret_again_s)
 
     async def _created_s(self) -> int:
@@ -145,7 +145,7 @@ class KubernetesResources:
         own = await self._api.get(f"{self._pods}/{self._pod_name}")
         return int(datetime.fromisoformat(own["metadata"]["creationTimestamp"]).timestamp())
 
-    async def _namesake_has_gone(self) -> None:
+    async def _await_previous_master(self) -> None:
         """Wait for the master of a deleted job of the same name.
 
         It may use the same directory, and ends when the cluster deletes that job.
@@ -155,11 +155,11 @@ class KubernetesResources:
         while names := await self._heard(self._namesakes):
             if loop.time() > end_s:
                 _LOG.warning(
-                    "%s of a job that had this one's name is still there: going on without waiting",
+                    "%s of an earlier job of this name still exists: continuing without waiting",
                     ", ".join(names),
                 )
                 return
-            _LOG.info("waiting for %s of a job that had this one's name", ", ".join(names))
+            _LOG.info("waiting for %s of an earlier job of this name to end", ", ".join(names))
             await asyncio.sleep(self._timing.look_every_s)
 
     async def _namesakes(self) -> list[str]:
@@ -214,7 +214,7 @@ class KubernetesResources:
                 if found := self._mounted():
                     return found
                 _LOG.info(
-                    "there is a Secret %s already: waiting until it is mounted, or cleared away",
+                    "Secret %s already exists: waiting until it is mounted or deleted",
                     made["metadata"]["name"],
                 )
                 await asyncio.sleep(self._timing.secret_again_s)
@@ -249,8 +249,8 @@ class KubernetesResources:
             if now_s > stuck_at_s:
                 held = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
                 _LOG.warning(
-                    "somebody keeps %s of the master before from being deleted: going on without"
-                    " waiting",
+                    "%s of the previous master cannot be deleted, perhaps because of a finalizer:"
+                    " continuing without waiting",
                     held,
                 )
                 return
@@ -266,7 +266,7 @@ class KubernetesResources:
 
     async def _end(self, pod: Json, grace_s: int) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        _LOG.info("ending %s of the master before%s", name, "" if grace_s else ", by force")
+        _LOG.info("deleting %s of the previous master%s", name, "" if grace_s else " by force")
         try:
             await self._api.delete(
                 f"{self._pods}/{name}",
@@ -286,7 +286,7 @@ class KubernetesResources:
             except CreateRefused as refused:
                 if not refused.retry:
                     raise _refused(refused.reason) from refused
-                _LOG.warning("%s; again in %g s", refused.reason, self._timing.secret_again_s)
+                _LOG.warning("%s; retrying in %g s", refused.reason, self._timing.secret_again_s)
                 await asyncio.sleep(self._timing.secret_again_s)
 
     # later
@@ -301,7 +301,7 @@ class KubernetesResources:
             try:
                 await self._mend(token)
             except (ElasticDLError, CreateRefused) as error:
-                _LOG.info("what the job needs could not be looked at: %s", error)
+                _LOG.info("cannot check the job's Kubernetes resources: %s", error)
 
     async def _mend(self, token: str) -> None:
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
@@ -312,7 +312,7 @@ class KubernetesResources:
                 if refused.status.code != 404:
                     raise
                 _LOG.warning(
-                    "%s %s was gone: it is made again", made["kind"], made["metadata"]["name"]
+                    "%s %s was deleted: creating it again", made["kind"], made["metadata"]["name"]
                 )
                 await cluster.furnish([made])
         # We may not read a Secret, so try to create it; usually it exists.
@@ -321,21 +321,21 @@ class KubernetesResources:
                 f"/api/v1/namespaces/{self._owner.namespace}/secrets",
                 token_secret(self._owner, token),
             )
-            _LOG.warning("the Secret with the job's token was gone: it is made again")
+            _LOG.warning("the Secret with the job's token was deleted: creating it again")
 
 
 def _no_pods(_name: object) -> PodPlan:
-    raise RuntimeError("no pods are made here")
+    raise RuntimeError("this cluster creates no pods")
 
 
 def _refused(message: str) -> ElasticDLError:
     return ClusterRefused(
         message,
-        hint="`elasticdl check` with the flags of the job asks the cluster for all that it needs",
+        hint="run `elasticdl check` with the job's flags to test the cluster",
     )
 
 
 def _unavailable(message: str) -> ElasticDLError:
-    error = TransientError(message, hint="the cluster starts the master again")
+    error = TransientError(message, hint="the cluster will restart the master")
     error.exit_code = ExitCode.UNAVAILABLE
     return error

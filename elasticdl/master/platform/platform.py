@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +11,17 @@ from typing import Protocol, final
 
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.local.cluster import LocalCluster
-from elasticdl.cluster.local.machine import usable_cores
+from elasticdl.cluster.local.machine import has_gpu, usable_cores
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.preflight import CheckProcess
+
+WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
+"""A name only: the master itself must not import TensorFlow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def invalid_environment(error: KeyError | ValueError) -> PermanentError:
 
 
 @dataclass(slots=True)
-class Farewell:
+class Handover:
     """Whether a master's processes end with it, or stay for the next master."""
 
     to_the_next: bool = False
@@ -86,10 +90,18 @@ class Platform(Protocol):
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
         """Return what processes start with, for a master that listens on `port`."""
 
-    def cluster(self, farewell: Farewell) -> AbstractAsyncContextManager[Cluster]:
+    def cluster(self, handover: Handover) -> AbstractAsyncContextManager[Cluster]:
         """Return the cluster of processes.
 
-        At the context's end they end, unless `farewell` keeps them.
+        At the context's end they end, unless `handover` keeps them.
+        """
+
+    def check(
+        self, process_env: ProcessEnv, standard: Sequence[int]
+    ) -> AbstractAsyncContextManager[CheckProcess]:
+        """Return the process that checks model and data, with these stdin, stdout and stderr.
+
+        It ends with the context. Its `cluster` must be open. Raises CreateRefused, OSError.
         """
 
     def tell(self, outcome: Outcome) -> None:
@@ -105,6 +117,7 @@ class LocalPlatform:
     def __init__(self) -> None:
         self._cores = usable_cores()
         self._logs = Path()
+        self._cluster: LocalCluster | None = None
 
     @property
     def limits(self) -> Limits:
@@ -135,12 +148,20 @@ class LocalPlatform:
         )
 
     @asynccontextmanager
-    async def cluster(self, _farewell: Farewell) -> AsyncIterator[Cluster]:
-        cluster = LocalCluster(self._logs, self._cores)
+    async def cluster(self, _handover: Handover) -> AsyncIterator[Cluster]:
+        # A driver's state does not survive a fork, and the import may open a GPU.
+        imports = () if has_gpu() else WORKER_IMPORTS
+        self._cluster = LocalCluster(self._logs, self._cores, worker_imports=imports)
         try:
-            yield cluster
+            yield self._cluster
         finally:
-            await cluster.close()
+            await self._cluster.close()
+
+    def check(
+        self, process_env: ProcessEnv, standard: Sequence[int]
+    ) -> AbstractAsyncContextManager[CheckProcess]:
+        assert self._cluster is not None
+        return self._cluster.beside(process_env.check(), standard)
 
     def tell(self, outcome: Outcome) -> None:
         """Do nothing: the command reads the job's directory."""

@@ -22,12 +22,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from elasticdl.errors import ElasticDLError, TransientError
+from elasticdl.master.status.limits import LIMITS
 from elasticdl.master.status.responses import Refusal
 
 _LOG = logging.getLogger(__name__)
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 MOST_BODY_BYTES = 64 << 10
-_BODY_S = 10.0
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src"
@@ -66,6 +66,7 @@ class AccessGuard:
 
     def is_token(self, given: str) -> bool:
         """Compare with the token in constant time."""
+        # As bytes: `compare_digest` raises TypeError for strings that are not ASCII.
         return hmac.compare_digest(given.encode("utf-8", errors="replace"), self._token)
 
     def knows(self, request: web.Request) -> bool:
@@ -91,7 +92,7 @@ class AccessGuard:
         host = request.headers.get("Host", "")
         if not self._ours(host, request):
             raise Refusal(
-                421, f"this is not the host {host[:100]!r}", "use the address that the job told"
+                421, f"unknown host {host[:100]!r}", "use the address that `dashboard` prints"
             )
         self._check_origin(request, host)
         if not open_to_all and not self.knows(request):
@@ -117,11 +118,12 @@ class AccessGuard:
         if same or (origin in (None, "null") and platform == "same-origin"):
             return
         if origin is not None or (request.method not in SAFE_METHODS and platform is not None):
-            raise Refusal(403, f"a request from another site is refused (Origin {origin!r:.100})")
+            raise Refusal(403, f"refused a request from another site (Origin {origin!r:.100})")
 
 
 def _name_of(host: str) -> str:
     name = host.lower()
+    # An IPv6 address contains colons, so it ends at the bracket, not at the port.
     if name.startswith("["):
         return name[: name.find("]") + 1]
     return name.partition(":")[0]
@@ -139,6 +141,7 @@ def _own_address(request: web.Request) -> str:
         return "?"
     if address is None:
         return "?"
+    # A dual-stack socket shows an IPv4 connection as ::ffff:a.b.c.d; the browser sends a.b.c.d.
     mapped = getattr(address, "ipv4_mapped", None)
     return str(mapped or address) if mapped or address.version == 4 else f"[{address}]"
 
@@ -173,8 +176,8 @@ def watchman(guard: AccessGuard, open_to_all: Collection[tuple[str, str]]) -> Mi
             return await handler(request)
         except Refusal as refusal:
             return refusal.response()
-        except web.HTTPException as told:
-            return Refusal(told.status, told.reason, headers=_allow(told)).response()
+        except web.HTTPException as error:
+            return Refusal(error.status, error.reason, headers=_allow(error)).response()
         except ElasticDLError as error:
             return Refusal(
                 503 if isinstance(error, TransientError) else 502, error.message, error.hint
@@ -184,24 +187,26 @@ def watchman(guard: AccessGuard, open_to_all: Collection[tuple[str, str]]) -> Mi
         except Exception:  # noqa: BLE001 - the top of a request: an error in the page must not reach the job
             _LOG.exception("%s %s failed", request.method, request.path)
             return Refusal(
-                500, "the page failed here", "the master's log says more; the job is not concerned"
+                500, "internal error of the page", "see the master's log; the job is unaffected"
             ).response()
 
     return watch
 
 
-def _allow(told: web.HTTPException) -> dict[str, str]:
-    return {"Allow": told.headers["Allow"]} if "Allow" in told.headers else {}
+def _allow(error: web.HTTPException) -> dict[str, str]:
+    return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
 
 
 async def body_of(request: web.Request) -> bytes:
     """Return a short body that arrives soon. Raises Refusal (408, 413)."""
+    # A small compressed body can expand to a large one.
     if "Content-Encoding" in request.headers:
-        raise Refusal(415, "a body in an encoding is not taken")
+        raise Refusal(415, "an encoded body is not supported")
+    limit_s = request.app[LIMITS].body_s
     try:
-        async with asyncio.timeout(_BODY_S):
+        async with asyncio.timeout(limit_s):
             return await request.read()
     except web.RequestPayloadError as error:
-        raise Refusal(400, "the body is not what its head says") from error
+        raise Refusal(400, "the body does not match its headers") from error
     except TimeoutError as error:
-        raise Refusal(408, f"the request did not come within {_BODY_S:g} s") from error
+        raise Refusal(408, f"the request did not arrive within {limit_s:g} s") from error

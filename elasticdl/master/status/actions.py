@@ -9,6 +9,8 @@ from typing import Any, final
 from aiohttp import web
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.flag_values import MAX_WORKERS
+from elasticdl.formatting import amount
 from elasticdl.master.core.events import (
     CheckpointRequested,
     ReplaceRequested,
@@ -20,15 +22,14 @@ from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.responses import API, Refusal, answer
 
 _LONGEST_REASON = 200
-_MOST_WORKERS = 100_000
 
 
 @final
 class Actions:
     """Stop, scale, replace, checkpoint."""
 
-    def __init__(self, watched: JobView) -> None:
-        self._watched = watched
+    def __init__(self, view: JobView) -> None:
+        self._view = view
 
     def routes(self) -> list[web.RouteDef]:
         """POST only."""
@@ -42,14 +43,10 @@ class Actions:
     async def stop(self, request: web.Request) -> web.Response:
         """Handle {"reason"}: stop the job gracefully."""
         reason = _text(await _object(request, {"reason"}), "reason", "")
-        words = " ".join(reason.split())[:_LONGEST_REASON] or "asked for on the status page"
-        await self._watched.post(StopRequested(self._watched.at_s(), words))
+        words = " ".join(reason.split())[:_LONGEST_REASON] or "requested on the status page"
+        await self._view.post(StopRequested(self._view.at_s(), words))
         return answer(
-            {
-                "said": (
-                    "the job stops: workers give their work back, then the last checkpoint is taken"
-                )
-            },
+            {"said": ("stopping: workers return their shards, then the last checkpoint is taken")},
             202,
         )
 
@@ -57,17 +54,17 @@ class Actions:
         """Handle {"min", "max"}: change the range of workers."""
         asked = await _object(request, {"min", "max"})
         low, high = _whole(asked, "min"), _whole(asked, "max")
-        if not 1 <= low <= high <= _MOST_WORKERS:
-            raise Refusal(400, f"workers {low}:{high}: expected 1 <= min <= max <= {_MOST_WORKERS}")
-        if why_not := self._watched.why_not_scale():
-            raise Refusal(409, f"the job is not scaled: {why_not}")
-        await self._watched.post(ScaleRequested(self._watched.at_s(), low, high))
+        if not 1 <= low <= high <= MAX_WORKERS:
+            raise Refusal(400, f"workers {low}:{high}: expected 1 <= min <= max <= {MAX_WORKERS}")
+        if why_not := self._view.why_not_scale():
+            raise Refusal(409, f"cannot scale the job: {why_not}")
+        await self._view.post(ScaleRequested(self._view.at_s(), low, high))
         return answer(
             {
                 "said": (
-                    f"the job is to have {low} workers"
+                    f"scaling to {amount(low, 'worker')}"
                     if low == high
-                    else f"{low} to {high} workers from now on"
+                    else f"scaling to {low}–{high} workers"
                 )
             },
             202,
@@ -84,29 +81,29 @@ class Actions:
                 f"{text[:60]!r} is not a process of this job",
                 "name a worker, such as worker-0",
             ) from None
-        if why_not := self._watched.why_not_replace(name):
+        if why_not := self._view.why_not_replace(name):
             hint = (
-                "take a checkpoint first and end it with its place: it comes back from there"
+                "take a checkpoint, then end its process: the server restores from there"
                 if name.role == "ps"
                 else ""
             )
             raise Refusal(
-                409 if self._watched.knows(name) else 404,
-                f"{name} is not replaced: {why_not}",
+                409 if self._view.knows(name) else 404,
+                f"cannot replace {name}: {why_not}",
                 hint,
             )
-        await self._watched.post(ReplaceRequested(self._watched.at_s(), name))
+        await self._view.post(ReplaceRequested(self._view.at_s(), name))
         return answer(
-            {"said": f"{name} gives its work back and ends; another worker takes its place"}, 202
+            {"said": f"replacing {name}: it returns its shards, and another worker starts"}, 202
         )
 
     async def checkpoint(self, request: web.Request) -> web.Response:
         """Handle {}: take a checkpoint now."""
         await _object(request, set())
-        if why_not := self._watched.why_not_checkpoint():
-            raise Refusal(409, f"no checkpoint is taken: {why_not}")
-        await self._watched.post(CheckpointRequested(self._watched.at_s()))
-        return answer({"said": "a checkpoint is asked for"}, 202)
+        if why_not := self._view.why_not_checkpoint():
+            raise Refusal(409, f"cannot take a checkpoint: {why_not}")
+        await self._view.post(CheckpointRequested(self._view.at_s()))
+        return answer({"said": "checkpoint requested"}, 202)
 
 
 async def _object(request: web.Request, keys: set[str]) -> Mapping[str, Any]:
@@ -116,11 +113,9 @@ async def _object(request: web.Request, keys: set[str]) -> Mapping[str, Any]:
     try:
         found = json.loads(await body_of(request) or b"{}")
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, "the body is no JSON") from error
+        raise Refusal(400, "the body is not JSON") from error
     if not isinstance(found, dict) or not set(found) <= keys:
-        raise Refusal(
-            400, f"expected a JSON object with {', '.join(sorted(keys)) or 'nothing in it'}"
-        )
+        raise Refusal(400, f"expected a JSON object with {', '.join(sorted(keys)) or 'no keys'}")
     return found
 
 

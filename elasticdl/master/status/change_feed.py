@@ -50,8 +50,8 @@ def head_of(reading: StatusReading) -> dict[str, object]:
 class ChangeFeed:
     """Publishes changes of the job. Use it from one event loop."""
 
-    def __init__(self, watched: JobView, feed: EventFrames) -> None:
-        self._watched = watched
+    def __init__(self, view: JobView, feed: EventFrames) -> None:
+        self._view = view
         self.feed = feed
         self._head: dict[str, object] = {}
         self._rows: dict[str, Row] = {}
@@ -83,7 +83,7 @@ class ChangeFeed:
                 # A browser may return to frames from before the pause.
                 self._publish([])
             else:
-                self._seq = self._watched.event_log.next_seq - 1
+                self._seq = self._view.event_log.next_seq - 1
                 self._look()
         self._idle_s = 0.0
 
@@ -95,6 +95,7 @@ class ChangeFeed:
 
     def whole(self) -> bytes:
         """Return the state as of the newest frame, for a new browser."""
+        # Encode once per frame, not per browser: many may reconnect at the same time.
         if self._whole[0] != self.feed.newest:
             rows = {"rows": [row.to_json() for row in self._rows.values()], "gone": [], "all": True}
             data = event_bytes("status", self._head) + event_bytes(
@@ -111,10 +112,12 @@ class ChangeFeed:
         for task in (self._task, self._saving):
             if task is not None:
                 task.cancel()
+                # Wait until it is cancelled: it must not publish after the end.
                 await asyncio.gather(task, return_exceptions=True)
-        self._watched.read_anew()
-        self._watched.collector.look(self._watched.reading().status)
-        self._watched.collector.save()
+        # Cached readings may be from before the end.
+        self._view.expire()
+        self._view.collector.look(self._view.reading().status)
+        self._view.collector.save()
         if self._idle_s < _LOOK_ON_S:
             self._publish([("ended", dict(ended))] if ended is not None else [])
         self.feed.close()
@@ -125,11 +128,11 @@ class ChangeFeed:
             try:
                 self._tick()
             except Exception:  # noqa: BLE001 - the top of a task: an error in the page must not reach the job
-                _LOG.exception("the page cannot be kept up to date")
+                _LOG.exception("the page is no longer updated")
 
     def _tick(self) -> None:
-        collector = self._watched.collector
-        collector.look(self._watched.reading().status)
+        collector = self._view.collector
+        collector.look(self._view.reading().status)
         self._idle_s = 0.0 if self._watchers else self._idle_s + LOOK_EVERY_S
         if self._idle_s < _LOOK_ON_S:
             self._publish([])
@@ -142,7 +145,7 @@ class ChangeFeed:
 
     def _look(self) -> list[Event]:
         """Return the changes since the last sample."""
-        reading = self._watched.reading()
+        reading = self._view.reading()
         return [
             *self._status_changes(reading),
             *self._row_changes(reading),
@@ -151,6 +154,7 @@ class ChangeFeed:
         ]
 
     def _status_changes(self, reading: StatusReading) -> Iterator[Event]:
+        # Send changed fields only: most of the head stays equal from second to second.
         before, self._head = self._head, head_of(reading)
         changed = {
             key: value
@@ -172,13 +176,13 @@ class ChangeFeed:
             yield "processes", {"rows": changed, "gone": gone}
 
     def _news(self) -> Iterator[Event]:
-        found = self._watched.event_log.after(self._seq, _MOST_OCCURRENCES)
+        found = self._view.event_log.after(self._seq, _MOST_OCCURRENCES)
         if found:
             self._seq = found[-1].seq
             yield "occurrences", [one.as_dict() for one in found]
 
     def _samples(self) -> Iterator[Event]:
-        collector = self._watched.collector
+        collector = self._view.collector
         if collector.newest and collector.looks != self._looks:
             yield "samples", [one.as_dict() for one in collector.newest]
         self._looks = collector.looks

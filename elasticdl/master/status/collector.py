@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from elasticdl.clock import Clock
-from elasticdl.history.lines import JsonLines, replace_whole
-from elasticdl.history.series import SeriesBook
+from elasticdl.history.lines import JsonLines
+from elasticdl.history.series import SeriesStore
 from elasticdl.history.snapshot import note_metrics
 from elasticdl.job_status import JobStatus
 from elasticdl.master.tensorboard_scalars import ScalarRuns
+from elasticdl.private_file import replace_atomically
 
 _LOG = logging.getLogger(__name__)
 _RATE_WINDOW_S = 10.0
@@ -54,6 +55,7 @@ class Sample:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values."""
+        # NaN and infinity are not JSON: their difference from themselves is not 0.
         value = self.value if self.value is not None and self.value - self.value == 0.0 else None
         return {
             "name": self.name,
@@ -82,7 +84,7 @@ class Collector:
         self._newest_path = newest
         self._status: JobStatus | None = None
         self._clock = clock
-        self._book = SeriesBook()
+        self._series = SeriesStore()
         self._versions: deque[tuple[float, int]] = deque()
         self._recorded: list[Sample] = []
         self._save_at_s = clock.now_s() + _FIRST_SAVE_S
@@ -92,17 +94,17 @@ class Collector:
         """Whether to sample and write nothing: an earlier run's files stay until the job begins."""
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
-            self._book.load(saved if isinstance(saved, list) else ())
+            self._series.load(saved if isinstance(saved, list) else ())
         except (OSError, ValueError):
             pass
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return all curves, as the snapshot has them."""
-        return self._book.as_list()
+        return self._series.as_list()
 
     def recorded(self, row: Mapping[str, Any]) -> None:
         """Add a row of metrics.jsonl to the curves of loss and metrics."""
-        self._recorded += [Sample(*one) for one in note_metrics(self._book, row)]
+        self._recorded += [Sample(*one) for one in note_metrics(self._series, row)]
 
     def look(self, status: JobStatus) -> list[Sample]:
         """Sample a status and return the new points.
@@ -112,12 +114,13 @@ class Collector:
         if self.paused:
             return []
         at_s, records = status.at_s, status.records.trained
+        # A gap, so that the curve does not connect two runs of the job.
         if not self.looks:
-            self._book.break_off(at_s)
+            self._series.break_off(at_s)
         found, self._recorded = self._recorded, []
         self._status = status
         for (name, label, unit), value in self._values(status):
-            if self._book.add((name, label, unit), at_s, records, value):
+            if self._series.add((name, label, unit), at_s, records, value):
                 found.append(Sample(name, label, unit, at_s, records, value))
         self.newest, self.looks = found, self.looks + 1
         return found
@@ -131,6 +134,7 @@ class Collector:
         if self._newest_path is not None and self._status is not None:
             status = json.dumps({"status": self._status.to_json()})
         took_s = self._clock.now_s() - begin_s
+        # Save less often when encoding is slow: it blocks the event loop.
         self._save_at_s = begin_s + max(_SAVE_EVERY_S, took_s / _SAVE_SHARE)
         await asyncio.to_thread(self._write, text, status)
 
@@ -139,15 +143,15 @@ class Collector:
         self._write(self._text())
 
     def _text(self) -> str:
-        return json.dumps(self._book.as_list(), allow_nan=False, separators=(",", ":"))
+        return json.dumps(self._series.as_list(), allow_nan=False, separators=(",", ":"))
 
     def _write(self, text: str, status: str = "") -> None:
         if self.paused:
             return
         try:
-            replace_whole(self._path, text.encode())
+            replace_atomically(self._path, text.encode(), durable=False)
             if status and self._newest_path is not None:
-                replace_whole(self._newest_path, status.encode())
+                replace_atomically(self._newest_path, status.encode(), durable=False)
         except OSError as error:
             _LOG.warning("cannot save the curves in %s: %s", self._path, error)
 
@@ -167,6 +171,7 @@ class Collector:
         A decreasing version counts as no updates.
         """
         self._versions.append((at_s, version))
+        # Keep one sample from before the window, so that the rate covers all of it.
         while len(self._versions) > 2 and self._versions[1][0] <= at_s - _RATE_WINDOW_S:
             self._versions.popleft()
         first_s, first = self._versions[0]

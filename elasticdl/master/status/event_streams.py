@@ -11,13 +11,10 @@ from aiohttp import web
 
 from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.event_frames import event_bytes
+from elasticdl.master.status.limits import PageLimits
 from elasticdl.master.status.responses import API, NO_STORE, Refusal
 
 _LOG = logging.getLogger(__name__)
-MOST_STREAMS = 64
-KEEP_ALIVE_S = 15.0
-STUCK_S = 20.0
-"""A browser that reads nothing for this long is disconnected; it may reconnect."""
 _PIECE_BYTES = 64 << 10
 _RETRY_MS = 2000
 _HEADERS = {
@@ -31,9 +28,9 @@ _HEADERS = {
 class EventStreams:
     """The open streams."""
 
-    def __init__(self, live: ChangeFeed) -> None:
-        self._live = live
-        self._feed = live.feed
+    def __init__(self, change_feed: ChangeFeed, limits: PageLimits) -> None:
+        self._change_feed, self._limits = change_feed, limits
+        self._feed = change_feed.feed
 
     def routes(self) -> list[web.RouteDef]:
         """GET, not HEAD."""
@@ -41,14 +38,14 @@ class EventStreams:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Send events until the browser leaves or the job ends."""
-        if self._live.watchers >= MOST_STREAMS:
+        if self._change_feed.watchers >= self._limits.most_streams:
             raise Refusal(
                 503,
-                f"{MOST_STREAMS} windows watch this job already",
-                "close some",
+                f"{self._limits.most_streams} windows already watch this job",
+                "close some of them",
                 {"Retry-After": "10"},
             )
-        self._live.join()
+        self._change_feed.join()
         try:
             response = web.StreamResponse(headers=_HEADERS)
             await response.prepare(request)
@@ -56,28 +53,28 @@ class EventStreams:
                 await self._serve(request, response)
             return response
         except TimeoutError:
-            _LOG.info("a browser took nothing for %g s: its stream is ended", STUCK_S)
+            _LOG.info("a browser read nothing for %g s: closing its stream", self._limits.stuck_s)
             if request.transport is not None:
                 request.transport.abort()
             return response
         finally:
-            self._live.leave()
+            self._change_feed.leave()
 
     async def _serve(self, request: web.Request, response: web.StreamResponse) -> None:
         known = request.headers.get("Last-Event-ID") or request.query.get("from") or ""
         at = self._feed.place(known)
-        await _send(response, f"retry: {_RETRY_MS}\n\n".encode())
+        await self._send(response, f"retry: {_RETRY_MS}\n\n".encode())
         if at is None:
             at = await self._begin(
-                response, "this is another master, or too much has changed since" if known else ""
+                response, "the master changed, or too much has changed since" if known else ""
             )
         while True:
             frames = self._feed.after(at)
             if frames is None:
-                at = await self._begin(response, "too much came at once")
+                at = await self._begin(response, "too many changes at once")
                 continue
             for frame in frames:
-                await _send(response, frame.data)
+                await self._send(response, frame.data)
                 at = frame.number
             if self._feed.closed and at == self._feed.newest:
                 return
@@ -89,25 +86,24 @@ class EventStreams:
 
         First tell a browser that has an older state to discard it.
         """
-        at, whole = self._feed.newest, self._live.whole()
+        at, whole = self._feed.newest, self._change_feed.whole()
         if why:
-            await _send(response, event_bytes("reset", {"reason": why}))
-        await _send(response, whole)
+            await self._send(response, event_bytes("reset", {"reason": why}))
+        await self._send(response, whole)
         return at
 
     async def _wait(self, response: web.StreamResponse) -> None:
         try:
-            async with asyncio.timeout(KEEP_ALIVE_S):
+            async with asyncio.timeout(self._limits.keep_alive_s):
                 await self._feed.changed()
         except TimeoutError:
-            await _send(response, b": still here\n\n")
+            await self._send(response, b": still here\n\n")
 
+    async def _send(self, response: web.StreamResponse, data: bytes) -> None:
+        """Send data in pieces and wait for each.
 
-async def _send(response: web.StreamResponse, data: bytes) -> None:
-    """Send data in pieces and wait for each.
-
-    Raises TimeoutError if the browser does not read, ConnectionError if it is gone.
-    """
-    for begin in range(0, len(data), _PIECE_BYTES):
-        async with asyncio.timeout(STUCK_S):
-            await response.write(data[begin : begin + _PIECE_BYTES])
+        Raises TimeoutError if the browser does not read, ConnectionError if it is gone.
+        """
+        for begin in range(0, len(data), _PIECE_BYTES):
+            async with asyncio.timeout(self._limits.stuck_s):
+                await response.write(data[begin : begin + _PIECE_BYTES])

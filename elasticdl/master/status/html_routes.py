@@ -28,8 +28,8 @@ _GZIP = 31
 class HtmlRoutes:
     """Routes without a token: the sign-in page, its files, and the session. Nothing else."""
 
-    def __init__(self, guard: AccessGuard, watched: JobView, live: ChangeFeed) -> None:
-        self._guard, self._watched, self._live = guard, watched, live
+    def __init__(self, guard: AccessGuard, view: JobView, change_feed: ChangeFeed) -> None:
+        self._guard, self._view, self._change_feed = guard, view, change_feed
         self._drawing = asyncio.Lock()
 
     open_to_all = frozenset(
@@ -47,9 +47,9 @@ class HtmlRoutes:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """Serve a page that is complete without scripts.
+        """Serve the page around the snapshot of now.
 
-        A thread renders it, since a thousand processes take a moment.
+        A thread encodes it, since a thousand processes take a moment.
         """
         if not self._guard.knows(request):
             # Without a token, answer with the sign-in page: browsers report a 401 as an error of
@@ -57,7 +57,7 @@ class HtmlRoutes:
             return _html(render_sign_in(), 401 if "Authorization" in request.headers else 200)
         async with self._drawing:
             return _html(
-                await asyncio.to_thread(render_page, snapshot_of(self._watched, self._live))
+                await asyncio.to_thread(render_page, snapshot_of(self._view, self._change_feed))
             )
 
     async def file(self, request: web.Request) -> web.Response:
@@ -66,7 +66,7 @@ class HtmlRoutes:
         try:
             body, kind = _file(request.match_info["name"], zipped=zipped)
         except NoSuchFile as error:
-            raise Refusal(404, "there is no such file") from error
+            raise Refusal(404, "no such file") from error
         return web.Response(
             body=body,
             headers={
@@ -85,12 +85,12 @@ class HtmlRoutes:
             )
         right = self._guard.is_token(_token_of(await body_of(request), form=form))
         if not right and form:
-            return _html(render_sign_in("That is not the token of this job."), 401)
+            return _html(render_sign_in("Wrong token."), 401)
         if not right:
             raise Refusal(
                 401,
-                "that is not the token of this job",
-                "it is at the end of the address that the job told",
+                "wrong token",
+                "the address that `elasticdl dashboard` prints ends with the token",
             )
         response = (
             web.Response(status=303, headers={"Location": "/"})
@@ -121,7 +121,7 @@ def _token_of(body: bytes, *, form: bool) -> str:
         text = body.decode("utf-8")
         found = parse_qs(text, max_num_fields=8) if form else json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, "the body makes no sense") from error
+        raise Refusal(400, "invalid body") from error
     given = found.get("token", "") if isinstance(found, dict) else ""
     if form and given:
         given = given[0]

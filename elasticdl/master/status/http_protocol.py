@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import final
 
 from aiohttp import web
 
 from elasticdl.master.status.access import HEADERS
+from elasticdl.master.status.places import Places
 from elasticdl.master.status.responses import Refusal
 
 _LOG = logging.getLogger(__name__)
@@ -24,10 +26,11 @@ _KEEP_OPEN_S = 30.0
 class HttpProtocol(web.RequestHandler):
     """One HTTP connection."""
 
-    __slots__ = ()
+    __slots__ = ("_places",)
 
-    def __init__(self, server: web.Server) -> None:
+    def __init__(self, server: web.Server, places: Places) -> None:
         """Create it within a running loop."""
+        self._places = places
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -35,6 +38,14 @@ class HttpProtocol(web.RequestHandler):
             logger=_LOG,
             keepalive_timeout=_KEEP_OPEN_S,
         )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._places.enter(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._places.leave(self)
 
     def handle_error(
         self,
@@ -48,7 +59,27 @@ class HttpProtocol(web.RequestHandler):
         Raises ConnectionError.
         """
         super().handle_error(request, status, exc, message)
-        words = "the page failed here" if status >= 500 else "this is no request that makes sense"
-        response = Refusal(status, words, headers=HEADERS).response()
-        response.force_close()
-        return response
+        words = "internal error of the page" if status >= 500 else "invalid request"
+        return _closing(status, words)
+
+
+def only_known_expectations(
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    """Answer 417 to an `Expect` other than 100-continue, before aiohttp does.
+
+    It repeats the header in its answer, and fails where that is no text.
+    """
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+            return _closing(417, "only 100-continue may be expected")
+        return await handler(request)
+
+    return handle
+
+
+def _closing(status: int, words: str) -> web.StreamResponse:
+    response = Refusal(status, words, headers=HEADERS).response()
+    response.force_close()
+    return response

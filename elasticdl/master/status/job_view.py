@@ -12,7 +12,7 @@ from elasticdl.history.event_log import EventLog
 from elasticdl.history.snapshot import About, StatusReading, record_of, snapshot
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.outcome import Outcome, end_state
-from elasticdl.master.core.data.shard_list import ShardPage, ShardWish
+from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery
 from elasticdl.master.core.events import Event
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.state import JobState
@@ -33,13 +33,13 @@ _STATES: dict[str, str] = {
 }
 
 
-def job_status(core: JobState, desk: ProcessGateway) -> JobStatus:
+def job_status(core: JobState, gateway: ProcessGateway) -> JobStatus:
     """Return the core's status with the measurements of processes."""
     status = core.status()
     # The rate of the last seconds is meaningless for an ended job.
     over = status.phase in (Phase.ENDING, Phase.ENDED)
-    rate = 0.0 if over else desk.records_per_s()
-    return replace(status, gauges=desk.gauges(), records_per_s=rate)
+    rate = 0.0 if over else gateway.records_per_s()
+    return replace(status, gauges=gateway.gauges(), records_per_s=rate)
 
 
 def state_in_words(status: JobStatus) -> str:
@@ -74,7 +74,7 @@ class JobView:
         self._reading: StatusReading | None = None
         self._read_s = 0.0
 
-    def read_anew(self) -> None:
+    def expire(self) -> None:
         """Make the next reading current."""
         self._reading = None
 
@@ -108,7 +108,7 @@ class JobView:
             return None
         return Outcome(status.exit_code, status.outcome or "")
 
-    def shards(self, wish: ShardWish) -> ShardPage:
+    def shards(self, wish: ShardQuery) -> ShardPage:
         """Return a page of the shards."""
         return self._core.shards(wish)
 
@@ -137,19 +137,18 @@ class JobView:
 
         Raises Refusal: 409 after the end of the job, 503 after a timeout.
         """
-        over = Refusal(
-            409, "the job has ended", "start it again with --resume, or read what it left"
-        )
+        over = Refusal(409, "the job has ended", "continue it with --resume, or read its report")
         if self._core.over:
             raise over
         try:
             async with asyncio.timeout(_HANDLED_WITHIN_S):
+                # Shielded: after a timeout the event is still in the queue and takes effect later.
                 await asyncio.shield(self._queue.post(event))
         except TimeoutError as error:
             raise Refusal(
                 503,
-                f"the master did not get to it within {_HANDLED_WITHIN_S:g} s",
-                "see whether it was done",
+                f"the master did not handle the request within {_HANDLED_WITHIN_S:g} s",
+                "check later whether it took effect",
             ) from error
         except asyncio.CancelledError:
             if self._core.over:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import final
 
 from aiohttp import web
 
-from elasticdl.cluster.logs.log_tails import ends_of
+from elasticdl.cluster.logs.log_tails import ends_in
 from elasticdl.history.snapshot import StatusReading
 from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.job_view import JobView
@@ -22,8 +24,9 @@ _FAR = 1 << 53
 class JsonApi:
     """Serves JSON; identical answers within half a second are encoded once."""
 
-    def __init__(self, watched: JobView, live: ChangeFeed) -> None:
-        self._watched, self._live = watched, live
+    def __init__(self, view: JobView, change_feed: ChangeFeed, log_directory: Path) -> None:
+        self._view, self._change_feed = view, change_feed
+        self._log_directory = log_directory
         self._made: dict[str, tuple[StatusReading, bytes]] = {}
 
     def routes(self) -> list[web.RouteDef]:
@@ -39,36 +42,36 @@ class JsonApi:
 
     async def status(self, _request: web.Request) -> web.Response:
         """See JobView.reading."""
-        return self._once("status", lambda: self._watched.reading().to_json())
+        return self._once("status", lambda: self._view.reading().to_json())
 
     async def snapshot(self, request: web.Request) -> web.Response:
         """Return `snapshot_of`; with `?logs=1` also the ends of the logs, for a report."""
-        cluster = self._watched.cluster
-        if "logs" in request.query and cluster is not None:
-            found, status = snapshot_of(self._watched, self._live), self._watched.reading().status
-            return answer({**found, "logs": await ends_of(cluster, status)})
-        return self._once("snapshot", lambda: snapshot_of(self._watched, self._live))
+        if "logs" in request.query:
+            status = self._view.reading().status
+            logs = await asyncio.to_thread(ends_in, self._log_directory, status)
+            return answer({**snapshot_of(self._view, self._change_feed), "logs": logs})
+        return self._once("snapshot", lambda: snapshot_of(self._view, self._change_feed))
 
     async def occurrences(self, request: web.Request) -> web.Response:
         """Return {"occurrences", "dropped"} of ?after=&limit=: later events, oldest first."""
         after = number(request, "after", -1, -1, _FAR)
         limit = number(request, "limit", _MOST_OCCURRENCES, 1, _MOST_OCCURRENCES)
-        event_log = self._watched.event_log
+        event_log = self._view.event_log
         found = [one.as_dict() for one in event_log.after(after, limit)]
         return answer({"occurrences": found, "dropped": event_log.dropped})
 
     async def timeline(self, _request: web.Request) -> web.Response:
         """See Timeline."""
-        return self._once("timeline", self._watched.timeline)
+        return self._once("timeline", self._view.timeline)
 
     async def series(self, _request: web.Request) -> web.Response:
         """Return the current curves."""
-        return self._once("series", self._watched.collector.as_list)
+        return self._once("series", self._view.collector.as_list)
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return the metrics for Prometheus."""
         body = self._made_once(
-            "metrics", lambda: render(self._watched.reading().status, self._watched.about)
+            "metrics", lambda: render(self._view.reading().status, self._view.about)
         )
         return web.Response(body=body, headers={**NO_STORE, "Content-Type": CONTENT_TYPE})
 
@@ -76,13 +79,13 @@ class JsonApi:
         return ready(self._made_once(what, lambda: encoded(make())))
 
     def _made_once(self, what: str, make: Callable[[], bytes]) -> bytes:
-        reading = self._watched.reading()
+        reading = self._view.reading()
         if what not in self._made or self._made[what][0] is not reading:
             self._made[what] = (reading, make())
         return self._made[what][1]
 
 
-def snapshot_of(watched: JobView, live: ChangeFeed) -> dict[str, object]:
+def snapshot_of(view: JobView, change_feed: ChangeFeed) -> dict[str, object]:
     """Return the snapshot and its position in the stream."""
-    live.heed()
-    return {**watched.snapshot(), "stream_id": live.feed.id(live.feed.newest)}
+    change_feed.heed()
+    return {**view.snapshot(), "stream_id": change_feed.feed.id(change_feed.feed.newest)}

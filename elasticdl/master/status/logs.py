@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import final
 
 from aiohttp import web
 
-from elasticdl.cluster.base import Cluster, LogPart, NoSuchLog
+from elasticdl.cluster.base import Role
+from elasticdl.cluster.logs.log_files import LogPart, NoSuchLog, log_sizes, read_log
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.responses import API, Refusal, answer, number
 
@@ -35,10 +37,10 @@ The master has few threads and needs some for its checkpoints.
 
 @final
 class Logs:
-    """Reads logs through the cluster interface, which looks names up."""
+    """Reads the log files of a job directory."""
 
-    def __init__(self, watched: JobView) -> None:
-        self._watched = watched
+    def __init__(self, view: JobView, directory: Path) -> None:
+        self._view, self._directory = view, directory
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def routes(self) -> list[web.RouteDef]:
@@ -51,15 +53,18 @@ class Logs:
 
     async def list(self, _request: web.Request) -> web.Response:
         """Return {"logs": [{"process", "bytes", "live"}]}."""
-        if self._watched.cluster is None:
-            return answer({"logs": []})
         async with self._turns:
-            found = await self._cluster().logs()
+            sizes = await asyncio.to_thread(log_sizes, self._directory)
+        live = {f"{Role.MASTER}-0"} | {
+            process.name.partition(".")[0]
+            for process in self._view.reading().status.processes
+            if process.state != "ended"
+        }
         return answer(
             {
                 "logs": [
-                    {"process": one.process, "bytes": one.size_bytes, "live": one.live}
-                    for one in found
+                    {"process": name, "bytes": size_bytes, "live": name in live}
+                    for name, size_bytes in sizes.items()
                 ]
             }
         )
@@ -109,14 +114,11 @@ class Logs:
     async def _part(self, process: str, start: int, limit_bytes: int) -> LogPart:
         try:
             async with self._turns:
-                return await self._cluster().read_log(process, start, limit_bytes)
+                return await asyncio.to_thread(
+                    read_log, self._directory, process, start, limit_bytes
+                )
         except NoSuchLog as error:
             raise Refusal(404, str(error)[:500]) from error
-
-    def _cluster(self) -> Cluster:
-        if self._watched.cluster is None:
-            raise Refusal(503, "the job has no processes yet", "", {"Retry-After": "1"})
-        return self._watched.cluster
 
 
 @dataclass(slots=True)
@@ -150,6 +152,7 @@ class _Found:
             begin = max(data.rfind(b"\n", 0, at) + 1, at - _SHOWN_AROUND)
             shown = data[begin : min(end, at + _SHOWN_AROUND)].decode("utf-8", errors="replace")
             self.matches.append((part.start + begin, shown))
+            # One match per line: continue at its end.
             at = end if end < cut else cut
             if len(self.matches) >= MOST_MATCHES or at >= cut:
                 self.to = part.start + min(cut, at + 1)
@@ -160,6 +163,7 @@ class _Found:
 def _whole_characters(part: LogPart) -> tuple[int, int]:
     """Return the range of whole UTF-8 characters in a part."""
     data, begin, end = part.data, 0, len(part.data)
+    # 0b10xxxxxx: a continuation byte. A character has at most three of them.
     while part.start > 0 and begin < min(3, end) and data[begin] & 0xC0 == 0x80:
         begin += 1
     if part.start + end < part.size_bytes:

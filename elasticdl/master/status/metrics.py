@@ -1,5 +1,6 @@
 """Export the master's status to Prometheus.
 
+`_OF_PROCESSES` has the gauges of processes, and `_Scrape` all other metrics.
 docs/reference/metrics.md lists every name, and a test compares the two.
 """
 
@@ -15,26 +16,29 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from elasticdl.history.snapshot import About
 from elasticdl.job_status import JobStatus
+from elasticdl.master.core.job_context import Phase
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_PROCESSES = 1_000
 """Maximum number of processes with their own metrics."""
-PHASES = (
-    "starting",
-    "working",
-    "evaluating",
-    "draining",
-    "checkpointing",
-    "exporting",
-    "ending",
-    "ended",
-)
 _OF_PROCESSES = (
     ("records_per_s", "process_records_per_second", "Records per second of a worker.", 1.0),
     (
         "staleness_mean",
         "process_staleness_updates",
         "Updates of others between a worker's pull and its push, on average.",
+        1.0,
+    ),
+    (
+        "staleness_limit",
+        "process_staleness_limit",
+        "Own updates that a worker's step may miss.",
+        1.0,
+    ),
+    (
+        "exchange_share",
+        "process_exchange_share",
+        "Pull and push as a share of a worker's step, without overlap; with --max-staleness auto.",
         1.0,
     ),
     (
@@ -60,7 +64,10 @@ _OF_PROCESSES = (
         1.0,
     ),
 )
-"""Gauge of the process, name, description and factor."""
+"""Gauge of the process, name, description and factor.
+
+`worker/process/gauges.py` and `ps/gauges.py` measure them.
+"""
 
 
 def render(status: JobStatus, about: About) -> bytes:
@@ -96,43 +103,41 @@ class _Scrape:
             "strategy": about.strategy,
             "version": about.version_of_elasticdl,
         }
-        yield self._gauge("job_info", "What the job is; always 1.", [(info, 1)])
-        phases = [({"phase": phase}, int(status.phase == phase)) for phase in PHASES]
+        yield self._gauge("job_info", "Labels describe the job; always 1.", [(info, 1)])
+        phases: _Samples = [({"phase": str(phase)}, int(status.phase == phase)) for phase in Phase]
+        yield self._gauge("job_phase", "1 for the current phase, 0 for the others.", phases)
         yield self._gauge(
-            "job_phase", "1 for the phase that the job is in, 0 for the others.", phases
+            "job_start_time_seconds", "Start of the job, in unix time.", [({}, about.started_at)]
         )
+        yield self._gauge("job_epoch", "The current epoch, from 0.", [({}, status.epoch)])
+        yield self._gauge("job_epochs", "Planned epochs.", [({}, status.epochs)])
         yield self._gauge(
-            "job_start_time_seconds", "When the job began, in unix time.", [({}, about.started_at)]
-        )
-        yield self._gauge("job_epoch", "The epoch that is trained, from 0.", [({}, status.epoch)])
-        yield self._gauge("job_epochs", "Epochs in all.", [({}, status.epochs)])
-        yield self._gauge(
-            "job_waits", "Things that are waited for now.", [({}, len(status.waiting))]
+            "job_waits", "Number of things that the job waits for.", [({}, len(status.waiting))]
         )
         yield self._gauge(
             "stalled",
-            "1 while the job stands still, else 0.",
+            "1 while the job is stalled, else 0.",
             [({}, int(status.stall is not None))],
         )
         over = status.exit_code is not None
         quiet_s = 0.0 if over else max(0.0, status.at_s - status.moved_s)
         yield self._gauge(
-            "quiet_seconds", "Time since anything in the job last moved.", [({}, quiet_s)]
+            "quiet_seconds", "Time since the last activity in the job.", [({}, quiet_s)]
         )
 
     def _records(self) -> Iterator[Metric]:
         records = self._status.records
         yield self._gauge("records_expected", "Records of all epochs.", [({}, records.expected)])
         for name, what, count in (
-            ("trained", "Records that are done.", records.trained),
-            ("repeated", "Records that were done once more, after a loss.", records.repeated),
+            ("trained", "Records done.", records.trained),
+            ("repeated", "Records done again after a loss.", records.repeated),
             ("bad", "Records that could not be read.", records.bad),
-            ("lost", "Records that were given up.", records.lost),
+            ("lost", "Records skipped in parked shards.", records.lost),
         ):
             yield self._counter(f"records_{name}", what, [({}, count)])
         yield self._gauge(
             "records_left",
-            "Records of all epochs that are to come, or that nobody trained.",
+            "Records of all epochs that are not trained yet, or never will be.",
             [({}, records.left)],
         )
         rate = self._status.records_per_s
@@ -156,7 +161,7 @@ class _Scrape:
             ({"kind": "ready"}, wanted.observed),
         ]
         yield self._gauge(
-            "workers", "Workers: the range that is wanted (least, most), ordered, and ready.", scale
+            "workers", "Workers: requested range (least, most), ordered, and ready.", scale
         )
         rows = Counter(
             (process.role, process.state)
@@ -176,7 +181,7 @@ class _Scrape:
         dropped = [({"cause": cause}, count) for cause, count in status.dropped.items()]
         yield self._counter(
             "messages_dropped",
-            "Messages between processes that changed nothing, by cause.",
+            "Messages between processes that had no effect, by cause.",
             dropped,
         )
         ring = status.ring
@@ -186,24 +191,25 @@ class _Scrape:
             [({}, ring.generation)] if ring else [],
         )
         yield self._gauge(
-            "ring_members", "Workers in it.", [({}, len(ring.members))] if ring else []
+            "ring_members",
+            "Members of the newest generation.",
+            [({}, len(ring.members))] if ring else [],
         )
 
     def _model(self) -> Iterator[Metric]:
         status = self._status
-        yield self._gauge(
-            "model_version", "Updates that the model has had.", [({}, status.version)]
-        )
+        yield self._gauge("model_version", "Updates applied to the model.", [({}, status.version)])
         yield self._counter(
             "updates_lost",
-            "Updates that went with parameter servers.",
+            "Updates lost with parameter servers.",
             [({}, status.updates_lost)],
         )
         loss = status.loss
         yield self._gauge(
             "loss", "Mean training loss of the last steps.", [] if loss is None else [({}, loss)]
         )
-        metrics = [({"metric": name}, value) for name, value in status.metrics.items()]
+        known = {name: value for name, value in status.metrics.items() if value is not None}
+        metrics = [({"metric": name}, value) for name, value in known.items()]
         yield self._gauge("evaluation_metric", "Values of the last evaluation.", metrics)
         newest = status.checkpoints[-1:]
         yield self._gauge(
@@ -211,9 +217,13 @@ class _Scrape:
             "Version of the newest complete checkpoint.",
             [({}, one.version) for one in newest],
         )
-        yield self._gauge("checkpoint_bytes", "Its size.", [({}, one.bytes) for one in newest])
+        yield self._gauge(
+            "checkpoint_bytes",
+            "Size of the newest complete checkpoint.",
+            [({}, one.bytes) for one in newest],
+        )
         ages: _Samples = [({}, max(0.0, status.at_s - one.at_s)) for one in newest]
-        yield self._gauge("checkpoint_age_seconds", "Time since it was complete.", ages)
+        yield self._gauge("checkpoint_age_seconds", "Age of the newest complete checkpoint.", ages)
 
     def _processes(self) -> Iterator[Metric]:
         found = list(self._status.gauges.items())[:MOST_PROCESSES]
@@ -232,7 +242,7 @@ class _Scrape:
             for process, gauges in found
             if "cpu_s" in gauges
         ]
-        yield self._counter("process_cpu_seconds", "CPU time that a process has used.", seconds)
+        yield self._counter("process_cpu_seconds", "CPU time used by a process.", seconds)
 
     def _gauge(self, name: str, what: str, samples: _Samples) -> Metric:
         family = GaugeMetricFamily(f"elasticdl_{name}", what)

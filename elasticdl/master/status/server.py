@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, final
+from pathlib import Path
+from typing import final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -20,16 +21,15 @@ from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.event_frames import EventFrames
 from elasticdl.master.status.event_streams import EventStreams
 from elasticdl.master.status.html_routes import HtmlRoutes
-from elasticdl.master.status.http_protocol import HttpProtocol
+from elasticdl.master.status.http_protocol import HttpProtocol, only_known_expectations
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.json_api import JsonApi
+from elasticdl.master.status.limits import LIMITS, PageLimits
 from elasticdl.master.status.logs import Logs
+from elasticdl.master.status.places import Places
 from elasticdl.master.status.shards import Shards
 
 _LOG = logging.getLogger(__name__)
-MOST_CONNECTIONS = 256
-SPEAK_WITHIN_S = 15.0
-"""A connection without a request is closed after this time, so that idle ones block no one."""
 _CLOSE_S = 2.0
 _BACKLOG = 64
 
@@ -38,27 +38,35 @@ _BACKLOG = 64
 class StatusServer:
     """The page's server. Use it from the master's event loop."""
 
-    def __init__(self, watched: JobView, guard: AccessGuard, term: int) -> None:
-        self._live = ChangeFeed(watched, EventFrames(term))
-        entry = HtmlRoutes(guard, watched, self._live)
-        self._silent: set[Any] = set()
-        """Connections without a request so far."""
+    def __init__(
+        self,
+        view: JobView,
+        guard: AccessGuard,
+        term: int,
+        log_directory: Path,
+        limits: PageLimits = PageLimits(),
+    ) -> None:
+        self._limits = limits
+        self._change_feed = ChangeFeed(view, EventFrames(term))
+        html_routes = HtmlRoutes(guard, view, self._change_feed)
+        self._guard = guard
+        self._places = Places(limits.most_connections)
         application = web.Application(
-            middlewares=[self._hear, watchman(guard, entry.open_to_all)],
+            middlewares=[self._hear, watchman(guard, html_routes.open_to_all)],
             client_max_size=MOST_BODY_BYTES,
         )
+        application[LIMITS] = limits
         parts = (
-            entry,
-            JsonApi(watched, self._live),
-            EventStreams(self._live),
-            Shards(watched),
-            Logs(watched),
-            Actions(watched),
+            html_routes,
+            JsonApi(view, self._change_feed, log_directory),
+            EventStreams(self._change_feed, limits),
+            Shards(view),
+            Logs(view, log_directory),
+            Actions(view),
         )
         for part in parts:
             application.router.add_routes(part.routes())
         application.on_response_prepare.append(add_headers)
-        self._application = application
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_CLOSE_S)
         self._listening: asyncio.Server | None = None
 
@@ -67,7 +75,7 @@ class StatusServer:
 
         The system chooses the port if `port` is 0. Raises OSError; the page is unavailable then.
         """
-        self._live.start()
+        self._change_feed.start()
         await self._runner.setup()
         accept = self._accept(self._runner)
         self._listening = await asyncio.get_running_loop().create_server(
@@ -88,45 +96,28 @@ class StatusServer:
         if self._listening is not None:
             self._listening.close()
         try:
-            await self._live.close(ended)
+            await self._change_feed.close(ended)
             await self._runner.cleanup()
         except Exception:  # noqa: BLE001 - an error in the page must not reach the job
-            _LOG.exception("the page did not end in order")
+            _LOG.exception("the page did not shut down cleanly")
 
     @web.middleware
     async def _hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        self._silent.discard(request.protocol)
+        if self._guard.knows(request):
+            self._places.showed_token(request.protocol)
+        else:
+            self._places.asked(request.protocol)
         return await handler(request)
 
     def _accept(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
         server = runner.server
         assert server is not None
+        server.request_handler = only_known_expectations(server.request_handler)
         loop = asyncio.get_running_loop()
 
         def accept() -> asyncio.Protocol:
-            if len(server.connections) >= MOST_CONNECTIONS or len(self._silent) >= MOST_CONNECTIONS:
-                self._silent = {
-                    protocol for protocol in self._silent if protocol.transport is not None
-                }
-                return _Full()
-            protocol = HttpProtocol(server)
-            self._silent.add(protocol)
-            loop.call_later(SPEAK_WITHIN_S, self._hang_up, protocol)
+            protocol = HttpProtocol(server, self._places)
+            loop.call_later(self._limits.speak_within_s, self._places.expect_request, protocol)
             return protocol
 
         return accept
-
-    def _hang_up(self, protocol: Any) -> None:  # noqa: ANN401 - aiohttp's own
-        if protocol in self._silent:
-            self._silent.discard(protocol)
-            if protocol.transport is not None:
-                protocol.transport.abort()
-
-
-@final
-class _Full(asyncio.Protocol):
-    """Too many connections."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()

@@ -7,7 +7,7 @@ from typing import final
 
 from aiohttp import web
 
-from elasticdl.master.core.data.shard_list import MOST_ROWS, ShardState, ShardWish
+from elasticdl.master.core.data.shard_list import MOST_ROWS, ShardQuery, ShardState
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.responses import API, Refusal, answer, number
 
@@ -19,8 +19,8 @@ _FAR = 1 << 40
 class Shards:
     """Serves the shards and their workers."""
 
-    def __init__(self, watched: JobView) -> None:
-        self._watched = watched
+    def __init__(self, view: JobView) -> None:
+        self._view = view
 
     def routes(self) -> list[web.RouteDef]:
         """GET only."""
@@ -35,5 +35,5 @@ class Shards:
             )
         offset = number(request, "offset", 0, 0, _FAR)
         limit = number(request, "limit", _USUAL_ROWS, 1, MOST_ROWS)
-        page = self._watched.shards(ShardWish(ShardState(state) if state else None, offset, limit))
+        page = self._view.shards(ShardQuery(ShardState(state) if state else None, offset, limit))
         return answer({"total": page.total, "shards": [asdict(row) for row in page.rows]})

@@ -1,5 +1,6 @@
-// What is asked of the job: a question first, then one request, then what the master said.
-import { byId, commandOf, setText } from "./dom.js";
+// Commands to the job: a confirmation dialog, one request, then the master's answer.
+import { button } from "./controls.js";
+import { byId, commandOf, h, setText } from "./dom.js";
 import { job } from "./job.js";
 
 const bodies = {
@@ -9,9 +10,95 @@ const bodies = {
   replace: (fields) => ({ process: fields.get("process") }),
 };
 
+export function actionBar() {
+  return h(
+    "div",
+    { class: "actions", id: "actions" },
+    button("ask-scale", "Scale…"),
+    button("ask-checkpoint", "Checkpoint…"),
+    button("ask-stop", "Stop…"),
+  );
+}
+
+export function dialogs() {
+  const input = (word, attributes) =>
+    h("label", {}, h("span", {}, word), " ", h("input", attributes));
+  const number = (word, name) =>
+    input(word, { name, type: "number", min: 1, max: 100000, required: true });
+  const resume = h(
+    "div",
+    {},
+    h("p", { id: "resume-command-lead" }),
+    h("pre", { class: "command", id: "resume-command" }),
+  );
+  const reason = input("Reason", {
+    name: "reason",
+    maxlength: 200,
+    placeholder: "asked for on the status page",
+  });
+  return [
+    dialog(
+      "stop",
+      "Stop this job?",
+      "Workers give their work back, and the job ends.",
+      "Stop the job",
+      resume,
+      reason,
+    ),
+    dialog(
+      "scale",
+      "How many workers?",
+      "The job keeps between these two numbers, as room allows.",
+      "Scale",
+      h("div", { class: "pair" }, number("at least", "min"), number("at most", "max")),
+    ),
+    dialog(
+      "checkpoint",
+      "Take a checkpoint now?",
+      "All servers hold one consistent view for a moment; training goes on.",
+      "Take a checkpoint",
+    ),
+    dialog(
+      "replace",
+      "Replace this worker?",
+      "It ends, other workers get its work, and another worker starts.",
+      "Replace",
+      h("input", { type: "hidden", name: "process" }),
+    ),
+    h("div", { id: "said", class: "said", role: "status" }),
+  ];
+}
+
+function dialog(verb, title, text, word, ...fields) {
+  const answer = h(
+    "button",
+    { type: "submit", class: verb === "stop" ? "danger" : "primary" },
+    word,
+  );
+  return h(
+    "dialog",
+    { id: `dialog-${verb}`, "aria-labelledby": `${verb}-title` },
+    h(
+      "form",
+      {},
+      h("h2", { id: `${verb}-title` }, title),
+      h("p", {}, text),
+      ...fields,
+      h("p", { class: "problem", role: "alert" }),
+      h(
+        "div",
+        { class: "answers" },
+        h("button", { type: "button", class: "cancel" }, "Cancel"),
+        answer,
+      ),
+    ),
+  );
+}
+
 export function bindActions(ask) {
   for (const verb of Object.keys(bodies)) {
-    const dialog = byId(`dialog-${verb}`), form = dialog.querySelector("form");
+    const dialog = byId(`dialog-${verb}`),
+      form = dialog.querySelector("form");
     byId(`ask-${verb}`)?.addEventListener("click", () => show(verb, dialog));
     dialog.querySelector(".cancel").addEventListener("click", () => dialog.close());
     form.addEventListener("submit", (event) => {
@@ -39,9 +126,12 @@ function show(verb, dialog) {
   dialog.showModal();
 }
 
-// While the preflight runs there is nothing to go on with: the job's end says how to submit it again.
+// During the preflight there is no checkpoint to resume from: the job's outcome names the command
+// that submits the job again.
 function sayWayOn() {
-  const told = job.about.resume_command ?? "", at = told.lastIndexOf("with: ") + 6, kept = told.startsWith("go on") ? "A last checkpoint is taken: " : "";
+  const told = job.about.resume_command ?? "",
+    at = told.lastIndexOf("with: ") + 6,
+    kept = told.startsWith("resume") ? "A last checkpoint is taken: " : "";
   const hidden = at < 6 || job.status.phase === "starting";
   byId("resume-command").parentElement.hidden = hidden;
   if (hidden) return;
@@ -50,8 +140,11 @@ function sayWayOn() {
 }
 
 async function send(ask, verb, dialog, fields) {
-  const body = bodies[verb](fields), button = dialog.querySelector("[type=submit]"), problem = dialog.querySelector(".problem");
-  if (verb === "scale" && body.min > body.max) return setText(problem, "The smaller number goes first.");
+  const body = bodies[verb](fields),
+    button = dialog.querySelector("[type=submit]"),
+    problem = dialog.querySelector(".problem");
+  if (verb === "scale" && body.min > body.max)
+    return setText(problem, "The smaller number goes first.");
   button.disabled = true;
   try {
     const answer = await ask(`/api/v1/${verb}`, body);

@@ -1,7 +1,15 @@
-// What is looked at is in the address, so that it can be sent to somebody and survives a reload: `?process=worker-3&axis=time#processes`.
-import { byId } from "./dom.js";
+// The address holds the selected view, so that a link can be shared and a reload keeps the view:
+// `?process=worker-3&axis=time#processes`.
+import { byId, h } from "./dom.js";
 
-const TABS = ["overview", "timeline", "processes", "shards", "logs", "events"];
+export const TABS = {
+  overview: "Overview",
+  timeline: "Timeline",
+  processes: "Processes",
+  shards: "Shards",
+  logs: "Logs",
+  events: "Events",
+};
 const watchers = [];
 
 export function chosen(name) {
@@ -23,15 +31,21 @@ export function onChoice(watcher) {
 
 export function tab() {
   const name = location.hash.slice(1);
-  return TABS.includes(name) ? name : "overview";
+  return Object.hasOwn(TABS, name) ? name : "overview";
 }
 
-// Every control with a name keeps its value in the address.
+// Each named control keeps its value in the address.
 export function bindControls() {
   for (const control of document.querySelectorAll(".filters [name]")) {
     const value = chosen(control.name);
-    if (value && (control.tagName !== "SELECT" || [...control.options].some((one) => one.value === value))) control.value = value;
-    control.addEventListener(control.type === "search" ? "input" : "change", () => choose(control.name, control.value));
+    if (
+      value &&
+      (control.tagName !== "SELECT" || [...control.options].some((one) => one.value === value))
+    )
+      control.value = value;
+    control.addEventListener(control.type === "search" ? "input" : "change", () =>
+      choose(control.name, control.value),
+    );
   }
 }
 
@@ -44,33 +58,45 @@ export function bindTheme(changed) {
     button.textContent = `Colours: ${theme || "system"}`;
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
-    changed();
   };
   button.addEventListener("click", () => {
     choose("theme", THEMES[(THEMES.indexOf(chosen("theme")) + 1) % THEMES.length]);
     tell();
+    changed();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   tell();
 }
 
-// Along the row of parts with the arrow keys, as with tabs; each stays a link, so that Tab and Enter do as well.
+export function menu() {
+  return h(
+    "nav",
+    { "aria-label": "Parts" },
+    Object.entries(TABS).map(([name, title]) => h("a", { href: `#${name}` }, title)),
+  );
+}
+
+// The arrow keys move between the tabs. Each tab is also a link, so Tab and Enter work too.
 export function bindTabs() {
   const links = [...document.querySelectorAll("body > nav a")];
   const steps = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
   document.querySelector("body > nav").addEventListener("keydown", (event) => {
-    const step = steps[event.key], at = links.indexOf(event.target);
+    const step = steps[event.key],
+      at = links.indexOf(event.target);
     if (!step || at < 0 || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
     event.preventDefault();
-    const next = Number.isFinite(step) ? links[(at + step + links.length) % links.length] : links.at(step > 0 ? -1 : 0);
+    const next = Number.isFinite(step)
+      ? links[(at + step + links.length) % links.length]
+      : links.at(step > 0 ? -1 : 0);
     location.hash = next.hash;
     next.focus();
     next.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
 }
 
-// Which part is shown is the style sheet's business (`:target`); readers are told here.
-export function markTab() {
+export function showTab() {
+  document.body.dataset.tab = tab();
+  for (const name of Object.keys(TABS)) byId(name).hidden = name !== tab();
   for (const link of document.querySelectorAll("body > nav a")) {
     if (link.hash === `#${tab()}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -1,4 +1,5 @@
-// Elements out of plain values. Text becomes text, never markup: nothing on this page parses a string as HTML.
+// Creates elements from plain values. Text stays text: nothing on this page parses a string as
+// HTML, so a job's strings cannot inject markup.
 const SVG = "http://www.w3.org/2000/svg";
 
 export const byId = (id) => document.getElementById(id);
@@ -13,22 +14,34 @@ export function svg(name, attributes, ...children) {
 
 function built(element, attributes, children) {
   for (const [key, value] of Object.entries(attributes ?? {})) {
-    if (value === null || value === undefined || value === false || value === "") continue;
+    // An empty value has a meaning only in an option: "all".
+    if (
+      value === null ||
+      value === undefined ||
+      value === false ||
+      (value === "" && key !== "value")
+    )
+      continue;
     if (typeof value === "function") element.addEventListener(key, value);
     else element.setAttribute(key, value === true ? "" : String(value));
   }
-  for (const child of children.flat(3)) if (child !== null && child !== undefined) element.append(visible(child));
+  for (const child of children.flat(3))
+    if (child !== null && child !== undefined) element.append(visible(child));
   return element;
 }
 
-// As `markup.visible`: without characters that no reader sees and that may turn the order of others. The two joiners stay: emoji
-// and scripts are written with them.
+// Replaces invisible characters, some of which reorder others. The two joiners stay: emoji and some
+// scripts need them. `markup.visible` does the same for the summary without script.
 export function visible(child) {
   if (child instanceof Node) return child;
-  return String(child).replace(/(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\u2028\u2029]/gu, "\uFFFD");
+  return String(child).replace(
+    /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\u2028\u2029]/gu,
+    "\uFFFD",
+  );
 }
 
-// One click takes all of it; a word breaks only where it is longer than the line, not at the hyphens of a flag.
+// One click selects the whole command. A word breaks only if it is longer than the line, not at the
+// hyphens of a flag.
 export function commandOf(line) {
   return line.split(" ").flatMap((word) => [h("span", {}, word), " "]);
 }
@@ -38,8 +51,8 @@ export function setText(element, text) {
   if (element && element.textContent !== seen) element.textContent = seen;
 }
 
-// Make `parent` hold what `nodes` hold. What is there is changed where it differs and stays the same element: focus, selection and
-// open details survive.
+// Makes the content of `parent` equal to `nodes`. Existing elements are updated in place, so that
+// focus, selection and open details survive.
 export function patch(parent, nodes) {
   const wanted = nodes.filter(Boolean);
   wanted.forEach((node, index) => {
@@ -56,12 +69,14 @@ function morph(old, node) {
     old.nodeValue = node.nodeValue;
     return;
   }
-  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && name !== "open") old.removeAttribute(name);
-  for (const { name, value } of node.attributes) if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes])
+    if (!node.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  for (const { name, value } of node.attributes)
+    if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
   patch(old, [...node.childNodes]);
 }
 
-// The same for table rows with `data-id`: rows move as a whole.
+// Like `patch`, for table rows with `data-id`: rows are moved, not rewritten.
 export function patchRows(body, rows, fixed = false) {
   const known = new Map([...body.children].map((row) => [row.dataset.id, row]));
   let cursor = body.firstElementChild;

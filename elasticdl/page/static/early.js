@@ -1,6 +1,5 @@
-// Before the first paint: the colours that the address asks for, so that nothing flashes.
+// Sets the theme from the address before the first paint, to avoid a flash of the other colours.
 (() => {
   const theme = new URLSearchParams(location.search).get("theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-  document.documentElement.classList.add("scripted");
 })();

@@ -1,98 +1,191 @@
-// The head, as `head.py` paints it first.
-import { byId, commandOf, h, patch, setText } from "./dom.js";
+// The page head: the job's state, progress, most important notice, and key figures.
+import { byId, commandOf, h, patch, setText, visible } from "./dom.js";
 import { job } from "./job.js";
 import { amount, clock, count, duration, firstLine, number, percent } from "./words.js";
-
-const PHASES = {
-  starting: "starting", working: "at work", evaluating: "evaluating", draining: "stopping", checkpointing: "taking the last checkpoint",
-  exporting: "exporting the model", ending: "ending", ended: "ended",
-};
-const ACTIONS = { train: "training", evaluate: "evaluating", predict: "predicting" };
 
 const INTERRUPTED = 130;
 const MOST_WAITS = 4;
 
+export function headFrame() {
+  return h(
+    "div",
+    { class: "head" },
+    h("p", { class: "line" }, h("span", { id: "state" }), h("span", { id: "message" })),
+    h(
+      "div",
+      { class: "progress" },
+      h("progress", { id: "bar", max: 1, value: 0, "aria-labelledby": "share-words" }),
+      h("div", { class: "share" }, h("b", { id: "share" }), " ", h("span", { id: "share-words" })),
+      h("div", { class: "eta" }, h("span", { id: "eta" })),
+      h("p", { id: "waits" }),
+    ),
+    h("div", { id: "notices", role: "status" }),
+    h("dl", { id: "facts" }),
+  );
+}
+
 function stateOf(status, outcome) {
   const code = outcome ? outcome.exit_code : status.exit_code;
-  // It is known before the end how a job that is being stopped will end: until then it is stopping.
-  if (code !== null && code !== undefined && (outcome || status.phase === "ending" || status.phase === "ended")) {
+  // The outcome of a job that is being stopped is known before its end: until then it is stopping.
+  if (
+    code !== null &&
+    code !== undefined &&
+    (outcome || status.phase === "ending" || status.phase === "ended")
+  ) {
     if (code === 0) return ["good", "done"];
     return code === INTERRUPTED ? ["moved", "stopped"] : ["error", `failed, exit code ${code}`];
   }
-  const tone = status.waiting?.length && !status.scale?.observed ? "moved" : "live";
-  return [tone, status.state || (status.phase === "working" ? ACTIONS[status.action] : PHASES[status.phase]) || status.phase || "starting"];
+  return [status.waiting?.length && !status.scale?.observed ? "moved" : "live", status.state];
 }
 
 function facts(status, over) {
-  const records = status.records ?? {}, found = [];
+  const records = status.records ?? {},
+    found = [];
   const add = (label, value, note = "", tone = "") => found.push({ label, value, note, tone });
   if (!over) add("Records per second", number(status.records_per_s ?? 0));
-  if (status.epochs) add("Epoch", count(Math.min((status.epoch ?? 0) + 1, status.epochs)), `of ${count(status.epochs)}`);
+  if (status.epochs)
+    add(
+      "Epoch",
+      count(Math.min((status.epoch ?? 0) + 1, status.epochs)),
+      `of ${count(status.epochs)}`,
+    );
   add("Version", count(status.version ?? 0));
   addWorkers(add, status.scale ?? {}, over);
   addOthers(add, status, over);
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
-  for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3)) add(`Validation ${name}`, number(value));
+  for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3))
+    add(`Validation ${name}`, number(value));
   const stoppedS = job.snapshot.story?.totals?.stopped_s ?? 0;
-  // The time of the job begins when it does: before that its model and data are looked at.
-  add(over ? "Took" : status.phase === "starting" ? "Checking for" : "Uptime", duration(status.uptime_s ?? status.at_s ?? 0), stoppedS ? `stopped for ${duration(stoppedS)} of it` : "");
+  // The job's uptime starts after the preflight.
+  add(
+    over ? "Took" : status.phase === "starting" ? "Checking for" : "Uptime",
+    duration(status.uptime_s ?? status.at_s ?? 0),
+    stoppedS ? `stopped for ${duration(stoppedS)} of it` : "",
+  );
   addTroubles(add, status, records);
   return found;
 }
 
 function addWorkers(add, scale, over) {
-  const asked = scale.low === scale.high ? count(scale.low) : `${count(scale.low)}–${count(scale.high)}`;
-  if (over) add("Workers", asked, "asked");
-  else add("Workers ready", count(scale.observed), `asked ${asked}`, (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "");
+  const asked =
+    scale.low === scale.high ? count(scale.low) : `${count(scale.low)}–${count(scale.high)}`;
+  if (over) add("Workers", asked, "requested");
+  else
+    add(
+      "Workers ready",
+      count(scale.observed),
+      `of ${asked}`,
+      (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "",
+    );
 }
 
 function addOthers(add, status, over) {
-  if (status.ring) add("Ring generation", count(status.ring.generation), amount(status.ring.members?.length ?? 0, "member"));
-  const servers = [...job.rows.values()].filter((row) => row.role === "ps" && row.state !== "ended");
+  if (status.ring)
+    add(
+      "Ring generation",
+      count(status.ring.generation),
+      amount(status.ring.members?.length ?? 0, "member"),
+    );
+  const servers = [...job.rows.values()].filter(
+    (row) => row.role === "ps" && row.state !== "ended",
+  );
   const up = servers.filter((row) => row.state === "ready").length;
-  if (servers.length && !over) add("Servers ready", count(up), `of ${count(servers.length)}`, up < servers.length ? "moved" : "");
+  if (servers.length && !over)
+    add(
+      "Servers ready",
+      count(up),
+      `of ${count(servers.length)}`,
+      up < servers.length ? "moved" : "",
+    );
 }
 
 function addTroubles(add, status, records) {
   const last = status.checkpoints?.at(-1);
   if (last) add("Checkpoint", count(last.version), `at ${clock(last.at_s)}`);
-  for (const [key, label] of [["repeated", "Records repeated"], ["bad", "Bad records"], ["lost", "Records lost"]]) {
+  for (const [key, label] of [
+    ["repeated", "Records repeated"],
+    ["bad", "Bad records"],
+    ["lost", "Records lost"],
+  ]) {
     if (records[key]) add(label, count(records[key]), "", key === "lost" ? "error" : "moved");
   }
-  if (status.updates_lost) add("Updates lost", count(status.updates_lost), "with a server", "error");
+  if (status.updates_lost)
+    add("Updates lost", count(status.updates_lost), "with a server", "error");
   const age = status.cluster_view_age_s;
-  if (age !== null && age !== undefined) add("Cluster view", duration(age), "old", age > 30 ? "moved" : "");
+  if (age !== null && age !== undefined)
+    add("Cluster view", duration(age), "old", age > 30 ? "moved" : "");
 }
 
-// A command stands by itself: it is to be copied.
+// A command gets its own element, so that it can be copied.
 function whatToDo(hint) {
   const at = hint.lastIndexOf("with: ") + 6;
   if (at < 6) return [h("p", { class: "hint" }, "What to do: ", hint)];
-  return [h("p", { class: "hint" }, "What to do: ", hint.slice(0, at)), h("pre", { class: "command" }, commandOf(hint.slice(at)))];
+  return [
+    h("p", { class: "hint" }, "What to do: ", hint.slice(0, at)),
+    h("pre", { class: "command" }, commandOf(hint.slice(at))),
+  ];
 }
 
 function notices(status, outcome) {
   if (outcome) {
-    const [first, ...rest] = String(outcome.message ?? "").split("\n"), failed = outcome.exit_code !== 0;
+    const [first, ...rest] = String(outcome.message ?? "").split("\n"),
+      failed = outcome.exit_code !== 0;
     const tone = stateOf(status, outcome)[0];
-    const more = rest.length ? h("details", { open: tone === "error" }, h("summary", {}, "All of it"), h("pre", { tabindex: 0 }, rest.join("\n"))) : null;
+    const more = rest.length
+      ? h(
+          "details",
+          { open: tone === "error" },
+          h("summary", {}, "Details"),
+          h("pre", { tabindex: 0 }, rest.join("\n")),
+        )
+      : null;
     const hint = outcome.hint ? whatToDo(outcome.hint) : null;
-    return failed || more || hint ? [h("div", { class: `notice ${tone}` }, h("strong", {}, first || "failed"), more, hint)] : [];
+    return failed || more || hint
+      ? [h("div", { class: `notice ${tone}` }, h("strong", {}, first || "failed"), more, hint)]
+      : [];
   }
-  const stall = status.stall ? [h("div", { class: "notice error" }, h("strong", {}, "The job stands still"), h("p", {}, status.waiting?.[0] ?? ""))] : [];
-  const waits = routine(status) ? [] : status.waiting ?? [];
+  const stall = status.stall
+    ? [
+        h(
+          "div",
+          { class: "notice error" },
+          h("strong", {}, "The job stands still"),
+          h("p", {}, status.waiting?.[0] ?? ""),
+        ),
+      ]
+    : [];
+  const waits = routine(status) ? [] : (status.waiting ?? []);
   if (!waits.length) return stall;
-  const shown = [...waits.slice(0, MOST_WAITS), ...(waits.length > MOST_WAITS ? [`and ${count(waits.length - MOST_WAITS)} more`] : [])];
-  return [...stall, h("div", { class: "notice moved" }, h("strong", {}, "Waiting"), h("ul", {}, shown.map((reason) => h("li", {}, reason))))];
+  const shown = [
+    ...waits.slice(0, MOST_WAITS),
+    ...(waits.length > MOST_WAITS ? [`and ${count(waits.length - MOST_WAITS)} more`] : []),
+  ];
+  return [
+    ...stall,
+    h(
+      "div",
+      { class: "notice moved" },
+      h("strong", {}, "Waiting"),
+      h(
+        "ul",
+        {},
+        shown.map((reason) => h("li", {}, reason)),
+      ),
+    ),
+  ];
 }
 
-// Waits that the job goes on beside: in one line, so that the page keeps its place while they come and go.
+// Waits that do not stop the job. They share one line, so that the layout does not jump as they
+// come and go.
 function routine(status) {
-  return !job.outcome && status.waiting?.length && status.scale?.observed ? `Waits: ${status.waiting.join(" · ")}` : "";
+  return !job.outcome && status.waiting?.length && status.scale?.observed
+    ? `Waits: ${status.waiting.join(" · ")}`
+    : "";
 }
 
 export function paintHead() {
-  const { status, outcome } = job, over = outcome !== null;
+  const { status, outcome } = job,
+    over = outcome !== null;
   const [tone, word] = stateOf(status, outcome);
   byId("state").className = `state ${tone}`;
   setText(byId("state"), word);
@@ -100,20 +193,41 @@ export function paintHead() {
   setText(byId("message"), over || message === word ? "" : message);
   paintProgress(status, over);
   patch(byId("notices"), notices(status, outcome));
-  patch(byId("facts"), facts(status, over).map((one) =>
-    h("div", { class: one.tone }, h("dt", {}, one.label), h("dd", {}, one.value, one.note ? " " : null, one.note ? h("small", {}, one.note) : null))));
-  const shown = over ? word : `${percent(status.records?.trained ?? 0, status.records?.expected ?? 0)} ${word}`;
-  document.title = `${shown} · ${job.about.name} · ElasticDL`;
+  patch(
+    byId("facts"),
+    facts(status, over).map((one) =>
+      h(
+        "div",
+        { class: one.tone },
+        h("dt", {}, one.label),
+        h("dd", {}, one.value, one.note ? " " : null, one.note ? h("small", {}, one.note) : null),
+      ),
+    ),
+  );
+  const shown = over
+    ? word
+    : `${percent(status.records?.trained ?? 0, status.records?.expected ?? 0)} ${word}`;
+  document.title = visible(`${shown} · ${job.about.name} · ElasticDL`);
 }
 
-const share = ({ records }) => (records?.expected ? Math.min(1, records.trained / records.expected) : 0);
+const share = ({ records }) =>
+  records?.expected ? Math.min(1, records.trained / records.expected) : 0;
 
 function paintProgress(status, over) {
-  const records = status.records ?? {}, fraction = share(status);
+  const records = status.records ?? {},
+    fraction = share(status);
   byId("bar").value = fraction;
   setText(byId("share"), percent(records.trained ?? 0, records.expected ?? 0));
-  setText(byId("share-words"), records.expected ? `${count(records.trained)} of ${count(records.expected)} records` : "the data is not counted yet");
+  setText(
+    byId("share-words"),
+    records.expected
+      ? `${count(records.trained)} of ${count(records.expected)} records`
+      : "the data is not counted yet",
+  );
   setText(byId("waits"), routine(status));
   const left = status.eta_s;
-  setText(byId("eta"), over || left === null || left === undefined ? "" : `${duration(left)} left at this rate`);
+  setText(
+    byId("eta"),
+    over || left === null || left === undefined ? "" : `${duration(left)} left at this rate`,
+  );
 }

@@ -1,16 +1,27 @@
-// What is known of the job: a snapshot, and what the stream told since. No elements here.
+// The state of the job: a snapshot plus the stream's updates. This module touches no elements.
 import { byName } from "./words.js";
 
 const MOST_OCCURRENCES = 1000;
 const MOST_POINTS = 2048;
 const MOST_BARS = 4000;
 const MOST_MARKS = 500;
-// As timeline.py has it.
+// The same value as in timeline.py.
 const MARKED = ["checkpoint", "evaluation", "scale", "server", "memory", "export", "history"];
 
 export const job = {
-  about: {}, status: {}, outcome: null, rows: new Map(), bars: [], last: new Map(), generations: [], marks: [], nowS: 0,
-  occurrences: [], dropped: 0, series: new Map(), snapshot: {},
+  about: {},
+  status: {},
+  outcome: null,
+  rows: new Map(),
+  bars: [],
+  last: new Map(),
+  generations: [],
+  marks: [],
+  nowS: 0,
+  occurrences: [],
+  dropped: 0,
+  series: new Map(),
+  snapshot: {},
 };
 
 const keyOf = (series) => `${series.name}\n${series.label}`;
@@ -21,7 +32,9 @@ export function load(snapshot) {
   job.outcome = snapshot.outcome ?? null;
   const { processes, gauges, ...status } = snapshot.status;
   job.status = status;
-  job.rows = new Map((processes ?? []).map((row) => [row.name, { ...(gauges ?? {})[row.name], ...row }]));
+  job.rows = new Map(
+    (processes ?? []).map((row) => [row.name, { ...(gauges ?? {})[row.name], ...row }]),
+  );
   const line = snapshot.timeline ?? {};
   job.bars = line.bars ?? [];
   job.last = new Map(job.bars.map((bar) => [bar.process, bar]));
@@ -50,15 +63,27 @@ export function takeRows({ rows, gone, all }) {
 
 function takeBar(row) {
   const bar = job.last.get(row.name) ?? begun(row);
-  // The platform's word on an end may come after the end.
-  if (bar.ended_s !== null) return row.cause && Object.assign(bar, { cause: row.cause, text: row.message });
-  Object.assign(bar, { state: row.state, cause: row.cause, text: row.message, where: row.where || bar.where });
+  // The platform may report the cause of an end after the end itself.
+  if (bar.ended_s !== null)
+    return row.cause && Object.assign(bar, { cause: row.cause, text: row.message });
+  Object.assign(bar, {
+    state: row.state,
+    cause: row.cause,
+    text: row.message,
+    where: row.where || bar.where,
+  });
   if (row.state === "ready" && bar.ready_s === null) bar.ready_s = row.since_s;
   if (row.state === "ended") bar.ended_s = row.since_s;
 }
 
 function begun(row) {
-  const bar = { process: row.name, role: row.role, ordered_s: row.started_s, ready_s: null, ended_s: null };
+  const bar = {
+    process: row.name,
+    role: row.role,
+    ordered_s: row.started_s,
+    ready_s: null,
+    ended_s: null,
+  };
   job.bars.push(bar);
   job.last.set(row.name, bar);
   if (job.bars.length > MOST_BARS) {
@@ -74,7 +99,12 @@ export function takeOccurrences(found) {
     if (one.seq <= last) continue;
     job.occurrences.push(one);
     if (one.kind === "ring" && one.details?.step === "published") takeGeneration(one);
-    else if (one.kind === "job" ? one.details?.step : MARKED.includes(one.kind) || (one.level === "error" && one.kind !== "process")) takeMark(one);
+    else if (
+      one.kind === "job"
+        ? one.details?.step
+        : MARKED.includes(one.kind) || (one.level === "error" && one.kind !== "process")
+    )
+      takeMark(one);
   }
   const over = job.occurrences.length - MOST_OCCURRENCES;
   if (over > 0) {
@@ -91,18 +121,29 @@ function takeMark({ at_s, kind, text }) {
 function takeGeneration(one) {
   const { generation, members, reason } = one.details;
   if (job.generations.some((known) => known.generation === generation)) return;
-  job.generations.push({ generation, at_s: one.at_s, members: String(members ?? "").split(" ").filter(Boolean), reason: reason ?? one.text });
+  job.generations.push({
+    generation,
+    at_s: one.at_s,
+    members: String(members ?? "")
+      .split(" ")
+      .filter(Boolean),
+    reason: reason ?? one.text,
+  });
 }
 
 export function takeSamples(points) {
   for (const { name, label, unit, at_s, records, value } of points) {
     let series = job.series.get(`${name}\n${label}`);
-    if (!series) job.series.set(`${name}\n${label}`, (series = { name, label, unit, at_s: [], records: [], values: [] }));
+    if (!series)
+      job.series.set(
+        `${name}\n${label}`,
+        (series = { name, label, unit, at_s: [], records: [], values: [] }),
+      );
     append(series, at_s, records, value);
   }
 }
 
-// A point of a time that is there already is a better one for it.
+// A second point for the same time replaces the first: it is more accurate.
 function append(series, at, records, value) {
   const last = series.at_s.at(-1) ?? -1;
   if (at < last) return;
@@ -111,11 +152,16 @@ function append(series, at, records, value) {
   series.records[where] = records;
   series.values[where] = value;
   if (series.at_s.length <= MOST_POINTS) return;
-  for (const name of ["at_s", "records", "values"]) series[name] = series[name].filter((_, index, all) => index % 2 || index === all.length - 1);
+  for (const name of ["at_s", "records", "values"])
+    series[name] = series[name].filter((_, index, all) => index % 2 || index === all.length - 1);
 }
 
 export function processRows() {
   const rows = [...job.rows.values()];
-  return rows.sort((one, other) => (one.state === "ended") - (other.state === "ended")
-    || (one.state === "ended" ? other.since_s - one.since_s : 0) || byName(one.name, other.name));
+  return rows.sort(
+    (one, other) =>
+      (one.state === "ended") - (other.state === "ended") ||
+      (one.state === "ended" ? other.since_s - one.since_s : 0) ||
+      byName(one.name, other.name),
+  );
 }

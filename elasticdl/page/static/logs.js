@@ -1,18 +1,19 @@
-// Logs: the end of one, followed; a search through all of it, however long; incarnations of one process side by side.
+// Logs: follows the end of a log, searches the whole log, and lists the incarnations of a process.
+import { button, choice, filters, searchBox } from "./controls.js";
 import { byId, h, setText, visible } from "./dom.js";
 import { choose, chosen, tab } from "./address.js";
 import { job } from "./job.js";
-import { byName, count, memory } from "./words.js";
+import { amount, byName, count, memory } from "./words.js";
 
 const PIECE = 64 << 10;
 const MOST_SHOWN = 1 << 20;
 const MOST_REST = 64 << 10;
-// What is meant for a terminal: colours and titles, and what a progress bar writes over itself.
+// Terminal control: colours, titles, and carriage returns of progress bars.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])/g;
-const ENDED = "The job has ended. Its logs are in logs/ of its directory, and `elasticdl logs` shows them.";
+const ENDED =
+  "The job has ended. Its logs are in logs/ of its directory, and `elasticdl logs` shows them.";
 const lengthOf = (text) => new TextEncoder().encode(text).length;
 
-// As `words.readable` has it.
 function readable(text) {
   const plain = text.replace(ESCAPES, "").replace(/[\x08\x00]/g, "");
   return plain.includes("\r") ? plain.split("\n").map(lastWritten).join("\n") : plain;
@@ -21,16 +22,66 @@ function readable(text) {
 function lastWritten(line) {
   return line.replace(/\r+$/, "").split("\r").at(-1);
 }
-// `rest` is the last line as long as it may go on, in `tail`; `pieces` are what is shown before it, with the byte where each begins.
-const view = { process: "", start: 0, end: 0, size: 0, busy: false, rest: "", tail: null, pieces: [] };
+// `rest` is the incomplete last line, shown in `tail`. `pieces` are shown before it, each with the
+// byte offset of its start.
+const view = {
+  process: "",
+  start: 0,
+  end: 0,
+  size: 0,
+  busy: false,
+  rest: "",
+  tail: null,
+  pieces: [],
+};
 const LIST_MS = 5000;
-let logs = [], ask = null, listedMs = 0;
+let logs = [],
+  ask = null,
+  listedMs = 0;
+
+// A report embeds the ends of the logs.
+export function logsFrame(live) {
+  const text = h("pre", { id: "log-text", tabindex: 0, "aria-label": "Log" });
+  if (!live)
+    return [filters(choice("log", "Log of", [])), text, h("p", { class: "empty" }, whereLogsAre())];
+  const follow = h(
+    "label",
+    {},
+    h("input", { type: "checkbox", id: "follow" }),
+    " ",
+    h("span", {}, "follow"),
+  );
+  const find = h(
+    "form",
+    { id: "log-search" },
+    searchBox("log-find", "Search"),
+    " ",
+    h("button", {}, "Find"),
+  );
+  return [
+    filters(choice("log", "Log of", []), follow, find),
+    h("div", { id: "incarnations" }),
+    h("div", { id: "matches", hidden: true }),
+    filters(button("log-earlier", "Earlier"), h("span", { id: "log-place" })),
+    text,
+  ];
+}
+
+function whereLogsAre() {
+  const kept = job.snapshot.logs?.length ?? 0,
+    whole = "in logs/ of the job's directory; `elasticdl logs` shows them.";
+  return kept
+    ? `The ends of ${amount(kept, "log")}, failed processes first. Whole logs are ${whole}`
+    : `Logs are ${whole}`;
+}
 
 export function bindLogs(asker) {
   ask = asker;
   if (!byId("log-search")) return bindKept();
   byId("follow").checked = chosen("follow") !== "no";
-  byId("follow").addEventListener("change", () => choose("follow", byId("follow").checked ? "" : "no"));
+  byId("follow").addEventListener("change", () =>
+    choose("follow", byId("follow").checked ? "" : "no"),
+  );
   byId("log").addEventListener("change", () => open(byId("log").value));
   byId("log-earlier").addEventListener("click", earlier);
   byId("log-search").addEventListener("submit", (event) => {
@@ -46,13 +97,17 @@ export function bindLogs(asker) {
   });
 }
 
-// A report has ends of logs in itself, or none.
 function bindKept() {
-  const kept = job.snapshot.logs ?? [], select = byId("log");
+  const kept = job.snapshot.logs ?? [],
+    select = byId("log");
   select.closest(".filters").hidden = !kept.length;
   byId("log-text").hidden = !kept.length;
   select.replaceChildren(...kept.map((one) => h("option", { value: one.process }, one.process)));
-  const show = () => setText(byId("log-text"), kept.find((one) => one.process === select.value)?.text ?? "");
+  const show = () =>
+    setText(
+      byId("log-text"),
+      readable(kept.find((one) => one.process === select.value)?.text ?? ""),
+    );
   if (kept.some((one) => one.process === chosen("log"))) select.value = chosen("log");
   select.addEventListener("change", show);
   show();
@@ -64,7 +119,10 @@ export async function refreshLogs() {
   try {
     if (Date.now() - listedMs > LIST_MS) await list();
     if (!logs.length) return setText(byId("log-text"), "no logs yet");
-    const wanted = chosen("log") || logs.find((one) => one.process.startsWith("master"))?.process || logs[0]?.process;
+    const wanted =
+      chosen("log") ||
+      logs.find((one) => one.process.startsWith("master"))?.process ||
+      logs[0]?.process;
     if (wanted && wanted !== view.process) await open(wanted);
     else if (byId("follow").checked && chosen("follow") !== "no") await follow();
   } finally {
@@ -72,7 +130,7 @@ export async function refreshLogs() {
   }
 }
 
-// After the end nobody is there to ask.
+// No master answers after the job's end.
 export function paintLogs() {
   if (!job.outcome || !byId("log-search")) return;
   byId("log-search").hidden = true;
@@ -82,11 +140,29 @@ export function paintLogs() {
 
 async function list() {
   listedMs = Date.now();
-  const found = (await ask("/api/v1/logs")).logs.sort((one, other) => byName(one.process, other.process));
-  const select = byId("log"), groups = [["That live", found.filter((one) => one.live)], ["That ended", found.filter((one) => !one.live)]];
-  if (found.map((one) => one.process + one.live).join() !== logs.map((one) => one.process + one.live).join()) {
-    select.replaceChildren(...groups.filter(([, all]) => all.length).map(([label, all]) =>
-      h("optgroup", { label }, all.map((one) => h("option", { value: one.process }, one.process)))));
+  const found = (await ask("/api/v1/logs")).logs.sort((one, other) =>
+    byName(one.process, other.process),
+  );
+  const select = byId("log"),
+    groups = [
+      ["Running", found.filter((one) => one.live)],
+      ["Ended", found.filter((one) => !one.live)],
+    ];
+  if (
+    found.map((one) => one.process + one.live).join() !==
+    logs.map((one) => one.process + one.live).join()
+  ) {
+    select.replaceChildren(
+      ...groups
+        .filter(([, all]) => all.length)
+        .map(([label, all]) =>
+          h(
+            "optgroup",
+            { label },
+            all.map((one) => h("option", { value: one.process }, one.process)),
+          ),
+        ),
+    );
     select.value = view.process;
   }
   logs = found;
@@ -108,9 +184,11 @@ async function open(process, start = -PIECE) {
 
 async function read(start) {
   try {
-    return await ask(`/api/v1/logs/${encodeURIComponent(view.process)}?start=${start}&limit=${PIECE}`);
+    return await ask(
+      `/api/v1/logs/${encodeURIComponent(view.process)}?start=${start}&limit=${PIECE}`,
+    );
   } catch (error) {
-    // Beside what is shown, which stays.
+    // The error appears beside the log, which stays visible.
     setText(byId("log-place"), job.outcome ? ENDED : error.message);
     return null;
   }
@@ -123,9 +201,12 @@ function paint(part) {
   place();
 }
 
-// What comes may go on with the last line, or with half of a sequence at its end.
+// New text may continue the last line, or an escape sequence that was cut at its end.
 function append(part) {
-  const box = byId("log-text"), text = view.rest + part.text, cut = text.lastIndexOf("\n") + 1, start = part.end - lengthOf(text);
+  const box = byId("log-text"),
+    text = view.rest + part.text,
+    cut = text.lastIndexOf("\n") + 1,
+    start = part.end - lengthOf(text);
   view.tail?.remove();
   if (cut) push(text.slice(0, cut), start, box);
   view.rest = text.slice(cut);
@@ -146,13 +227,19 @@ function push(text, start, box) {
 
 function place() {
   const all = view.start === 0 && view.end >= view.size;
-  setText(byId("log-place"), all ? `all of ${memory(view.size)}` : `bytes ${count(view.start)} to ${count(view.end)} of ${count(view.size)}`);
+  setText(
+    byId("log-place"),
+    all
+      ? `all of ${memory(view.size)}`
+      : `bytes ${count(view.start)} to ${count(view.end)} of ${count(view.size)}`,
+  );
   byId("log-earlier").disabled = view.start === 0 || job.outcome !== null;
 }
 
-// What was added since. Whoever scrolled up to read is not pulled down again.
+// Appends the new text. Scrolls only if the reader was at the end already.
 async function follow() {
-  const box = byId("log-text"), atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
+  const box = byId("log-text"),
+    atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
   for (let pieces = 0; pieces < 8; pieces++) {
     const part = await read(view.end);
     if (!part) return;
@@ -178,12 +265,16 @@ function trim() {
 }
 
 async function earlier() {
-  const from = Math.max(0, view.start - PIECE), part = await read(from);
+  const from = Math.max(0, view.start - PIECE),
+    part = await read(from);
   if (!part) return;
-  const box = byId("log-text"), height = box.scrollHeight, keep = view.start - part.start;
+  const box = byId("log-text"),
+    height = box.scrollHeight,
+    keep = view.start - part.start;
   byId("follow").checked = false;
   choose("follow", "no");
-  const text = new TextDecoder().decode(new TextEncoder().encode(part.text).slice(0, keep)), node = document.createTextNode(visible(readable(text)));
+  const text = new TextDecoder().decode(new TextEncoder().encode(part.text).slice(0, keep)),
+    node = document.createTextNode(visible(readable(text)));
   box.prepend(node);
   view.pieces.unshift({ node, start: part.start });
   view.start = part.start;
@@ -192,34 +283,65 @@ async function earlier() {
 }
 
 function incarnations() {
-  const stem = view.process.split(".")[0], same = logs.filter((one) => one.process.split(".")[0] === stem && one.process !== view.process);
-  const links = same.map((one) => h("a", { href: `?log=${encodeURIComponent(one.process)}#logs`, "data-log": one.process }, one.process));
+  const stem = view.process.split(".")[0],
+    same = logs.filter((one) => one.process.split(".")[0] === stem && one.process !== view.process);
+  const links = same.map((one) =>
+    h(
+      "a",
+      { href: `?log=${encodeURIComponent(one.process)}#logs`, "data-log": one.process },
+      one.process,
+    ),
+  );
   byId("incarnations").replaceChildren(...(links.length ? ["Other incarnations:", ...links] : []));
 }
 
 async function search(start) {
-  const query = byId("log-find").value.trim(), box = byId("matches");
+  const query = byId("log-find").value.trim(),
+    box = byId("matches");
   choose("log-find", query);
   box.hidden = !query;
   if (!query) return;
   if (!start) box.replaceChildren();
   let found;
   try {
-    found = await ask(`/api/v1/logs/${encodeURIComponent(view.process)}/search?q=${encodeURIComponent(query)}&start=${start}`);
+    const log = `/api/v1/logs/${encodeURIComponent(view.process)}`;
+    found = await ask(`${log}/search?q=${encodeURIComponent(query)}&start=${start}`);
   } catch (error) {
     return box.append(h("p", { class: "problem" }, error.message));
   }
   box.querySelector(".more")?.remove();
-  box.append(...found.matches.map((match) => h("button", { type: "button", click: () => jump(match.offset) }, marked(readable(match.line), query))));
-  if (found.more) box.append(h("button", { type: "button", class: "more", click: () => search(found.searched_to) }, `Searched to byte ${count(found.searched_to)}; go on…`));
-  if (!box.childElementCount) box.append(`No line of ${view.process} has it.`);
+  box.append(
+    ...found.matches.map((match) =>
+      h(
+        "button",
+        { type: "button", click: () => jump(match.offset) },
+        marked(readable(match.line), query),
+      ),
+    ),
+  );
+  if (found.more)
+    box.append(
+      h(
+        "button",
+        { type: "button", class: "more", click: () => search(found.searched_to) },
+        `Searched to byte ${count(found.searched_to)}; go on…`,
+      ),
+    );
+  if (!box.childElementCount) box.append(`No matches in ${view.process}.`);
 }
 
 function marked(line, query) {
-  // As the master compares: upper and lower case of ASCII are the same, and no letter changes its length.
-  const lower = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase()), at = lower(line).indexOf(lower(query));
+  // Like the master's search, ignores the case of ASCII only: other case folding changes lengths.
+  const lower = (text) => text.replace(/[A-Z]/g, (letter) => letter.toLowerCase()),
+    at = lower(line).indexOf(lower(query));
   if (at < 0) return line;
-  return h("span", {}, line.slice(0, at), h("mark", {}, line.slice(at, at + query.length)), line.slice(at + query.length));
+  return h(
+    "span",
+    {},
+    line.slice(0, at),
+    h("mark", {}, line.slice(at, at + query.length)),
+    line.slice(at + query.length),
+  );
 }
 
 function jump(offset) {

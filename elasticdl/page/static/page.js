@@ -1,61 +1,140 @@
-// Puts the parts together: paints what is looked at when something has changed, at most once a frame.
-import { byId } from "./dom.js";
-import { bindControls, bindTabs, bindTheme, chosen, markTab, onChoice, tab } from "./address.js";
+// Builds the page from the embedded snapshot. Repaints the visible tab after changes, at most once
+// per frame.
+import { byId, h } from "./dom.js";
+import {
+  TABS,
+  bindControls,
+  bindTabs,
+  bindTheme,
+  chosen,
+  menu,
+  onChoice,
+  showTab,
+  tab,
+} from "./address.js";
+import { button } from "./controls.js";
 import { job, load, takeOccurrences, takeRows, takeSamples, takeStatus } from "./job.js";
-import { paintHead } from "./head.js";
-import { fitPlots, paintPlots, repaintPlots, sayPlotsMissing } from "./plots.js";
-import { paintBars } from "./bars.js";
-import { bindProcesses, paintProcesses } from "./processes.js";
-import { listShards, paintShards } from "./shards.js";
-import { bindEvents, paintEvents, paintLately } from "./events.js";
-import { bindLogs, paintLogs, refreshLogs } from "./logs.js";
-import { bindActions } from "./actions.js";
-import { ask, tell, watch } from "./stream.js";
+import { headFrame, paintHead } from "./head.js";
+import { axisFrame, fitPlots, paintPlots, plotsFrame, repaintPlots } from "./plots.js";
+import { paintBars, timelineFrame } from "./bars.js";
+import { bindProcesses, paintProcesses, processesFrame } from "./processes.js";
+import { listShards, paintShards, shardsFrame } from "./shards.js";
+import { bindEvents, eventsFrame, latelyFrame, paintEvents, paintLately } from "./events.js";
+import { bindLogs, logsFrame, paintLogs, refreshLogs } from "./logs.js";
+import { actionBar, bindActions, dialogs } from "./actions.js";
+import { ask, watch } from "./stream.js";
 
 const LOOK_MS = 1000;
 let due = false;
 
+// Each tab has a frame, created once, and a painter that fills it.
+const frames = {
+  overview: () => [axisFrame(), h("div", { class: "columns" }, plotsFrame(), latelyFrame())],
+  timeline: timelineFrame,
+  processes: processesFrame,
+  shards: shardsFrame,
+  logs: logsFrame,
+  events: eventsFrame,
+};
 const painters = {
-  overview: () => (paintPlots(), paintLately()), timeline: paintBars, processes: paintProcesses, shards: paintShards, logs: paintLogs, events: paintEvents,
+  overview: () => (paintPlots(), paintLately()),
+  timeline: paintBars,
+  processes: paintProcesses,
+  shards: paintShards,
+  logs: paintLogs,
+  events: paintEvents,
 };
 
+function build(live) {
+  const skip = (event) => (event.preventDefault(), byId("main").focus());
+  const sections = Object.entries(TABS).map(([name, title]) =>
+    h("section", { id: name, class: "tab" }, h("h2", {}, title), frames[name](live)),
+  );
+  // A page saved by a browser already contains these elements.
+  for (const old of document.querySelectorAll("body > :not(script, noscript)")) old.remove();
+  document.body.prepend(
+    h("a", { href: "#main", class: "skip", click: skip }, "Skip to the content"),
+    h("header", {}, top(live), headFrame()),
+    menu(),
+    h("main", { id: "main", tabindex: -1 }, sections),
+    foot(live),
+    ...(live ? dialogs() : []),
+  );
+}
+
+function top(live) {
+  const connection = h(
+    "span",
+    { id: "connection", class: "connection", role: "status" },
+    live ? "connecting" : "",
+  );
+  return h(
+    "div",
+    { class: "top" },
+    h("p", { class: "brand" }, "ElasticDL"),
+    h("h1", {}, job.about.name),
+    connection,
+    live ? actionBar() : null,
+    button("theme", "", "quiet"),
+  );
+}
+
+function foot(live) {
+  const { version_of_elasticdl: version, strategy, namespace } = job.about;
+  const said = [
+    `ElasticDL ${version}`,
+    strategy,
+    namespace && `namespace ${namespace}`,
+    live ? "live from the master" : "a report, as one file",
+  ];
+  return h("footer", { class: "foot" }, said.filter(Boolean).join(" · "));
+}
+
 function paint() {
-  if (due || !job.about.name) return;
+  paintHead();
+  painters[tab()]();
+  if (byId("actions")) byId("actions").hidden = job.outcome !== null;
+}
+
+function paintSoon() {
+  if (due) return;
   due = true;
   requestAnimationFrame(() => {
     due = false;
-    paintHead();
-    painters[tab()]();
-    if (job.outcome && byId("actions")) byId("actions").hidden = true;
+    paint();
   });
 }
 
-const takers = { status: takeStatus, processes: takeRows, occurrences: takeOccurrences, samples: takeSamples };
+const takers = {
+  status: takeStatus,
+  processes: takeRows,
+  occurrences: takeOccurrences,
+  samples: takeSamples,
+};
 
 function look() {
-  // Nobody answers after the end.
+  // No master answers after the job's end.
   if (document.hidden || job.outcome) return;
   listShards(ask).catch(() => {});
   refreshLogs().catch(() => {});
 }
 
-function live() {
+function follow(snapshot) {
   bindActions(ask);
-  tell("", "connecting");
-  watch({
-    begin: (snapshot) => (load(snapshot), paint()),
-    take: (name, data) => (takers[name](data), paint()),
-    ended: (outcome) => ((job.outcome = outcome), paint()),
+  watch(snapshot, {
+    begin: (found) => (load(found), paintSoon()),
+    take: (name, data) => (takers[name](data), paintSoon()),
+    ended: (outcome) => ((job.outcome = outcome), paintSoon()),
   });
   setInterval(look, LOOK_MS);
   addEventListener("hashchange", look);
+  look();
 }
 
-// On paper stand all parts one after the other, dark on light.
+// A printout shows all tabs one after the other, dark on light.
 function bindPrinting() {
   const root = document.documentElement;
   addEventListener("beforeprint", () => {
-    if (!job.about.name) return;
     root.dataset.theme = "light";
     for (const [name, painter] of Object.entries(painters)) if (name !== "overview") painter();
     repaintPlots();
@@ -69,23 +148,31 @@ function bindPrinting() {
 }
 
 function start() {
-  if (location.hash.startsWith("#token=")) history.replaceState(null, "", location.pathname + location.search);
-  const data = byId("snapshot");
-  if (data) load(JSON.parse(data.textContent));
+  if (location.hash.startsWith("#token="))
+    history.replaceState(null, "", location.pathname + location.search);
+  const data = byId("snapshot"),
+    snapshot = JSON.parse(data.textContent),
+    live = "live" in data.dataset;
+  load(snapshot);
+  build(live);
   bindControls();
   bindTabs();
-  bindTheme(() => repaintPlots());
-  bindProcesses(paint);
+  bindTheme(repaintPlots);
+  bindProcesses(paintSoon);
   bindEvents();
   bindLogs(ask);
-  sayPlotsMissing();
-  onChoice((name) => (paint(), name === "axis" ? repaintPlots() : null));
-  addEventListener("hashchange", () => (markTab(), paint()));
+  onChoice((name) => (paintSoon(), name === "axis" ? repaintPlots() : null));
+  addEventListener("hashchange", () => {
+    scrollTo(0, 0);
+    showTab();
+    paintSoon();
+  });
   addEventListener("resize", fitPlots);
   bindPrinting();
-  markTab();
-  if (data) paint();
-  else live();
+  showTab();
+  // Paints at once, so that the first frame shows the complete page.
+  paint();
+  if (live) follow(snapshot);
 }
 
 start();

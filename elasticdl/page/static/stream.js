@@ -1,4 +1,5 @@
-// News from the master: one stream, which is opened again by itself after a break; how fresh the page is, is always said.
+// The stream of updates from the master. It reconnects by itself after a break, and the page always
+// shows how fresh its data are.
 import { byId, setText } from "./dom.js";
 
 const FIRST_RETRY_MS = 500;
@@ -6,23 +7,46 @@ const LAST_RETRY_MS = 5000;
 const SILENT_MS = 40000;
 const EVENTS = ["status", "processes", "occurrences", "samples"];
 
-// An answer of the master. Throws an Error in its words.
+// Requests from the master. Throws an Error with the master's message.
 export async function ask(path, body) {
-  const options = body === undefined ? {} : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  const options =
+    body === undefined
+      ? {}
+      : {
+          method: "POST",
+          headers: { "Content-Type": "application/json" },
+          body: JSON.stringify(body),
+        };
   let response;
   try {
     response = await fetch(path, { ...options, signal: AbortSignal.timeout(15000) });
   } catch {
-    throw new Error(body === undefined ? "The master does not answer." : "The master does not answer; nothing is known to have been done.");
+    throw new Error(
+      body === undefined
+        ? "The master does not answer."
+        : "The master does not answer; nothing is known to have been done.",
+    );
   }
   if (response.ok) return response.status === 204 ? {} : response.json();
   const said = await response.json().catch(() => ({}));
-  const error = new Error([said.error?.message, said.error?.hint].filter(Boolean).join(": ") || `The master said ${response.status}.`);
+  const error = new Error(
+    [said.error?.message, said.error?.hint].filter(Boolean).join(": ") ||
+      `The master said ${response.status}.`,
+  );
   throw Object.assign(error, { status: response.status });
 }
 
-export function watch({ begin, take, ended }) {
-  const state = { source: null, retryMs: FIRST_RETRY_MS, heardMs: 0, over: false, brokenMs: 0, load: true };
+// Continues from the `snapshot` embedded in the page.
+export function watch(snapshot, { begin, take, ended }) {
+  const state = {
+    source: null,
+    retryMs: FIRST_RETRY_MS,
+    heardMs: 0,
+    over: false,
+    brokenMs: 0,
+    load: false,
+    id: snapshot.stream_id,
+  };
 
   async function connect() {
     if (state.over) return;
@@ -42,10 +66,13 @@ export function watch({ begin, take, ended }) {
   }
 
   function open() {
-    const source = new EventSource(`/api/v1/stream${state.id ? `?from=${encodeURIComponent(state.id)}` : ""}`);
+    const source = new EventSource(
+      `/api/v1/stream${state.id ? `?from=${encodeURIComponent(state.id)}` : ""}`,
+    );
     state.source = source;
     source.addEventListener("open", heard);
-    for (const name of EVENTS) source.addEventListener(name, (event) => (heard(event), take(name, JSON.parse(event.data))));
+    for (const name of EVENTS)
+      source.addEventListener(name, (event) => (heard(event), take(name, JSON.parse(event.data))));
     source.addEventListener("reset", () => {
       source.close();
       state.load = true;
@@ -55,9 +82,11 @@ export function watch({ begin, take, ended }) {
       finish();
       ended(JSON.parse(event.data));
     });
-    // Not left to the browser: it gives up where a master was away for long, and asks for what it has.
+    // The page reconnects itself: EventSource gives up if the master is away for long, and repeats
+    // the id of its first request.
     source.addEventListener("error", () => {
-      // Answered, but with no stream: what it says (the token is another one now, too many windows) only a request is told.
+      // The server answered without a stream. EventSource hides the reason (an invalid token, too
+      // many windows), so a plain request fetches it.
       if (source.readyState === EventSource.CLOSED) state.load = true;
       source.close();
       if (source === state.source) broken();
@@ -87,13 +116,20 @@ export function watch({ begin, take, ended }) {
     tell("", "the job has ended");
   }
 
-  // A clock that was put back counts as silence, too.
+  // A clock that was set back counts as silence, too.
   setInterval(() => {
-    if (state.over || state.brokenMs || !state.source || Math.abs(Date.now() - state.heardMs) < SILENT_MS) return;
+    if (
+      state.over ||
+      state.brokenMs ||
+      !state.source ||
+      Math.abs(Date.now() - state.heardMs) < SILENT_MS
+    )
+      return;
     state.source.close();
     broken();
   }, 5000);
-  connect();
+  if (snapshot.outcome) finish();
+  else connect();
 }
 
 export function tell(kind, text) {

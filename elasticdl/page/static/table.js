@@ -1,11 +1,11 @@
-// Tables that stay quick with thousands of rows: a hundred at a time, with steps to the others.
+// Tables that stay fast with thousands of rows: they show a hundred rows per page.
 import { byId, h, patchRows } from "./dom.js";
 import { choose, chosen } from "./address.js";
 import { count } from "./words.js";
 
 export const PAGE = 100;
 
-// The rows of the page that the address asks for; the pager is made to fit.
+// Shows the rows of the page number in the address, and updates the pager.
 export function page(name, total) {
   const pages = Math.max(1, Math.ceil(total / PAGE));
   const at = Math.min(pages, Math.max(1, Number.parseInt(chosen(`${name}-page`), 10) || 1));
@@ -17,9 +17,12 @@ function paintPager(name, total, pages, at) {
   const pager = byId(`${name}-pager`);
   if (!pager) return;
   if (pages === 1) return pager.replaceChildren();
-  const words = `${count((at - 1) * PAGE + 1)} to ${count(Math.min(total, at * PAGE))} of ${count(total)}`;
+  const first = count((at - 1) * PAGE + 1);
+  const last = count(Math.min(total, at * PAGE));
+  const words = `${first} to ${last} of ${count(total)}`;
   if (pager.children.length !== 3) {
-    const step = (by, word) => h("button", { type: "button", "data-by": by, click: () => turn(name, by) }, word);
+    const step = (by, word) =>
+      h("button", { type: "button", "data-by": by, click: () => turn(name, by) }, word);
     pager.replaceChildren(step(-1, "Earlier rows"), h("span"), step(1, "Further rows"));
   }
   const [back, said, forth] = pager.children;
@@ -39,15 +42,21 @@ export function firstPage(name) {
 
 export function fill(name, body, rows, make, none, fixed = false) {
   const { start, end } = page(name, rows.length);
-  patchRows(body, rows.length ? rows.slice(start, end).map(make) : [emptyRow(none, body.closest("table").tHead.rows[0].cells.length)], fixed);
+  patchRows(
+    body,
+    rows.length
+      ? rows.slice(start, end).map(make)
+      : [emptyRow(none, body.closest("table").tHead.rows[0].cells.length)],
+    fixed,
+  );
 }
 
-// What a table says that has no rows.
+// The placeholder of an empty table.
 export function emptyRow(text, columns) {
   return h("tr", { "data-id": text }, h("td", { colspan: columns, class: "empty" }, text));
 }
 
-// Heads that sort: `?sort=cpu` upwards, `?sort=-cpu` downwards.
+// Column heads that sort: `?sort=cpu` ascending, `?sort=-cpu` descending.
 export function bindSorting(head, name, changed) {
   for (const cell of head.querySelectorAll("th[data-key]")) {
     const key = cell.dataset.key;
@@ -72,9 +81,11 @@ export function markSorting(head, name) {
 }
 
 export function sorted(rows, name, values) {
-  const now = chosen(name), value = values[now.replace(/^-/, "")];
+  const now = chosen(name),
+    value = values[now.replace(/^-/, "")];
   if (!value) return rows;
   const sign = now.startsWith("-") ? -1 : 1;
-  const compare = (one, other) => (typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other);
+  const compare = (one, other) =>
+    typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other;
   return [...rows].sort((one, other) => sign * compare(value(one), value(other)));
 }

@@ -1,5 +1,5 @@
-// Numbers and causes as people read them; `words.py` says the same for the first paint.
-export const NOTHING = "–";
+// Formats numbers, times, states and causes for display.
+const NOTHING = "–";
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 export function count(value) {
@@ -19,7 +19,9 @@ const two = (value) => String(value).padStart(2, "0");
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return NOTHING;
   const whole = Math.max(0, Math.floor(seconds + 0.5));
-  const hours = Math.floor(whole / 3600), minutes = Math.floor((whole % 3600) / 60), left = whole % 60;
+  const hours = Math.floor(whole / 3600),
+    minutes = Math.floor((whole % 3600) / 60),
+    left = whole % 60;
   if (hours >= 48) return `${Math.floor(hours / 24)} d ${two(hours % 24)}:${two(minutes)}`;
   if (hours) return `${hours}:${two(minutes)}:${two(left)}`;
   return minutes ? `${minutes}:${two(left)}` : `${left} s`;
@@ -32,7 +34,12 @@ export function clock(seconds) {
 
 export function memory(bytes) {
   if (!bytes) return NOTHING;
-  for (const [unit, scale] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+  for (const [unit, scale] of [
+    ["TiB", 2 ** 40],
+    ["GiB", 2 ** 30],
+    ["MiB", 2 ** 20],
+    ["KiB", 2 ** 10],
+  ]) {
     if (bytes >= scale) return `${number(bytes / scale)} ${unit}`;
   }
   return `${bytes.toFixed(0)} B`;
@@ -46,11 +53,11 @@ export function amount(value, noun) {
   return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 }
 
-// Without a prototype: what a job calls something is looked up in it.
+// Without a prototype: keys come from the job, and `constructor` must not match.
 export const CAUSES = {
   __proto__: null,
   finished: ["good", "✓", "finished"],
-  drained: ["calm", "○", "ended as asked"],
+  drained: ["calm", "○", "ended on request"],
   fenced: ["calm", "○", "shut out"],
   preempted: ["moved", "△", "preempted"],
   evicted: ["moved", "△", "evicted"],
@@ -61,6 +68,7 @@ export const CAUSES = {
   stranded: ["lost", "✕", "stranded"],
   silent: ["lost", "✕", "silent"],
   straggler: ["lost", "✕", "straggler"],
+  stalled: ["lost", "✕", "stalled"],
   image_unavailable: ["error", "!", "image unavailable"],
   start_error: ["error", "!", "could not start"],
   user_error: ["error", "!", "user error"],
@@ -78,21 +86,32 @@ export const STATES = {
 };
 
 export function toneOf(process) {
-  const state = process.state || "", cause = process.cause || "";
-  const found = state === "ended" || cause ? CAUSES[cause] ?? ["calm", "○", cause.replaceAll("_", " ") || "ended"] : STATES[state] ?? ["wait", "◌", state || "unknown"];
+  const state = process.state || "",
+    cause = process.cause || "";
+  const found =
+    state === "ended" || cause
+      ? (CAUSES[cause] ?? ["calm", "○", cause.replaceAll("_", " ") || "ended"])
+      : (STATES[state] ?? ["wait", "◌", state || "unknown"]);
   return { name: found[0], mark: found[1], word: found[2] };
 }
 
-// Ends that nobody asked for.
+// Ends that nobody requested.
 export function troubled(process) {
   return process.state === "ended" && !["good", "calm"].includes(toneOf(process).name);
 }
+
+// The verb for a job's records; a receipt counts all of them as `trained`.
+export function doneWord(action) {
+  return { __proto__: null, evaluate: "Evaluated", predict: "Predicted" }[action] ?? "Trained";
+}
+
+export const capital = (word) => word[0].toUpperCase() + word.slice(1);
 
 export function firstLine(text) {
   return String(text ?? "").split("\n", 1)[0];
 }
 
-// What is said, to stand behind the word of its tone without saying it twice.
+// The message without its first words where they repeat the label of its tone.
 export function told(text, tone) {
   const first = firstLine(text);
   if (first.toLowerCase().startsWith(tone.word)) return first.slice(tone.word.length);

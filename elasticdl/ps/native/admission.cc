@@ -55,7 +55,7 @@ void Admission::greet(const std::string& name, uint64_t session) {
   worker.here = true;
 }
 
-// The gate opens by itself: whoever looks after its time finds it open.
+// The gate opens by timeout: a caller after the deadline finds it open.
 bool Admission::gated() {
   if (closed_ && Clock::now() >= opens_at_) {
     closed_ = false;
@@ -74,7 +74,7 @@ Outcome Admission::admit(const std::string& name, const PushStamp& stamp) {
   Lock lock(mutex_);
   Worker& worker = workers_[name];
   for (;;) {
-    if (stopped_) throw TransientError("the server is going down");
+    if (stopped_) throw TransientError("the server is shutting down");
     refuse_fenced(name, worker);
     if (stamp.session != worker.pushes.session) throw Refused(name + " has connected anew since: this push came too late");
     if (!worker.busy && stamp.sequence <= worker.pushes.sequence) {
@@ -88,7 +88,7 @@ Outcome Admission::admit(const std::string& name, const PushStamp& stamp) {
     } else if (kept_out(name, stamp.sequence)) {
       if (stamp.sequence > worker.queued) {
         worker.queued = stamp.sequence;
-        changed_.notify_all();  // a cut may have been waiting for a push that this one shows will never come
+        changed_.notify_all();  // a cut may wait for a push that, as this one shows, will never come
       }
       changed_.wait_until(lock, opens_at_);
     } else {
@@ -104,7 +104,8 @@ Outcome Admission::admit(const std::string& name, const PushStamp& stamp) {
   return outcome;
 }
 
-int64_t Admission::staleness(const Worker& worker, int64_t pulled) const {
+int64_t Admission::staleness(const Worker& worker, int64_t told) const {
+  const int64_t pulled = std::clamp<int64_t>(told, 0, version_);  // a client may send any number
   int64_t since = version_ - pulled;
   for (int64_t own : worker.own) since -= own > pulled ? 1 : 0;
   return std::max<int64_t>(since, 0);
@@ -138,10 +139,10 @@ Sequences Admission::close(Seconds timeout) {
   opens_at_ = after(timeout);
   admit_until_.clear();
   bool quiet = changed_.wait_until(lock, opens_at_, [&] { return under_way_ == 0 || stopped_; });
-  if (stopped_) throw TransientError("the server is going down");
+  if (stopped_) throw TransientError("the server is shutting down");
   if (!quiet) {
     gated();
-    throw TransientError("pushes under way did not end before the gate's time was over");
+    throw TransientError("pushes in progress did not finish before the gate timed out");
   }
   Sequences sequences;
   for (const auto& [name, worker] : workers_) {
@@ -157,8 +158,8 @@ void Admission::open() {
   changed_.notify_all();
 }
 
-// Of workers that are fenced, or have never connected to this process, nothing more can come. One whose next push is
-// waiting already has skipped the missing ones: this server was away when they were made.
+// Fenced workers, and workers that never connected to this process, push nothing more. A worker whose next push waits
+// here already has skipped the missing ones: this server was away when they were made.
 std::string Admission::missing(const Sequences& admit_until) const {
   for (const auto& [name, number] : admit_until) {
     auto found = workers_.find(name);
@@ -180,7 +181,7 @@ void Admission::cut(const Sequences& admit_until, Seconds timeout, const Freeze&
   while (!(still = missing(admit_until)).empty() && closed_ && !stopped_) {
     if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) break;
   }
-  if (stopped_) throw TransientError("the server is going down");
+  if (stopped_) throw TransientError("the server is shutting down");
   if (!gated()) throw TransientError("no cut: the gate opened before all pushes were in" + (still.empty() ? "" : ": " + still));
   if (!missing(admit_until).empty()) throw TransientError("no cut: " + missing(admit_until));
   std::map<std::string, Pushes> all;

@@ -1,4 +1,4 @@
-// Which pushes are let in: each once, none of a fenced worker, and at a checkpoint's gate only those that belong to the cut.
+// Admits pushes: each once, none of a fenced worker, and at a checkpoint's gate only those that belong to the cut.
 //
 // Every push is one atomic unit here: it is admitted, applied by its connection's thread, and then counted. A cut sees
 // no push half applied.
@@ -23,9 +23,9 @@ struct Applied {
   int64_t offset = 0;
 };
 
-// What is known of a worker's pushes.
+// The progress of a worker's pushes.
 struct Pushes {
-  uint64_t session = 0;   // of the client object that counts them
+  uint64_t session = 0;   // of the client object that numbers the pushes
   int64_t sequence = 0;   // of the last applied one; 0: none yet
   Applied applied;
   bool any = false;       // `applied` is set
@@ -39,7 +39,7 @@ struct PushStamp {
 };
 
 struct Outcome {
-  bool repeated = false;  // had been applied before: nothing to do
+  bool repeated = false;  // was applied before: nothing to do
   int64_t version = 0;    // after it
   int64_t staleness = 0;  // updates of others between pull and push
   int64_t step = 0;       // number of this update, for the optimizer
@@ -55,7 +55,7 @@ class Admission {
 
   // The optimizer's step of a push is its version minus `step_base`.
   void start(int64_t version, int64_t step_base);
-  // Before the first push: what a checkpoint knows of a worker.
+  // Restores a worker's counts from a checkpoint. Only before the first push.
   void restore(const std::string& worker, const Pushes& pushes);
 
   // A worker's connection; `session` of one that pushes, else 0. Throws Refused if the worker was fenced.
@@ -67,14 +67,14 @@ class Admission {
   Outcome admit(const std::string& worker, const PushStamp& stamp);
   void finish(const std::string& worker, const PushStamp& stamp, Outcome& outcome);
 
-  // Refuses the worker from now on; returns what it pushed.
+  // Refuses the worker from now on; returns its last push.
   Pushes fence(const std::string& worker);
 
-  // Keeps new pushes out until `open` or until the time has passed; returns when none is under way.
+  // Keeps new pushes out until `open` or a timeout; returns when no push is being applied.
   Sequences close(Seconds timeout);
   void open();
-  // Behind the closed gate: lets pushes up to the given numbers in and calls `freeze` when all of them are there.
-  // Throws TransientError that says who is missing.
+  // With the gate closed: admits pushes up to the given numbers, and calls `freeze` when all are applied.
+  // Throws TransientError, which names the workers whose pushes are missing.
   void cut(const Sequences& admit_until, Seconds timeout, const Freeze& freeze);
 
   // Ends every wait.
@@ -89,11 +89,11 @@ class Admission {
 
   struct Worker {
     Pushes pushes;
-    std::set<uint64_t> retired;          // sessions that another one took the place of
-    std::deque<int64_t> own;             // versions after its newest pushes, to tell its updates from others'
+    std::set<uint64_t> retired;          // sessions that a newer one replaced
+    std::deque<int64_t> own;             // versions after its newest pushes, to exclude its own updates from staleness
     Outcome last;
     int64_t queued = 0;                  // greatest sequence that waits at the gate
-    bool here = false;                   // it has connected to this process to push
+    bool here = false;                   // it has connected to this process with push permission
     bool fenced = false;
     bool busy = false;                   // one of its pushes is being applied
   };
@@ -102,7 +102,7 @@ class Admission {
   bool kept_out(const std::string& name, int64_t sequence);
   void refuse_fenced(const std::string& name, const Worker& worker) const;
   std::string missing(const Sequences& admit_until) const;
-  int64_t staleness(const Worker& worker, int64_t pulled) const;
+  int64_t staleness(const Worker& worker, int64_t told) const;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,4 +1,4 @@
-// Python's view of a server: control and checkpoints. Pulls and pushes never come near Python.
+// Python's view of a server: control and checkpoints. Pulls and pushes bypass Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
@@ -24,7 +24,7 @@ uint64_t random_instance() {
   return instance;
 }
 
-// A server with its bulk plane, and the model being restored before it is given to the server.
+// A server with its bulk plane, and the model under restoration before the server gets it.
 class Served {
  public:
   Served(uint32_t server, uint32_t servers, const std::string& token)
@@ -62,7 +62,7 @@ Sequences gate(Served& served, double timeout_s) { return served.core.admission(
 nb::dict facts_of(const View& view) {
   const Model& model = view.model();
   nb::dict workers;
-  for (const auto& [name, pushes] : view.pushes) workers[name.c_str()] = as_tuple(pushes);
+  for (const auto& [name, pushes] : view.pushes) workers[nb::str(name.data(), name.size())] = as_tuple(pushes);
   nb::list rows;
   for (size_t t = 0; t < model.tables(); ++t) rows.append(model.table(t).view_rows(view.slot()));
   nb::dict facts;
@@ -123,7 +123,8 @@ nb::tuple save(Served& served, int64_t snapshot, const std::string& path, const 
 }
 
 void begin_restore(Served& served, const Spec& spec) {
-  if (served.core.model() != nullptr) throw std::logic_error("this server has parameters already");
+  if (served.core.model() != nullptr) throw std::logic_error("this server already has parameters");
+  spec.check();
   served.restored = std::make_shared<Model>(spec, served.core.facts().server, served.core.facts().servers);
 }
 

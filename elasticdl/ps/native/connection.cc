@@ -5,11 +5,13 @@
 
 #include <algorithm>
 
+#include "elasticdl/rpc/native/greeting.h"
+
 namespace elasticdl::ps {
 namespace {
 
 constexpr double kStallS = 60.0;      // within a frame
-constexpr double kGreetingS = 10.0;
+constexpr std::chrono::seconds kGreeting{10};
 constexpr size_t kPayloadKept = 8 << 20;
 constexpr uint64_t kLarge = 16 << 20;  // frames above it share a budget
 
@@ -38,6 +40,7 @@ char* Reply::piece(size_t bytes) {
 }
 
 void Reply::put(const void* data, size_t bytes) {
+  if (bytes == 0) return;  // `data` may be null then
   if (bytes <= kPiece) {
     std::memcpy(piece(bytes), data, bytes);
     return;
@@ -59,7 +62,6 @@ bool Reply::end() {
 void Connection::serve() {
   try {
     socket_.limit_send_s(kStallS);
-    socket_.limit_receive_s(kGreetingS);
     if (greet()) {
       socket_.limit_receive_s(kStallS);
       while (next()) {
@@ -73,24 +75,45 @@ void Connection::serve() {
   socket_.shutdown();
 }
 
-bool Connection::greet() {
-  if (!socket_.receive(reinterpret_cast<char*>(&header_), sizeof header_)) return false;
-  bool frame = header_.magic == wire::kMagic && header_.version == wire::kVersion && header_.kind == wire::Kind::hello &&
-               header_.payload_bytes >= sizeof(wire::Hello) && header_.payload_bytes <= wire::kMaxHello;
-  if (!frame) {
+// Reads the next frame of a greeting into payload_. False if the peer is gone, late, or unknown.
+bool Connection::receive_greeting(wire::Kind kind, uint64_t least, uint64_t most, std::chrono::steady_clock::time_point deadline) {
+  if (!socket_.receive_by(deadline, reinterpret_cast<char*>(&header_), sizeof header_)) return false;
+  const uint64_t bytes = header_.payload_bytes;
+  if (header_.magic != wire::kMagic || header_.version != wire::kVersion || header_.kind != kind || bytes < least || bytes > most) {
     ++server_.statistics().bad_frames;
     return false;
   }
-  char* payload = payload_.room(header_.payload_bytes);
-  if (!socket_.receive(payload, header_.payload_bytes)) return false;
+  return socket_.receive_by(deadline, payload_.room(bytes), bytes);
+}
+
+// Proves that this server knows the token, and has the peer prove it. Throws Refused.
+void Connection::challenge(std::chrono::steady_clock::time_point deadline) {
+  const std::string hello(payload_.data(), header_.payload_bytes);
+  const std::string& token = server_.facts().token;
+  const Digest nonce = random_digest();
+  const wire::Challenge challenge{nonce, wire::proof(wire::Side::server, token, hello, nonce)};
+  Reply reply(socket_, room_);
+  reply.begin(header_, wire::Status::ok, sizeof challenge);
+  reply.put(&challenge, sizeof challenge);
+  Digest proof{};
+  if (reply.end() && receive_greeting(wire::Kind::prove, sizeof proof, sizeof proof, deadline)) {
+    std::memcpy(proof.data(), payload_.data(), proof.size());
+  }
+  if (!same_digest(proof, wire::proof(wire::Side::client, token, hello, nonce))) throw Refused("the job's token is wrong");
+  known_ = true;
+}
+
+bool Connection::greet() {
+  const auto deadline = std::chrono::steady_clock::now() + kGreeting;
+  if (!receive_greeting(wire::Kind::hello, sizeof(wire::Hello), wire::kMaxHello, deadline)) return false;
   try {
-    wire::Cursor cursor(payload, header_.payload_bytes);
+    wire::Cursor cursor(payload_.data(), header_.payload_bytes);
     auto hello = cursor.take<wire::Hello>();
-    std::string token = cursor.text(hello.token_bytes);
     name_ = cursor.text(hello.name_bytes);
     cursor.end();
-    if (!wire::same_secret(token, server_.facts().token)) throw Refused("the job's token is wrong");
-    if (name_.empty() || hello.session == 0) throw UserError("a hello without a name or session");
+    if (!wire::is_process_name(name_)) throw UserError("invalid process name in hello: expected 1 to 253 of A-Z a-z 0-9 . _ -");
+    if (hello.session == 0) throw UserError("a hello without a session");
+    challenge(deadline);
     session_ = hello.pushes != 0 ? hello.session : 0;
     server_.admission().greet(name_, session_);
   } catch (const Refused& error) {
@@ -108,7 +131,7 @@ bool Connection::greet() {
   return reply.end();
 }
 
-// Waiting for the first byte may take for ever; from there on the peer must keep sending.
+// Waits without limit for the first byte; from there on the peer must keep sending.
 bool Connection::receive_header() {
   char* at = reinterpret_cast<char*>(&header_);
   for (;;) {
@@ -127,7 +150,7 @@ bool Connection::next() {
   const uint64_t bytes = header_.payload_bytes;
   const uint64_t counted = bytes > kLarge ? bytes : 0;
   if (!budget_.take(counted)) {
-    return fail(wire::Status::transient, "too many large frames are on their way at the same time"), false;
+    return fail(wire::Status::transient, "too many large frames at the same time"), false;
   }
   bool received = socket_.receive(payload_.room(std::max<uint64_t>(bytes, 1)), bytes);
   bool good = received && answer();

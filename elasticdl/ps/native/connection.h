@@ -1,7 +1,8 @@
-// The bulk plane of a server: one thread a connection, frames in, frames out. Trusts nothing that it receives.
+// The bulk plane of a server: one thread a connection, frames in, frames out. Validates everything that it receives.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -14,7 +15,7 @@
 
 namespace elasticdl::ps {
 
-// Bytes that all connections together may hold of large frames they are receiving.
+// The budget in bytes that all connections share for large frames in transit.
 class Budget {
  public:
   explicit Budget(uint64_t bytes) : left_(static_cast<int64_t>(bytes)) {}
@@ -25,16 +26,16 @@ class Budget {
   std::atomic<int64_t> left_;
 };
 
-// A reply that goes out in pieces, so that a large one needs no memory of its size.
+// A reply sent in pieces, so that a large one needs no buffer of its size.
 class Reply {
  public:
   Reply(const Socket& socket, Buffer& room) : socket_(socket), room_(room.room(kRoom)) {}
 
   void begin(const wire::Header& request, wire::Status status, uint64_t payload_bytes);
-  // `bytes` <= kPiece, to be filled in at once.
+  // Returns room for `bytes` <= kPiece, which the caller must fill before the next call.
   char* piece(size_t bytes);
   void put(const void* data, size_t bytes);
-  // False: the peer is gone.
+  // False if the peer is gone.
   bool end();
 
   static constexpr size_t kPiece = 128 << 10;
@@ -53,12 +54,16 @@ class Connection {
  public:
   Connection(Server& server, Budget& budget, Socket socket) : server_(server), budget_(budget), socket_(std::move(socket)) {}
 
-  // Until the peer is gone, sends nonsense, or `stop`.
+  // Serves until the peer is gone, sends an invalid frame, or `stop` is called.
   void serve();
   void stop() { socket_.shutdown(); }
+  // Whether the peer has proved that it knows the job's token.
+  bool known() const { return known_; }
 
  private:
   bool greet();
+  bool receive_greeting(wire::Kind kind, uint64_t least, uint64_t most, std::chrono::steady_clock::time_point deadline);
+  void challenge(std::chrono::steady_clock::time_point deadline);
   bool next();
   bool receive_header();
   bool answer();
@@ -73,13 +78,14 @@ class Connection {
   Server& server_;
   Budget& budget_;
   Socket socket_;
+  std::atomic<bool> known_{false};
   std::string name_;
   uint64_t session_ = 0;  // 0: may not push
   wire::Header header_;
   Buffer payload_;
   Buffer room_;
   Buffer dense_;
-  std::shared_ptr<View> look_;  // what `rows` without a snapshot reads
+  std::shared_ptr<View> look_;  // the view for `rows` requests without a snapshot
 };
 
 class Listener {
@@ -96,9 +102,11 @@ class Listener {
     std::unique_ptr<Connection> connection;
     std::thread thread;
     std::atomic<bool> done{false};
+    bool hung_up = false;  // closed to make room for another
   };
   void accept();
   void take(Socket socket);
+  void make_room();
   void reap();
 
   Server& server_;

@@ -6,10 +6,12 @@
 namespace elasticdl::ps {
 namespace {
 
-constexpr size_t kMaxConnections = 1024;
+// Two for each of MAX_WORKERS (elasticdl/flag_values.py), plus stale ones of restarted workers, plus unauthenticated ones.
+constexpr size_t kMaxConnections = 5120;
+constexpr size_t kMaxStrangers = 256;
 constexpr uint64_t kMaxReceivingBytes = uint64_t{4} << 30;
 
-// Signals are for Python's threads: one that lands here would be handled late.
+// Python's threads handle signals: one delivered to this thread would be handled late.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -48,7 +50,8 @@ void Listener::accept() {
 void Listener::take(Socket socket) {
   reap();
   std::lock_guard<std::mutex> lock(mutex_);
-  // One too many is closed at once: its client comes back with a back-off.
+  make_room();
+  // Closes a connection above the limit at once: its client retries with back-off.
   if (stopped_ || served_.size() >= kMaxConnections) return;
   Served& served = served_.emplace_back();
   served.connection = std::make_unique<Connection>(server_, budget_, std::move(socket));
@@ -63,6 +66,20 @@ void Listener::take(Socket socket) {
     --server_.statistics().connections;
     served_.pop_back();
   }
+}
+
+// Unauthenticated connections must not lock out workers: above the limit, the oldest of them is closed.
+void Listener::make_room() {
+  size_t strangers = 0;
+  Served* oldest = nullptr;
+  for (Served& served : served_) {
+    if (served.done || served.hung_up || served.connection->known()) continue;
+    if (oldest == nullptr) oldest = &served;
+    ++strangers;
+  }
+  if (strangers < kMaxStrangers) return;
+  oldest->hung_up = true;
+  oldest->connection->stop();
 }
 
 void Listener::reap() {

@@ -14,13 +14,17 @@ std::vector<float*> pointers(Dense& dense) {
   return slots;
 }
 
+// Checks sizes before any allocation: a frame of 200 bytes may name gigabytes.
+Spec with_values(Spec spec, uint32_t server, uint32_t servers, uint64_t count) {
+  const uint64_t size = even_slice(spec.trainable, server, servers).size() + even_slice(spec.additive, server, servers).size();
+  if (count != size) throw UserError(std::to_string(count) + " dense values for a slice of " + std::to_string(size));
+  return spec;
+}
+
 }  // namespace
 
 Model::Model(Spec spec, uint32_t server, uint32_t servers, const float* dense, uint64_t count)
-    : Model(std::move(spec), server, servers) {
-  if (count != dense_size()) {
-    throw UserError(std::to_string(count) + " dense values for a slice of " + std::to_string(dense_size()));
-  }
+    : Model(with_values(std::move(spec), server, servers, count), server, servers) {
   std::copy_n(dense, count, dense_->weights.data());
 }
 
@@ -42,7 +46,7 @@ void Model::copy_dense(float* out) const {
 
 void Model::apply_dense(const float* gradients, const StepContext& context) {
   std::unique_lock lock(mutex_);
-  // A view still reads the old values: it keeps them, and updates go on with a copy.
+  // A view may still read the old values: it keeps them, and updates continue on a copy.
   if (dense_.use_count() > 1) dense_ = std::make_shared<Dense>(*dense_);
   update_dense(spec_.optimizer, context, trainable_.size(), dense_->weights.data(), pointers(*dense_).data(), gradients);
   float* sums = dense_->weights.data() + trainable_.size();

@@ -37,12 +37,12 @@ class Model {
   void copy_dense(float* out) const;
   // gradients: float32[dense_size()]; the additive part is added.
   void apply_dense(const float* gradients, const StepContext& context);
-  // Rows in pieces, so that pulls get in between.
+  // Applies rows in pieces, so that pulls run in between.
   void apply_rows(size_t t, const int64_t* ids, size_t count, const float* gradients, const StepContext& context);
 
-  // The dense part as it is now; later updates leave it alone.
+  // The present dense part; later updates do not change it.
   std::shared_ptr<const Dense> freeze_dense() const;
-  // Only while nobody else knows the model (restoring).
+  // Only while no other thread uses the model (restoring).
   Dense& dense_being_restored() { return *dense_; }
 
   size_t rows() const;

@@ -1,4 +1,4 @@
-// What a connection answers to each kind of frame. Everything is checked before the first byte of a reply.
+// A connection's replies to each kind of frame. Validates everything before the first byte of a reply.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,6 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kRowsAtOnce = 64 << 10;
 constexpr size_t kDenseKept = 8 << 20;
+constexpr int64_t kMaxVersion = int64_t{1} << 62;  // leaves room to count updates from there
 
 // Counts of ids by table, checked against the model.
 std::vector<uint64_t> take_counts(wire::Cursor& cursor, uint32_t tables, const Model& model) {
@@ -34,13 +35,13 @@ std::vector<const int64_t*> take_ids(wire::Cursor& cursor, const std::vector<uin
   return ids;
 }
 
-// A push that fails half-way leaves parameters that no push explains: better none than those. The job restores a server
-// that died from its checkpoint.
+// A push that fails half-way leaves inconsistent parameters, so the process ends: the job restores a dead server from
+// its checkpoint.
 class OrDie {
  public:
   ~OrDie() {
     if (succeeded) return;
-    std::fputs("ps: a push could not be applied to its end (out of memory, or a table above 2^31 rows); giving up\n", stderr);
+    std::fputs("ps: cannot complete a push (out of memory, or a table above 2^31 rows); exiting\n", stderr);
     std::abort();
   }
   bool succeeded = false;
@@ -57,7 +58,10 @@ size_t sum(const std::vector<uint64_t>& counts) {
 bool Connection::initialise(wire::Cursor cursor) {
   auto request = cursor.take<wire::Initialise>();
   const uint64_t padded = (request.spec_bytes + 7) / 8 * 8;
-  if (request.spec_bytes > cursor.left() || request.version < 0) throw UserError("an initialise frame that makes no sense");
+  if (request.spec_bytes > cursor.left()) throw UserError("an initialise frame that makes no sense");
+  if (request.version < 0 || request.version > kMaxVersion) {
+    throw UserError("version " + std::to_string(request.version) + " to begin with: expected 0 to 2^62");
+  }
   const char* spec_at = cursor.array<char>(padded);
   Spec spec = Spec::decode(spec_at, request.spec_bytes);
   const float* dense = cursor.array<float>(request.dense_count);
@@ -88,7 +92,7 @@ bool Connection::pull(wire::Cursor cursor) {
   uint64_t floats = result.dense_count;
   for (size_t t = 0; t < counts.size(); ++t) floats += counts[t] * model->spec().tables[t].dim;
   const uint64_t bytes = sizeof result + floats * sizeof(float);
-  if (bytes > wire::kMaxPayload) throw UserError("a pull of " + std::to_string(bytes) + " bytes; at most 1 GiB travels at once");
+  if (bytes > wire::kMaxPayload) throw UserError("a pull of " + std::to_string(bytes) + " bytes; the limit is 1 GiB");
 
   const size_t dense_bytes = result.dense_count * sizeof(float);
   const float* dense = nullptr;
@@ -106,7 +110,7 @@ bool Connection::pull(wire::Cursor cursor) {
   try {
     for (size_t t = 0; t < counts.size(); ++t) put_rows(reply, *model, view.get(), t, ids[t], counts[t]);
   } catch (const std::exception&) {
-    return false;  // the reply is begun: closing the connection is the only way to take it back
+    return false;  // the reply has begun: only closing the connection can revoke it
   }
   bool alive = reply.end();
   dense_.trim(kDenseKept);
@@ -118,7 +122,7 @@ bool Connection::pull(wire::Cursor cursor) {
   return alive;
 }
 
-// Rows go out while the next ones are looked up, and are in the cache when they are sent.
+// Sends rows while the next ones are looked up, while they are still in the cache.
 void Connection::put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count) {
   const size_t dim = model.spec().tables[table].dim;
   const size_t at_once = std::max<size_t>(Reply::kPiece / (dim * sizeof(float)), 1);
@@ -140,7 +144,7 @@ bool Connection::push(wire::Cursor cursor) {
   std::vector<const float*> gradients;
   for (size_t t = 0; t < counts.size(); ++t) gradients.push_back(cursor.array<float>(counts[t] * model->spec().tables[t].dim));
   cursor.end();
-  if (session_ == 0) throw UserError("this connection said that it does not push");
+  if (session_ == 0) throw UserError("this connection does not push");
   if (request.sequence < 1) throw UserError("push number " + std::to_string(request.sequence) + ": numbers begin at 1");
 
   PushStamp stamp{session_, request.sequence, {request.shard, request.attempt, request.offset}, request.version};
@@ -178,14 +182,15 @@ bool Connection::rows(wire::Cursor cursor) {
   if (request.snapshot >= 0) view = server_.views().get(request.snapshot);
   else if (request.begin == 0) view = look_ = server_.look();
   else view = look_;
-  // Frozen by a connection that is gone: the client begins again.
+  // A closed connection had frozen it: the client starts over.
   if (view == nullptr) return put_frozen_rows({1, 0}, nullptr, nullptr, 0);
   Table& table = model->table(request.table);
   const size_t width = static_cast<size_t>(table.row_floats()), dim = static_cast<size_t>(table.dim());
-  const size_t limit = std::min<uint64_t>({request.limit, kRowsAtOnce, wire::kMaxPayload / 4 / (width * sizeof(float))});
+  const uint64_t total = table.view_rows(view->slot()), left = total - std::min(request.begin, total);
+  const size_t limit = std::min<uint64_t>({request.limit, left, kRowsAtOnce, wire::kMaxPayload / 4 / (width * sizeof(float))});
   std::vector<int64_t> ids(limit);
   std::vector<float> values(limit * width);
-  wire::RowsReply result{table.view_rows(view->slot()), 0};
+  wire::RowsReply result{total, 0};
   result.count = table.read(view->slot(), request.begin, limit, ids.data(), values.data());
   for (size_t i = 0; i < result.count; ++i) std::copy_n(values.data() + i * width, dim, values.data() + i * dim);
   if (request.begin + result.count >= result.total) look_.reset();

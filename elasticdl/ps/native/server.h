@@ -1,4 +1,4 @@
-// One parameter server: the model, who may change it, frozen views of it, and the bulk plane that serves it.
+// One parameter server: the model, admission of pushes, frozen views, and the bulk plane that serves them.
 #pragma once
 
 #include <atomic>
@@ -29,14 +29,14 @@ class Server {
   Statistics& statistics() { return statistics_; }
   Views& views() { return views_; }
 
-  // nullptr before the server was given parameters. Once given, they stay.
+  // nullptr until the server gets parameters, which it gets once.
   std::shared_ptr<Model> model() const { return std::atomic_load(&model_); }
-  // False if there were parameters already.
+  // False if the server had parameters already.
   bool give(std::shared_ptr<Model> model, int64_t version, int64_t step_base);
 
-  // Behind the closed gate; the same snapshot again is answered as before.
+  // With the gate closed. Idempotent: repeating a snapshot number returns the earlier result.
   std::shared_ptr<View> cut(int64_t snapshot, const Sequences& admit_until, Admission::Seconds timeout);
-  // A view of now, known to nobody else: rows of a table are read from it.
+  // A private view of the present state: rows of a table are read from it.
   std::shared_ptr<View> look();
 
  private:

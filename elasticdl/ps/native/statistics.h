@@ -1,4 +1,4 @@
-// Counts for people: how much, how long, how stale. Everything only grows; readers take differences.
+// Counters for the status: amounts, durations, staleness. They only grow; readers take differences.
 #pragma once
 
 #include <array>

@@ -48,7 +48,7 @@ std::shared_ptr<View> Views::get(int64_t snapshot) const {
 }
 
 void Views::drop(int64_t snapshot) {
-  std::shared_ptr<View> last;  // destroyed after the lock is gone
+  std::shared_ptr<View> last;  // declared first, so destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = views_.find(snapshot);
   if (found == views_.end()) return;

@@ -11,7 +11,7 @@
 
 namespace elasticdl::ps {
 
-// One cut: it lives until it was dropped and nobody reads it any more.
+// One frozen state. It lives until it is dropped and its last reader is done.
 class View {
  public:
   View(std::shared_ptr<Model> model, int slot, std::function<void(int)> release);
@@ -21,7 +21,7 @@ class View {
 
   const Model& model() const { return *model_; }
   const Dense& dense() const { return *dense_; }
-  int slot() const { return slot_; }  // what tables call the view
+  int slot() const { return slot_; }  // the view's index in the tables
 
   int64_t version = 0;
   int64_t step_base = 0;
@@ -36,19 +36,19 @@ class View {
 
 class Views {
  public:
-  // Freezes the model. Throws TransientError when Table::kViews views live.
+  // Freezes the model. Throws TransientError if Table::kViews views exist already.
   std::shared_ptr<View> freeze(const std::shared_ptr<Model>& model);
-  // From here on `find` knows it.
+  // Makes the view visible to `find`.
   void publish(int64_t snapshot, std::shared_ptr<View> view);
-  // nullptr: there is none.
+  // Returns nullptr if there is none.
   std::shared_ptr<View> find(int64_t snapshot) const;
-  // Throws Gone when there is none.
+  // Throws Gone if there is none.
   std::shared_ptr<View> get(int64_t snapshot) const;
   void drop(int64_t snapshot);
   void clear();
 
  private:
-  // Outlives the container: views give their slots back when their last reader is done.
+  // Outlives the container: a view returns its slot when its last reader is done.
   struct Slots {
     std::mutex mutex;
     bool taken[Table::kViews] = {};

@@ -44,7 +44,7 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
-// While a call waits: Ctrl-C and the like are Python's to handle.
+// Called while a call waits, so that Python can handle Ctrl-C and other signals.
 void look_for_signals() {
   nb::gil_scoped_acquire acquired;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();

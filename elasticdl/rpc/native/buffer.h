@@ -1,4 +1,4 @@
-// Bytes without a value: a vector would write zeros over megabytes that are about to be received.
+// Uninitialized bytes: a vector would first zero megabytes that a receive overwrites.
 #pragma once
 
 #include <cstdlib>
@@ -20,7 +20,7 @@ class Buffer {
   }
   ~Buffer() { std::free(data_); }
 
-  // At least `bytes` long, 64-byte aligned; what was in it is lost. Throws std::bad_alloc.
+  // At least `bytes` long, 64-byte aligned; discards the content. Throws std::bad_alloc.
   char* room(size_t bytes) {
     if (bytes > capacity_) {
       std::free(std::exchange(data_, nullptr));
@@ -33,7 +33,7 @@ class Buffer {
     return data_;
   }
 
-  // Gives the memory back when it is more than `bytes`.
+  // Frees the memory if it is larger than `bytes`.
   void trim(size_t bytes) {
     if (capacity_ > bytes) {
       std::free(std::exchange(data_, nullptr));

@@ -12,7 +12,7 @@ struct UserError : std::runtime_error {
 struct TransientError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// Will not come back by waiting: whoever asked must ask for something else.
+// Waiting does not help: the caller must request something else.
 struct Gone : TransientError {
   using TransientError::TransientError;
 };

@@ -21,7 +21,7 @@ std::string seconds(double value) {
   return text;
 }
 
-// Whatever way a run ends, no link may keep a pointer to its parts.
+// However a run ends, no link may keep a pointer to its parts.
 struct Abandon {
   const std::vector<std::unique_ptr<Link>>& links;
   ~Abandon() {

@@ -2,7 +2,7 @@
 //
 // A lane sends all requests before it waits for replies, and does not return before every server has answered or the
 // deadline passed. A push goes out when every server has met the worker: a server that has not would take a cut without
-// waiting for its part of the push, and the view would hold that push on some servers only. In between a lane survives lost
+// waiting for its part of the push, and the view would hold that push on some servers only. A lane survives lost
 // connections, new addresses, and servers that come back empty. It is used by one thread at a time; `move` and `close` may
 // come from any other.
 #pragma once
@@ -40,7 +40,7 @@ struct Part {
   size_t reply_bytes = 0;
 };
 
-// What an empty server is given. Nothing (no spec) before the client knows any values.
+// The parameters that an empty server gets. No spec until the client knows values.
 struct Seed {
   std::string spec;                // Spec::encode
   const float* dense = nullptr;    // the whole flat vector
@@ -59,7 +59,7 @@ class Link;
 
 class Lane {
  public:
-  // `idle` is called now and then while waiting (to look for signals); it may throw.
+  // `idle` is called regularly while waiting (to check for signals); it may throw.
   Lane(Identity identity, std::vector<std::string> addresses, std::function<void()> idle);
   ~Lane();
 

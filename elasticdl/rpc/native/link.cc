@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "elasticdl/rpc/native/greeting.h"
+
 namespace elasticdl {
 namespace {
 
@@ -122,12 +124,13 @@ void Link::connected(Time now) {
   if (!problem.empty()) return lost(problem, now);
   wire::Hello hello{};
   hello.session = identity_.session;
-  hello.token_bytes = static_cast<uint32_t>(identity_.token.size());
+  hello.nonce = random_digest();
   hello.name_bytes = static_cast<uint32_t>(identity_.name.size());
   hello.pushes = identity_.pushes ? 1 : 0;
   wire::Writer payload;
-  payload.put(hello).text(identity_.token).text(identity_.name);
-  send(State::greeting, wire::Kind::hello, std::move(payload.bytes()), {});
+  payload.put(hello).text(identity_.name);
+  hello_ = std::move(payload.bytes());
+  send(State::greeting, wire::Kind::hello, hello_, {});
 }
 
 void Link::send(State next, wire::Kind kind, std::string own, const std::vector<iovec>& rest) {
@@ -159,14 +162,14 @@ void Link::ask_unless_held() {
   else ask();
 }
 
-// True when a whole reply was dealt with and there may be more to do.
+// True if a whole reply was processed and more may follow.
 bool Link::receive(Time now) {
   while (header_have_ < sizeof header_) {
     auto [got, gone] = receive_some(socket_, reinterpret_cast<char*>(&header_) + header_have_, sizeof header_ - header_have_);
     if (gone) return lost("the connection broke", now), false;
     if (got == 0) return false;
     header_have_ += got;
-    if (header_have_ == sizeof header_ && !begin_payload()) return lost("it answered nonsense", now), false;
+    if (header_have_ == sizeof header_ && !begin_payload()) return lost("invalid answer", now), false;
   }
   switch (in_.receive(socket_)) {
     case Incoming::Progress::more: return false;
@@ -181,7 +184,8 @@ bool Link::receive(Time now) {
 bool Link::begin_payload() {
   if (header_.magic != wire::kMagic || header_.version != wire::kVersion || header_.request != request_) return false;
   bool good = header_.status == wire::Status::ok;
-  if (header_.payload_bytes > (good ? wire::kMaxPayload : kMaxMessage)) return false;
+  const bool known = state_ > State::proving;
+  if (header_.payload_bytes > (good && known ? wire::kMaxPayload : kMaxMessage)) return false;
   if (good && state_ == State::asking && !part_->targets.empty()) {
     if (header_.payload_bytes != total(part_->targets)) return false;
     in_.expect(&part_->targets, header_.payload_bytes);
@@ -194,7 +198,8 @@ bool Link::begin_payload() {
 
 void Link::answered(Time now) {
   switch (state_) {
-    case State::greeting: return greeted(now);
+    case State::greeting: return challenged(now);
+    case State::proving: return greeted(now);
     case State::seeding: return ask_unless_held();
     default: break;
   }
@@ -209,6 +214,8 @@ void Link::answered(Time now) {
 }
 
 void Link::answered_badly(Time now) {
+  // An unauthenticated peer must not end this process, and its text must not be repeated.
+  if (state_ == State::greeting) return lost("it refused the greeting", now);
   std::string message(body_.data(), body_bytes_);
   std::string text = "ps-" + std::to_string(server_) + ": " + message;
   switch (header_.status) {
@@ -222,8 +229,20 @@ void Link::answered_badly(Time now) {
   }
 }
 
+// The address may belong to another process now: no data go out before the server's proof.
+void Link::challenged(Time now) {
+  if (body_bytes_ != sizeof(wire::Challenge)) return lost("it answered nonsense", now);
+  wire::Challenge challenge;
+  std::memcpy(&challenge, body_.data(), sizeof challenge);
+  if (!same_digest(challenge.proof, wire::proof(wire::Side::server, identity_.token, hello_, challenge.nonce))) {
+    return lost("it does not know the job's token, so it is not a server of this job", now);
+  }
+  const Digest proof = wire::proof(wire::Side::client, identity_.token, hello_, challenge.nonce);
+  send(State::proving, wire::Kind::prove, std::string(reinterpret_cast<const char*>(proof.data()), proof.size()), {});
+}
+
 void Link::greeted(Time now) {
-  if (body_bytes_ != sizeof(wire::HelloReply)) return lost("it answered nonsense", now);
+  if (body_bytes_ != sizeof(wire::HelloReply)) return lost("invalid answer", now);
   wire::HelloReply reply;
   std::memcpy(&reply, body_.data(), sizeof reply);
   if (reply.server != server_ || reply.servers != servers_) {
@@ -235,7 +254,7 @@ void Link::greeted(Time now) {
   ask_unless_held();
 }
 
-// The first reconnect is at once: the server may only have closed a connection that was idle.
+// Reconnects at once the first time: the server may have closed an idle connection.
 void Link::lost(const std::string& why, Time now) {
   socket_.close();
   state_ = State::away;

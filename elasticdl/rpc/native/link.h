@@ -9,7 +9,7 @@
 
 namespace elasticdl {
 
-// Bytes on their way out.
+// Outgoing bytes.
 class Outgoing {
  public:
   void clear();
@@ -25,13 +25,13 @@ class Outgoing {
   size_t at_ = 0;
 };
 
-// A payload on its way in: to targets, or whole into a buffer.
+// An incoming payload: into targets, or whole into a buffer.
 class Incoming {
  public:
   void expect(const std::vector<Target>* targets, uint64_t bytes);
   void expect(Buffer* whole, uint64_t bytes);
   enum class Progress { more, complete, lost };
-  // Receives what is there; `more` when the socket has no more bytes for now.
+  // Receives the available bytes; `more` if the socket has none left for now.
   Progress receive(const Socket& socket);
 
  private:
@@ -44,7 +44,7 @@ class Incoming {
   Buffer* whole_ = nullptr;
   size_t bytes_ = 0;
   size_t have_ = 0;  // of the whole, or of the target at hand
-  Buffer rows_;      // rows on their way to scattered places
+  Buffer rows_;      // rows to be scattered
   size_t rows_have_ = 0;
 };
 
@@ -52,29 +52,29 @@ class Link {
  public:
   Link(const Identity& identity, uint32_t server, uint32_t servers, std::string address);
 
-  // From here on `part` is to be answered, over however many connections that takes. `held`: the server is met, but not asked yet.
+  // Starts the exchange for `part`, over as many connections as needed. `held`: greet the server, but do not send the request yet.
   void start(Part& part, const Seed& seed, bool held);
-  // Ask now, or as soon as the server is met.
+  // Sends the request now, or as soon as the greeting is complete.
   void release();
-  // Does all that can be done now. Throws Refused, UserError or Gone when the server says so.
+  // Makes all progress possible without blocking. Throws Refused, UserError or Gone as the server answers.
   void advance(Time now);
   void move(const std::string& address);
-  // Forgets the part; the connection is closed, so that no late reply can be taken for another's.
+  // Drops the part and closes the connection, so that no late reply is taken for another part's.
   void abandon();
 
   bool waiting() const { return part_ != nullptr; }
-  // Held, and the server knows us.
+  // Held, and the greeting is complete.
   bool met() const { return held_ && state_ == State::ready; }
   bool away() const { return state_ == State::away; }
   bool reachable() const { return !address_.empty(); }
   int fd() const { return socket_.fd(); }
   short events() const;
   Time retry_at() const { return retry_at_; }
-  // Where the server is and what was wrong with it last.
+  // The server's address and its last error.
   std::string story() const;
 
  private:
-  enum class State { away, connecting, greeting, seeding, ready, asking };
+  enum class State { away, connecting, greeting, proving, seeding, ready, asking };
 
   void connect(Time now);
   void connected(Time now);
@@ -86,6 +86,7 @@ class Link {
   bool begin_payload();
   void answered(Time now);
   void answered_badly(Time now);
+  void challenged(Time now);
   void greeted(Time now);
   void lost(const std::string& why, Time now);
 
@@ -105,7 +106,8 @@ class Link {
   Buffer body_;
   size_t body_bytes_ = 0;
   uint64_t request_ = 0;
-  int64_t version_ = 0;  // the newest version that this server told
+  std::string hello_;    // payload of this connection's hello
+  int64_t version_ = 0;  // the newest version that this server reported
   double back_off_s_ = 0;
   Time retry_at_{};
   std::string problem_;

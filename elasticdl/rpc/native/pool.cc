@@ -167,7 +167,7 @@ PushAnswer Pool::push(const PushRequest& request, const float* newest, double ti
   return answer;
 }
 
-// The gradients of one server's rows, one behind the other.
+// The gradients of one server's rows, contiguous.
 void Pool::gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const {
   size_t floats = 0;
   for (size_t t = 0; t < split.tables(); ++t) floats += split.count(server, t) * spec_.tables[t].dim;
@@ -194,7 +194,7 @@ RowsAnswer Pool::rows(uint32_t table, int64_t snapshot, const float* newest, dou
   return answer;
 }
 
-// Piece by piece: neither side needs room for a second copy of the table.
+// In pieces: neither side needs memory for a second copy of the table.
 void Pool::rows_of(uint32_t server, uint32_t table, int64_t snapshot, const float* newest, double timeout_s, RowsAnswer& answer) {
   Deadline deadline(timeout_s);
   const uint32_t dim = spec_.tables[table].dim;
@@ -215,7 +215,7 @@ void Pool::rows_of(uint32_t server, uint32_t table, int64_t snapshot, const floa
     total = reply.total;
     begin += reply.count;
     if (reply.count == 0 && begin < total) {
-      // The connection broke, and what was frozen for it is gone: once more from the first row.
+      // The connection broke, and with it its frozen view: starts again from the first row.
       answer.ids.resize(before);
       answer.values.resize(before * dim);
       begin = 0;

@@ -15,7 +15,7 @@ struct Ids {
   size_t count;
 };
 
-// Which ids go where. With one server nothing is copied.
+// Assigns ids to servers. With one server nothing is copied.
 class Split {
  public:
   Split(uint32_t servers, const std::vector<Ids>& ids);
@@ -23,7 +23,7 @@ class Split {
   uint32_t servers() const { return servers_; }
   size_t tables() const { return ids_.size(); }
   size_t count(uint32_t server, size_t table) const { return counts_[server * tables() + table]; }
-  // Ids of one server and table, and where they stood in what was asked for (null: in that order).
+  // Ids of one server and table, and their positions in the request (null: in request order).
   const int64_t* ids(uint32_t server, size_t table) const;
   const uint32_t* positions(uint32_t server, size_t table) const;
 
@@ -68,7 +68,7 @@ class Pool {
  public:
   Pool(std::vector<std::string> addresses, std::string token, std::string name, std::function<void()> idle);
 
-  // Every later call is about parameters of this spec.
+  // Sets the spec of all later calls.
   std::vector<InitialiseAnswer> initialise(const Spec& spec, const float* dense, double timeout_s);
 
   // `dense` (null: not wanted) gets the flat vector, rows[t] gets float32[ids[t].count, dim of t]. `newest`: dense

@@ -48,6 +48,20 @@ void limit(int fd, int option, double seconds) {
   ::setsockopt(fd, SOL_SOCKET, option, &value, sizeof value);
 }
 
+// Receives all bytes. `prepare` runs before each system call; false from it ends the receive.
+template <class Prepare>
+bool receive_all(int fd, char* data, size_t bytes, Prepare prepare) {
+  while (bytes > 0) {
+    if (!prepare()) return false;
+    ssize_t got = ::recv(fd, data, bytes, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    data += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
 }  // namespace
 
 void Socket::close() {
@@ -59,14 +73,16 @@ void Socket::shutdown() const {
 }
 
 bool Socket::receive(char* data, size_t bytes) const {
-  while (bytes > 0) {
-    ssize_t got = ::recv(fd_, data, bytes, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    data += got;
-    bytes -= static_cast<size_t>(got);
-  }
-  return true;
+  return receive_all(fd_, data, bytes, [] { return true; });
+}
+
+bool Socket::receive_by(std::chrono::steady_clock::time_point deadline, char* data, size_t bytes) const {
+  return receive_all(fd_, data, bytes, [&] {
+    const double left_s = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
+    if (left_s < 1e-3) return false;  // the kernel reads 0 as no limit
+    limit_receive_s(left_s);
+    return true;
+  });
 }
 
 bool Socket::send(const char* data, size_t bytes) const {
@@ -125,7 +141,7 @@ Socket accept_from(const Socket& listener) {
       tune(fd);
       return Socket(fd);
     }
-    // Of a connection that ended before it was accepted, or of a moment's lack of descriptors: neither ends a server.
+    // The connection ended before it was accepted, or descriptors ran out for a moment: neither ends a server.
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) ::usleep(10'000);
     else if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK) return Socket();
   }

@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -32,6 +33,8 @@ class Socket {
 
   // Blocking: all bytes, or false when the peer is gone, stalled for longer than the socket's time limit, or shut down.
   bool receive(char* data, size_t bytes) const;
+  // As above, but complete before `deadline`, however the bytes arrive. Changes the socket's time limit.
+  bool receive_by(std::chrono::steady_clock::time_point deadline, char* data, size_t bytes) const;
   bool send(std::vector<iovec> parts) const;
   bool send(const char* data, size_t bytes) const;
 
@@ -49,10 +52,10 @@ Socket listen_on(const std::string& host, int port, int* bound_port);
 // The next connection, TCP_NODELAY and keepalive set; empty when the listener was shut down.
 Socket accept_from(const Socket& listener);
 
-// Begins to connect without blocking. Throws TransientError when the address cannot be used.
+// Starts a non-blocking connect. Throws TransientError if the address cannot be used.
 Socket begin_connect(const std::string& address);
 
-// After the socket became writable: '' when connected, else the system's words.
+// After the socket became writable: '' when connected, else the system's error message.
 std::string connect_problem(const Socket& socket);
 
 }  // namespace elasticdl

@@ -1,9 +1,11 @@
 #include "elasticdl/rpc/native/spec.h"
 
+#include <array>
+#include <iterator>
+
 namespace elasticdl {
 namespace {
 
-constexpr uint64_t kMaxDim = 1 << 16;
 constexpr uint64_t kMaxDense = uint64_t{1} << 28;  // float32[2^28] is the largest frame
 
 struct Fixed {
@@ -26,15 +28,22 @@ struct FixedTable {
   uint64_t name_bytes;
 };
 
+// Pointers to the constants of a rule, in the order of Fixed::constants.
+template <class Rule>
+auto constants_of(Rule& rule) {
+  return std::array{&rule.momentum, &rule.beta_1, &rule.beta_2, &rule.epsilon, &rule.initial_accumulator_value,
+                    &rule.learning_rate_power, &rule.l1, &rule.l2, &rule.l2_shrinkage, &rule.beta};
+}
+
 OptimizerSpec optimizer_of(const Fixed& fixed) {
-  if (fixed.rule > OptimizerSpec::FTRL) throw UserError("update rule " + std::to_string(fixed.rule) + " is unknown");
+  if (fixed.rule >= std::size(OptimizerSpec::kNames)) throw UserError("update rule " + std::to_string(fixed.rule) + " is unknown");
   OptimizerSpec spec;
   spec.kind = static_cast<OptimizerSpec::Kind>(fixed.rule);
   spec.nesterov = fixed.nesterov != 0;
   spec.amsgrad = fixed.amsgrad != 0;
-  double* const fields[] = {&spec.momentum, &spec.beta_1, &spec.beta_2, &spec.epsilon, &spec.initial_accumulator_value,
-                            &spec.learning_rate_power, &spec.l1, &spec.l2, &spec.l2_shrinkage, &spec.beta};
-  for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = fixed.constants[i];
+  const auto fields = constants_of(spec);
+  static_assert(std::size(fields) == std::size(Fixed{}.constants));
+  for (size_t i = 0; i < fields.size(); ++i) *fields[i] = fixed.constants[i];
   return spec;
 }
 
@@ -44,9 +53,8 @@ Fixed fixed_of(const Spec& spec) {
   fixed.rule = rule.kind;
   fixed.nesterov = rule.nesterov;
   fixed.amsgrad = rule.amsgrad;
-  const double fields[] = {rule.momentum, rule.beta_1, rule.beta_2, rule.epsilon, rule.initial_accumulator_value,
-                           rule.learning_rate_power, rule.l1, rule.l2, rule.l2_shrinkage, rule.beta};
-  for (size_t i = 0; i < std::size(fields); ++i) fixed.constants[i] = fields[i];
+  const auto fields = constants_of(rule);
+  for (size_t i = 0; i < fields.size(); ++i) fixed.constants[i] = *fields[i];
   fixed.tables = static_cast<uint32_t>(spec.tables.size());
   fixed.trainable = spec.trainable;
   fixed.additive = spec.additive;
@@ -55,6 +63,18 @@ Fixed fixed_of(const Spec& spec) {
 }
 
 }  // namespace
+
+void Spec::check() const {
+  if (trainable > kMaxDense || additive > kMaxDense) throw UserError("a model of more than 2^28 dense weights");
+  if (tables.size() > wire::kMaxTables) throw UserError(std::to_string(tables.size()) + " tables, at most 4096 are possible");
+  for (size_t t = 0; t < tables.size(); ++t) {
+    if (tables[t].dim == 0 || tables[t].dim > Table::kMaxDim) {
+      throw UserError("table " + std::to_string(t) + " has dimension " + std::to_string(tables[t].dim) + ": expected 1 to 65536");
+    }
+    if (!wire::is_utf8(tables[t].name)) throw UserError("the name of table " + std::to_string(t) + " is not UTF-8");
+  }
+  if (!wire::is_utf8(json)) throw UserError("a spec's JSON is not UTF-8");
+}
 
 std::string Spec::encode() const {
   wire::Writer writer;
@@ -73,21 +93,20 @@ Spec Spec::decode(const char* data, size_t bytes) {
   Spec spec;
   spec.optimizer = optimizer_of(fixed);
   spec.optimizer.weight_decay = cursor.take<double>();
-  if (fixed.trainable > kMaxDense || fixed.additive > kMaxDense) throw UserError("a model of more than 2^28 dense weights");
   spec.trainable = fixed.trainable;
   spec.additive = fixed.additive;
   if (fixed.tables > wire::kMaxTables) throw UserError(std::to_string(fixed.tables) + " tables, at most 4096 are possible");
   for (uint32_t t = 0; t < fixed.tables; ++t) {
     FixedTable table = cursor.take<FixedTable>();
-    if (table.dim == 0 || table.dim > kMaxDim || table.initializer > InitializerSpec::TRUNCATED_NORMAL) {
-      throw UserError("table " + std::to_string(t) + " has dimension " + std::to_string(table.dim) + ", initializer " +
-                      std::to_string(table.initializer) + ": neither may be out of range");
+    if (table.initializer >= std::size(InitializerSpec::kNames)) {
+      throw UserError("table " + std::to_string(t) + " has initializer " + std::to_string(table.initializer) + ", which is unknown");
     }
     InitializerSpec initializer{static_cast<InitializerSpec::Kind>(table.initializer), table.a, table.b};
     spec.tables.push_back({cursor.text(table.name_bytes), table.dim, initializer, table.seed});
   }
   spec.json = cursor.text(fixed.json_bytes);
   cursor.end();
+  spec.check();
   return spec;
 }
 

@@ -1,4 +1,4 @@
-// What a server must know of ParametersSpec: numbers for C++, and the whole as JSON for those who compare and keep it.
+// A server's part of ParametersSpec: sizes for C++, and the whole spec as JSON to compare and save.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,8 @@ struct Spec {
   std::vector<TableShape> tables;
   std::string json;
 
+  // Throws UserError for a size beyond what servers hold, and for text that is not UTF-8. Nothing may be allocated before.
+  void check() const;
   std::string encode() const;
   // Throws UserError for anything that `encode` cannot have written.
   static Spec decode(const char* data, size_t bytes);

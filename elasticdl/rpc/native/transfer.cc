@@ -1,4 +1,4 @@
-// Bytes out of and into a socket that never blocks.
+// Sends and receives bytes on a non-blocking socket.
 #include <errno.h>
 #include <sys/socket.h>
 
@@ -9,7 +9,7 @@
 namespace elasticdl {
 namespace {
 
-// Large enough that system calls do not count, small enough that the rows are still in the cache when they are spread.
+// Large enough to make system calls cheap, small enough that rows are still in the cache when they are scattered.
 constexpr size_t kRowsAtOnce = 256 << 10;
 
 // > 0: received; 0: nothing there for now; < 0: the connection is lost.
@@ -105,7 +105,7 @@ Incoming::Progress Incoming::receive_target(const Socket& socket, const Target& 
   return Progress::complete;
 }
 
-// `have_` counts the bytes that were spread already, `rows_have_` those that wait in the buffer.
+// `have_` counts the scattered bytes, `rows_have_` the bytes that wait in the buffer.
 Incoming::Progress Incoming::receive_rows(const Socket& socket, const Target& target) {
   size_t room = std::max(kRowsAtOnce / target.row_bytes, size_t{1}) * target.row_bytes;
   char* rows = rows_.room(room);

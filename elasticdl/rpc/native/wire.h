@@ -1,7 +1,7 @@
-// What travels on the bulk plane: a fixed header, then a payload whose layout depends on the kind. See
+// The frames of the bulk plane: a fixed header, then a payload whose layout depends on the kind. See
 // docs/adr/0003-wire-format.md. Everything is little-endian; sections that hold int64 begin at multiples of 8.
 //
-// Nothing here trusts its input: `Cursor` checks every step against the end of the payload.
+// Input is not trusted: `Cursor` checks every step against the end of the payload.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "elasticdl/rpc/native/errors.h"
+#include "elasticdl/rpc/native/sha256.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the wire format is written by memcpy on little-endian machines only"
@@ -19,12 +20,12 @@
 namespace elasticdl::wire {
 
 constexpr uint32_t kMagic = 0x314C4445;  // "EDL1"
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr uint64_t kMaxPayload = uint64_t{1} << 30;
 constexpr uint64_t kMaxHello = 4096;
 constexpr uint32_t kMaxTables = 4096;
 
-enum class Kind : uint8_t { hello = 1, initialise = 2, pull = 3, push = 4, rows = 5 };
+enum class Kind : uint8_t { hello = 1, initialise = 2, pull = 3, push = 4, rows = 5, prove = 6 };
 enum class Status : uint8_t { ok = 0, user = 1, transient = 2, refused = 3, empty = 4, gone = 5 };
 
 struct Header {
@@ -37,14 +38,19 @@ struct Header {
 };
 static_assert(sizeof(Header) == 24);
 
-// The first frame of a connection, followed by the token and the sender's name.
+// The first frame of a connection, followed by the sender's name. See greeting.h.
 struct Hello {
-  uint64_t session;  // random per client object: sequences of another session are another count
-  uint32_t token_bytes;
+  uint64_t session;  // random per client object: each session numbers its pushes separately
+  Digest nonce;      // random per connection
   uint32_t name_bytes;
   uint32_t pushes;  // 1: this connection may carry pushes
-  uint32_t padding;
 };
+static_assert(sizeof(Hello) == 48);
+struct Challenge {
+  Digest nonce;
+  Digest proof;  // of the server; the client's is the payload of its second frame
+};
+static_assert(sizeof(Challenge) == 64);
 struct HelloReply {
   uint64_t instance;  // random per server process
   int64_t version;
@@ -124,7 +130,7 @@ class Cursor {
 
   template <class T>
   const T* array(uint64_t count) {
-    if (count > left_ / sizeof(T)) short_by(count * 1.0 * sizeof(T));
+    if (count > left_ / sizeof(T)) short_by(count > kMaxPayload ? UINT64_MAX : count * sizeof(T));
     return reinterpret_cast<const T*>(span(count * sizeof(T)));
   }
 
@@ -137,22 +143,22 @@ class Cursor {
 
  private:
   const char* span(size_t bytes) {
-    if (bytes > left_) short_by(static_cast<double>(bytes));
+    if (bytes > left_) short_by(bytes);
     const char* begin = at_;
     at_ += bytes;
     left_ -= bytes;
     return begin;
   }
-  [[noreturn]] void short_by(double bytes) const {
-    throw UserError("a frame ends " + std::to_string(static_cast<uint64_t>(bytes - static_cast<double>(left_))) +
-                    " bytes before what its counts say");
+  // `bytes` > left_.
+  [[noreturn]] void short_by(uint64_t bytes) const {
+    throw UserError("a frame ends " + std::to_string(bytes - left_) + " bytes before what its counts say");
   }
 
   const char* at_;
   size_t left_;
 };
 
-// Puts values one behind the other.
+// Appends values.
 class Writer {
  public:
   template <class T>
@@ -174,14 +180,30 @@ class Writer {
   std::string bytes_;
 };
 
-// True in a time that depends on the lengths only.
-inline bool same_secret(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < b.size(); ++i) difference |= static_cast<unsigned char>(b[i] ^ (i < a.size() ? a[i] : 0));
-  return difference == 0;
+// Names go to Python and into messages, so only process names in valid text pass.
+inline bool is_process_name(std::string_view name) {
+  constexpr std::string_view kSigns = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+  return !name.empty() && name.size() <= 253 && name.find_first_not_of(kSigns) == name.npos;
 }
 
-// Which of `servers` owns an id: the remainder >= 0.
+// Well-formed by table 3-7 of the Unicode Standard.
+inline bool is_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
+    const unsigned first = byte(i);
+    const size_t more = first < 0x80 ? 0 : first < 0xC2 ? 4 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : first < 0xF5 ? 3 : 4;
+    if (more == 4) return false;
+    const unsigned low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80, high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+    if (more > 0 && (byte(i + 1) < low || byte(i + 1) > high)) return false;
+    for (size_t k = 2; k <= more; ++k) {
+      if ((byte(i + k) & 0xC0) != 0x80) return false;
+    }
+    i += 1 + more;
+  }
+  return true;
+}
+
+// The index of the server that owns an id: the remainder, >= 0.
 inline uint32_t owner(int64_t id, uint32_t servers) {
   int64_t rest = id % static_cast<int64_t>(servers);
   return static_cast<uint32_t>(rest < 0 ? rest + servers : rest);

@@ -53,6 +53,7 @@ class LeaseKeeper:
         self._leases: Channel[HeldLease] = Channel(depth=AHEAD)
         self._ahead: set[HeldLease] = set()
         self._revocation = 0
+        self._voided: list[Lease] = []
         self._changed = threading.Condition()
         shutdown.listen(self._leases.close)
         shutdown.listen(self._wake)
@@ -83,21 +84,34 @@ class LeaseKeeper:
             self._ahead.discard(held)
             self._changed.notify_all()
 
-    def revoke(self, revocation: int) -> tuple[Lease, ...]:
-        """Void all leases of earlier revocations; returns those in hand that are not done.
+    def revoke(self, revocation: int) -> None:
+        """Void all leases of earlier revocations.
 
         A lease that was granted before the order and arrives after it is void, too. One that was
         granted after the order and arrives before it is not.
         """
         with self._changed:
             self._revocation = max(self._revocation, revocation)
-            void = tuple(
+            self._voided += (
                 lease for lease in self._outbox.held() if lease.revocation < self._revocation
             )
+            # Still under the lock: `_accept` cannot add a lease of the old revocation in between.
             self._leases.drop(self.is_void)
             self._ahead = {held for held in self._ahead if not self.is_void(held)}
             self._changed.notify_all()
-        return void
+
+    def voided(self) -> tuple[Lease, ...]:
+        """Leases in hand that were voided since the last call; blocks until there are some.
+
+        Raises Ended if the worker ends.
+        """
+        with self._changed:
+            while not self._voided:
+                if self._shutdown:
+                    raise Ended
+                self._changed.wait(LOOK_AGAIN_S)
+            voided, self._voided = tuple(self._voided), []
+            return voided
 
     def _run(self) -> None:
         try:
@@ -133,6 +147,7 @@ class LeaseKeeper:
                 _log.warning("waiting for a lease: %s", error)
                 self._shutdown.wait(error.retry_after_s)
                 continue
+            # The limit is for one outage; a master that answers, even with Wait, is not away.
             away_since_s = None
             match answer:
                 case Lease():
@@ -156,6 +171,7 @@ class LeaseKeeper:
             if self.is_void(held):
                 self._outbox.drop(DropCause.VOIDED_LEASE)
                 return
+            # Before the channel: the reader may finish the lease as soon as it is there.
             self._outbox.hold(lease)
             self._ahead.add(held)
             self._leases.put(held)

@@ -72,4 +72,6 @@ class Loop:
             with suppress(NoLongerNeeded):
                 self._tasks[held.lease.task].run(loaded)
         if loaded.batch.last:
+            # After the last batch was computed, not when it was read: the next lease keeps the
+            # pipeline full without hoarding shards.
             self._context.keeper.worked_through(held)

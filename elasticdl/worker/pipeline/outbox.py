@@ -93,6 +93,7 @@ class _Held:
         if advance.loss is not None:
             self.losses.append(advance.loss)
         self.bad = self.bad + advance.bad if advance.bad_so_far is None else advance.bad_so_far
+        # The advance includes the batch that was foretold.
         self.bad_ahead, self.ahead_changed = 0, False
         self.bad_examples = (self.bad_examples + advance.bad_examples)[:3]
         self.metrics = advance.metrics or self.metrics
@@ -104,13 +105,13 @@ class _Held:
 
         Bad records ahead of `offset` come as a separate report, after what is done.
         """
-        told = [self._progress()] if self.changed else []
+        reports = [self._progress()] if self.changed else []
         if self.bad_ahead and (self.changed or self.ahead_changed) and not self.closed:
             applied = Applied(self.shard.id, self.lease.attempt, self.offset)
             bad = self.bad + self.bad_ahead
-            told.append(Progress(self.lease.task, applied, self.version, bad_records=bad))
+            reports.append(Progress(self.lease.task, applied, self.version, bad_records=bad))
         self.changed = self.ahead_changed = False
-        return told
+        return reports
 
     def _progress(self) -> Progress:
         progress = Progress(
@@ -124,6 +125,7 @@ class _Held:
             returned=self.given_back,
             metrics=self.metrics,
         )
+        # They are sent once; offset and bad are totals and may be repeated.
         self.losses, self.bad_examples = [], ()
         return progress
 
@@ -207,6 +209,7 @@ class Outbox:
         key = lease.shard.id, lease.attempt
         with self._lock:
             held = self._held.get(key)
+            # A revocation may arrive while the last push is in flight: no fault of this worker.
             if key in self._closed or (held is not None and held.closed):
                 self._dropped[DropCause.VOIDED_LEASE] += 1
                 return
@@ -330,9 +333,11 @@ class Outbox:
     def take(self, gauges: Mapping[str, float]) -> Report:
         """Everything waiting, as one report; only gauges if nothing is."""
         with self._lock:
+            # Clear before taking: what is added afterwards sets it again and goes with the next
+            # report.
             self.urgent.clear()
             report = Report(
-                progress=tuple(told for held in self._held.values() for told in held.take()),
+                progress=tuple(report for held in self._held.values() for report in held.take()),
                 summaries=tuple(self._summaries),
                 failures=tuple(self._failures),
                 exported=self._exported,
@@ -350,6 +355,7 @@ class Outbox:
                 starting=tuple(self._starting),
             )
             self._starting = []
+            # These waiters are satisfied when this very report arrives.
             self._under_way, self._awaited = self._awaited, []
             self._cuts, self._saves = [], []
             self._let_go()
@@ -362,7 +368,10 @@ class Outbox:
             (key, None) for key, held in self._held.items() if held.closed and not held.done
         )
         self._held = {
-            key: held for key, held in self._held.items() if not held.done and not held.closed
+            # The report with their last state has been taken.
+            key: held
+            for key, held in self._held.items()
+            if not held.done and not held.closed
         }
         for key in list(self._closed)[:-_REMEMBERED]:
             del self._closed[key]

@@ -1,8 +1,12 @@
-"""The stage between feed and step: pulls each batch's parameters, one or more steps ahead."""
+"""The stage between feed and step: pulls each batch's parameters, one or more steps ahead.
+
+It drops batches of void leases, as the loop does after it.
+"""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import final
 
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -14,7 +18,7 @@ from elasticdl.worker.process.channel import Channel, Ended
 
 @final
 class Prefetch:
-    """A thread that calls `Trainer.load`.
+    """A thread that calls `Trainer.load`, and one that lets go of void leases.
 
     The trainer and this queue's depth bound how far ahead it runs.
     """
@@ -28,19 +32,17 @@ class Prefetch:
 
     def start(self) -> None:
         """Start to load."""
-        threading.Thread(target=self._run, name="loader", daemon=True).start()
+        for name, run in (("loader", self._run), ("forget", self._forget)):
+            threading.Thread(target=run, name=name, daemon=True).start()
 
-    def revoke(self, revocation: int) -> None:
-        """Drop the unpushed work of leases that the master voided: those of earlier revocations.
-
-        A push in progress is still reported when it is acknowledged.
-        """
-        keeper = self._context.keeper
-        void = keeper.revoke(revocation)
-        self._batches.drop(lambda batch: keeper.is_void(batch.held))
-        for loaded in self.loaded.drop(lambda loaded: keeper.is_void(loaded.batch.held)):
-            self._trainer.drop(loaded)
-        self._trainer.after_all(lambda: self._context.outbox.forget(void))
+    def _forget(self) -> None:
+        """Forget void leases. Pushes in progress are still reported when they are acknowledged."""
+        try:
+            while True:
+                void = self._context.keeper.voided()
+                self._trainer.after_all(partial(self._context.outbox.forget, void))
+        except Ended:
+            return
 
     def _run(self) -> None:
         try:

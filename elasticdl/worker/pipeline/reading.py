@@ -83,6 +83,7 @@ class ShardReading:
         if shard is None or self._keeper.is_void(held):
             return None
         reader = self._sources.reader(held.lease.task)
+        # The bad record filter reads from the feeder's thread to describe a record.
         with self._sources.reading, self._gauges.timed("read_ms"):
             return LoadedShard.read(shard, reader.read(shard))
 
@@ -144,6 +145,7 @@ class Feeding:
                     fed = feed(window.records, shard, window.places)
                 made, bad, examples = fed.made, bad + fed.bad, (*examples, *fed.bad_examples)[:3]
             last = window.end == shard.records
+            # Its records count with the next batch, which pushes: the servers must not have gaps.
             if made is None and not last:
                 continue
             features, labels = made if made is not None else (None, None)

@@ -114,6 +114,7 @@ def order_of(records: int, order_seed: int | None) -> Positions:
     if order_seed is None:
         return np.arange(records, dtype=np.int64)
     return (
+        # PCG64 by name: the default generator of NumPy may change with its version.
         np.random.Generator(np.random.PCG64(order_seed))
         .permutation(records)
         .astype(np.int64, copy=False)

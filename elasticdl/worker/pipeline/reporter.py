@@ -79,7 +79,10 @@ class Reporter:
                     self._outbox.urgent.wait(self._heartbeat_s)
                 # Read this before taking, so that the report has everything from before `flush`.
                 last = self._closing.is_set()
+                # The same report object is sent again until it arrives; what was taken is never
+                # lost.
                 self._send(self._report())
+                # Only after the master's answer.
                 self._outbox.arrived()
                 if last:
                     return

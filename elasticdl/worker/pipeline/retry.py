@@ -63,10 +63,12 @@ class ServerRetry:
             except TransientError as error:
                 tries += 1
                 away_s = self._clock.now_s() - begin_s
+                # Checked after a failure only: a worker that drains may still finish a call that
+                # works.
                 if self._shutdown:
                     raise Ended from error
                 if not wanted():
-                    self._gauges.level("waiting_for_servers_s", 0)
+                    self._gauges.level("waiting_for_servers_s", None)
                     raise NoLongerNeeded from error
                 if away_s >= self._give_up_s:
                     raise TransientError(
@@ -81,6 +83,6 @@ class ServerRetry:
                 )
                 continue
             if tries:
-                self._gauges.level("waiting_for_servers_s", 0)
+                self._gauges.level("waiting_for_servers_s", None)
                 _log.info("parameter servers are back after %.1f s", self._clock.now_s() - begin_s)
             return result

@@ -32,6 +32,7 @@ class StateReports:
         """
         if not self._asked.is_set():
             return None
+        # Before collecting: a question that arrives meanwhile gets an answer of its own.
         self._asked.clear()
         held, activity = self._outbox.tell_all(), self._watch.activity()
         return State(

@@ -45,6 +45,7 @@ class Channel(Generic[T]):
         with self._changed:
             while not self._items and not self._finished:
                 self._changed.wait(LOOK_AGAIN_S)
+            # `finish` lets the receiver empty the queue first; `close` has emptied it.
             if not self._items:
                 raise Ended
             item = self._items.popleft()

@@ -59,12 +59,13 @@ class Gauges:
         with self._lock:
             self._records += records
 
-    def level(self, name: str, value: float) -> None:
-        """A value that stays until it is set again; 0 removes it."""
+    def level(self, name: str, value: float | None) -> None:
+        """A value that stays until it is set again; None removes it."""
         with self._lock:
-            self._levels[name] = value
-            if not value:
-                del self._levels[name]
+            if value is None:
+                self._levels.pop(name, None)
+            else:
+                self._levels[name] = value
 
     def take(self) -> dict[str, float]:
         """All gauges since the last call; `staleness` also has its highest value."""

@@ -128,6 +128,7 @@ class HangWatch:
         doing = _Doing(what, self._clock.now_s(), waits)
         with self._entered(doing):
             yield
+        # A duration that includes waiting for others must not raise the limit for the work itself.
         if not doing.waited:
             self.learn(what, self._clock.now_s() - doing.since_s)
 
@@ -157,6 +158,7 @@ class HangWatch:
         for thread, doing in list(self._doing.items()):
             took_s = now_s - doing.since_s
             waits = doing.waits is not None and doing.waits()
+            # Remember it: the block may have waited between two checks.
             doing.waited = doing.waited or waits
             if took_s > self._long_s and not self._dumped and not waits:
                 self._dumped = dumped = True

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Orders:
     """Follows the master's orders; `move` receives the servers' addresses, before anything else.
 
-    `ring` handles orders of a ring. `tell_state` is called when the master requests the whole
-    state.
+    `revoke` voids leases, `ring` handles orders of a ring, and `tell_state` is called when the
+    master requests the whole state.
     """
 
     def __init__(
@@ -37,29 +37,20 @@ class Orders:
         shutdown: Shutdown,
         *,
         move: Callable[[Sequence[str]], None],
+        revoke: Callable[[int], None],
         ring: Callable[[RingGeneration | RingSave | RingDrop], None],
         tell_state: Callable[[], None],
     ) -> None:
         self._orders = orders
         self._move = move
         self._shutdown = shutdown
-        self._lock = threading.Lock()
-        self._revoke: Callable[[int], None] | None = None
-        self._revocation: int | None = None
+        self._revoke = revoke
         self._ring = ring
         self._tell_state = tell_state
 
     def start(self) -> None:
         """Start the thread."""
         threading.Thread(target=self._run, name="orders", daemon=True).start()
-
-    def revoke_by(self, revoke: Callable[[int], None]) -> None:
-        """Send revocations there from now on, including one that came before."""
-        with self._lock:
-            self._revoke = revoke
-            revocation, self._revocation = self._revocation, None
-        if revocation is not None:
-            revoke(revocation)
 
     def _run(self) -> None:
         try:
@@ -77,7 +68,7 @@ class Orders:
                 self._shutdown.end(Draining(reason))
             case Revoke(reason, revocation):
                 _log.info("leases are void: %s", reason)
-                self._pass_on_revocation(revocation)
+                self._revoke(revocation)
             case Servers(addresses):
                 self._move(addresses)
             case RingGeneration() | RingSave() | RingDrop():
@@ -88,10 +79,3 @@ class Orders:
                 self._shutdown.end(Done())
             case _:
                 assert_never(order)
-
-    def _pass_on_revocation(self, revocation: int) -> None:
-        with self._lock:
-            revoke = self._revoke
-            self._revocation = revocation if revoke is None else None
-        if revoke is not None:
-            revoke(revocation)

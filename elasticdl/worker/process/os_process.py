@@ -34,6 +34,18 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
+def log_to_stderr() -> None:
+    """Log from level INFO on.
+
+    Call it before TensorFlow's import, which adds a handler of its own otherwise.
+    """
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
 def drain_on_signal(shutdown: Shutdown) -> None:
     """Start a thread that waits for signals; a long C call would delay an ordinary handler."""
 
@@ -73,6 +85,7 @@ def leave(shutdown: Shutdown) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Flush first: os._exit does not.
     os._exit(exit_code(shutdown.reason))
 
 

@@ -91,8 +91,10 @@ class Shutdown:
             stands = first or (isinstance(reason, Failed) and not isinstance(self._reason, Failed))
             if stands:
                 self._reason = reason
+            # A second reason must not call them again.
             listeners = self._listeners if first else []
             self._ended.set()
+        # Outside of the lock: a listener may read the reason or add listeners.
         for listener in listeners:
             listener()
         return stands
@@ -114,6 +116,7 @@ class Shutdown:
             raise
         except BaseException as error:
             self.fail(error, lease)
+            # The thread's own loop ends quietly; the reason carries the error.
             raise Ended from error
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -122,6 +125,7 @@ class Shutdown:
             ended = self._ended.is_set()
             if not ended:
                 self._listeners.append(listener)
+        # Without the lock, and only if `end` can no longer call it.
         if ended:
             listener()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, final
 
+from elasticdl.clock import Clock
 from elasticdl.rpc.parameters import Parameters, Pushed, Update
 from elasticdl.shard import Applied
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -49,11 +50,16 @@ class Pusher:
     """Thread-safe. It ends with the worker, after it has pushed what was handed over."""
 
     def __init__(
-        self, parameters: Parameters, context: WorkerContext, staleness_limit: StalenessLimit
+        self,
+        parameters: Parameters,
+        context: WorkerContext,
+        staleness_limit: StalenessLimit,
+        clock: Clock,
     ) -> None:
         self._parameters = parameters
         self._context = context
         self._staleness_limit = staleness_limit
+        self._clock = clock
         self._queue: Channel[_Item] = Channel(_DEPTH)
         self._sequence = 0
         self._version = 0
@@ -97,6 +103,7 @@ class Pusher:
                     case Trained() as trained:
                         self._settle_one(trained)
         except Ended:
+            # Before the close: `settle` wakes up with the close and must see it.
             self._broken.set()
             self._queue.close()
         except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
@@ -110,6 +117,8 @@ class Pusher:
         try:
             if batch.bad:
                 self._foretell_bad(held, batch.bad)
+            # Decided here, as late as possible: a revocation may have come since the step was
+            # computed.
             if not self._context.keeper.is_void(held):
                 if trained.outcome is not None:
                     self._push(trained, trained.outcome)
@@ -148,9 +157,14 @@ class Pusher:
         def attempt(timeout_s: float) -> Pushed:
             return self._parameters.push(update, timeout_s=timeout_s)
 
+        begin_s = self._clock.now_s()
         with self._context.gauges.timed("push_ms"):
             pushed = self._context.retry.call(attempt, "push")
+        self._staleness_limit.pushed(self._clock.now_s() - begin_s)
+        # Only after all servers have it: a retry must carry the same number, so that servers that
+        # applied it already skip it.
         self._sequence += 1
+        # The lowest: the update is in the model once every server has it.
         self._version = min(pushed.versions)
         self._context.gauges.add("staleness", max(pushed.staleness))
 

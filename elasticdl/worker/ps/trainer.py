@@ -1,9 +1,10 @@
 """Asynchronous SGD through parameter servers; pull, step and push of successive batches overlap.
 
 A pull is issued while at most `max_staleness` of this worker's own updates are in flight, so 0 is
-plain sequential SGD. Updates of others are not waited for. But a step that took unusually long (it
-traced the model, or the machine was busy) is recomputed on newer parameters, since its gradients
-would be hundreds of versions stale.
+plain sequential SGD. With `adaptive` that many are allowed only while it saves enough time, and
+none otherwise. Updates of others are not waited for. But a step that took unusually long (it traced
+the model, or the machine was busy) is recomputed on newer parameters, since its gradients would be
+hundreds of versions stale.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ The limit is this, or `_OLD_S` if that is more.
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _PullRequest:
     """What to pull besides rows, and whether the result is still needed."""
 
     snapshot: SnapshotId | None = None
@@ -66,7 +67,7 @@ class _Wish:
     wanted: Callable[[], bool] = lambda: True
 
 
-_LIVE = _Wish()
+_LIVE = _PullRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Bounds:
     """The limits of staleness and of consecutive steps with NaN or infinity."""
 
     max_staleness: int = 1
+    adaptive: bool = False
+    """Whether `max_staleness` applies only while pull and push take a large share of a step."""
     max_nonfinite_steps: int = 3
 
 
@@ -95,8 +98,10 @@ class PsTrainer:
         self._bounds = bounds
         self._clock = clock or SystemClock()
         self._shortest_s = 0.0
-        self._staleness_limit = StalenessLimit(context.shutdown)
-        self._pusher = Pusher(parameters, context, self._staleness_limit)
+        self._staleness_limit = StalenessLimit(
+            context.shutdown, context.gauges, bounds.max_staleness, adaptive=bounds.adaptive
+        )
+        self._pusher = Pusher(parameters, context, self._staleness_limit, self._clock)
         # A repeated step pulls from the loop's thread, while the loader may pull for the next one.
         self._one_pull = threading.Lock()
         self._tables = 0
@@ -129,7 +134,7 @@ class PsTrainer:
 
     def revive(self) -> None:
         """Give servers that came back empty the last pulled dense values. Raises as `load`."""
-        self._pull(self._no_ids(), _Wish(dense=False))
+        self._pull(self._no_ids(), _PullRequest(dense=False))
 
     def load(self, batch: Batch) -> Loaded:
         if not batch.computes:
@@ -139,15 +144,18 @@ class PsTrainer:
         with self._context.gauges.timed("prepare_ms"):
             lookups = self._step.prepare(batch.features, training=training)
         held = batch.held
-        wish = _Wish(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
+        wish = _PullRequest(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
         if not training:
             return Loaded(batch, lookups, self._frozen_pull(lookups.ids, wish))
         with self._context.gauges.timed("staleness_wait_ms"):
-            self._staleness_limit.enter(self._bounds.max_staleness)
+            self._staleness_limit.enter()
         try:
             asked_at_s = self._clock.now_s()
-            return Loaded(batch, lookups, self._pull(lookups.ids, wish), asked_at_s)
+            pulled = self._pull(lookups.ids, wish)
+            self._staleness_limit.pulled(self._clock.now_s() - asked_at_s)
+            return Loaded(batch, lookups, pulled, asked_at_s)
         except BaseException:
+            # Every `enter` needs its `leave`: otherwise a few failed pulls would block the worker.
             self._staleness_limit.leave()
             raise
 
@@ -191,7 +199,7 @@ class PsTrainer:
 
     def dense(self, snapshot: SnapshotId | None) -> Float32s:
         """All dense weights: float32[trainable_size + additive_size]. Raises as `load`."""
-        return self._dense(_Wish(snapshot))
+        return self._dense(_PullRequest(snapshot))
 
     def dense_of(self, lease: Lease) -> Float32s:
         """The dense weights that this lease reads.
@@ -200,7 +208,7 @@ class PsTrainer:
         """
         held = HeldLease(lease)
         return self._dense(
-            _Wish(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
+            _PullRequest(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
         )
 
     def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
@@ -217,7 +225,7 @@ class PsTrainer:
         with self._one_pull:
             return self._context.retry.call(attempt, "read all rows")
 
-    def _dense(self, wish: _Wish) -> Float32s:
+    def _dense(self, wish: _PullRequest) -> Float32s:
         pulled = self._pull(self._no_ids(), wish)
         assert pulled.dense is not None
         return pulled.dense
@@ -245,16 +253,19 @@ class PsTrainer:
         with self._context.gauges.timed("step_ms"):
             outcome = self._step.train(loaded.batch.features, loaded.batch.labels, *loaded.ready)
         took_s = self._clock.now_s() - begin_s
+        # The shortest, not the mean: the first step traces and compiles.
         self._shortest_s = min(self._shortest_s or took_s, took_s)
+        self._staleness_limit.computed(took_s)
         return outcome
 
     def _reloaded(self, loaded: Loaded) -> Loaded:
         """The same batch with newer parameters, which have all of this worker's earlier updates."""
+        # Otherwise the new pull could still miss this worker's own update, and be just as stale.
         self._pusher.settle(timeout_s=60.0)
         asked_at_s = self._clock.now_s()
         return replace(loaded, pulled=self._pull(loaded.ready[0].ids), asked_at_s=asked_at_s)
 
-    def _pull(self, ids: Sequence[Int64s], wish: _Wish = _LIVE) -> Pulled:
+    def _pull(self, ids: Sequence[Int64s], wish: _PullRequest = _LIVE) -> Pulled:
         def attempt(timeout_s: float) -> Pulled:
             return self._parameters.pull(
                 ids, dense=wish.dense, snapshot=wish.snapshot, timeout_s=timeout_s
@@ -263,7 +274,7 @@ class PsTrainer:
         with self._one_pull, self._context.gauges.timed("pull_ms"):
             return self._context.retry.call(attempt, "pull", wish.wanted)
 
-    def _frozen_pull(self, ids: Sequence[Int64s], wish: _Wish) -> Pulled:
+    def _frozen_pull(self, ids: Sequence[Int64s], wish: _PullRequest) -> Pulled:
         """Pull from a frozen view; its dense weights travel only once."""
         if wish.snapshot is None:
             return self._pull(ids, wish)
@@ -285,5 +296,5 @@ def place_of(batch: Batch) -> str:
     )
     return (
         f"{lease.shard.source}, records {lease.shard.begin}:{lease.shard.end}, "
-        f"of these {batch.end - batch.records}:{batch.end} {order} (epoch {lease.epoch})"
+        f"of these {batch.end - batch.records}:{batch.end} {order} (epoch {lease.epoch + 1})"
     )

@@ -83,10 +83,9 @@ class Worker:
     """All parts, not started yet."""
 
     assignment: Assignment
-    served: PsModel
+    ps_model: PsModel
     trainer: PsTrainer
     callbacks: JobCallbacks
-    loading: Prefetch
     loop: Loop
     stages: tuple[ShardReading | Feeding | Prefetch, ...]
 
@@ -112,7 +111,7 @@ class Worker:
         finds no trained parameters on the servers.
         """
         spec = self.assignment.spec
-        given = self.trainer.start(self.served.parameters, self.served.dense())
+        given = self.trainer.start(self.ps_model.parameters, self.ps_model.dense())
         if given and spec.action is not Action.TRAIN:
             raise PermanentError(
                 "the parameter servers have no trained parameters",
@@ -121,6 +120,7 @@ class Worker:
         self.callbacks.begin(
             {"epochs": spec.data.num_epochs, "batch_size": spec.data.minibatch_size}
         )
+        # The readers start last: until the servers have values, a batch could not be loaded.
         for stage in self.stages:
             stage.start()
         return given
@@ -133,8 +133,8 @@ def assemble(assignment: Assignment, parameters: Parameters, context: WorkerCont
     """
     module = load_module(assignment.spec.model)
     sources = sources_of(assignment, module)
-    served, step = _model(assignment, module, sources)
-    return put_together(Pieces(assignment, module, sources, served, step), parameters, context)
+    ps_model, step = _model(assignment, module, sources)
+    return put_together(Pieces(assignment, module, sources, ps_model, step), parameters, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Pieces:
     assignment: Assignment
     module: ModelModule
     sources: Sources
-    served: PsModel
+    ps_model: PsModel
     step: CompiledStep
 
 
@@ -153,30 +153,15 @@ def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext)
 
     Raises UserError for a mistake in the module's callbacks.
     """
-    assignment, module, sources, served, step = (
+    assignment, module, sources, ps_model, step = (
         pieces.assignment,
         pieces.module,
         pieces.sources,
-        pieces.served,
+        pieces.ps_model,
         pieces.step,
     )
-    spec = assignment.spec
-    bounds = Bounds(spec.training.max_staleness, spec.training.max_nonfinite_steps)
-    trainer = PsTrainer(step, parameters, context, bounds)
-
-    def refresh(lease: Lease) -> None:
-        served.set_dense(trainer.dense_of(lease))
-
-    training = spec.action is Action.TRAIN
-    validates = bool(spec.data.validation_data)
-    callback_files = CallbackFiles(assignment.job_dir, assignment.name, validates)
-    occasion = Occasion(
-        served.model, module.zoo, context.outbox, refresh, validates, training, callback_files
-    )
-    with user_code("callbacks", module.zoo):
-        callbacks = JobCallbacks(
-            list(module.callbacks() or ()) if module.callbacks else [], occasion
-        )
+    trainer = PsTrainer(step, parameters, context, _bounds(assignment.spec, ps_model))
+    callbacks = _callbacks(pieces, trainer, context)
     tasks: Mapping[Task, TaskRunner] = {
         Task.TRAINING: TrainingTask(trainer, callbacks),
         Task.EVALUATION: EvaluationTask(step, context),
@@ -184,8 +169,8 @@ def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext)
         Task.PREDICTION: PredictionTask(step, _sink(assignment, module, context), context),
         Task.EXPORT: ExportTask(
             trainer,
-            served.parameters,
-            partial(export, served, zoo=module.zoo),
+            ps_model.parameters,
+            partial(export, ps_model, zoo=module.zoo),
             assignment.output,
             context.outbox,
         ),
@@ -194,9 +179,28 @@ def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext)
     feeding = Feeding(reading, sources, context)
     loading = Prefetch(feeding, trainer, context)
     loop = Loop(loading, trainer, tasks, context)
-    return Worker(
-        assignment, served, trainer, callbacks, loading, loop, (reading, feeding, loading)
+    return Worker(assignment, ps_model, trainer, callbacks, loop, (reading, feeding, loading))
+
+
+def _callbacks(pieces: Pieces, trainer: PsTrainer, context: WorkerContext) -> JobCallbacks:
+    assignment, module, ps_model = pieces.assignment, pieces.module, pieces.ps_model
+
+    def refresh(lease: Lease) -> None:
+        ps_model.set_dense(trainer.dense_of(lease))
+
+    validates = bool(assignment.spec.data.validation_data)
+    occasion = Occasion(
+        ps_model.model,
+        module.zoo,
+        context.outbox,
+        refresh,
+        validates,
+        assignment.spec.action is Action.TRAIN,
+        CallbackFiles(assignment.job_dir, assignment.name, validates),
+        ps_model.optimizer,
     )
+    with user_code("callbacks", module.zoo):
+        return JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
 
 
 def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
@@ -221,6 +225,7 @@ def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
                 data.data_reader_params,
                 records_per_task=records_per_task,
             )
+        # Built-in readers compare the data themselves.
         return UserReader(inner, module.zoo, assignment.sources)
 
     @cache
@@ -252,16 +257,25 @@ def _model(
         seed=spec.data.seed,
     )
     try:
-        served = build()
+        ps_model = build()
     except NeedsFeatures:
         features = first_features(sources, assignment.main_task)
-        served = replace(
+        ps_model = replace(
             build(features=features), open_inputs=sources.open_features(assignment.main_task)
         )
-        step = CompiledStep(served, module)
+        step = CompiledStep(ps_model, module)
         step.prepare(features)
-        return served, step
-    return served, CompiledStep(served, module)
+        return ps_model, step
+    return ps_model, CompiledStep(ps_model, module)
+
+
+def _bounds(spec: JobSpec, ps_model: PsModel) -> Bounds:
+    staleness, nonfinite = spec.training.max_staleness, spec.training.max_nonfinite_steps
+    if staleness != "auto":
+        return Bounds(staleness, max_nonfinite_steps=nonfinite)
+    # Momentum 0.9 repeats a stale gradient in ten steps; docs/explanation/staleness.md measures it.
+    momentum = ps_model.parameters.optimizer.momentum
+    return Bounds(0 if momentum else 1, adaptive=True, max_nonfinite_steps=nonfinite)
 
 
 def _sink(assignment: Assignment, module: ModelModule, context: WorkerContext) -> Sink:

@@ -29,6 +29,7 @@ from elasticdl.worker.pipeline.loop import TaskRunner
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.process.channel import Channel, Ended
 from elasticdl.worker.ring.reading import ItemSource
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
@@ -84,14 +85,15 @@ class BarrierTasks:
                 tries += 1
                 if tries * error.retry_after_s > _GIVE_UP_S:
                     raise
-                _log.warning("waiting for work at a mark: %s", error)
+                _log.warning("waiting for work at a barrier: %s", error)
                 threading.Event().wait(error.retry_after_s)
                 continue
             match answer:
                 case Lease():
                     self._run(answer)
                 case Wait(reason):
-                    _log.debug("nothing to do at a mark: %s", reason)
+                    _log.debug("nothing to do at a barrier: %s", reason)
+                    # The master may answer at once with Wait; do not turn that into a busy loop.
                     threading.Event().wait(_LEAST_S)
                 case WorkItem() | Finished():
                     return True
@@ -99,6 +101,7 @@ class BarrierTasks:
 
     def _run(self, lease: Lease) -> None:
         context = self._context
+        # Before any work: the first report on a lease must find it in the outbox.
         context.outbox.hold(lease)
         with context.shutdown.failing_for(lease), context.watch.doing(f"a {lease.task} task"):
             for loaded in self._loaded(HeldLease(lease)):
@@ -129,38 +132,50 @@ class BarrierTasks:
 class Copies:
     """Copies of the state for checkpoints, kept until they are written or dropped. Thread-safe."""
 
-    def __init__(self, exchange: Exchange, names: Sequence[str], context: WorkerContext) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        names: Sequence[str],
+        orders: Channel[RingSave | RingDrop],
+        context: WorkerContext,
+    ) -> None:
         """`names` of the arrays, in the order of `exchange`."""
         self._exchange = exchange
+        self._orders = orders
         self._names = tuple(names)
         self._context = context
         self._lock = threading.Lock()
         self._kept: dict[SnapshotId, tuple[int, list[np.ndarray]]] = {}
 
+    def start(self) -> None:
+        """Start to follow orders to write or drop copies, beside the steps."""
+        threading.Thread(target=self._run, name="saver", daemon=True).start()
+
     def cut(self, snapshot: SnapshotId, version: int) -> None:
         """Copy the state now, and report it."""
+        # On the loop's thread: no step can change the variables during the copy.
         values = self._exchange.copied()
         with self._lock:
             self._kept[snapshot] = (version, values)
+        # After the copy exists: the master's answer is an order to write it.
         self._context.outbox.cut(RingCut(snapshot, version))
 
-    def drop(self, snapshot: SnapshotId) -> None:
-        """Drop a copy that is no longer needed."""
-        with self._lock:
-            self._kept.pop(snapshot, None)
-
-    def follow(self, order: RingSave | RingDrop) -> None:
-        """Write or drop a copy.
-
-        If the copy is missing or cannot be written, report the reason.
-        """
-        if isinstance(order, RingDrop):
-            self.drop(order.snapshot)
-        else:
-            threading.Thread(target=self._save, args=(order,), name="saver", daemon=True).start()
+    def _run(self) -> None:
+        try:
+            while True:
+                order = self._orders.get()
+                if isinstance(order, RingSave):
+                    self._save(order)
+                else:
+                    with self._lock:
+                        self._kept.pop(order.snapshot, None)
+        except Ended:
+            return
+        except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
+            self._context.shutdown.fail(error)
 
     def _save(self, order: RingSave) -> None:
-        """Write beside the steps. A disk error costs only this checkpoint."""
+        """Write a copy. A disk error costs only this checkpoint."""
         try:
             version, values = self.kept(order.snapshot)
             part = ring_file.write(
@@ -216,6 +231,7 @@ class RingListener:
     def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
         """See `Listener`."""
         if item.mark == "checkpoint":
+            # All members have equal weights here, so one copy is enough.
             if rank == 0 and item.snapshot is not None:
                 self._copies.cut(item.snapshot, version)
             return True

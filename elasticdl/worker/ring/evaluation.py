@@ -67,6 +67,6 @@ def assemble_whole(assignment: Assignment, checkpoint: Path, context: WorkerCont
     sources = sources_of(assignment, module)
     model = built(assignment, module, sources)
     version = load_weights(model, checkpoint)
-    served = model.served()
-    pieces = Pieces(assignment, module, sources, served, CompiledStep(served, module))
+    ps_model = model.ps_model()
+    pieces = Pieces(assignment, module, sources, ps_model, CompiledStep(ps_model, module))
     return put_together(pieces, WholeWeights(version), context)

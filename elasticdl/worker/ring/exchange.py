@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ class Exchange:
         for chunk in self._chunks:
             with self._ring.guarded():
                 got = chunk.send(tf.constant(giving))
+            # Assign nothing yet: a later chunk may still break.
             if whole and not giving:
                 waiting.append((chunk, got))
             elif not giving:
@@ -96,6 +98,8 @@ class _Chunk:
 
     def _sent(self, giving: Tensor) -> Tensor:
         """uint8[size in bytes] of the giving member; the others contribute no rows."""
+        # An allgather with one non-empty member is a broadcast whose root need not be known when
+        # the graph is compiled.
         mine = tf.cond(giving, self._packed, lambda: tf.zeros([0], tf.uint8))
         return self._ring.gathered(self._name, mine)
 
@@ -111,11 +115,13 @@ class _Chunk:
 def _bytes(value: Tensor) -> Tensor:
     """uint8[size in bytes]."""
     return tf.reshape(
-        tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, tf.uint8), [-1]
+        # tf.bitcast does not support bool.
+        tf.cast(value, tf.uint8) if value.dtype == tf.bool else tf.bitcast(value, tf.uint8),
+        [-1],
     )
 
 
-def _value(data: Tensor, variable: Any) -> Tensor:  # noqa: ANN401 - a Keras variable
+def _value(data: Tensor, variable: keras.Variable) -> Tensor:
     dtype = variable.value.dtype
     if dtype == tf.bool:
         return tf.reshape(tf.cast(data, tf.bool), variable.shape)
@@ -127,7 +133,7 @@ def _value(data: Tensor, variable: Any) -> Tensor:  # noqa: ANN401 - a Keras var
     return tf.bitcast(whole, dtype)
 
 
-def _size_bytes(variable: Any) -> int:  # noqa: ANN401 - a Keras variable
+def _size_bytes(variable: keras.Variable) -> int:
     return int(np.prod(variable.shape)) * int(variable.value.dtype.size)
 
 

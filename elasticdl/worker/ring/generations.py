@@ -1,17 +1,20 @@
-"""The ring generation that this worker is to join, and the worker's reports about it."""
+"""What the master orders about the ring, and the worker's reports about itself."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, final
 
 from elasticdl.dropped import DropCause
 from elasticdl.rpc.conversation import RingDrop, RingGeneration, RingReport, RingSave
 from elasticdl.worker.pipeline.outbox import RingPosition
-from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
+from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
 from elasticdl.worker.process.shutdown import Draining, Shutdown
+
+_MOST_COPY_ORDERS = 64
 
 
 class ReportSink(Protocol):
@@ -25,7 +28,8 @@ class ReportSink(Protocol):
 class Generations:
     """Thread-safe: the orders' thread puts generations in, the loop's thread takes them.
 
-    `listen`ers are called for each newer one.
+    `changed` is notified of each newer generation, and when the worker ends. `copies` has the
+    orders about copies of the weights.
     """
 
     def __init__(
@@ -34,11 +38,11 @@ class Generations:
         """`drop` counts ignored orders."""
         self._shutdown = shutdown
         self._drop = drop
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
+        self.copies: Channel[RingSave | RingDrop] = Channel(_MOST_COPY_ORDERS)
         self._newest: RingGeneration | None = None
-        self._listeners: list[Callable[[], None]] = []
-        self._copies: Callable[[RingSave | RingDrop], None] = lambda _: None
         shutdown.listen(self._wake)
+        shutdown.listen(self.copies.finish)
 
     @property
     def newest(self) -> int:
@@ -46,41 +50,29 @@ class Generations:
         return self._newest.number if self._newest is not None else 0
 
     def follow(self, order: RingGeneration | RingSave | RingDrop) -> None:
-        """Handle an order of the master about the ring.
-
-        Orders about copies go to the handler of `copies_by`.
-        """
+        """Handle an order of the master about the ring."""
         if isinstance(order, RingGeneration):
             self.put(order)
         else:
-            self._copies(order)
-
-    def copies_by(self, copies: Callable[[RingSave | RingDrop], None]) -> None:
-        """Send orders about copies of the weights there."""
-        self._copies = copies
+            with suppress(Ended):
+                self.copies.put(order)
 
     def put(self, generation: RingGeneration) -> None:
         """The master published this generation; old ones that come late or again are dropped."""
-        with self._changed:
+        with self.changed:
             if generation.number <= self.newest:
                 self._drop(DropCause.STALE_GENERATION)
                 return
             self._newest = generation
-            self._changed.notify_all()
-        for listener in self._listeners:
-            listener()
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, from the thread that puts, after each newer generation."""
-        self._listeners.append(listener)
+            self.changed.notify_all()
 
     def after(self, generation: int, limit_s: float) -> RingGeneration | None:
         """A generation newer than `generation`; blocks until there is one, for at most `limit_s`.
 
         Raises Ended, but not for a drain.
         """
-        with self._changed:
-            if not self._changed.wait_for(
+        with self.changed:
+            if not self.changed.wait_for(
                 lambda: self.newest > generation or self._ended(), min(limit_s, LOOK_AGAIN_S)
             ):
                 return None
@@ -90,11 +82,12 @@ class Generations:
 
     def _ended(self) -> bool:
         reason = self._shutdown.reason
+        # A draining member still takes part until the others have a generation without it.
         return reason is not None and not isinstance(reason, Draining)
 
     def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
 
 @final
@@ -129,5 +122,6 @@ class MemberReporter:
 
     def _say(self, **facts: object) -> None:
         with self._lock:
+            # Under one lock with `say`, so that reports leave in the order in which they were made.
             self._report = replace(self._report, **facts)  # type: ignore[arg-type]
             self._sink.say(self._report, self._position)

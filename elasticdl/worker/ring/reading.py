@@ -111,16 +111,24 @@ def slice_of(begin: int, end: int, rank: int, size: int) -> tuple[int, int]:
 
 @final
 class RingReading:
-    """Thread-safe. The loop's thread calls `begin` and `next`; any thread calls `wake`."""
+    """Thread-safe. The loop's thread calls `begin` and `next`; any thread calls `wake`.
+
+    `changed` is the condition of `Generations`: whatever waits here also wakes for a newer one.
+    """
 
     def __init__(
-        self, source: ItemSource, sources: Sources, watch: HangWatch, shutdown: Shutdown
+        self,
+        source: ItemSource,
+        sources: Sources,
+        watch: HangWatch,
+        shutdown: Shutdown,
+        changed: threading.Condition,
     ) -> None:
         self._source = source
         self._sources = sources
         self._watch = watch
         self._shutdown = shutdown
-        self._changed = threading.Condition()
+        self._changed = changed
         self._plan: ReadPlan | None = None
         self._turn = 0
         """Grows with each plan; results of earlier turns are dropped."""
@@ -163,15 +171,22 @@ class RingReading:
         It does nothing if that plan is already in progress and untouched.
         """
         with self._changed:
+            # The trainer plans before and after the rendezvous; usually the second plan equals the
+            # first, and restarting would throw away parts that are ready.
             if plan == self._plan and not self._taken:
                 return
             self._plan = plan
             self._taken = 0
+            # Both threads may be in the middle of something for the old plan; they compare the
+            # turn.
             self._turn += 1
             self._ready.clear()
             self._wanted = plan.number
             for number in [
-                item for item in self._items if not plan.number - 1 <= item <= plan.number + 2
+                # Keep the neighbours: after a broken ring most members continue where they were.
+                item
+                for item in self._items
+                if not plan.number - 1 <= item <= plan.number + 2
             ]:
                 self._forget(number)
             self._changed.notify_all()
@@ -237,6 +252,7 @@ class RingReading:
                 beyond = self._wanted + (1 if self._taken < UNDER_WAY else 2)
                 while number and number in self._items and number < beyond:
                     item = self._items[number]
+                    # What follows a pause is decided there, so it cannot be requested yet.
                     if isinstance(item, Finished) or item.mark == "pause":
                         break
                     number += 1
@@ -280,6 +296,7 @@ class RingReading:
             blocks = self._sources.reader(Task.TRAINING).read(lease.shard)
             loaded = LoadedShard.read(lease.shard, self._giving_way(number, blocks))
         with self._changed:
+            # A newer plan may have forgotten this item while it was read.
             if number in self._items:
                 self._shards[number] = loaded
                 self._changed.notify_all()
@@ -325,9 +342,11 @@ class RingReading:
 
     def _put(self, made: Next, turn: int) -> bool:
         with self._changed:
+            # Bounded: a fed minibatch may be large, and reading must not run far ahead of training.
             while len(self._ready) >= DEPTH and self._turn == turn:
                 self._check()
                 self._changed.wait(LOOK_AGAIN_S)
+            # Checked under the same lock as the append: no part of an old plan gets through.
             if self._turn != turn:
                 return False
             self._ready.append(made)
@@ -354,6 +373,7 @@ class RingReading:
                 yield from self._parts(
                     plan, item, loaded, item.lease.offset if offset is None else offset
                 )
+            # Only the first item begins at the plan's offset.
             number, offset = number + 1, None
 
     def _item(self, number: int, turn: int) -> WorkItem | Finished | None:
@@ -394,6 +414,7 @@ class RingReading:
         end = min(begin + item.batch, item.lease.end)
         mine = slice_of(begin, end, plan.rank, plan.size)
         records, bad_of_mine = loaded.entries(order, *mine)
+        # `feed` sees only readable records; a part without any is still a part of the reduction.
         good = mine[1] - mine[0] - bad_of_mine
         batch = self._sources.feed(Task.TRAINING)(records) if good else None
         bad = loaded.bad_among(order, begin, end)

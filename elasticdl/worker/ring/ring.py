@@ -14,11 +14,11 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, final
+from typing import Final, final
 
 import tensorflow as tf
 
-from elasticdl.errors import PermanentError
+from elasticdl.model.horovod import horovod
 from elasticdl.worker.ring.protocol import RingBroken, RingPlace, Tensor
 
 _log = logging.getLogger(__name__)
@@ -39,21 +39,23 @@ class HorovodRing:
     def __init__(self, *, master_host: str = "127.0.0.1", silence_s: int = SILENCE_S) -> None:
         """`master_host` selects the network by which members reach each other.
 
-        Raises PermanentError without Horovod.
+        Raises CannotRun without Horovod.
         """
         # Horovod reads these at each init, and they never change.
         os.environ.update(_settings(silence_s, interface_to(master_host)))
-        self._horovod = _imported()
+        self._horovod = horovod()
         self._inside = False
         with tf.device("CPU:0"):
             self._beginning = tf.Variable([0], dtype=tf.int32, trainable=False)
 
     def enter(self, place: RingPlace) -> None:
+        # Horovod keeps its state per process: a second init without a shutdown would be ignored.
         self.leave()
         os.environ.update(_environment(place))
         try:
             self._horovod.init()
         except (ValueError, RuntimeError) as error:
+            # A failed init leaves half-open connections behind.
             self._horovod.shutdown()
             raise RingBroken(
                 f"cannot join generation {place.generation} of the ring: {error}"
@@ -93,6 +95,7 @@ class HorovodRing:
         try:
             yield
         except tf.errors.OpError as error:
+            # An error of the model must not pass for a broken ring, which would be retried forever.
             if _OURS not in error.message and "orovod" not in error.message:
                 raise
             raise RingBroken(_first_line(error.message)) from error
@@ -137,6 +140,7 @@ def _settings(silence_s: int, interface: str) -> dict[str, str]:
     }
     if interface:
         settings["HOROVOD_GLOO_IFACE"] = interface
+    # A user's own HOROVOD_* settings win.
     return {name: value for name, value in settings.items() if name not in os.environ}
 
 
@@ -156,20 +160,6 @@ def _environment(place: RingPlace) -> Mapping[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{address}:{port}/{scope}" if scope else address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port or "0",
     }
-
-
-def _imported() -> Any:  # noqa: ANN401 - the package has no types
-    try:
-        import horovod.tensorflow
-    except ImportError as error:
-        raise PermanentError(
-            f"AllreduceStrategy needs Horovod, but its import failed: {error}",
-            hint=(
-                "run `make horovod` (or scripts/horovod PYTHON): it builds Horovod for this"
-                " TensorFlow and installs it, once, in about 3 minutes"
-            ),
-        ) from error
-    return horovod.tensorflow
 
 
 def _first_line(message: str) -> str:

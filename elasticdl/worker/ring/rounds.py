@@ -38,6 +38,7 @@ class RingRounds:
         if not self._callbacks.any:
             yield
             return
+        # Only one member runs these callbacks: a change that stays would make the weights differ.
         before = [(variable, variable.numpy().copy()) for variable in variables]
         yield
         for variable, value in before:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
 
 from elasticdl.rpc.conversation import RingGeneration
 from elasticdl.shard import Lease, Shard, ShardId, Task, WorkItem
@@ -22,105 +22,22 @@ from elasticdl.worker.pipeline.outbox import Advance
 from elasticdl.worker.process.channel import LOOK_AGAIN_S
 from elasticdl.worker.process.shutdown import Draining, NonFinite
 from elasticdl.worker.ring.generations import Generations, MemberReporter
+from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.pause import Pause
-from elasticdl.worker.ring.protocol import Ring, RingBroken, RingPlace
-from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End, ReadPlan, RingReading
+from elasticdl.worker.ring.position import AT_BEGIN, Position
+from elasticdl.worker.ring.protocol import RingBroken, RingPlace
+from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End, ReadPlan
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.ring_step import RingOutcome
     from elasticdl.model.structure import Structure
-    from elasticdl.worker.ring.exchange import Exchange
 
 _log = logging.getLogger(__name__)
 
 LEAVE_S = 2.5
 """How long a draining worker waits for a generation of the others without itself."""
 
-AT_BEGIN = -1
-_ENDED_KEPT = 16
-"""Ended shards to remember: rank 0 reports ends at once, so only a few are unreported if it dies.
-"""
-
 STEP = "this worker's part of a step of the ring"
-
-
-class Step(Protocol):
-    """The methods of `model.ring_step.RingStep` that training needs."""
-
-    def train(
-        self,
-        part: tuple[Structure, Structure] | None,
-        *,
-        rank: int,
-        iteration: int,
-        wish: bool = False,
-    ) -> RingOutcome:
-        """One step of all members. Raises UserError and the ring's errors."""
-
-    def waits(self) -> bool:
-        """In `train`: it waits for the others. From any thread."""
-
-
-class Listener(Protocol):
-    """Handles steps and marks besides the master: callbacks, checkpoints, evaluation."""
-
-    def before_step(self, item: WorkItem) -> None:
-        """A global minibatch of this item comes next."""
-
-    def after_step(self, loss: float | None, version: int) -> None:
-        """The step is applied here (loss None: nothing was computed)."""
-
-    def rate(self, version: int, scale: float) -> None:
-        """Set the learning rate for the step after `version`."""
-
-    def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
-        """Do the work of a mark. False if `stop()` interrupted it: a newer ring waits."""
-
-    def restore(self, directory: str) -> int:
-        """Load a checkpoint's values ('': the initial ones); returns its version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """What this member's weights contain, and where it continues: at `offset` of item `number`.
-
-    AT_BEGIN is the beginning of the item. The last trained window ended at `done` of `shard`, which
-    has `records`, in `attempt`; `shard` is -1 before the first. In this attempt so far, `bad`
-    records were unreadable.
-    """
-
-    version: int = 0
-    number: int = 1
-    offset: int = AT_BEGIN
-    shard: int = -1
-    attempt: int = 0
-    done: int = 0
-    records: int = 0
-    bad: int = 0
-
-    def numbers(self) -> tuple[int, int, int, int, int, int, int, int]:
-        """The fields as they travel; more progress compares greater."""
-        return (
-            self.version,
-            self.number,
-            self.offset,
-            self.shard,
-            self.attempt,
-            self.done,
-            self.records,
-            self.bad,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RingParts:
-    """The parts of the trainer."""
-
-    ring: Ring
-    exchange: Exchange
-    step: Step
-    reading: RingReading
-    listener: Listener
 
 
 @final
@@ -141,29 +58,30 @@ class RingTrainer:
         self._parts = parts
         self._context = context
         self._generations = generations
-        self._reporter = MemberReporter(context.outbox, lambda: self._position.numbers()[:3])
+        self._reporter = MemberReporter(context.outbox, lambda: self._position.place)
         self._position = Position()
         self._unsafe: Advance | None = None
-        """What to report of the steps since, once they are safe."""
-        self._told: Lease | None = None
+        """What to report of the last step, once it is safe."""
+        self._reported: Lease | None = None
         """The lease that this member last reported.
 
         Invariant: the outbox holds it, unless it was reported to its end.
         """
-        self._told_to_end = False
+        self._reported_to_end: set[Lease] = set()
+        """The last one, and those that the position has.
+
+        A new generation reports the position again, and the outbox may still have their ends.
+        """
         self._has_state = False
         """Whether this member has the state of some ring.
 
         Before, a breaking ring cannot spoil anything.
         """
-        self._ended: dict[Lease, Advance] = {}
-        """Shards with bad records that ended while another member was rank 0."""
         self._bad_since_copy = False
         self._tried = 0
         self._rank = 0
         self._pause: Pause | None = None
         """Since the last step in the previous ring, until the first in this one."""
-        generations.listen(parts.reading.wake)
 
     @property
     def version(self) -> int:
@@ -180,12 +98,15 @@ class RingTrainer:
         with self._context.watch.doing("compiling the training step"):
             self._parts.ring.enter(RingPlace(0, 0, 1))
             self._parts.exchange.gather(self._position.numbers())
+            # The trial steps change weights and optimizer state; put both back afterwards.
             kept = self._parts.exchange.copied()
             if batch is not None:
                 self._parts.step.train(batch, rank=0, iteration=0)
                 begin_s = time.monotonic()  # the first call compiled
                 self._parts.step.train(batch, rank=0, iteration=0)
                 self._context.watch.learn(STEP, time.monotonic() - begin_s)
+                # An empty part has its own trace, which must not be compiled in the middle of a
+                # ring.
                 self._parts.step.train(None, rank=0, iteration=0)
             self._parts.exchange.load(kept)
             self._parts.exchange.hand_over(giving=True)
@@ -225,11 +146,13 @@ class RingTrainer:
             generation = self._generations.after(self._tried, LEAVE_S)
             draining = isinstance(self._context.shutdown.reason, Draining)
             if generation is not None:
+                # Remember it before joining: a generation that cannot be joined is not tried twice.
                 self._tried = generation.number
                 if self._name in generation.members:
                     return generation
                 _log.info("generation %d of the ring excludes this worker", generation.number)
                 begin_s = time.monotonic()
+            # The others formed a ring without this worker, or need none.
             if draining and (generation is not None or time.monotonic() - begin_s > LEAVE_S):
                 return None
 
@@ -244,6 +167,8 @@ class RingTrainer:
             return False
         finally:
             self._pause = self._pause or Pause()
+            # Always, even after success: only closed connections make the other members' operations
+            # fail at once instead of after the silence limit.
             self._parts.ring.leave()
             self._pause.lap("leaving")
 
@@ -264,8 +189,10 @@ class RingTrainer:
                     self._parts.listener.restore(generation.restore_from), generation.first_item
                 )
         self._elect(generation)
+        # Before `from_first` changes the position: the report is about what was trained.
         self._tell_state()
-        self._position = _from_first(self._position, generation)
+        self._position = self._position.from_first(generation)
+        # Only now: from this report on, the master counts this member as having the weights.
         self._reporter.entered(generation.number)
         _log.info(
             "generation %d: rank %d of %d at version %d",
@@ -284,8 +211,10 @@ class RingTrainer:
         progress = self._parts.exchange.gather(self._position.numbers())
         self._lap("comparing")
         holders = generation.holders or (0,)
+        # Every member computes the same result from the same gathered numbers, without asking the
+        # master.
         elected = max(holders, key=lambda rank: (*progress[rank], -rank))
-        position = Position(*(int(number) for number in progress[elected]))
+        position = Position.of(progress[elected])
         self._plan(generation, position)
         same = all(
             rank in generation.holders and (progress[rank] == progress[elected]).all()
@@ -298,9 +227,9 @@ class RingTrainer:
             with self._context.watch.doing("handing the weights over"):
                 self._parts.exchange.hand_over(giving=self._rank == elected, whole=behind)
             self._lap("handing over")
-        # The elected state has this member's last step only if it is ahead.
-        if self._unsafe is not None and position.version > self._position.version:
-            self._keep_ended(self._unsafe)
+        if position.last_window != self._position.last_window:
+            # It is about another step than the last one of the elected state.
+            self._unsafe = None
         self._position, self._has_state = position, True
 
     def _train(self, generation: RingGeneration) -> bool:
@@ -326,7 +255,7 @@ class RingTrainer:
 
     def _plan(self, generation: RingGeneration, position: Position) -> None:
         """Begin to read this member's part of the ring, unless that has begun already."""
-        position = _from_first(position, generation)
+        position = position.from_first(generation)
         offset = None if position.offset == AT_BEGIN else position.offset
         rank, size = generation.members.index(self._name), len(generation.members)
         self._parts.reading.begin(ReadPlan(position.number, offset, rank, size))
@@ -336,18 +265,22 @@ class RingTrainer:
         lease = part.item.lease
         assert lease is not None and lease.shard is not None
         self._lap("data")
+        # `wish`: this member knows of a newer generation. The reduction sums the wishes, so all
+        # members leave after the same step.
         outcome = self._guarded_step(part, wish)
         if self._pause is not None:
             self._pause.lap("step")
             _log.info("generation %d trains after %s", self._tried, self._pause)
             self._pause = None
+        # This step's reduction is complete, so every member has applied the step before it.
         self._tell_safe()
         shard, attempt, records = lease.shard.id, lease.attempt, lease.shard.records
         version = self.version + int(outcome.applied)
         same = (self._position.shard, self._position.attempt) == (shard, attempt)
         bad = part.bad + (self._position.bad if same else 0)
+        ended = self._position.ended if same else self._position.ended_by_now
         self._position = Position(
-            version, part.item.number, part.end, shard, attempt, part.end, records, bad
+            version, part.item.number, part.end, shard, attempt, part.end, records, bad, ended
         )
         self._bad_since_copy = self._bad_since_copy or bool(part.bad)
         # An item may end before its shard does, where a checkpoint or an evaluation is due.
@@ -375,6 +308,8 @@ class RingTrainer:
                 with self._context.watch.owing(STEP, self._parts.step.waits):
                     return self._computed(part, wish)
             except RingBroken as error:  # not the end of this worker
+                # Raised outside of `failing_for`: a broken ring is not an error of the user's
+                # shard.
                 broken = error
         assert broken is not None
         raise broken
@@ -403,6 +338,7 @@ class RingTrainer:
             self._confirm()
         elif not self._foretell_bad(newer):
             return False
+        # If a newer ring interrupts the mark, it is repeated from its beginning.
         self._position = replace(self._position, number=item.number, offset=AT_BEGIN)
         if not self._parts.listener.at_mark(item, self.version, self._rank, newer):
             return False
@@ -425,9 +361,10 @@ class RingTrainer:
         """
         if self._rank != 0 or not self._bad_since_copy:
             return True
-        lease = self._hold_told() if self._unsafe is not None else None
-        if lease is not None and self._unsafe is not None:
+        lease = self._lease()
+        if self._unsafe is not None and self._hold(lease):
             self._context.outbox.foretell_bad(lease, self._unsafe.bad)
+        # After `foretell_bad`: wait for the report that carries it.
         known = self._context.outbox.arrival()
         while not known.wait(LOOK_AGAIN_S):
             if stop():
@@ -438,94 +375,62 @@ class RingTrainer:
     def _tell_safe(self) -> None:
         """The step before this reduction is in every member's weights: rank 0 reports it."""
         advance, self._unsafe = self._unsafe, None
-        if advance is None:
-            return
-        if self._rank == 0:
-            self._tell(advance)
-        else:
-            self._keep_ended(advance)
-
-    def _keep_ended(self, advance: Advance) -> None:
-        lease = self._told_lease()
-        told = self._told_to_end and self._told == lease
-        if advance.done and advance.bad_so_far and not told:
-            self._ended[lease] = advance
-            if len(self._ended) > _ENDED_KEPT:
-                del self._ended[next(iter(self._ended))]
+        if advance is not None and self._rank == 0:
+            self._tell(self._lease(), advance)
 
     def _tell_state(self) -> None:
         """Report what the elected state contains: it is safe now, whoever computed it."""
         position, advance = self._position, self._unsafe
         self._unsafe = None
-        self._bad_since_copy = self._bad_since_copy or bool(position.bad)
-        done = position.done == position.records
-        contained = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
+        self._bad_since_copy = self._bad_since_copy or bool(position.bad or position.ended)
         if self._rank != 0:
-            self._keep_ended(contained)
             self._release()
             return
-        self._tell_ended(ShardId(position.shard))
-        if position.shard >= 0:
-            known = advance is not None and (advance.version, advance.offset) == (
-                position.version,
-                position.done,
+        for ended in position.ended:
+            # The master ignores what it already knows.
+            self._tell(
+                _lease_of(ended.shard, ended.attempt, ended.records),
+                Advance(ended.records, done=True, bad_so_far=ended.bad),
             )
-            self._tell(advance if known and advance is not None else contained)
+        if position.shard >= 0:
+            done = position.done == position.records
+            contained = Advance(position.done, position.version, done=done, bad_so_far=position.bad)
+            self._tell(self._lease(), advance or contained)
             self._context.outbox.urgent.set()
 
-    def _tell_ended(self, but: ShardId) -> None:
-        """Report ended shards with bad records, since the previous rank 0 may have died before.
-
-        The master ignores what it already knows.
-        """
-        for lease, advance in self._ended.items():
-            assert lease.shard is not None
-            if lease.shard.id != but:
-                self._context.outbox.hold(lease)
-                self._context.outbox.advance(lease, advance)
-        self._ended.clear()
-
-    def _told_lease(self) -> Lease:
+    def _lease(self) -> Lease:
         """Of the shard in the position."""
-        shard = Shard(ShardId(self._position.shard), "", 0, self._position.records)
-        return Lease(Task.TRAINING, shard, self._position.attempt)
+        return _lease_of(self._position.shard, self._position.attempt, self._position.records)
 
-    def _tell(self, advance: Advance) -> None:
-        """Report progress of the position's shard: items do not overlap."""
-        lease = self._hold_told()
-        if lease is not None:
-            self._context.outbox.advance(lease, advance)
-            self._told_to_end = advance.done
+    def _tell(self, lease: Lease, advance: Advance) -> None:
+        """Report progress of a shard, unless this member has reported all of it."""
+        if not self._hold(lease):
+            return
+        self._context.outbox.advance(lease, advance)
+        if advance.done:
+            may_come = {self._lease(), *(_lease_of(*one[:3]) for one in self._position.ended)}
+            self._reported_to_end = {lease, *(self._reported_to_end & may_come)}
 
-    def _hold_told(self) -> Lease | None:
-        """The lease of the shard in the position, in the outbox; None if that has all of it."""
-        shard, attempt = ShardId(self._position.shard), self._position.attempt
-        if (
-            self._told is None
-            or self._told.shard is None
-            or (self._told.shard.id, self._told.attempt) != (shard, attempt)
-        ):
+    def _hold(self, lease: Lease) -> bool:
+        """Have the outbox hold that lease alone; False if it has all of it already."""
+        if lease in self._reported_to_end:
+            return False
+        if lease != self._reported:
             self._release()
-            self._told = self._told_lease()
-            self._told_to_end = False
-            self._context.outbox.hold(self._told)
-        # After its end a new generation begins where that shard ended.
-        return None if self._told_to_end else self._told
+            self._reported = lease
+            self._context.outbox.hold(lease)
+        return True
 
     def _release(self) -> None:
         """Stop reporting the lease: the ring's leases do not belong to one member."""
-        if self._told is not None and not self._told_to_end:
-            self._context.outbox.forget([self._told])
-        self._told = None
+        if self._reported is not None and self._reported not in self._reported_to_end:
+            self._context.outbox.forget([self._reported])
+        self._reported = None
 
 
-def _from_first(position: Position, generation: RingGeneration) -> Position:
-    """Skip items before the generation's first: they are void."""
-    return (
-        position
-        if position.number >= generation.first_item
-        else replace(position, number=generation.first_item, offset=AT_BEGIN)
-    )
+def _lease_of(shard: int, attempt: int, records: int) -> Lease:
+    """As reports name it: the rest of a lease does not matter there."""
+    return Lease(Task.TRAINING, Shard(ShardId(shard), "", 0, records), attempt)
 
 
 def _place_of(part: BatchPart) -> str:
@@ -537,5 +442,5 @@ def _place_of(part: BatchPart) -> str:
     )
     return (
         f"{lease.shard.source}, records {lease.shard.begin}:{lease.shard.end}, "
-        f"of these {part.begin}:{part.end} {order} (epoch {lease.epoch})"
+        f"of these {part.begin}:{part.end} {order} (epoch {lease.epoch + 1})"
     )

@@ -46,6 +46,7 @@ def load_weights(model: RingModel, directory: Path) -> int:
     check_fit(
         directory, arrays, {name: np.asarray(variable.numpy()) for name, variable in mine.items()}
     )
+    # After the check: a checkpoint that does not fit must not change half of the model.
     for name, variable in mine.items():
         variable.assign(arrays[name])
     return version

@@ -26,10 +26,11 @@ from elasticdl.worker.ps.wiring import Assignment, sources_of
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
+from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.reading import ItemSource, RingReading
 from elasticdl.worker.ring.ring import HorovodRing
 from elasticdl.worker.ring.rounds import RingRounds
-from elasticdl.worker.ring.trainer import RingParts, RingTrainer
+from elasticdl.worker.ring.trainer import RingTrainer
 from elasticdl.worker.ring.weights import Restoring, built
 from elasticdl.worker.tasks.callback_files import CallbackFiles
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
@@ -60,9 +61,11 @@ class RingWorker:
         """Compile, and train until the ring has no more items. Raises Ended, UserError."""
         data = self.assignment.spec.data
         self.callbacks.begin({"epochs": data.num_epochs, "batch_size": data.minibatch_size})
+        # Compile before joining: the other members would have to wait for it.
         self.trainer.warm_up(first_batch(self.sources, Task.TRAINING))
         self.reading.read_ahead()
         self.reading.start()
+        self.copies.start()
         self.trainer.run()
 
 
@@ -75,7 +78,7 @@ def assemble_ring(
 ) -> RingWorker:
     """Load the user's module, build the model and all stages; `host` is the master's.
 
-    Raises UserError for any mistake in the module, PermanentError without Horovod.
+    Raises UserError for any mistake in the module, CannotRun without Horovod.
     """
     spec = assignment.spec
     ring = HorovodRing(master_host=host)
@@ -84,8 +87,8 @@ def assemble_ring(
     model = built(assignment, module, sources)
     rate = Rate(model.optimizer, module)
     exchange = Exchange(ring, list(model.state().values()))
-    served = model.served()
-    step = CompiledStep(served, module)
+    ps_model = model.ps_model()
+    step = CompiledStep(ps_model, module)
     training = spec.action is Action.TRAIN
     validates = bool(spec.data.validation_data)
     callback_files = CallbackFiles(assignment.job_dir, assignment.name, validates)
@@ -101,18 +104,18 @@ def assemble_ring(
         Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), context.outbox),
         Task.EXPORT: ExportTask(
             _Whole(),
-            served.parameters,
-            partial(export, served, zoo=module.zoo),
+            ps_model.parameters,
+            partial(export, ps_model, zoo=module.zoo),
             assignment.output,
             context.outbox,
         ),
     }
-    copies = Copies(exchange, list(model.state()), context)
+    copies = Copies(exchange, list(model.state()), generations.copies, context)
     marks = BarrierTasks(source, sources, tasks, step, context)
     listener = RingListener(
         marks, copies, callbacks, rate, Restoring(exchange, list(model.state()))
     )
-    reading = RingReading(source, sources, context.watch, context.shutdown)
+    reading = RingReading(source, sources, context.watch, context.shutdown, generations.changed)
     parts = RingParts(ring, exchange, RingStep(model, ring), reading, listener)
     trainer = RingTrainer(str(assignment.name), host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)

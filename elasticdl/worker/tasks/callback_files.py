@@ -55,15 +55,12 @@ def placed(
     made = []
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.TensorBoard):
-            callback = OneFile(
-                Curves(callback_files.path(callback.log_dir, is_folder=True)),
-                callback_files.has_validation,
-            )
+            callback = OneFile(Curves(callback_files.path(callback.log_dir, is_folder=True)))
         elif isinstance(callback, keras.callbacks.CSVLogger):
             path = callback_files.path(callback.filename, is_folder=False)
             path.parent.mkdir(parents=True, exist_ok=True)
             callback.filename = str(path)
-            callback = OneFile(callback, callback_files.has_validation)
+            callback = OneFile(callback)
         made.append(callback)
     return made
 
@@ -75,12 +72,13 @@ class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     `recalling` is True during rounds that another worker has already written.
     """
 
-    def __init__(self, inner: keras.callbacks.Callback, has_validation: bool) -> None:
+    def __init__(self, inner: keras.callbacks.Callback) -> None:
         super().__init__()
         self._inner = inner
-        self._at_rounds = has_validation
         self._begun = False
         self.recalling = False
+        self.round: int | None = None
+        """The number of the evaluation round that is passed on; an epoch may have several."""
 
     @property
     def name(self) -> str:
@@ -94,7 +92,8 @@ class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         if not self._begun:
             self._begun = True
             self._inner.on_train_begin({})
-        self._inner.on_epoch_end(epoch, dict(logs or {}))
+        by_round = self.round is not None and isinstance(self._inner, Curves)
+        self._inner.on_epoch_end(self.round if by_round else epoch, dict(logs or {}))
 
     def on_train_end(self, logs: Logs = None) -> None:
         """End the file."""
@@ -104,7 +103,7 @@ class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
 @final
 class Curves(keras.callbacks.Callback):  # type: ignore[misc]  # as above
-    """The curves of `keras.callbacks.TensorBoard`, with epochs as steps.
+    """The curves of `keras.callbacks.TensorBoard`, with rounds as steps, or else epochs.
 
     Their names are `epoch_NAME`, in the runs `train` and `validation`.
     """

@@ -6,9 +6,9 @@
 - `on_test_begin/end`: once per evaluation round, on the worker that summarises it, with the values
   as logs. It is the same worker as long as it lives. One that takes over first receives the
   earlier rounds, with a model that cannot be saved.
-- `on_epoch_end`: with validation data right after `on_test_end`, with the values as `NAME` and
-  `val_NAME` and the worker's mean training `loss`. Without validation data on each worker, when it
-  begins the next epoch and at its end.
+- `on_epoch_end`: with validation data right after `on_test_end`, with the values as `val_NAME`, as
+  Keras names them, and the worker's mean training `loss`. Without validation data on each worker,
+  when it begins the next epoch and at its end.
 
 A job that only evaluates runs `on_test_begin/end` alone; one that predicts runs none.
 
@@ -26,6 +26,8 @@ import keras
 
 from elasticdl.errors import UserError
 from elasticdl.model.callbacks import LearningRateScheduler, MaxStepsStopping, SavedModelExporter
+from elasticdl.model.optimizer_view import OptimizerView
+from elasticdl.model.optimizers import Optimizer
 from elasticdl.model.usercode import user_code
 from elasticdl.shard import Lease
 from elasticdl.worker.pipeline.outbox import Outbox
@@ -53,6 +55,8 @@ class Occasion:
     has_validation: bool
     training: bool = True
     callback_files: CallbackFiles | None = None
+    optimizer: Optimizer | None = None
+    """The optimizer that parameter servers apply; None on a ring, whose model has its own."""
 
 
 @final
@@ -79,6 +83,14 @@ class JobCallbacks:
         self._each_batch = [
             callback for callback in self._users if _overrides(callback, _BATCH_METHODS)
         ]
+        self._version = 0
+        if occasion.optimizer is not None and self._users:
+            schedule = next(
+                (one.schedule for one in callbacks if isinstance(one, LearningRateScheduler)), None
+            )
+            occasion.model.optimizer = OptimizerView(
+                occasion.optimizer, lambda: self._version, schedule
+            )
         self._epoch: int | None = None
         self._steps = 0
         self._losses = 0.0
@@ -113,6 +125,7 @@ class JobCallbacks:
 
         `version` is the model's newest known.
         """
+        self._version = version
         if loss is not None:
             self._losses += loss
             self._loss_count += 1
@@ -131,6 +144,8 @@ class JobCallbacks:
         if lease.round not in self._rounds:
             self._occasion.refresh(lease)
             self._rounds.add(lease.round)
+            self._at_round(lease.round)
+            self._version = max(self._version, lease.version or 0)
             self._tell_round(lease.epoch, values, self._mean_loss())
         return self._occasion.training and bool(self._occasion.model.stop_training)
 
@@ -148,6 +163,7 @@ class JobCallbacks:
         self._recalling(True)
         for past_round in missed:
             self._rounds.add(past_round.round)
+            self._at_round(past_round.round)
             self._tell_round(
                 past_round.epoch,
                 past_round.values,
@@ -161,6 +177,11 @@ class JobCallbacks:
             if isinstance(callback, OneFile):
                 callback.recalling = recalling
 
+    def _at_round(self, number: int | None) -> None:
+        for callback in self._users:
+            if isinstance(callback, OneFile):
+                callback.round = number
+
     def _tell_round(
         self, epoch: int, values: Mapping[str, float], loss: Mapping[str, float]
     ) -> None:
@@ -168,7 +189,7 @@ class JobCallbacks:
         self._call("on_test_end", dict(values))
         if self._occasion.training:
             validation = {f"val_{name}": value for name, value in values.items()}
-            self._call("on_epoch_end", epoch, {**values, **validation, **loss})
+            self._call("on_epoch_end", epoch, {**validation, **loss})
 
     def _show(self, model: keras.Model) -> None:
         """Set the model without the callbacks' own `set_model`, which may have side effects."""

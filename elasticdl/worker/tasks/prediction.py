@@ -215,9 +215,11 @@ def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
 
 def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
     temporary = path.with_name(f".{path.name}.{attempt}")
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb") as file:
-            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
+        # Exclusive: nobody can put a link there.
+        with temporary.open("xb") as file:
+            np.savez(file, allow_pickle=True, **dict(arrays))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import final
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import size
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
@@ -25,8 +26,8 @@ A cause that fails this often fails the next try too, so nothing is tried until 
 is due.
 """
 _WHAT_TO_DO = (
-    "mend what that names (no room: make some; a model that diverged: stop the job and --resume"
-    " with a smaller learning rate); `elasticdl checkpoint` asks for one at once"
+    "fix the cause (free disk space; if the model diverged, stop the job and --resume with a"
+    " smaller learning rate), then run `elasticdl checkpoint`"
 )
 
 
@@ -87,38 +88,48 @@ class Checkpointing:
         """Count versions from here."""
         self._anchor_version = version
 
-    def asked(self) -> None:
-        """Request a checkpoint for a person, if possible."""
-        if why_not := self.why_not():
+    def asked(self, leaving: ProcessName | None = None) -> None:
+        """Request a checkpoint, if possible: for a person, or before the server `leaving` goes."""
+        why_not = self.why_not()
+        if leaving:
+            self._announce_leaving(leaving, why_not)
+        elif why_not:
             self._context.orders.announce(
-                "checkpoint", f"a checkpoint was asked for, but {why_not}", level="warning"
+                "checkpoint", f"checkpoint request refused: {why_not}", level="warning"
             )
+        if why_not:
             return
         self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
-        self.request("a person asked for it")
-        self._context.orders.announce("checkpoint", f"a checkpoint was asked for{self.not_yet()}")
+        self.request(f"{leaving} leaves" if leaving else "requested by a user")
+        if not leaving:
+            self._context.orders.announce("checkpoint", f"checkpoint requested{self.not_yet()}")
+
+    def _announce_leaving(self, server: ProcessName, why_not: str) -> None:
+        since = f"since version {self.saved[-1].version}" if self.saved else "so far"
+        text = f"{server} is leaving; taking a checkpoint first"
+        if why_not:
+            text = f"{server} is leaving and loses its updates {since}: {why_not}"
+        self._context.orders.announce(
+            "checkpoint", text, process=server, level="warning" if why_not else "info"
+        )
 
     def why_not(self) -> str:
         """Why a person cannot request a checkpoint, in words; '' if they can."""
         if not self._context.spec.keeps_checkpoints:
-            return "--job-dir is on no --volume: there is no place that all servers see"
+            return "--job-dir is not on a --volume, so the servers share no storage"
         if self._context.spec.action is not Action.TRAIN:
-            return "there is nothing to keep: the job does not train"
+            return "the job does not train, so it has nothing to save"
         if late := self._context.late():
-            return f"the job {late}: no other one is taken"
+            return f"the job {late}"
         return (
-            "there is nothing to keep: the job has not begun"
+            "the job has not begun, so it has nothing to save"
             if self._context.phase is Phase.STARTING
             else ""
         )
 
     def not_yet(self) -> str:
         """Words that say that a wanted checkpoint waits for the first step; '' if it need not."""
-        return (
-            ""
-            if self.begun
-            else "; it is taken when the first step is done: there is nothing to keep before"
-        )
+        return "" if self.begun else "; it will be taken after the first step"
 
     def request(self, why: str) -> None:
         """Request a checkpoint as soon as possible."""
@@ -127,7 +138,7 @@ class Checkpointing:
     def begin_final(self) -> None:
         """Request the last checkpoint, of the weights at the end of the work."""
         self._failures, self._retry_at_s = 0, self._context.now_s
-        self.wanted = "the end of the work"
+        self.wanted = "end of training"
 
     @property
     def final_saved(self) -> bool:
@@ -170,6 +181,8 @@ class Checkpointing:
 
     def mark(self, version: int) -> SnapshotId:
         """Expect the ring's next checkpoint at that version. Only if it is `possible`."""
+        # Items are planned ahead: without this, the next item would make the same checkpoint due
+        # again.
         self._anchor_version = max(self._anchor_version, version)
         snapshot = self._snapshots.expect(Purpose.CHECKPOINT)
         self._begin(snapshot)
@@ -190,6 +203,8 @@ class Checkpointing:
     def version_changed(self) -> None:
         """Request a checkpoint if the servers' new version makes one due."""
         steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version
+        # A server came back with an older part: count intervals from there, or none would be due
+        # until the version has caught up.
         if version < self._anchor_version and self._context.version_may_fall():
             self._anchor_version = version
         if (
@@ -256,6 +271,7 @@ class Checkpointing:
         if self.saving is not None:
             self._context.orders.give(DropSnapshot(snapshot))
         self._cut = self.saving = None
+        # A full disk fails every attempt with the same words; announce them once.
         news = reason != self.last_problem or not self._failures
         self._failures += 1
         self.last_problem = reason
@@ -266,10 +282,10 @@ class Checkpointing:
             return True
         pause_s = retry_s(self._failures)
         self._retry_at_s = self._context.now_s + pause_s
-        self.request("the last one failed")
+        self.request("the previous one failed")
         if news:
             text = (
-                f"no checkpoint: {reason}; the earlier ones stay, trying again in {pause_s:.0f} s"
+                f"checkpoint failed: {reason}; earlier ones are kept; retrying in {pause_s:.0f} s"
             )
             self._context.orders.announce("checkpoint", text, level="warning")
         return True
@@ -277,7 +293,7 @@ class Checkpointing:
     def _give_up(self) -> None:
         if not self._given_up:
             text = (
-                f"no checkpoint after {_TRIES} tries: {self.last_problem}; the earlier ones stay,"
+                f"checkpoint failed {_TRIES} times: {self.last_problem}; earlier ones are kept, and"
                 f" the next is tried when it is due; {_WHAT_TO_DO}"
             )
             self._context.orders.announce("checkpoint", text, level="error")
@@ -286,5 +302,6 @@ class Checkpointing:
     def tick(self) -> None:
         """Give up a save that takes too long."""
         if self.saving is not None and self._context.now_s - self.saving.since_s > SAVE_LIMIT_S:
+            # Keep its ledger: if the save completes after all, a ring may roll back to it.
             self._slow = self.saving
-            self.failed(self.saving.id, f"the save was not complete after {SAVE_LIMIT_S:.0f} s")
+            self.failed(self.saving.id, f"writing it took more than {SAVE_LIMIT_S:.0f} s")

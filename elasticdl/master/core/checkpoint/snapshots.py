@@ -47,6 +47,7 @@ class Snapshots:
 
     def expect(self, purpose: Purpose) -> SnapshotId:
         """Expect a cut that a ring makes at a barrier. Only while `cutting` is None."""
+        # Ids are never reused, so a late answer cannot match a newer cut.
         snapshot = SnapshotId(self._next)
         self._next += 1
         self.cutting = Cutting(snapshot, purpose, self._context.now_s)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import amount
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.data.ledger import HeldShard, Ledger, Stage
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.pieces import HeldShard, Stage
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import Obligation, booked, listed, since
 from elasticdl.shard import Task
@@ -32,26 +33,24 @@ def lease_obligations(
     if settling:
         servers = context.server_names()
         of = listed(dict.fromkeys(held.worker for held in settling))
-        what = f"the parameter servers to say which updates of {of} they have"
+        what = f"confirmation of the updates of {of}"
         owed = amount(len(settling), "shard")
         yield Obligation(
             what,
             servers,
             min(held.since_s for held in settling),
-            f"{owed} cannot be given to others before",
+            f"{owed} blocked until then",
         )
     if closing:
         since_s = min(held.since_s for held in closing)
         yield Obligation(
-            f"{amount(len(closing), 'revoked shard')} to come back", (), since_s, limited=True
+            f"the return of {amount(len(closing), 'revoked shard')}", (), since_s, limited=True
         )
     free = ledger.available or (ledger.plan.shards if ledger.epochs_left else 0)
     takes = ledger.task is Task.EVALUATION or context.phase is Phase.WORKING
     idle = leasing.idle_workers() if free and takes else []
     if idle:
-        what = (
-            f"a worker to ask for one of {amount(free, 'shard')} of {ledger.task} that nobody has"
-        )
+        what = f"a request for one of {amount(free, f'free {ledger.task} shard')}"
         yield Obligation(what, tuple(idle), since(context, idle), booked(ledger))
 
 
@@ -61,6 +60,6 @@ def _lease(
     first, process = leases[0], context.worker(worker)
     shard = first.piece.shard
     more = f" and {amount(len(leases) - 1, 'more shard')}" if len(leases) > 1 else ""
-    numbers = f"it reported {first.offset:,} of {shard.records:,} records"
+    numbers = f"{first.offset:,} of {shard.records:,} records reported"
     since_s = max(first.since_s, process.busy_since_s if process else 0.0)
     return Obligation(f"{task} shard {shard.id}{more}", (worker,), since_s, numbers)

@@ -13,7 +13,7 @@ from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
 from elasticdl.job import Action
 from elasticdl.master.core.commands import FenceWorker
-from elasticdl.master.core.data.ledger import Blame, HeldShard, Stage
+from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.events import WorkerFenced
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Process
@@ -23,7 +23,7 @@ _ASK_AGAIN_S = 30.0
 
 
 @dataclass(slots=True)
-class Settling:
+class PendingFence:
     """A fencing order without an answer yet."""
 
     asked_s: float
@@ -36,7 +36,7 @@ class LeaseReconciliation:
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self.open: dict[ProcessName, Settling] = {}
+        self.open: dict[ProcessName, PendingFence] = {}
 
     def lost(self, process: Process, blame: Blame | None) -> bool:
         """Settle the leases of a worker that is gone or given up.
@@ -49,11 +49,15 @@ class LeaseReconciliation:
             return False
         if self._context.spec.action is not Action.TRAIN or not self._context.servers:
             # No server knows more than the worker reported.
-            self._settle(process.name, blame, told=())
+            self._settle(process.name, blame, answers=())
             return bool(held) and blame is not None
         for one in held:
+            # From now on `Ledger.find` does not return it: what the worker still reports is in
+            # doubt.
             one.stage = Stage.SETTLING
         if held or not process.finished:
+            # Fence a worker without leases too, unless it finished: an unreported push may be on
+            # its way.
             self._ask(process.name, blame)
         return bool(held) and blame is not None
 
@@ -80,7 +84,7 @@ class LeaseReconciliation:
             # Already asked. If a worker failed and then ended, the failure counts.
             waiting.blame = waiting.blame or blame
             return
-        self.open[worker] = Settling(self._context.now_s, blame)
+        self.open[worker] = PendingFence(self._context.now_s, blame)
         self._context.orders.give(FenceWorker(worker))
 
     def fenced(self, event: WorkerFenced) -> None:
@@ -92,21 +96,21 @@ class LeaseReconciliation:
         if settling is None:
             self._context.drop(DropCause.LATE_SETTLEMENT, event.worker, event)
         elif self._context.work is not None:
-            self._settle(event.worker, settling.blame, told=event.applied)
+            self._settle(event.worker, settling.blame, answers=event.applied)
 
     def _settle(
-        self, worker: ProcessName, blame: Blame | None, told: tuple[Applied | None, ...]
+        self, worker: ProcessName, blame: Blame | None, answers: tuple[Applied | None, ...]
     ) -> None:
         work = self._context.work
         assert work is not None
         shards, before = len(work.held_by(worker)), work.totals()
-        parked = work.settle(worker, told, blame, self._context.spec.data.minibatch_size)
+        parked = work.settle(worker, answers, blame, self._context.spec.data.minibatch_size)
         after = work.totals()
         if shards:
             trained, repeated = after.trained - before.trained, after.repeated - before.repeated
             text = (
-                f"{worker}: {amount(shards, 'shard')} settled; {amount(trained, 'record')} more"
-                f" than it had reported, {repeated} to be repeated"
+                f"reconciled {amount(shards, 'shard')} of {worker}:"
+                f" {amount(trained, 'more record')} confirmed, {repeated or 'none'} to redo"
             )
             details = {"shards": shards, "trained": trained, "repeated": repeated}
             self._context.orders.announce("shard", text, process=worker, details=details)
@@ -117,5 +121,7 @@ class LeaseReconciliation:
         """Repeat orders that got no answer."""
         for worker, settling in self.open.items():
             if self._context.now_s - settling.asked_s > _ASK_AGAIN_S:
+                # Fencing is idempotent, so asking twice is harmless; a restarted server may have
+                # lost the order.
                 settling.asked_s = self._context.now_s
                 self._context.orders.give(FenceWorker(worker))

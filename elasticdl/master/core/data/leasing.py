@@ -10,6 +10,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
+from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.commands import (
@@ -20,7 +21,8 @@ from elasticdl.master.core.commands import (
     WorkFinished,
 )
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
-from elasticdl.master.core.data.ledger import Blame, HeldShard, Ledger, Stage
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.data.stragglers import StragglerBounds
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
@@ -29,7 +31,7 @@ from elasticdl.master.core.events import (
     LeaseRequested,
     LeaseReturned,
     ProgressReported,
-    StateTold,
+    StateReported,
     TaskFailed,
 )
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -66,7 +68,7 @@ class Leasing:
                 process.finished = True
             give(WorkFinished(name))
         elif process is None:
-            give(RevokeLeases(name, f"{name} is unknown here or was given up"))
+            give(RevokeLeases(name, f"{name} is unknown or was given up"))
         elif process.life is not Life.READY:
             give(
                 NoLeaseNow(
@@ -86,6 +88,7 @@ class Leasing:
                 return
             process.revoked = False
             process.leased = True
+            # Only the first lease restarts the clock; a second one is a buffer behind the first.
             if self.leases_of(name) == 1:
                 process.busy_since_s = event.at_s
             give(GrantLease(name, answer))
@@ -93,10 +96,11 @@ class Leasing:
     def _next(self, process: Process) -> Lease | str:
         """The best lease for that worker, or why there is none."""
         if self.leases_of(process.name) >= LEASES_PER_WORKER:
-            return f"{process.name} has {LEASES_PER_WORKER} leases already"
+            return f"{process.name} already has {LEASES_PER_WORKER} leases"
         if away := self._context.servers_away():
             return f"waiting for parameter servers: {away}"
         return (
+            # Evaluation first: a frozen view costs memory on every server while the round lasts.
             self._evaluation.lease(process.name)
             or self._work_lease(process.name)
             or self._export_lease(process.name)
@@ -139,24 +143,24 @@ class Leasing:
         """Why there is nothing to lease now, in words."""
         current, work = self._evaluation.round, self._context.work
         if self._context.phase is Phase.STARTING:
-            return "the data is being counted"
+            return "counting records"
         if current is not None and current.stage is RoundStage.CUTTING:
-            return "waiting for the frozen view of an evaluation"
+            return f"waiting for the frozen view of evaluation round {current.number}"
         if (
             current is not None
             and current.stage is RoundStage.SUMMARISING
             and (name := self._evaluation.summary_waits_for())
         ):
             return (
-                f"{name} is to sum up evaluation round {current.number}: its callbacks know the"
-                " rounds before"
+                f"{name} will summarise evaluation round {current.number}: its callbacks have seen"
+                " the earlier rounds"
             )
         if current is not None:
-            return f"evaluation round {current.number} is {current.stage}; all of it is leased"
+            return f"evaluation round {current.number} is {current.stage}; all shards are assigned"
         if work is not None and work.held and self._context.phase is Phase.WORKING:
             settling = sum(held.stage is Stage.SETTLING for held in work.held.values())
-            return f"the last {len(work.held)} shards are leased to others" + (
-                f" ({settling} are being settled)" if settling else ""
+            return f"all shards are leased, {len(work.held)} unfinished" + (
+                f" ({settling} being reconciled)" if settling else ""
             )
         return self._evaluation.pauses() or f"the job is {self._context.phase}"
 
@@ -218,7 +222,7 @@ class Leasing:
     def _tell_first_progress(self, process: Process) -> None:
         ready_s = self._context.now_s if process.ready_s is None else process.ready_s
         after_s = self._context.now_s - ready_s
-        text = f"{process.name} works, {after_s:.1f} s after it was ready"
+        text = f"{process.name} made its first progress {after_s:.1f} s after it was ready"
         details = meaning(EventKind.WORKING, after_s=after_s)
         if process.leased:
             details["first_s"] = round(self._context.now_s - max(ready_s, process.busy_since_s), 3)
@@ -250,10 +254,10 @@ class Leasing:
 
     def _check_offset(self, event: ProgressReported, held: HeldShard) -> None:
         """Count reports whose offset decreases or exceeds the shard; both are defects."""
-        told = event.applied.offset
-        if told > held.piece.shard.records:
+        offset = event.applied.offset
+        if offset > held.piece.shard.records:
             self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
-        elif told < held.offset:
+        elif offset < held.offset:
             self._context.drop(DropCause.BACKWARD, event.worker, f"{event}, of {held}")
 
     def _tell_loss(self, event: ProgressReported) -> None:
@@ -292,7 +296,7 @@ class Leasing:
             process.enter(
                 Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S
             )
-            text = f"{event.worker} is draining: it gives its work back"
+            text = f"{event.worker} is draining: it returns its shards"
             details = meaning(EventKind.STOPPING, reason="draining")
             self._context.orders.announce("process", text, process=event.worker, details=details)
 
@@ -311,7 +315,7 @@ class Leasing:
             process.enter(
                 Life.STOPPING,
                 event.at_s,
-                "its user code failed",
+                "user code failed",
                 deadline_s=event.at_s + _LEAVE_LIMIT_S,
             )
         self._context.orders.announce(
@@ -326,7 +330,7 @@ class Leasing:
         elif self._of_no_shard(event):
             if reason := self._context.budgets.user_error(event.error):
                 self._context.fail(
-                    reason, hint="mend the model module; `elasticdl logs` has the whole traceback"
+                    reason, hint="fix the model module; `elasticdl logs` shows the full traceback"
                 )
         elif not self._evaluation.failed_task(event):
             self._failed_lease(process, event)
@@ -379,6 +383,7 @@ class Leasing:
         True if `blame` was counted against some work that it held.
         """
         name, export = process.name, self._context.export
+        # One end blames one piece of work: three ends must not park several shards.
         blamed = self._evaluation.lost(name, blame)
         if export is not None and export.holder == name:
             blamed = blamed or bool(blame)
@@ -403,7 +408,7 @@ class Leasing:
         ):
             return False
         self._context.orders.announce(
-            "job", f"training ends early: {why}", details={"ended_early": why}
+            "job", f"ending training early: {why}", details={"ended_early": why}
         )
         self._context.ended_early = why
         work.stop()
@@ -422,6 +427,8 @@ class Leasing:
         held_by = work.held_by(worker) if work else ()
         for held in held_by:
             if held.stage is Stage.LEASED:
+                # The worker may have pushed steps that it has not reported. The shard comes back
+                # when the worker says that it no longer holds it.
                 held.stage, held.since_s = Stage.CLOSING, self._context.now_s
         self._context.orders.give(RevokeLeases(worker, reason))
         if held_by:
@@ -432,23 +439,25 @@ class Leasing:
         self._asked_s[worker] = self._context.now_s
         self._context.orders.give(AskState(worker))
 
-    def state_told(self, event: StateTold) -> None:
+    def state_reported(self, event: StateReported) -> None:
         """Take back revoked shards that the worker no longer holds.
 
         It pushes nothing more for them, and it has already reported all that it pushed.
         """
         work = self._context.work
-        told = {(applied.shard, applied.attempt) for applied in event.held}
+        reported = {(applied.shard, applied.attempt) for applied in event.held}
         closed = [
             held
             for held in (work.held_by(event.process) if work else ())
-            if held.stage is Stage.CLOSING and (held.piece.shard.id, held.piece.attempt) not in told
+            if held.stage is Stage.CLOSING
+            and (held.piece.shard.id, held.piece.attempt) not in reported
         ]
         for held in closed:
             assert work is not None
             work.give_back(held)
         if closed:
-            self._context.orders.announce("shard", f"{len(closed)} revoked shards came back")
+            text = f"{amount(len(closed), 'revoked shard')} returned"
+            self._context.orders.announce("shard", text, process=event.process)
 
     def tick(self) -> None:
         """Ask holders of revoked shards again: a push may be in progress, or the order was lost."""
@@ -473,11 +482,11 @@ class Leasing:
                 for one in held
                 if ledger
             ]
-        if errand_s := self.errand_limit_s(process):
+        if errand_s := self.singleton_limit_s(process):
             limits.append(errand_s)
         return max(limits, default=None)
 
-    def errand_limit_s(self, process: Process) -> float:
+    def singleton_limit_s(self, process: Process) -> float:
         """How long the summary or export that a worker holds may take; 0 if it holds neither."""
         current, export = self._evaluation.round, self._context.export
         if export is not None and export.holder == process.name:

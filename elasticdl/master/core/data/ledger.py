@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.master.core.command_buffer import ImpossibleTransition
+from elasticdl.master.core.data.pieces import Blame, HeldShard, Piece, Stage, reached
 from elasticdl.master.core.data.sharding import Plan
-from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
+from elasticdl.shard import Applied, Lease, ShardId, Task
 
 MAX_FAILURES = 3
 
@@ -66,68 +66,6 @@ class Count:
     def lost(self) -> int:
         """Expected records that were not trained; before the epoch ends, only the parked ones."""
         return self.parked if self.unfinished else self.expected - self.trained - self.bad
-
-
-@dataclass(slots=True)
-class Piece:
-    """A shard on its way through one epoch.
-
-    Its first `offset` records are settled. `number` is its number in the plan.
-    """
-
-    number: int
-    shard: Shard
-    epoch: int
-    offset: int = 0
-    attempt: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    @property
-    def rest(self) -> int:
-        return self.shard.records - self.offset
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Why a worker is gone, if its work may be the reason.
-
-    `shard`: the shard to blame; None: whichever it was working on.
-    """
-
-    reason: str
-    shard: ShardId | None = None
-
-
-class Stage(StrEnum):
-    """How a piece is held."""
-
-    LEASED = "leased"
-    SETTLING = "settling"
-    """The worker is gone; the servers are asked what it did. Its reports no longer count."""
-    CLOSING = "closing"
-    """Revoked from a live worker; reports of steps already made still count for a moment."""
-
-
-@dataclass(slots=True)
-class HeldShard:
-    """A piece that one worker holds.
-
-    `offset` is what it reported, `bad` the bad records of this attempt up to there. `bad_ahead`
-    counts those of the batch after `offset`: a worker reports them before any server has that
-    batch.
-    """
-
-    piece: Piece
-    worker: ProcessName
-    since_s: float
-    offset: int
-    bad: int = 0
-    bad_ahead: int = 0
-    stage: Stage = Stage.LEASED
-
-    def bad_until(self, offset: int) -> int:
-        """Bad records of this attempt up to `offset`, which must not be below the reported one."""
-        return self.bad + (self.bad_ahead if offset > self.offset else 0)
 
 
 @final
@@ -276,6 +214,7 @@ class Ledger:
 
     def take(self, worker: ProcessName, now_s: float) -> HeldShard | None:
         """Give a worker the next piece: returned ones first, then fresh ones, then a new epoch."""
+        # Returned pieces come first: otherwise an epoch could stay open behind all later ones.
         piece = self.returned.popleft() if self.returned else self._next_fresh()
         if piece is None:
             return None
@@ -360,7 +299,9 @@ class Ledger:
         grows without new records, the new ones are in the next batch.
         """
         gained = max(0, min(offset, held.piece.shard.records) - held.offset)
+        # Each bad record is one of the new records; a count beyond them belongs to the next batch.
         new_bad = max(0, min(bad - held.bad, gained))
+        # A cut may include that batch before its report arrives; `bad_until` then needs the count.
         held.bad_ahead = 0 if gained else max(0, bad - held.bad)
         held.offset += gained
         held.bad += new_bad
@@ -375,6 +316,7 @@ class Ledger:
         """
         if held.offset < held.piece.shard.records:
             return False
+        # Evaluation books nothing before the end of a shard: its metric states come only then.
         if not self.keeps_progress:
             self._settle_records(held, held.piece.rest, held.bad)
         self._release(held)
@@ -389,6 +331,7 @@ class Ledger:
         """
         piece = held.piece
         self._release(held)
+        # Late reports and pushes of the old holder carry the old attempt and no longer match.
         piece.attempt += 1
         if piece.rest == 0:
             self._end_piece(piece)
@@ -402,6 +345,7 @@ class Ledger:
         """Count a failure against the piece and take it back; True if that parked it."""
         piece = held.piece
         piece.failures.append(reason)
+        # After an early stop nobody repeats the rest, so there is nothing to park.
         if len(piece.failures) < MAX_FAILURES or self.stopped or not piece.rest:
             self.give_back(held)
             return False
@@ -414,7 +358,7 @@ class Ledger:
     def settle(
         self,
         worker: ProcessName,
-        told: Sequence[Applied | None],
+        answers: Sequence[Applied | None],
         blame: Blame | None = None,
         batch: int = 0,
     ) -> Piece | None:
@@ -426,7 +370,9 @@ class Ledger:
         `reached`.
         """
         mine = self.held_by(worker)
-        for held, (low, high) in zip(mine, reached(mine, told, batch), strict=True):
+        # low: every server has it, so it is trained. low to high: some servers have it; training it
+        # again applies it twice there.
+        for held, (low, high) in zip(mine, reached(mine, answers, batch), strict=True):
             bad, bad_high = held.bad_until(low), held.bad_until(high)
             self.advance(held, low, bad)
             # Bad records were not trained, so they are not repeated either.
@@ -478,6 +424,7 @@ class Ledger:
     def _release(self, held: HeldShard) -> None:
         if self.held.pop(held.piece.shard.id, None) is not held:
             raise ImpossibleTransition(f"{held} is released but not held")
+        # Keep no empty dictionaries: workers come and go for weeks.
         mine = self._of_worker[held.worker]
         del mine[held.piece.shard.id]
         if not mine:
@@ -485,56 +432,7 @@ class Ledger:
 
     def _end_piece(self, piece: Piece) -> None:
         count = self.counts[piece.epoch]
+        # Each piece ends exactly once; a second end would close the epoch too early.
         count.unfinished -= 1
         if count.unfinished < 0:
             raise ImpossibleTransition(f"{piece} ended twice in {count}")
-
-
-def reached(
-    mine: Sequence[HeldShard], told: Sequence[Applied | None], batch: int = 0
-) -> list[tuple[int, int]]:
-    """For each holding of one worker: the offset that every server has, and the highest of any.
-
-    `mine` and the result are in the order of granting. A worker works in order, so a server that
-    has a push of a later lease has all earlier ones. Every server acknowledged what the worker
-    itself reported, even a server that has since restarted without it.
-
-    A worker pushes one batch of at most `batch` records at a time. So every server also
-    acknowledged all but the last push that any server has. A server that knows less was away (None)
-    or restarted: what it forgot counts as its lost updates, not as batches.
-    """
-    columns = [_reached_on(mine, server) for server in told] or [[held.offset for held in mine]]
-    ends = [(min(row), max(row)) for row in zip(*columns, strict=True)]
-    return [
-        (max(low, sure), high)
-        for (low, high), sure in zip(
-            ends, _acknowledged(mine, [high for _, high in ends], batch), strict=True
-        )
-    ]
-
-
-def _acknowledged(mine: Sequence[HeldShard], highest: Sequence[int], batch: int) -> list[int]:
-    """The offset of each holding before the last push that any server has.
-
-    Every server acknowledged everything up to there.
-    """
-    last = max((i for i, held in enumerate(mine) if highest[i] > held.offset), default=None)
-    if last is None or not batch:
-        return [held.offset for held in mine]
-    begin = mine[last].offset
-    # The last push may be a short batch: take the batch boundary below its end.
-    before_last = begin + (highest[last] - begin - 1) // batch * batch
-    return [*highest[:last], before_last, *(held.offset for held in mine[last + 1 :])]
-
-
-def _reached_on(mine: Sequence[HeldShard], told: Applied | None) -> list[int]:
-    at = next((i for i, held in enumerate(mine) if told and _same(held.piece, told)), None)
-    if told is None or at is None:
-        return [held.offset for held in mine]
-    before = [held.piece.shard.records for held in mine[:at]]
-    here = max(mine[at].offset, min(told.offset, mine[at].piece.shard.records))
-    return [*before, here, *(held.offset for held in mine[at + 1 :])]
-
-
-def _same(piece: Piece, applied: Applied) -> bool:
-    return piece.shard.id == applied.shard and piece.attempt == applied.attempt

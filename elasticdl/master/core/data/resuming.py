@@ -12,7 +12,8 @@ from typing import Any
 
 from elasticdl.errors import UserError
 from elasticdl.job import Shuffle
-from elasticdl.master.core.data.ledger import Count, HeldShard, Ids, Ledger, Piece, reached
+from elasticdl.master.core.data.ledger import Count, Ids, Ledger
+from elasticdl.master.core.data.pieces import HeldShard, Piece, reached
 from elasticdl.master.core.data.sharding import Plan
 from elasticdl.shard import Applied, ShardId, Source, Task, same_data
 
@@ -37,8 +38,8 @@ class Resumed:
 class RunBefore:
     """What is known of the run that a job resumes: records trained and repeated, by epoch.
 
-    `trained`: records of all epochs, if they were reported later than `counts`. `killed`: the run
-    ended without an outcome.
+    `trained`: records of all epochs, possibly reported later than `counts`. `killed`: the run ended
+    without an outcome.
     """
 
     counts: Mapping[int, tuple[int, int]]
@@ -121,7 +122,9 @@ def _at_cut(mine: list[HeldShard], counts: list[Count], offsets: list[int]) -> I
         bad = held.bad_until(offset) - held.bad
         count.trained += offset - piece.offset - bad
         count.bad += bad
+        # A piece complete at the cut counts as ended; `_rebuild` drops it.
         count.unfinished -= offset == piece.shard.records
+        # A copy: the running job keeps its own piece and attempt.
         yield replace(piece, offset=offset, attempt=piece.attempt + 1)
 
 
@@ -157,8 +160,24 @@ def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Re
         ) from error
 
 
-def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
-    """Count what the earlier run trained beyond this ledger as repeated.
+def counts_of(text: str) -> dict[int, tuple[int, int]]:
+    """Return a ledger's records trained and repeated by epoch; {} for '' or an unreadable one.
+
+    Epochs that have not begun (again) are included if their repeated records are known.
+    """
+    try:
+        plain = json.loads(text or "{}")
+        later = plain.get("repeated_before", {})
+        return {int(epoch): (0, int(repeated)) for epoch, repeated in later.items()} | {
+            int(count["epoch"]): (int(count["trained"]), int(count["repeated"]))
+            for count in plain.get("counts", ())
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def count_repeated(text: str, before: RunBefore, epochs: int) -> tuple[str, int]:
+    """Count what the earlier run trained beyond this ledger as repeated, up to `epochs` epochs.
 
     Returns the changed ledger and the number of those records. The run may have done more without
     reporting it. An unreadable ledger is returned unchanged.
@@ -166,25 +185,16 @@ def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
     again = 0
     try:
         plain = json.loads(text)
-        counts, later = (
-            {count["epoch"]: count for count in plain["counts"]},
-            plain.setdefault("repeated_before", {}),
-        )
-        known = dict(before.counts)
-        if newer := (
-            max(0, before.trained - sum(trained for trained, _ in known.values())) if known else 0
-        ):
-            # The epoch of these records is unknown; take the last one of the run.
-            trained, repeated = known[max(known)]
-            known[max(known)] = trained + newer, repeated
-        for epoch, (trained, repeated) in known.items():
-            mine = counts.get(epoch)
-            more = max(0, trained - (mine["trained"] if mine else 0))
-            told = max(repeated, mine["repeated"] if mine else later.get(str(epoch), 0))
+        counts = {count["epoch"]: count for count in plain["counts"]}
+        later = plain.setdefault("repeated_before", {})
+        for epoch, trained in _trained_by_epoch(plain, before, epochs).items():
+            mine, repeated = counts.get(epoch), before.counts.get(epoch, (0, 0))[1]
+            more = trained - (mine["trained"] if mine else 0)
+            known = max(repeated, mine["repeated"] if mine else later.get(str(epoch), 0))
             if mine:
-                mine["repeated"] = told + more
-            elif told or more:
-                later[str(epoch)] = told + more
+                mine["repeated"] = known + more
+            elif known or more:
+                later[str(epoch)] = known + more
             again += more
     except (ValueError, KeyError, TypeError, AttributeError):
         return text, 0
@@ -192,10 +202,38 @@ def gone_on(text: str, before: RunBefore) -> tuple[str, int]:
     return json.dumps(plain), again
 
 
+def _trained_by_epoch(plain: Mapping[str, Any], before: RunBefore, epochs: int) -> dict[int, int]:
+    """Records that the earlier run trained at least, never fewer than the ledger has.
+
+    The ledger may be newer than `before.counts`, and older than `before.trained`.
+    """
+    counts = {count["epoch"]: count for count in plain["counts"]}
+    known = {epoch: trained for epoch, (trained, _) in before.counts.items() if epoch < epochs}
+    found = {
+        epoch: max(known.get(epoch, 0), counts[epoch]["trained"] if epoch in counts else 0)
+        for epoch in sorted(known.keys() | counts.keys())
+    }
+    # Compare with the newer of both: what the ledger has must not count again.
+    newer = before.trained - sum(found.values())
+    records = sum(source["records"] for source in plain["sources"])
+    for epoch in range(epochs):
+        if newer <= 0:
+            break
+        # The epoch of these records is unknown. Epochs fill up in order.
+        count = counts.get(epoch, {})
+        rest = sum(count.get(key, 0) for key in ("bad", "parked", "forgone"))
+        room = max(0, records - rest - found.get(epoch, 0))
+        if room:
+            found[epoch] = found.get(epoch, 0) + min(newer, room)
+            newer -= room
+    return found
+
+
 def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
     sources = tuple(Source(**source) for source in plain["sources"])
     _check_same(sources, training)
     plan = Plan(sources, plain["shard_records"], epochs, Shuffle(plain["shuffle"]), plain["seed"])
+    # Reserve all old ids before any new shard is made.
     ids.next = max(ids.next, plain["next_id"])
     ledger = Ledger(plan, ids, task=Task.TRAINING)
     ledger.reopen((Count(**count) for count in plain["counts"]), plain["cursor"], plain["first_id"])
@@ -234,11 +272,11 @@ def _check_same(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
                 f"the training data changed since the checkpoint: {old.name} had {old.records}"
                 f" records (fingerprint {old.fingerprint or 'none'}), now {new.name} has"
                 f" {new.records} ({new.fingerprint or 'none'})",
-                hint="resume with the same data, or start afresh with --checkpoint-dir-for-init",
+                hint="resume with the same data, or start a new job with --checkpoint-dir-for-init",
             )
     if len(before) != len(now):
         raise UserError(
             f"the training data changed since the checkpoint: {len(before)} sources then,"
             f" {len(now)} now",
-            hint="resume with the same data, or start afresh with --checkpoint-dir-for-init",
+            hint="resume with the same data, or start a new job with --checkpoint-dir-for-init",
         )

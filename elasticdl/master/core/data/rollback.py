@@ -29,7 +29,8 @@ def restore_ledger(
     late = context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
     if late and context.outcome is None and not again.finished:
         # Results of the lost weights no longer count.
+        # The job is past training and returns to it, so its final round must happen again.
         evaluation.reopen()
         context.export = None
-        context.enter(Phase.WORKING, "the weights were lost: training goes on")
+        context.enter(Phase.WORKING, "the weights were lost: training resumes")
     return repeated

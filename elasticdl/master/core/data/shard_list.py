@@ -6,11 +6,12 @@ It only reads. The cost of a page grows with its rows and with the shards that a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 
-from elasticdl.master.core.data.ledger import HeldShard, Ledger, Piece, Stage
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.pieces import HeldShard, Piece, Stage
 from elasticdl.shard import ShardId
 
 MOST_ROWS = 1000
@@ -33,7 +34,7 @@ class ShardState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardWish:
+class ShardQuery:
     """Which shards to show: in one state (None: all), from `offset` on, at most `limit`."""
 
     state: ShardState | None = None
@@ -77,7 +78,7 @@ class _Part:
     rows: Callable[[int], Iterator[ShardRow]]
 
 
-def shard_page(ledgers: Sequence[Ledger], wish: ShardWish, now_s: float) -> ShardPage:
+def shard_page(ledgers: Sequence[Ledger], wish: ShardQuery, now_s: float) -> ShardPage:
     """A page of the shards of several ledgers, held shards first."""
     parts = [
         part
@@ -132,38 +133,25 @@ def _pieces(ledger: Ledger, state: ShardState, pieces: Sequence[Piece]) -> _Part
 
 
 def _piece_row(ledger: Ledger, piece: Piece, state: ShardState) -> ShardRow:
-    problem = piece.failures[-1][:_LONGEST_PROBLEM] if piece.failures else ""
-    shard = piece.shard
     return ShardRow(
-        shard.id,
+        piece.shard.id,
         ledger.task,
         piece.epoch,
-        shard.records,
+        piece.shard.records,
         state,
         attempt=piece.attempt,
         offset=piece.offset,
-        problem=problem,
+        problem=piece.failures[-1][:_LONGEST_PROBLEM] if piece.failures else "",
     )
 
 
 def _held_row(ledger: Ledger, held: HeldShard, now_s: float) -> ShardRow:
-    piece, state = (
-        held.piece,
-        ShardState.LEASED if held.stage is Stage.LEASED else ShardState.SETTLING,
-    )
-    problem = piece.failures[-1][:_LONGEST_PROBLEM] if piece.failures else ""
-    shard, age_s = piece.shard, max(0.0, now_s - held.since_s)
-    return ShardRow(
-        shard.id,
-        ledger.task,
-        piece.epoch,
-        shard.records,
-        state,
-        str(held.worker),
-        piece.attempt,
-        held.offset,
-        round(age_s, 3),
-        problem,
+    state = ShardState.LEASED if held.stage is Stage.LEASED else ShardState.SETTLING
+    return replace(
+        _piece_row(ledger, held.piece, state),
+        owner=str(held.worker),
+        offset=held.offset,
+        age_s=round(max(0.0, now_s - held.since_s), 3),
     )
 
 

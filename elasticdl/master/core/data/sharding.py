@@ -64,6 +64,8 @@ class Plan:
         """Shard numbers in the order in which that epoch leases them."""
         numbers = list(range(self.shards))
         if self.shuffle is not Shuffle.NONE:
+            # Seeded by text, not by hash(): str hashes differ between processes. A resumed job must
+            # get the same order, since the cursor of its ledger is a position in it.
             random.Random(f"{self.seed}/{epoch}").shuffle(numbers)
         return numbers
 
@@ -72,6 +74,7 @@ class Plan:
         if self.shuffle is not Shuffle.RECORDS:
             return None
         digest = hashlib.blake2b(f"{self.seed}/{epoch}/{number}".encode(), digest_size=8).digest()
+        # 63 bits, so that it also fits into a signed integer.
         return int.from_bytes(digest, "little") >> 1
 
     def shard(self, number: int, id: ShardId) -> Shard:

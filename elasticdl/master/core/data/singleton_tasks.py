@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.shard import Task
 
 MAX_FAILURES = 3
+
+
+def attempts(failures: Sequence[str]) -> str:
+    """All failures, one per attempt; the same error of several workers is told once.
+
+    A failure is `WORKER: REASON`.
+    """
+    lines, previous = [], ""
+    for number, failure in enumerate(failures, 1):
+        worker, _, reason = failure.partition(": ")
+        if reason and reason == previous:
+            lines.append(f"attempt {number}: {worker}: the same")
+        else:
+            lines.append(f"attempt {number}: {failure}")
+        previous = reason
+    return "\n".join(lines)
 
 
 @dataclass(slots=True)
@@ -35,6 +52,4 @@ class SingletonTask:
 
     def story(self) -> str:
         """All failures, one per attempt."""
-        return "\n".join(
-            f"attempt {number}: {reason}" for number, reason in enumerate(self.failures, 1)
-        )
+        return attempts(self.failures)

@@ -44,4 +44,5 @@ class StragglerBounds:
         if not samples:
             return first_s
         usual_s = max(_SHORTEST_S, _TIMES_MEDIAN * median(samples) * records)
+        # A cold worker compiles its step first. That takes minutes for a large model.
         return usual_s if warm else max(usual_s, first_s)

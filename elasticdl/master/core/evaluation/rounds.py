@@ -20,7 +20,8 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
-from elasticdl.master.core.data.ledger import Blame, Ledger, Piece
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.pieces import Blame, Piece
 from elasticdl.master.core.data.sharding import Plan, shard_records
 from elasticdl.master.core.data.singleton_tasks import SingletonTask
 from elasticdl.master.core.events import Numbers, ProgressReported, SummaryReported, TaskFailed
@@ -168,6 +169,7 @@ class Evaluation:
             return False
         training = self._context.spec.training
         steps = training.evaluation_steps
+        # Compare multiples: asynchronous workers may jump over the exact version.
         by_steps = steps > 0 and version // steps > self._anchor_version // steps
         by_time = (
             0 < training.evaluation_seconds <= self._context.now_s - self._anchor_s
@@ -246,14 +248,15 @@ class Evaluation:
             {"round": one.round, "epoch": one.epoch, "values": one.values, "loss": one.loss}
             for one in self.results
         ]
-        told = {"round": current.number, "version": current.version, "epoch": current.epoch}
-        return {**told, "metrics": current.sums, "history": history}
+        head = {"round": current.number, "version": current.version, "epoch": current.epoch}
+        return {**head, "metrics": current.sums, "history": history}
 
     def summary_waits_for(self) -> ProcessName | None:
         """The worker that must make the open summary; None: any worker may.
 
         It is the worker of the earlier summaries.
         """
+        # A ring appoints rank 0, which takes precedence.
         before, current = self._appointed or self._summariser, self.round
         process = self._context.worker(before) if before else None
         if current is None or process is None or process.life is not Life.READY:
@@ -286,6 +289,7 @@ class Evaluation:
             else:
                 current.ledger.finish(held)
                 self._count(event.worker, held.piece.shard.records - held.bad)
+                # After `finish`, which happens once per shard: a repeated report cannot add twice.
                 _add(current.sums, event.metrics)
                 self._context.check_bad(current.ledger.counts[0], event.bad_examples)
         self._maybe_summarise(current)
@@ -312,14 +316,14 @@ class Evaluation:
         """Why these states cannot be added to the sums; '' if they can."""
         if current.sums and current.sums.keys() != metrics.keys():
             return (
-                f"its metrics are {sorted(metrics)}, those of other shards {sorted(current.sums)}"
+                f"its metrics are {sorted(metrics)}, but other shards have {sorted(current.sums)}"
             )
         for name, arrays in metrics.items():
             before = current.sums.get(name)
             if before is not None and [len(array) for array in before] != [
                 len(array) for array in arrays
             ]:
-                return f"the state of metric {name!r} has another shape than with other shards"
+                return f"the state of metric {name!r} differs in shape from that of other shards"
         return ""
 
     def _maybe_summarise(self, current: Round) -> None:
@@ -347,6 +351,7 @@ class Evaluation:
         self.results.append(
             Result(current.number, current.version, current.epoch, event.at_s, values, loss)
         )
+        # The payload of every summary has the history, so it must not grow forever.
         del self.results[:-_KEPT_RESULTS]
         self._summariser = event.worker
         self._context.metrics = dict(values)
@@ -436,18 +441,18 @@ class Evaluation:
         self._retry_at_s = self._context.now_s + pause_s
         self._context.orders.announce(
             "evaluation",
-            f"no evaluation yet: {reason}; trying again in {pause_s:.0f} s",
+            f"evaluation failed: {reason}; retrying in {pause_s:.0f} s",
             level="warning",
         )
         if self._failures >= _TRIES:
-            self._context.fail(f"no evaluation after {_TRIES} tries: {reason}")
+            self._context.fail(f"evaluation failed {_TRIES} times: {reason}")
 
     def pauses(self) -> str:
         """Why a due round waits for its next try; '' if it does not."""
         if self.round is not None or not self._failures or self._context.now_s >= self._retry_at_s:
             return ""
         return (
-            f"no evaluation yet: {self._problem}; trying again in"
+            f"evaluation failed: {self._problem}; retrying in"
             f" {self._retry_at_s - self._context.now_s:.0f} s"
         )
 
@@ -462,14 +467,14 @@ class Evaluation:
         holders = [held.worker for held in current.ledger.held.values()]
         if current.summary.holder is not None:
             holders.append(current.summary.holder)
-        self.failed_cut(f"the frozen view went with {name}")
+        self.failed_cut(f"the frozen view was lost with {name}")
         return list(dict.fromkeys(holders))
 
     def abandon(self) -> None:
         """Give up the open round and retries, because the job ends or trains again."""
         self._failures, self._retry_at_s = 0, self._context.now_s
         if self.round is not None:
-            text = f"evaluation round {self.round.number} is not made: the job goes on without it"
+            text = f"evaluation round {self.round.number} cancelled"
             self._context.orders.announce("evaluation", text)
             self._close()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elasticdl.formatting import amount
-from elasticdl.master.core.processes.failures import Cause, Verdict
+from elasticdl.master.core.processes.causes import Cause, Verdict
 
 _OUT_OF_MEMORY_DEATHS = 3
 _CRASHES_IN_A_ROW = 5
@@ -37,7 +37,6 @@ class Budgets:
     """Processes that could not be started: image or program missing."""
     deaths_in_a_row: int = 0
     """Ends of any cause; only the back-off depends on them."""
-    last_error: str = ""
     _counted_s: dict[str, float] = field(default_factory=dict)
     """When the last counted crash or kill in a row happened."""
 
@@ -54,18 +53,17 @@ class Budgets:
         Returns why the job must end, or ''.
         """
         self.user_errors += 1
-        self.last_error = error
         if self.user_errors <= self.max_user_errors:
             return ""
         return (
-            f"the user's code failed {amount(self.user_errors, 'time')} (--max-relaunches"
+            f"user code failed {amount(self.user_errors, 'time')} (--max-relaunches"
             f" {self.max_user_errors}): {error}"
         )
 
     def died(
         self,
         who: str,
-        told: Verdict,
+        verdict: Verdict,
         *,
         answered: bool,
         role_ran: bool = True,
@@ -78,19 +76,23 @@ class Budgets:
         before. `life`: start and end of the process in seconds; None: after all ends counted
         before.
         """
+        # Every end delays the next start, whatever its cause: a broken node must not cause a start
+        # storm.
         self.deaths_in_a_row += 1
-        match told.cause:
+        if verdict.permanent:
+            return f"{who}: {verdict.text}"
+        match verdict.cause:
             case Cause.USER_ERROR:
-                return "" if answered else self.user_error(f"{who}: {told.text}")
+                return "" if answered else self.user_error(f"{who}: {verdict.text}")
             case Cause.OUT_OF_MEMORY:
-                return "" if answered else self._out_of_memory(who, told)
+                return "" if answered else self._out_of_memory(who, verdict)
             case Cause.IMAGE | Cause.START_ERROR:
-                return self._not_started(who, told, role_ran)
+                return self._not_started(who, verdict, role_ran)
             # An abort blames no shard, but it is a crash and not a kill.
-            case Cause.INFRASTRUCTURE if told.blames_work or "SIGABRT" in told.text:
+            case Cause.INFRASTRUCTURE if verdict.blames_work or "SIGABRT" in verdict.text:
                 self.crashes_in_a_row += self._follows("crash", life)
                 over = self.crashes_in_a_row >= _CRASHES_IN_A_ROW
-                return self._in_a_row(who, told, self.crashes_in_a_row) if over else ""
+                return self._in_a_row(who, verdict, self.crashes_in_a_row) if over else ""
             case Cause.STRANDED if answered:
                 return ""
             case (
@@ -103,7 +105,7 @@ class Budgets:
             ):
                 self.kills_in_a_row += self._follows("kill", life)
                 over = self.kills_in_a_row >= _KILLS_IN_A_ROW
-                return self._in_a_row(who, told, self.kills_in_a_row) if over else ""
+                return self._in_a_row(who, verdict, self.kills_in_a_row) if over else ""
             case _:
                 return ""
 
@@ -127,17 +129,19 @@ class Budgets:
         A failing node or network that ends many processes at the same time counts once.
         """
         began_s, ended_s = life or (float("inf"), 0.0)
+        # A process that was already running at the last counted end may have died of the same
+        # cause.
         follows = began_s >= self._counted_s.get(kind, float("-inf"))
         if follows and life is not None:
             self._counted_s[kind] = ended_s
         return follows
 
-    def _out_of_memory(self, who: str, told: Verdict) -> str:
+    def _out_of_memory(self, who: str, verdict: Verdict) -> str:
         self.out_of_memory += 1
         over = self.out_of_memory > _OUT_OF_MEMORY_DEATHS
-        return f"{who} {told.text}; this was the {self.out_of_memory}th such end" if over else ""
+        return f"{who} {verdict.text}; this is the {self.out_of_memory}th such end" if over else ""
 
-    def _not_started(self, who: str, told: Verdict, role_ran: bool) -> str:
+    def _not_started(self, who: str, verdict: Verdict, role_ran: bool) -> str:
         """Count a process that could not be started.
 
         If its role never ran, a missing image ends the job at once, because the registry was
@@ -146,14 +150,14 @@ class Budgets:
         """
         self.starts_in_a_row += 1
         if not role_ran and (
-            told.cause is Cause.IMAGE or self.starts_in_a_row >= _FIRST_START_ERRORS
+            verdict.cause is Cause.IMAGE or self.starts_in_a_row >= _FIRST_START_ERRORS
         ):
-            return f"{who}: {told.text}"
+            return f"{who}: {verdict.text}"
         over = self.starts_in_a_row >= _KILLS_IN_A_ROW
-        return self._in_a_row(who, told, self.starts_in_a_row) if over else ""
+        return self._in_a_row(who, verdict, self.starts_in_a_row) if over else ""
 
-    def _in_a_row(self, who: str, told: Verdict, times: int) -> str:
+    def _in_a_row(self, who: str, verdict: Verdict, times: int) -> str:
         return (
-            f"{times} processes died in a row without one batch done in between; the last, {who}:"
-            f" {told.text}"
+            f"{times} processes in a row ended without a finished batch in between; the last,"
+            f" {who}: {verdict.text}"
         )

@@ -67,5 +67,7 @@ class MemoryLimits:
         grown = min(policy.limit_bytes, had_bytes + had_bytes // 2)
         if grown <= had_bytes:
             return None
+        # A process with an older, lower limit may end later: never lower the limit of its role
+        # again.
         self._raised[role] = max(grown, self._raised.get(role, 0))
         return self._raised[role]

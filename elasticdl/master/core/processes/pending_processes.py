@@ -27,7 +27,7 @@ _NAMES = {Role.WORKER: "workers", Role.PS: "parameter servers"}
 
 
 @dataclass(slots=True)
-class _Spell:
+class _WaitPeriod:
     """A time of waiting, for announcements only: when it began, and how long each reason held."""
 
     since_s: float | None = None
@@ -42,14 +42,14 @@ class PendingProcesses:
     def __init__(self, context: JobContext, scaling: Scaling) -> None:
         self._context = context
         self._scaling = scaling
-        self._told = ""
-        self._told_s = 0.0
-        self._spell = _Spell()
+        self._announced = ""
+        self._announced_s = 0.0
+        self._period = _WaitPeriod()
 
     def waits(self) -> list[str]:
         """What the job waits for now, in words.
 
-        For example `2 of 4 workers placed; quota team exhausted: cpu 8 of 8 used, 2 more asked
+        For example `2 of 4 workers scheduled; quota team exhausted: cpu 8 of 8 used, 2 more asked
         for`.
         """
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
@@ -63,26 +63,31 @@ class PendingProcesses:
         """Announce changes, at most every ten seconds while the wait lasts."""
         now = "; ".join(self.waits())
         self._measure(bool(now))
-        if not now and self._told and self._context.phase in _PLACING and self._some_on_their_way():
+        if (
+            not now
+            and self._announced
+            and self._context.phase in _PLACING
+            and self._some_on_their_way()
+        ):
             # Between two reasons to wait, processes are still not placed.
             return
-        if now == self._told or (
-            now and self._told and self._context.now_s - self._told_s < _TELL_EVERY_S
+        if now == self._announced or (
+            now and self._announced and self._context.now_s - self._announced_s < _TELL_EVERY_S
         ):
             return
-        self._told, self._told_s = now, self._context.now_s
+        self._announced, self._announced_s = now, self._context.now_s
         if now:
             self._context.orders.announce(
                 "wait", now, level="warning", details=self._details(EventKind.BEGUN)
             )
             return
         text = (
-            "every process has its place"
+            "all processes are scheduled"
             if self._context.phase in _PLACING
-            else "no place is waited for any more: the job ends"
+            else "no longer waiting for processes to be scheduled: the job is ending"
         )
         self._context.orders.announce("wait", text, details=self._details(EventKind.ENDED))
-        self._spell = _Spell()
+        self._period = _WaitPeriod()
 
     def _some_on_their_way(self) -> bool:
         """Whether a wanted process is not ordered yet or does not run yet."""
@@ -97,8 +102,8 @@ class PendingProcesses:
 
         A wait begins when the process that waits longest was ordered.
         """
-        spell, now_s = self._spell, self._context.now_s
-        looked_s, spell.looked_s = spell.looked_s, now_s
+        period, now_s = self._period, self._context.now_s
+        looked_s, period.looked_s = period.looked_s, now_s
         if not waits:
             return
         waiting = [
@@ -107,20 +112,20 @@ class PendingProcesses:
             for one in self._processes(role)
             if self._waits(one)
         ]
-        if spell.since_s is None:
-            looked_s = spell.since_s = min((one.ordered_s for one in waiting), default=now_s)
+        if period.since_s is None:
+            looked_s = period.since_s = min((one.ordered_s for one in waiting), default=now_s)
         for reason in dict.fromkeys(map(_reason, waiting)) or (self._scaling.waiting_turn(),):
-            spell.reasons.add(reason, now_s - looked_s)
+            period.reasons.add(reason, now_s - looked_s)
 
     def _details(self, step: EventKind) -> dict[str, Value]:
-        since_s = self._context.now_s if self._spell.since_s is None else self._spell.since_s
+        since_s = self._context.now_s if self._period.since_s is None else self._period.since_s
         waited_s = self._context.now_s - since_s
         return meaning(
             step,
             wait=str(Awaited.PLACE),
             since_s=since_s,
             waited_s=waited_s,
-            reason=self._spell.reasons.words(),
+            reason=self._period.reasons.words(),
         )
 
     def _wait(self, role: Role) -> str:
@@ -128,16 +133,13 @@ class PendingProcesses:
         waiting = Counter(_reason(process) for process in processes if self._waits(process))
         if not waiting:
             return ""
+        # A running process has its node, whether or not it has attached.
         placed = sum(process.life in (Life.STARTING, Life.READY) for process in processes)
         (reason, _), *others = waiting.most_common()
         more = f" (and {amount(len(others), 'other reason')})" if others else ""
         short = role is Role.WORKER and placed < self._context.workers.low < len(processes)
-        least = (
-            f", fewer than the {self._context.workers.low} that are wanted at least"
-            if short
-            else ""
-        )
-        return f"{placed} of {len(processes)} {_NAMES[role]} placed{least}; {reason}{more}"
+        least = f", below the minimum of {self._context.workers.low}" if short else ""
+        return f"{placed} of {len(processes)} {_NAMES[role]} scheduled{least}; {reason}{more}"
 
     def _processes(self, role: Role) -> list[Process]:
         if role is Role.WORKER:
@@ -155,4 +157,4 @@ class PendingProcesses:
 
 
 def _reason(process: Process) -> str:
-    return process.message or "the cluster has not shown it yet"
+    return process.message or "the cluster has not reported it yet"

@@ -16,13 +16,13 @@ from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProcessAttached, ProcessEnded, ProcessSeen, ProcessSilent
 from elasticdl.master.core.job_context import MORE_MEMORY, JobContext, Phase
-from elasticdl.master.core.processes.failures import (
+from elasticdl.master.core.processes.causes import (
     PLATFORM,
     PROBLEMS,
     Cause,
     Verdict,
     gibibytes,
-    verdict,
+    verdict_of,
 )
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
@@ -36,12 +36,10 @@ _MOST_FAILED_STARTS = 4
 _HINTS = {
     Cause.OUT_OF_MEMORY: MORE_MEMORY,
     Cause.IMAGE: (
-        "see that the image has that name and that the cluster may pull it (--image-name,"
+        "check that the image exists and that the cluster may pull it (--image-name,"
         " --image-pull-secrets)"
     ),
-    Cause.START_ERROR: (
-        "build the image on this project's (`elasticdl zoo build`), or see what it lacks"
-    ),
+    Cause.START_ERROR: ("build the image with `elasticdl zoo build`, or check what it lacks"),
 }
 
 
@@ -88,6 +86,7 @@ class ProcessLifecycle:
             life = Life.STARTING if event.running else Life.PENDING
             if (life, event.waiting_for) == (process.life, process.message):
                 return
+            # Waiting for a node may take days; only a running process has a deadline to attach.
             limit_s = event.at_s + _ATTACH_LIMIT_S if event.running else None
             process.enter(life, event.at_s, event.waiting_for, deadline_s=limit_s)
 
@@ -108,9 +107,10 @@ class ProcessLifecycle:
             self._context.drop(DropCause.ENDED_PROCESS, event.name, event)
             if event.name.role is Role.WORKER:
                 self._context.orders.give(
-                    RevokeLeases(event.name, f"{event.name} is not expected (any more)")
+                    RevokeLeases(event.name, f"{event.name} is not expected, or no longer")
                 )
             return
+        # The reply to an Attach may be lost, and the process then repeats the call.
         first = not process.attached
         process.attached = process.ran = True
         process.control_address, process.bulk_address = event.control_address, event.bulk_address
@@ -130,7 +130,7 @@ class ProcessLifecycle:
         """Note that a worker reached another part of its start; '' ends the start."""
         process = self._context.processes.going.get(name)
         if process is None:
-            self._context.drop(DropCause.ENDED_PROCESS, name, f"it came to {part!r}")
+            self._context.drop(DropCause.ENDED_PROCESS, name, f"it reached {part!r}")
             return
         if not process.part or process.part == part:
             return
@@ -163,18 +163,19 @@ class ProcessLifecycle:
                 max(self._context.version, self._context.acknowledged_version),
                 event.restored_version or 0,
             )
+            # Acknowledgements of the lost updates no longer hold.
             self._context.acknowledged_version = restored
             self._context.server_back_s = event.at_s
             lost = max(0, known - restored)
             self._context.updates_lost += lost
             if lost:
                 text = (
-                    f"{event.name} came back with version {restored}: {amount(lost, 'update')} of"
-                    " its part lost"
+                    f"{event.name} restored version {restored}: {amount(lost, 'update')} of its"
+                    " part were lost"
                 )
                 newest = max((saved.version for saved in self._checkpointing.saved), default=0)
                 if restored < newest:
-                    text += f"; the checkpoint of version {newest} was damaged, says its log"
+                    text += f"; it could not read the checkpoint of version {newest}: see its log"
                 self._context.orders.announce(
                     "server",
                     text,
@@ -219,40 +220,40 @@ class ProcessLifecycle:
         if process is None:
             return
         worker = event.name.role is Role.WORKER
-        told = verdict(
+        verdict = verdict_of(
             event.facts, finished=process.finished, limit_bytes=process.memory_bytes, worker=worker
         )
         if process.life is Life.LOST:
-            self._explained(process, told)
+            self._explained(process, verdict)
             return
-        if told.cause not in (Cause.IMAGE, Cause.START_ERROR):
+        if verdict.cause not in (Cause.IMAGE, Cause.START_ERROR):
             process.ran = (
                 process.ran or event.facts.exit_code is not None or event.facts.signal is not None
             )
-        if told.cause is Cause.DRAINED and process.message:
-            told = Verdict(Cause.DRAINED, f"{told.text} ({process.message})")
-        self._context.processes.end(process, told.cause, told.text, event.at_s)
-        self._account(process, told, event.facts)
+        if verdict.cause is Cause.DRAINED and process.message:
+            verdict = Verdict(Cause.DRAINED, f"{verdict.text} ({process.message})")
+        self._context.processes.end(process, verdict.cause, verdict.text, event.at_s)
+        self._account(process, verdict, event.facts)
 
-    def _explained(self, process: Process, told: Verdict) -> None:
+    def _explained(self, process: Process, verdict: Verdict) -> None:
         """Record the end of a process that was given up.
 
         The reason for giving it up stays its cause. Only silence is replaced by the platform's
         later explanation.
         """
-        if process.cause is not Cause.SILENT or told.cause not in PLATFORM:
+        if process.cause is not Cause.SILENT or verdict.cause not in PLATFORM:
             self._context.processes.end(
-                process, process.cause or told.cause, process.message, self._context.now_s
+                process, process.cause or verdict.cause, process.message, self._context.now_s
             )
             return
-        self._context.processes.end(process, told.cause, told.text, self._context.now_s)
+        self._context.processes.end(process, verdict.cause, verdict.text, self._context.now_s)
         self._context.budgets.explained()
-        text = f"{process.name}, which had fallen silent: {told.text}"
-        details = meaning(EventKind.EXPLAINED, reason=told.text)
+        text = f"cause of the silence of {process.name}: {verdict.text}"
+        details = meaning(EventKind.EXPLAINED, reason=verdict.text)
         self._context.orders.announce(
-            "process", text, process=process.name, cause=told.cause, details=details
+            "process", text, process=process.name, cause=verdict.cause, details=details
         )
-        if told.cause is Cause.OUT_OF_MEMORY:
+        if verdict.cause is Cause.OUT_OF_MEMORY:
             self._give_more(process)
 
     def silent(self, event: ProcessSilent) -> None:
@@ -263,49 +264,50 @@ class ProcessLifecycle:
             and process.life in (Life.READY, Life.STOPPING)
             and not process.finished
         ):
-            self.give_up(
-                process, Verdict(Cause.SILENT, f"nothing heard for {event.silent_s:.0f} s")
-            )
+            self.give_up(process, Verdict(Cause.SILENT, f"no message for {event.silent_s:.0f} s"))
 
-    def give_up(self, process: Process, told: Verdict) -> None:
+    def give_up(self, process: Process, verdict: Verdict) -> None:
         """End a process at once and take its work back without waiting for its end."""
-        process.cause = told.cause
-        self._scaling.stop(process, 0.0, told.text, life=Life.LOST)
-        self._account(process, told)
+        # `_explained` reads it when the process ends at last.
+        process.cause = verdict.cause
+        self._scaling.stop(process, 0.0, verdict.text, life=Life.LOST)
+        self._account(process, verdict)
 
-    def _account(self, process: Process, told: Verdict, context: ExitFacts | None = None) -> None:
+    def _account(
+        self, process: Process, verdict: Verdict, context: ExitFacts | None = None
+    ) -> None:
         """Take back what the process held, charge the budget of the cause, and announce the end."""
         name, expected = process.name, self._context.phase in (Phase.ENDING, Phase.ENDED)
-        level = "warning" if told.cause in PROBLEMS and not expected else "info"
+        level = "warning" if verdict.cause in PROBLEMS and not expected else "info"
         records = self._done(process)
-        done = f"; it had done {amount(records, 'record')}" if records else ""
-        ended = "" if told.text.startswith("ended ") else "ended: "
-        text = f"{name} {ended}{told.text}{done}"
+        done = f"; {amount(records, 'record')} done" if records else ""
+        ended = "" if verdict.text.startswith("ended ") else "ended: "
+        text = f"{name} {ended}{verdict.text}{done}"
         details = {
-            **_ended(process, told, self._context.now_s),
+            **_ended(process, verdict, self._context.now_s),
             "records": records,
             **_how(context),
             **self._held(process),
         }
         self._context.orders.announce(
-            "process", text, process=name, cause=told.cause, level=level, details=details
+            "process", text, process=name, cause=verdict.cause, level=level, details=details
         )
         if expected:
             return
-        more = told.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
+        more = verdict.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
         blame = (
-            f"{name}: {told.text}"
-            if told.blames_work and not process.failure_reported and not more
+            f"{name}: {verdict.text}"
+            if verdict.blames_work and not process.failure_reported and not more
             else ""
         )
-        counted = process.failure_reported and told.cause is Cause.USER_ERROR
-        stranded = told.cause is Cause.STRANDED and bool(self._context.servers_away())
+        counted = process.failure_reported and verdict.cause is Cause.USER_ERROR
+        stranded = verdict.cause is Cause.STRANDED and bool(self._context.servers_away())
         answered = self._take_back(process, blame) or more or counted or stranded
         ran, life = self._context.processes.ran(name.role), (process.ordered_s, self._context.now_s)
         if reason := self._context.budgets.died(
-            str(name), told, answered=answered, role_ran=ran, life=life
+            str(name), verdict, answered=answered, role_ran=ran, life=life
         ):
-            self._context.fail(reason, hint=_HINTS.get(told.cause, "see its log"))
+            self._context.fail(reason, hint=_HINTS.get(verdict.cause, "check its log"))
 
     def _done(self, process: Process) -> int:
         """Records in the receipt that are known to be the work of this process so far.
@@ -331,7 +333,7 @@ class ProcessLifecycle:
         if process.name.role is Role.WORKER:
             return self._leasing.lost(process, blame)
         for holder in self._evaluation.server_lost(process.name):
-            self._leasing.revoke(holder, f"the view that it evaluates went with {process.name}")
+            self._leasing.revoke(holder, f"the view that it evaluates was lost with {process.name}")
         return False
 
     def _give_more(self, process: Process) -> bool:
@@ -365,7 +367,7 @@ class ProcessLifecycle:
                 process.since_s = self._context.now_s
                 self._scaling.order(process)
                 self._context.orders.announce(
-                    "wait", f"{process.name} was not seen yet; ordered again", process=process.name
+                    "wait", f"{process.name} has not appeared; ordered again", process=process.name
                 )
             elif process.life is Life.READY and process.name.role is Role.WORKER and not stalled:
                 self._check_pace(process)
@@ -373,7 +375,7 @@ class ProcessLifecycle:
     def _overdue(self, process: Process) -> None:
         match process.life:
             case Life.STARTING:
-                text = f"it runs, but did not present itself within {_ATTACH_LIMIT_S:.0f} s"
+                text = f"it runs, but did not attach to the master within {_ATTACH_LIMIT_S:.0f} s"
                 self.give_up(process, Verdict(Cause.INFRASTRUCTURE, text, blames_work=True))
             case Life.STOPPING if not process.message.startswith("killed"):
                 self.give_up(
@@ -402,17 +404,17 @@ class ProcessLifecycle:
         limit_s = self._leasing.limit_s(process)
         idle_s = self._context.now_s - process.busy_since_s
         if limit_s is not None and idle_s > limit_s and not self._activities.excuses(process):
+            # The bound may be too short for this model: the next cold worker gets twice the time.
             self._leasing.pace.overran()
             text = (
-                f"no progress for {idle_s:.0f} s, where {limit_s:.0f} s are allowed (ten times the"
-                " usual)"
+                f"no progress for {idle_s:.0f} s; the limit is {limit_s:.0f} s, ten times the usual"
             )
             self.give_up(process, Verdict(Cause.STRAGGLER, text, blames_work=True))
             return
         starting_s = self._context.now_s - max(process.part_since_s, process.busy_since_s)
         if process.part and starting_s > _START_LIMIT_S:
             what = START_PARTS.get(process.part, process.part)
-            text = f"{what} has taken {starting_s:.0f} s, where {_START_LIMIT_S:.0f} s are allowed"
+            text = f"{what} has taken {starting_s:.0f} s; the limit is {_START_LIMIT_S:.0f} s"
             self.give_up(process, Verdict(Cause.STRAGGLER, text))
             self._start_failed(f"{process.name}: {text}")
 
@@ -423,7 +425,7 @@ class ProcessLifecycle:
         if self._failed_starts >= _MOST_FAILED_STARTS and not ready:
             self._context.fail(
                 f"{text}; it is the {self._failed_starts}th worker in a row that never gets ready",
-                hint="its log shows where every thread is",
+                hint="its log shows the stacks of all threads",
                 exit_code=ExitCode.STALLED,
             )
 
@@ -456,9 +458,9 @@ def _started(process: Process) -> dict[str, Value]:
     )
 
 
-def _ended(process: Process, told: Verdict, now_s: float) -> dict[str, Value]:
+def _ended(process: Process, verdict: Verdict, now_s: float) -> dict[str, Value]:
     step = EventKind.LOST if process.life is Life.LOST else EventKind.ENDED
-    found = meaning(step, reason=told.text)
+    found = meaning(step, reason=verdict.text)
     if process.ready_s is not None:
         found["ready_for_s"] = round(now_s - process.ready_s, 3)
     if process.memory_bytes is not None:

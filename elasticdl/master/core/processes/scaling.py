@@ -7,15 +7,15 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
+from elasticdl.flag_values import WorkerRange
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import WorkerRange
 from elasticdl.master.core.commands import KeepScale, StartProcess, StopProcess
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import CreateFailed, ReplaceRequested, ScaleRequested
 from elasticdl.master.core.job_context import JobContext, Phase
-from elasticdl.master.core.processes.failures import Cause
+from elasticdl.master.core.processes.causes import Cause
 from elasticdl.master.core.processes.table import Life, Process
 
 DRAIN_GRACE_S = 30.0
@@ -43,15 +43,14 @@ class Scaling:
         """Change the range of workers at a person's request."""
         if not 1 <= event.min_workers <= event.max_workers:
             text = (
-                f"scaling to {event.min_workers}:{event.max_workers} is not possible: expected 1 <="
-                " MIN <= MAX"
+                f"cannot scale to {event.min_workers}:{event.max_workers}: expected 1 <= MIN <= MAX"
             )
             self._context.orders.announce("scale", text, level="warning")
             return
         before = self._context.workers
         if (why_not := self.why_not_scale()) and self._context.phase is not Phase.STARTING:
             self._context.orders.announce(
-                "scale", f"workers stay {before.low}:{before.high}: {why_not}", level="warning"
+                "scale", f"workers remain {before.low}:{before.high}: {why_not}", level="warning"
             )
             return
         low, high = event.min_workers, event.max_workers
@@ -59,7 +58,7 @@ class Scaling:
         details = {"low": low, "high": high}
         self._context.orders.announce(
             "scale",
-            f"workers scaled from {before.low}:{before.high} to {low}:{high}, as asked",
+            f"workers scaled from {before.low}:{before.high} to {low}:{high} on request",
             details=details,
         )
         self._context.orders.give(KeepScale(low, high))
@@ -67,9 +66,9 @@ class Scaling:
     def why_not_scale(self) -> str:
         """Why changing the number of workers has no effect any more, in words; '' if it has."""
         if self._context.phase is Phase.STARTING:
-            return "the job has not begun: its model and data are being checked"
+            return "the job has not begun: the preflight is running"
         late = self._context.late()
-        return f"the job {late}: no worker is started or sent away" if late else ""
+        return f"the job {late}" if late else ""
 
     def why_not_replace(self, name: ProcessName) -> str:
         """Why a process cannot be replaced, in words; '' if it can."""
@@ -78,15 +77,15 @@ class Scaling:
             return f"{name} is not a process of this job"
         if name.role is not Role.WORKER:
             return (
-                f"{name} is a parameter server: what it has learnt since the newest checkpoint"
-                " would be lost with it"
+                f"{name} is a parameter server: its updates since the newest checkpoint would be"
+                " lost"
             )
         if not process.live:
-            return f"{name} is {process.life} already" + (
+            return f"{name} is already {process.life}" + (
                 f": {process.message}" if process.message else ""
             )
         if late := self._context.late():
-            return f"the job {late}: nobody comes in the place of {name}"
+            return f"the job {late}: {name} would have no successor"
         return self._coordination.why_not_replace(name)
 
     def replace(self, event: ReplaceRequested) -> None:
@@ -96,10 +95,10 @@ class Scaling:
         """
         if why_not := self.why_not_replace(event.name):
             self._context.orders.announce(
-                "scale", f"{event.name} is not replaced: {why_not}", level="warning"
+                "scale", f"{event.name} cannot be replaced: {why_not}", level="warning"
             )
             return
-        self.stop(self._context.processes.all[event.name], DRAIN_GRACE_S, "replaced, as asked")
+        self.stop(self._context.processes.all[event.name], DRAIN_GRACE_S, "replaced on request")
 
     def desired_workers(self) -> int:
         """The number of workers that have work, within the plan.
@@ -142,7 +141,9 @@ class Scaling:
         for _ in range(min(self._missing(live), self._room(live))):
             self._start(self._context.processes.new_worker_name())
         high = self._context.workers.high
+        # `live` is sorted by index: the newest workers go first.
         for process in live[high:] if self._context.phase is not Phase.DRAINING else ():
+            # Nobody replaces it, so no later start must name it as its predecessor.
             process.replaced = True
             self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(high, 'worker')}")
         self._retry_refused()
@@ -158,31 +159,24 @@ class Scaling:
         since_s = self._context.now_s - _COME_UP_LIMIT_S
         return max(
             0,
-            at_once
-            - sum(
-                not self._coordination.has_come_up(process) and process.ordered_s > since_s
-                for process in live
-            ),
+            at_once - sum(not process.up and process.ordered_s > since_s for process in live),
         )
 
     def waiting_turn(self) -> str:
         """Which workers wait because others are still starting, in words; '' if none."""
         live = self._context.processes.live_workers()
         left = self._missing(live) if self._context.limits.starting is not None else 0
-        who = (
-            "1 more worker waits for its" if left == 1 else f"{left:,} more workers wait for their"
-        )
-        return (
-            f"{who} turn to start: {self._context.limits.starting} at a time here" if left else ""
-        )
+        at_once = self._context.limits.starting
+        return f"starting workers {at_once} at a time; {left:,} queued" if left else ""
 
     def _start(self, name: ProcessName) -> None:
         delay_s = self._context.budgets.back_off_s()
         process = self._context.processes.start(name, self._context.now_s)
         process.memory_bytes = self._context.memory.of(name.role)
+        # The back-off is our own choice; time spent waiting counts from its end.
         process.ordered_s += delay_s
         self.order(process, delay_s)
-        wait = f", after {delay_s:g} s" if delay_s else ""
+        wait = f" in {delay_s:g} s" if delay_s else ""
         before = self._context.processes.take_unreplaced(name)
         details = meaning(EventKind.ORDERED, delay_s=delay_s)
         if before is not None:
@@ -190,7 +184,7 @@ class Scaling:
         if process.memory_bytes is not None:
             details["memory_bytes"] = process.memory_bytes
         self._context.orders.announce(
-            "process", f"{name} is started{wait}", process=name, details=details
+            "process", f"starting {name}{wait}", process=name, details=details
         )
 
     def order(self, process: Process, delay_s: float = 0.0) -> None:
@@ -205,6 +199,7 @@ class Scaling:
     ) -> None:
         """Ask a process to end. With LOST instead of STOPPING, its reports no longer count."""
         now_s = self._context.now_s
+        # A refused process does not exist in the cluster, so no end would ever be reported.
         never_made = process.life is Life.REFUSED
         margin_s = _EXPLAIN_LIMIT_S if life is Life.LOST else _STOP_MARGIN_S
         process.enter(life, now_s, reason, deadline_s=now_s + grace_s + margin_s)
@@ -215,7 +210,7 @@ class Scaling:
         details = meaning(EventKind.STOPPING, reason=reason, grace_s=grace_s)
         self._context.orders.announce(
             "process",
-            f"{process.name} is asked to end: {reason}",
+            f"stopping {process.name}: {reason}",
             process=process.name,
             details=details,
         )
@@ -248,12 +243,13 @@ class Scaling:
             self._context.fail(
                 text,
                 exit_code=ExitCode.CLUSTER_REFUSED,
-                hint="`elasticdl check` tells which rights are missing",
+                hint="run `elasticdl check` to list the missing rights",
             )
         else:
+            # Do not order what the cluster will never grant; a user may scale up again.
             self._context.workers = WorkerRange(low=self._context.workers.low, high=others)
             self._context.orders.announce(
-                "scale", f"{text}; going on with {amount(others, 'worker')}", level="warning"
+                "scale", f"{text}; continuing with {amount(others, 'worker')}", level="warning"
             )
 
     def _retry_refused(self) -> None:

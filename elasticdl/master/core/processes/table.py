@@ -14,7 +14,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.processes.failures import Cause
+from elasticdl.master.core.processes.causes import Cause
 
 SHOWN_ENDED = 200
 """Ended processes that are shown; the record of the job has them all."""
@@ -131,6 +131,7 @@ class Process:
             raise ImpossibleTransition(
                 f"{self.name} has ended ({self.message}) and cannot become {life}"
             )
+        # Every change of state passes here, so the cached list of live workers cannot go stale.
         self.changes()
         self.life, self.since_s, self.message, self.deadline_s = life, at_s, message, deadline_s
 

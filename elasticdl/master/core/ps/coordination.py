@@ -14,19 +14,18 @@ from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import Cutting, Snapshots
 from elasticdl.master.core.data.lease_obligations import lease_obligations
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.data.ledger import Stage
+from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.data.rollback import restore_ledger
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import (
     ConnectionLost,
     LeaseRequested,
     ProgressReported,
-    RingTold,
+    RingReported,
     TaskFailed,
 )
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import LeaseKey, Obligation
-from elasticdl.master.core.processes.table import Process
 from elasticdl.master.core.wait_reasons import Awaited
 from elasticdl.shard import ShardId, SnapshotId
 
@@ -43,7 +42,7 @@ class PsCoordination:
 
     weights_outlive_workers = True
     limited_by_shards = True
-    can_form_anew = False
+    can_form_again = False
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class PsCoordination:
         work = self._context.work
         if any(True for _ in self._context.processes.workers()) or (work and work.held):
             return ""
-        return "workers are gone"
+        return "all workers have exited"
 
     def weights_away(self) -> str:
         return self._context.servers_away()
@@ -114,9 +113,6 @@ class PsCoordination:
         return cutting.id if cutting is not None and overdue else None
 
     # processes
-
-    def has_come_up(self, process: Process) -> bool:
-        return process.leased
 
     def why_not_replace(self, name: ProcessName) -> str:
         return ""
@@ -138,7 +134,7 @@ class PsCoordination:
         ):
             return  # A late report of the initial values.
         for process in tuple(context.processes.workers()):
-            self._leasing.revoke(process.name, "all is trained again")
+            self._leasing.revoke(process.name, "training restarts")
         self._evaluation.abandon()
         repeated = restore_ledger(context, self._evaluation, "", worker)
         # A surviving server may be ahead: versions count from what all servers have.
@@ -147,14 +143,13 @@ class PsCoordination:
         self._checkpointing.rolled_back(0)
         self._evaluation.rolled_back(0)
         text = (
-            "the trained weights went with a parameter server and with every worker that had them,"
-            f" and there is no checkpoint (--checkpoint-steps): {amount(repeated, 'record')} to be"
-            " trained again"
+            "a parameter server and all workers that had the trained weights are gone, and there is"
+            f" no checkpoint (--checkpoint-steps): training {amount(repeated, 'record')} again"
         )
         details = {"repeated": repeated, "version": 0}
         context.orders.announce("server", text, process=worker, level="warning", details=details)
 
-    def member_told(self, event: RingTold) -> None:
+    def member_reported(self, event: RingReported) -> None:
         self._context.drop(DropCause.UNKNOWN_GENERATION, event.worker, event)
 
     def lost_connection(self, event: ConnectionLost) -> None:
@@ -197,8 +192,8 @@ class PsCoordination:
     def idle(self) -> Iterator[str]:
         away = self._context.servers_away()
         for name in self._leasing.idle_workers():
-            why = f"waiting for {away}" if away else self._leasing.idle_reason()
-            yield f"{name} has no work: {why}"
+            why = f"waiting for parameter servers: {away}" if away else self._leasing.idle_reason()
+            yield f"{name} is idle: {why}"
 
     def owed(self) -> Iterator[Obligation]:
         context = self._context
@@ -206,7 +201,7 @@ class PsCoordination:
             yield from lease_obligations(context, self._leasing, context.work)
         leaving = tuple(process.name for process in context.processes.workers())
         if context.phase is Phase.DRAINING and leaving:
-            yield Obligation("workers to leave", leaving, context.phase_since_s, limited=True)
+            yield Obligation("workers to exit", leaving, context.phase_since_s, limited=True)
 
     def owed_cut(self, cutting: Cutting | None) -> Obligation:
         servers, problem = self.weight_holders(), self._checkpointing.last_problem
@@ -216,7 +211,7 @@ class PsCoordination:
             "the last checkpoint to begin",
             servers,
             self._context.phase_since_s,
-            f"the last try failed: {problem}" if problem else "",
+            f"the last attempt failed: {problem}" if problem else "",
             # Failed tries are repeated after a pause that grows, five times.
             limited=bool(problem),
         )
@@ -228,5 +223,5 @@ class PsCoordination:
         """Always true: the cut itself says what the servers have of each worker."""
         return True
 
-    def form_anew(self, why: str) -> None:
-        raise AssertionError("workers of parameter servers do not meet")
+    def form_again(self, why: str) -> None:
+        raise AssertionError("workers of parameter servers form no generations")

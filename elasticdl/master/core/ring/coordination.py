@@ -18,12 +18,12 @@ from elasticdl.master.core.events import (
     ConnectionLost,
     LeaseRequested,
     ProgressReported,
-    RingTold,
+    RingReported,
     TaskFailed,
 )
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import MOST_NAMED, LeaseKey, Obligation, booked, since
-from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.ring.membership import RingMembership
 from elasticdl.master.core.ring.work import RingWork
 from elasticdl.master.core.wait_reasons import Awaited
@@ -114,18 +114,19 @@ class RingCoordination:
         if self._context.work is None:
             return ""
         self._work.halt(why)
-        return "the ring stops at the step that it is at"
+        return "the ring stops after its current step"
 
     def drained(self) -> str:
         waited_s = self._context.now_s - self._context.phase_since_s
-        return "the ring stands" if self._work.idle or waited_s >= _HALT_LIMIT_S else ""
+        return "the ring has stopped" if self._work.idle or waited_s >= _HALT_LIMIT_S else ""
 
     def weights_away(self) -> str:
-        return "the members of the ring are gone or do not answer"
+        return "the ring's members are gone or do not answer"
 
     # checkpoints
 
     def offsets_at(self, snapshot: SnapshotId | None) -> Mapping[ShardId, int] | None:
+        # Not None, which would mean that workers report positions themselves.
         return {} if snapshot is None else self._work.offsets_at(snapshot)
 
     def unanswered_cut(self) -> SnapshotId | None:
@@ -139,18 +140,14 @@ class RingCoordination:
         """Not while training: all workers take part in each step. In a pause each leases shards."""
         return self._context.phase is not Phase.WORKING
 
-    def has_come_up(self, process: Process) -> bool:
-        """A warm worker has come up; leases say nothing, because the ring holds them."""
-        return process.up
-
     def why_not_replace(self, name: ProcessName) -> str:
         return self._membership.why_not_replace(name)
 
     def gave_initial_values(self, worker: ProcessName) -> None:
         """Nothing to do: the first generation begins with the values of its rank 0."""
 
-    def member_told(self, event: RingTold) -> None:
-        self._membership.told(event)
+    def member_reported(self, event: RingReported) -> None:
+        self._membership.reported(event)
 
     def lost_connection(self, event: ConnectionLost) -> None:
         self._membership.lost_connection(event)
@@ -173,9 +170,7 @@ class RingCoordination:
         if reason := self._membership.waits_for():
             absent = self._membership.absent()
             numbers = f"generation {generation.number}" if generation else ""
-            yield Obligation(
-                f"a ring that trains: {reason}", absent, since(context, absent), numbers
-            )
+            yield Obligation(f"a complete ring: {reason}", absent, since(context, absent), numbers)
             return
         members, numbers = self._slowest_first(), self._numbers()
         since_s = max(
@@ -183,7 +178,7 @@ class RingCoordination:
             default=context.phase_since_s,
         )
         if work.halting:
-            what = f"the ring to stop where it is ({work.halting})"
+            what = f"the ring to stop ({work.halting})"
             yield Obligation(what, members, since_s, numbers, limited=True)
             return
         item = next((item for item in work.items if item.steps_left), None)
@@ -191,11 +186,11 @@ class RingCoordination:
             begin = max(item.begin, item.held.offset)
             what = (
                 f"records {begin:,} to {item.end:,} of shard {item.held.piece.shard.id} (item"
-                f" {item.number}) to be booked"
+                f" {item.number})"
             )
             yield Obligation(what, members, since_s, numbers)
         elif self._members_ask():
-            what = f"the members of the ring to ask for item {work.next_number}"
+            what = f"the ring's members to request item {work.next_number}"
             yield Obligation(what, members, since_s, numbers)
 
     def _members_ask(self) -> bool:
@@ -216,7 +211,7 @@ class RingCoordination:
         for name in self._membership.members[: MOST_NAMED + 1 - len(found)]:
             position = self._membership.position(name)
             if position is None:
-                found.append(f"{name} did not say where it is")
+                found.append(f"{name} has not reported its position")
             else:
                 found.append(f"{name} is at step {position.version:,}, item {position.number}")
         return "; ".join(found)
@@ -234,7 +229,7 @@ class RingCoordination:
         first, problem = self.weight_holders(), self._checkpointing.last_problem
         if cutting is not None:
             return Obligation("the copy of the weights for a checkpoint", first, cutting.since_s)
-        numbers = f"the last try failed: {problem}" if problem else ""
+        numbers = f"the last attempt failed: {problem}" if problem else ""
         since_s = self._context.phase_since_s
         return Obligation("the last checkpoint to begin", first, since_s, numbers)
 
@@ -247,8 +242,8 @@ class RingCoordination:
         return all(one is not None and one.version == booked_version for one in at)
 
     @property
-    def can_form_anew(self) -> bool:
+    def can_form_again(self) -> bool:
         return self._membership.present is not None
 
-    def form_anew(self, why: str) -> None:
-        self._membership.form_anew(why)
+    def form_again(self, why: str) -> None:
+        self._membership.form_again(why)

@@ -12,7 +12,7 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing, WorkFinished
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.events import ConnectionLost, RingTold
+from elasticdl.master.core.events import ConnectionLost, RingReported
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ring import next_generation
@@ -64,7 +64,7 @@ class RingMembership:
         """
         self._begun = False
         self._looking_s: float | None = None
-        self._wanted_anew = ""
+        self._must_form_again = ""
         """Why a new generation was requested that is not published yet."""
         self._withdrawn = 0
         self._withdrawn_s = 0.0
@@ -107,16 +107,16 @@ class RingMembership:
         report = self._reports.get(name)
         return report.position if report and self._context.worker(name) else None
 
-    def form_anew(self, why: str) -> None:
+    def form_again(self, why: str) -> None:
         """Request a new generation even if its members stay the same."""
-        self._wanted_anew = why
+        self._must_form_again = why
 
     def status(self) -> RingStatus:
         """The ring's status, for people."""
         number = self.present.number if self.present else 0
         return RingStatus(number, self.formed, tuple(map(str, self.members)), self.reason)
 
-    def told(self, event: RingTold) -> None:
+    def reported(self, event: RingReported) -> None:
         """Take in a worker's report of its position on the ring."""
         process = self._context.worker(event.worker)
         if process is None:
@@ -141,14 +141,16 @@ class RingMembership:
             self.problem = textwrap.shorten(
                 event.problem.splitlines()[0], _MOST_CHARS, placeholder=" …"
             )
+        # A report on a new stream proves that the worker lives.
         report.heard_s, report.cut_off, report.leaving = event.at_s, False, event.leaving
+        # Generations only grow: an older report must not take one back.
         report.entered, report.broken = (
             max(report.entered, event.entered),
             max(report.broken, event.broken),
         )
         report.position = RingPosition(event.version, event.number, event.offset)
         if event.leaving and process.life is Life.READY:
-            text = f"{event.worker} is draining: the ring goes on without it"
+            text = f"{event.worker} is draining: the ring continues without it"
             process.enter(
                 Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S
             )
@@ -163,7 +165,7 @@ class RingMembership:
             self._context.orders.give(WorkFinished(event.worker))
         self._entered(event)
 
-    def _inside(self, event: RingTold) -> bool:
+    def _inside(self, event: RingReported) -> bool:
         present = self.present
         here = (
             present is not None
@@ -182,8 +184,8 @@ class RingMembership:
         ):
             return ""
         return (
-            f"no other worker has the weights yet that {name} could leave to it: what was learnt"
-            " since the newest checkpoint would be lost"
+            f"no other worker has the weights of {name} yet: updates since the newest checkpoint"
+            " would be lost"
         )
 
     def lost_connection(self, event: ConnectionLost) -> None:
@@ -195,7 +197,7 @@ class RingMembership:
         if report is not None:
             report.cut_off = True
 
-    def _entered(self, event: RingTold) -> None:
+    def _entered(self, event: RingReported) -> None:
         present = self.present
         if present is None or event.worker not in present.members:
             return
@@ -234,11 +236,12 @@ class RingMembership:
             self._context.workers.low,
             self._context.workers.high,
             self._coming(),
-            self._wanted_anew or self._work.halts_anew,
+            self._must_form_again or self._work.halts_anew,
         )
         decision = next_generation.decide(self._context.now_s, self.present, workers, wanted)
         self.reason = decision.reason
         if decision.look_again_s is not None and decision.look_again_s != self._looking_s:
+            # Every event calls `decide`; order one timer per point in time.
             self._looking_s = decision.look_again_s
             self._context.orders.give(
                 LookAgain(max(0.0, decision.look_again_s - self._context.now_s))
@@ -284,7 +287,9 @@ class RingMembership:
                 # It is out of the ring: only what it reports after learning that counts.
                 report.free_since_s = None
                 # Its weights are no longer the ring's: others get the leases that use them.
-                self._leasing.revoke(name, "the ring went on without it")
+                self._leasing.revoke(name, "the ring continues without it")
+        # The generation goes on from the weights of its members. Others fall behind with its first
+        # step.
         self._holders = {name: None for name in self._holders if name in decision.members}
         restore_from = ""
         if not self._holders and self._begun:
@@ -292,7 +297,7 @@ class RingMembership:
                 f"all members that had the weights are gone ({decision.reason})"
             )
             self._since.clear()
-        self._begun, self._wanted_anew = True, ""
+        self._begun, self._must_form_again = True, ""
         self._since = {
             name: self._since.get(name, decision.generation) for name in decision.members
         }

@@ -107,15 +107,14 @@ def decide(
         return _next(present, survivors, joining, why or wanted.anew)
     entered = all(known[name].entered >= present.number for name in present.members)
     if not joining:
-        return _stay(
-            present, "complete" if entered else "its members are entering it", look_again_s
-        )
+        return _stay(present, "complete" if entered else "its members are joining", look_again_s)
     if not entered:
-        return _stay(present, f"{_names(joining)} may join when all members are in", look_again_s)
+        reason = f"{_names(joining)} may join when the present generation is complete"
+        return _stay(present, reason, look_again_s)
     urgent = any(known[name].leaving for name in survivors)
     at_s = now_s if urgent else _settled_s(joiners, wanted, enough=len(joiners) >= room)
     if now_s < at_s:
-        return _stay(present, f"{_names(joining)} may join; others may be about to", at_s)
+        return _stay(present, f"{_names(joining)} may join; waiting briefly for others", at_s)
     return _next(
         present, survivors, joining, f"{_names(joining)} {'take over' if urgent else 'joined'}"
     )
@@ -142,7 +141,7 @@ def _first(
             f"{len(free)} of {amount(wanted.low, 'worker')} ready; waiting for the others for at"
             f" most {QUORUM_S:.0f} s"
         )
-        enough = f"{amount(len(free), 'worker')} ready; others may be about to be"
+        enough = f"{amount(len(free), 'worker')} ready; waiting briefly for others"
         return Decision((), number, few if len(free) < wanted.low else enough, at_s)
     members = tuple(worker.name for worker in free[: wanted.high])
     few = "" if len(members) >= wanted.low else f", though {wanted.low} are wanted"
@@ -157,6 +156,7 @@ def _survivors(
     The reason ignores joiners. A leaving member stays while no other member has the weights.
     """
     here = [known[name] for name in present.members if name in known]
+    # Without weights to lose, anybody may leave.
     spare = any(worker.holds_state and not worker.leaving for worker in here) or not any(
         worker.holds_state for worker in here
     )
@@ -179,12 +179,14 @@ def _survivors(
         lost = [
             worker for worker in awaited if worker.cut_off or now_s - worker.heard_s >= UNHEARD_S
         ]
+        # A silent member with the only weights may still answer; without it the job would go back
+        # to its last checkpoint. Wait for it until the cluster reports its end.
         if lost and not any(worker.holds_state for worker in staying if worker not in lost):
             lost = [worker for worker in lost if not worker.holds_state]
         staying = [worker for worker in staying if worker not in lost]
         unsure = [worker for worker in awaited if worker not in lost]
         if lost:
-            reasons.append(f"{_names(lost)} {'is' if len(lost) == 1 else 'are'} not heard of")
+            reasons.append(f"{_names(lost)} {'does' if len(lost) == 1 else 'do'} not answer")
         look_again_s = _unheard_s(now_s, unsure)
     if reasons:
         # A new generation comes anyway: leave out possibly dead members if that loses no weights.
@@ -243,6 +245,8 @@ def _joiners(present: Generation, workers: Sequence[MemberState]) -> list[Member
 def _next(
     present: Generation, survivors: Sequence[ProcessName], joining: Sequence[MemberState], why: str
 ) -> Decision:
+    # Survivors keep their order and come first: rank 0 stays while it can, and with it the
+    # callbacks.
     return Decision((*survivors, *(worker.name for worker in joining)), present.number + 1, why)
 
 
@@ -255,10 +259,12 @@ def _settled_s(free: Sequence[MemberState], wanted: RingTarget, *, enough: bool)
     times = [worker.free_since_s or 0.0 for worker in free]
     if enough or not wanted.coming:
         return min(times)
+    # Wait for the last arrival to settle, but never let a stream of arrivals delay the first.
     return min(max(times) + SETTLE_S, min(times) + LONGEST_SETTLE_S)
 
 
 def _in_order(workers: Iterable[MemberState]) -> list[MemberState]:
+    # The name breaks ties, so that a replay forms the same generation.
     return sorted(workers, key=lambda worker: (worker.free_since_s or 0.0, worker.name))
 
 

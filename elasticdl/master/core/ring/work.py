@@ -18,7 +18,8 @@ from elasticdl.formatting import amount
 from elasticdl.job import GlobalBatch, RateScaling
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import Snapshots
-from elasticdl.master.core.data.ledger import HeldShard, Ledger
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.pieces import HeldShard
 from elasticdl.master.core.data.rollback import restore_ledger
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProgressReported
@@ -93,7 +94,7 @@ class RingWork:
         found = next((item for item in self._items if item.number == number), None)
         if found is None and number == self.next_number and not self.halting:
             found = self._append()
-        return self._told(found) if found else None
+        return self._as_work_item(found) if found else None
 
     def present(self, number: int) -> WorkItem | None:
         """The item that the ring trains on now (0), or the unfinished item of that number.
@@ -106,7 +107,7 @@ class RingWork:
             else (item for item in self._items if item.steps_left and number in (0, item.number))
         )
         found = next(iter(left), None)
-        return self._told(found) if found else None
+        return self._as_work_item(found) if found else None
 
     @property
     def standing(self) -> bool:
@@ -145,6 +146,7 @@ class RingWork:
 
     def _append(self) -> Item | None:
         context, paused = self._context, bool(self._items) and self._items[-1].mark is Barrier.PAUSE
+        # Checkpoints come before training items: the boundary that made it due ends the last item.
         if self._checkpoint_due():
             return self._add(
                 Item(
@@ -192,6 +194,8 @@ class RingWork:
             else 0
         )
         if held is None or begin >= held.piece.shard.records:
+            # The ring takes a shard only when the last one is fully planned, so it holds few at a
+            # time.
             held = work.take(RING, self._context.now_s)
             if held is None:
                 return None
@@ -222,9 +226,10 @@ class RingWork:
                 scale = math.sqrt(self.members)
         return batch * self.members, scale
 
-    def _told(self, item: Item) -> WorkItem:
+    def _as_work_item(self, item: Item) -> WorkItem:
         work, lease = self._context.work, None
         if item.held is not None and work is not None:
+            # 0 stands for the shard's end.
             limit = item.end if item.end < item.held.piece.shard.records else 0
             lease = replace(work.lease(item.held), offset=item.begin, limit=limit)
         return WorkItem(item.number, lease, item.batch, item.rate_scale, item.mark, item.snapshot)
@@ -253,6 +258,8 @@ class RingWork:
         self._context.acknowledged_version = max(self._context.acknowledged_version, event.version)
         gained, epoch = 0, self._open[at].piece.epoch
         for held in self._open[:at]:
+            # Members train in the order of items, so a report on a later shard implies the earlier
+            # ones.
             gained += work.advance(held, held.piece.shard.records, 0)
         held = self._open[at]
         handed_out = self._handed_out(held)
@@ -300,7 +307,7 @@ class RingWork:
             if passed and item.held is not None and item.held.offset > item.begin:
                 self._snapshots.answered(cutting.id)
                 self._checkpointing.failed(
-                    cutting.id, "the worker that had the copy of the weights is gone"
+                    cutting.id, "the worker with the copy of the weights is gone"
                 )
                 return
             passed = passed or item.snapshot == cutting.id
@@ -317,7 +324,7 @@ class RingWork:
             if item.steps_left:
                 return
             if item.snapshot == cutting.id:
-                self._fail_cut("the ring was formed anew just there")
+                self._fail_cut("a new generation of the ring formed at the checkpoint")
                 return
 
     def _tell_loss(self, event: ProgressReported, work: Ledger) -> None:
@@ -376,6 +383,7 @@ class RingWork:
         self._items.clear()
         self._open.clear()
         self.first_item, self.halting = self.next_number, ""
+        # Its metrics describe weights that no longer exist.
         self._evaluation.abandon()
         repeated = restore_ledger(self._context, self._evaluation, ledger, RING)
         self._share_out()
@@ -385,8 +393,8 @@ class RingWork:
         if repeated:
             where = path or "the beginning"
             text = (
-                f"{why}: training goes on from {where}, version {version};"
-                f" {amount(repeated, 'record')} to be trained again"
+                f"{why}: training continues from {where}, version {version};"
+                f" {amount(repeated, 'record')} will be trained again"
             )
             self._context.orders.announce(
                 "ring", text, level="warning", details={"repeated": repeated, "version": version}

@@ -1,0 +1,135 @@
+"""Calls to a job's master on a cluster, through the API server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar, final
+
+from elasticdl.cli.jobs.cluster_client import ClusterClient
+from elasticdl.cluster.kubernetes.job_facts import JobFacts
+from elasticdl.cluster.kubernetes.jobs import Jobs
+from elasticdl.cluster.kubernetes.plans import MASTER_PORT, STATUS_PORT
+from elasticdl.cluster.kubernetes.port_forward import PortForward
+from elasticdl.errors import Refused, TransientError
+from elasticdl.rpc.master_client import MasterClient
+
+T = TypeVar("T")
+CALL_S = 8.0
+"""Time limit of a call; a new connection to the pod takes a second on a busy cluster."""
+_GREETING_S = 4.0
+_AGAIN_S = 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    forward: PortForward
+    client: MasterClient
+
+
+@final
+class ForwardedMaster:
+    """A connection to one job's master. Thread-safe."""
+
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        jobs: Jobs,
+        name: str,
+        facts: Callable[[], JobFacts],
+        call_s: float,
+    ) -> None:
+        """`facts` returns the job's current state. `call_s` bounds an RPC."""
+        self._cluster, self._jobs, self._name = cluster, jobs, name
+        self._facts, self._call_s = facts, call_s
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+
+    def call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
+        """Call the master; retry for up to `patience_s` while it is starting.
+
+        Raises ElasticDLError that says why the master is unreachable.
+        """
+        end_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._call(what)
+            except TransientError as error:
+                if time.monotonic() + _AGAIN_S > end_s:
+                    raise self.explained(error) from error
+            time.sleep(_AGAIN_S)
+
+    @contextmanager
+    def page(self, facts: JobFacts) -> Iterator[str]:
+        """See `Job.page`. Each use opens its own port forward."""
+        token = self._token(facts)
+        forward = PortForward(self._cluster.api, facts.namespace, self._pod, STATUS_PORT)
+        address = self._cluster.run(forward.open())
+        try:
+            yield f"http://{address}/#token={token}"
+        finally:
+            with suppress(TransientError):
+                self._cluster.run(forward.close())
+
+    def explained(self, error: TransientError) -> TransientError:
+        """Add to the error what the cluster knows about the unreachable master."""
+        lost = self._facts().lost_master(time.time())
+        words = f"the master of job {self._name} is not reached: {lost}"
+        return TransientError(words) if lost else error
+
+    def close(self) -> None:
+        """Drop the connection; the next call opens a new one."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.client.close()
+            with suppress(TransientError):
+                self._cluster.run(connection.forward.close())
+
+    def _call(self, what: Callable[[MasterClient], T]) -> T:
+        connection = self._connected()
+        try:
+            return what(connection.client)
+        except TransientError as error:
+            # The next connection reports at once why the master is unreachable.
+            self.close()
+            problem = connection.forward.problem or error.message
+            words = f"the master of job {self._name} is not reached: {problem}"
+            raise TransientError(words) from error
+        except Refused as error:
+            # The master's token is the Secret's. A different token means that we read the Secret
+            # too early.
+            self.close()
+            words = f"the master of job {self._name} does not know us: {error.message}"
+            raise TransientError(words) from error
+
+    def _connected(self) -> _Connection:
+        with self._lock:
+            if self._connection is None:
+                facts = self._facts()
+                token = self._token(facts)
+                forward = PortForward(self._cluster.api, facts.namespace, self._pod, MASTER_PORT)
+                address = self._cluster.run(forward.open(_GREETING_S))
+                client = MasterClient(address, token, "cli", away_s=self._call_s)
+                self._connection = _Connection(forward, client)
+            return self._connection
+
+    def _token(self, facts: JobFacts) -> str:
+        token = self._cluster.run(self._jobs.token(facts))
+        if not token:
+            raise TransientError(
+                f"the master of job {self._name} is starting: it has not made its token yet",
+                hint="try again",
+            )
+        return token
+
+    async def _pod(self) -> str:
+        facts = await self._jobs.one(self._name)
+        if facts is not None and facts.running_master:
+            return facts.running_master
+        waits_for = facts.waits_for if facts is not None else ""
+        raise TransientError(waits_for or "its master does not run")

@@ -1,0 +1,123 @@
+"""Values of flags that are more than one word or number: ranges, pairs, `auto`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Self, TypeAlias
+
+from pydantic import BaseModel, Field, model_serializer, model_validator
+
+from elasticdl.kubernetes_section import is_json, parse_json
+
+MAX_WORKERS = 2000
+"""Each worker has two connections to every parameter server (ps/native/listener.cc)."""
+
+
+class WorkerRange(BaseModel, frozen=True, extra="forbid"):
+    """A number of workers between `low` and `high`, written `N` or `MIN:MAX`, in JSON, too."""
+
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"MIN {self.low} is greater than MAX {self.high}")
+        if self.high > MAX_WORKERS:
+            raise ValueError(f"{self.high} workers: a job has at most {MAX_WORKERS}")
+        return self
+
+    @model_serializer
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+    @classmethod
+    def parse(cls, value: object) -> object:
+        """`3`, `"3"` or `"1:3"` to fields; validation refuses anything else."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"low": value, "high": value}
+        if isinstance(value, str):
+            low, _, high = value.partition(":")
+            if not re.fullmatch(r"\d+(:\d+)?", value.strip()):
+                raise ValueError(f"expected N or MIN:MAX, got {value!r}")
+            return {"low": int(low), "high": int(high or low)}
+        return value
+
+
+Scalar: TypeAlias = bool | int | float | str
+
+
+def parse_params(value: object) -> object:
+    """`"a=1;b=x"`, JSON, a list of `key=value`, or a mapping, to typed scalars.
+
+    Values are never evaluated.
+    """
+    pairs = _pairs(value)
+    return (
+        {key: _scalar(text) for key, text in pairs.items()} if isinstance(pairs, _Texts) else pairs
+    )
+
+
+def parse_envs(value: object) -> object:
+    """Like `parse_params`, but values stay strings."""
+    pairs = _pairs(value)
+    if isinstance(pairs, _Texts):
+        return {key: _unquoted(text) for key, text in pairs.items()}
+    return {key: str(item) for key, item in pairs.items()} if isinstance(pairs, Mapping) else pairs
+
+
+class _Texts(dict[str, str]):
+    """Values as typed, by key."""
+
+
+def _pairs(value: object) -> object:
+    """Parse `key=value` texts and JSON; return anything else as it is."""
+    if isinstance(value, tuple):  # a flag that was given several times
+        value = ";".join(map(str, value))
+    if is_json(value):
+        return parse_json(value)
+    if isinstance(value, str):
+        value = [part for part in value.split(";") if part.strip()]
+    if not isinstance(value, list):
+        return value
+    pairs = _Texts()
+    for part in value:
+        key, sign, text = str(part).partition("=")
+        if not sign or not key.strip().isidentifier():
+            raise ValueError(f"expected key=value, got {part!r}")
+        if key.strip() in pairs:
+            raise ValueError(f"{key.strip()} is given twice")
+        pairs[key.strip()] = text.strip()
+    return pairs
+
+
+def _scalar(text: str) -> Scalar:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return _unquoted(text)
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+MOST_STALENESS = 8
+
+
+def parse_staleness(value: object) -> int | str:
+    """`auto`, or a number in digits. Raises ValueError."""
+    text = str(value).strip()
+    if text == "auto":
+        return text
+    if isinstance(value, (int, str)) and re.fullmatch(f"[0-{MOST_STALENESS}]", text):
+        return int(text)
+    raise ValueError(
+        f"expected auto, or a whole number of at least 0 and at most {MOST_STALENESS}, got"
+        f" {value!r}"
+    )

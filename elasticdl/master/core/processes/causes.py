@@ -1,0 +1,288 @@
+"""Why a process ended: derives one cause from the facts, in words.
+
+`budgets.py` says how many ends of each cause a job accepts. The platform's reasons known here come
+from `cluster/kubernetes/pods.py` and `cluster/kubernetes/pod_tracker.py`, and from kubelets,
+schedulers and controllers. An unknown reason is shown as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elasticdl.cluster.base import ExitFacts
+from elasticdl.errors import ExitCode
+
+
+class Cause(StrEnum):
+    """The one named cause why a process ended."""
+
+    USER_ERROR = "user_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    PREEMPTED = "preempted"
+    """A pod of higher priority needed its place."""
+    EVICTED = "evicted"
+    """Evicted by request (its node is being emptied), or by a node that is short of a resource."""
+    NODE_DRAINED = "node_drained"
+    """Its node was tainted or shut down, and ended it gracefully."""
+    NODE_LOST = "node_lost"
+    DELETED = "deleted"
+    """Somebody other than the master deleted it."""
+    IMAGE = "image_unavailable"
+    START_ERROR = "start_error"
+    """The image exists, but its program could not be started."""
+    DRAINED = "drained"
+    FENCED = "fenced"
+    FINISHED = "finished"
+    INFRASTRUCTURE = "infrastructure"
+    SILENT = "silent"
+    """Alive as far as known, but it sends nothing."""
+    STRAGGLER = "straggler"
+    """No progress with a shard for much longer than usual."""
+    STALLED = "stalled"
+    """The job stood still and waited for it."""
+    STRANDED = "stranded"
+    """It gave up waiting for the master or for servers that stayed away."""
+
+
+PROBLEMS = frozenset(Cause) - {
+    Cause.DRAINED,
+    Cause.FENCED,
+    Cause.FINISHED,
+    Cause.PREEMPTED,
+    Cause.EVICTED,
+    Cause.NODE_DRAINED,
+}
+"""Causes that somebody may want to act on."""
+PLATFORM = frozenset(
+    (
+        Cause.OUT_OF_MEMORY,
+        Cause.PREEMPTED,
+        Cause.EVICTED,
+        Cause.NODE_DRAINED,
+        Cause.NODE_LOST,
+        Cause.DELETED,
+    )
+)
+"""Causes that only the platform can report, perhaps long after the process was missed."""
+MEMORY_WORDS = "out of memory"
+"""Part of each sentence about an end by lack of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A cause and its description.
+
+    `blames_work`: what the process was working on may have killed it. `permanent`: every other
+    process would end the same way.
+    """
+
+    cause: Cause
+    text: str
+    blames_work: bool = False
+    permanent: bool = False
+
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": (
+        Cause.PREEMPTED,
+        "preempted by the scheduler for a pod of higher priority",
+    ),
+    "EvictionByEvictionAPI": (Cause.EVICTED, "evicted by request (a node is being emptied)"),
+    "TerminationByKubelet": (
+        Cause.EVICTED,
+        "ended by its node, which lacks resources or is shutting down",
+    ),
+    "DeletionByTaintManager": (Cause.NODE_DRAINED, "its node was tainted"),
+    "DeletionByPodGC": (Cause.NODE_LOST, "its node is gone"),
+}
+_REASONS = {
+    "Preempted": (Cause.PREEMPTED, "preempted for a pod of higher priority"),
+    "Preempting": (Cause.PREEMPTED, "preempted by its node for a critical pod"),
+    "Evicted": (Cause.EVICTED, "evicted by its node"),
+    "Terminated": (Cause.NODE_DRAINED, "its node was shut down"),
+    "NodeShutdown": (Cause.NODE_DRAINED, "its node was shut down"),
+    "Shutdown": (Cause.NODE_DRAINED, "its node was shut down"),
+    "NodeLost": (Cause.NODE_LOST, "its node stopped answering"),
+    "ContainerStatusUnknown": (Cause.NODE_LOST, "its node lost track of it"),
+    "Deleted": (Cause.DELETED, "deleted by someone else"),
+    "ImagePullFailed": (Cause.IMAGE, ""),
+    "StartError": (Cause.START_ERROR, "could not be started"),
+    "ContainerCannotRun": (Cause.START_ERROR, "could not be started"),
+}
+_REJECTED = (
+    "OutOf",
+    "UnexpectedAdmissionError",
+    "NodeAffinity",
+    "NodePorts",
+    "TopologyAffinityError",
+    "UnexpectedPodsLimit",
+)
+"""Prefixes of the reasons with which a node rejects a pod that was placed on it."""
+_TELLS_MORE = (Cause.EVICTED, Cause.IMAGE, Cause.START_ERROR)
+"""For these causes, `log_tail` begins with the platform's own words."""
+_NO_NEWS = ("ContainerStatusUnknown", "Deleted")
+"""Reasons that say nothing new if the master ended the process."""
+_CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
+_OURS = (
+    "elasticdl.errors.TransientError",
+    "elasticdl.errors.PermanentError",
+    "elasticdl.errors.Refused",
+)
+
+
+def verdict_of(
+    facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None, worker: bool = True
+) -> Verdict:
+    """Derive one cause from the facts of an exit.
+
+    `finished`: the process was told that there is no more work. `limit_bytes`: its memory limit, if
+    known. `worker`: it is a worker and has work to give back.
+    """
+    # Before the exit code: the kernel's SIGKILL looks like any other kill.
+    if facts.reason == "OOMKilled":
+        return Verdict(Cause.OUT_OF_MEMORY, _memory(facts, limit_bytes), blames_work=True)
+    by_platform = _by_platform(facts)
+    # The platform knows more than an exit code: an evicted pod may exit with any of them.
+    if by_platform is not None:
+        gave_back = (
+            "; it returned its shards first"
+            if facts.exit_code == ExitCode.DRAINED and worker
+            else ""
+        )
+        return Verdict(by_platform.cause, by_platform.text + gave_back)
+    if facts.exit_code == ExitCode.DRAINED:
+        return Verdict(Cause.DRAINED, "drained" if worker else "left gracefully")
+    if facts.exit_code is not None:
+        return _by_exit_code(facts, facts.exit_code, finished)
+    if facts.asked:
+        return Verdict(Cause.DRAINED, "ended on request")
+    if facts.signal is not None:
+        crashed = facts.signal in _CRASH_SIGNALS
+        return Verdict(
+            Cause.INFRASTRUCTURE, f"killed by {_signal_name(facts.signal)}", blames_work=crashed
+        )
+    if facts.reason:
+        return Verdict(
+            Cause.INFRASTRUCTURE, f"{facts.reason}: {facts.log_tail.strip() or 'no details given'}"
+        )
+    return Verdict(Cause.NODE_LOST, "disappeared without an exit status")
+
+
+def _memory(facts: ExitFacts, limit_bytes: int | None) -> str:
+    """Describe an end by lack of memory.
+
+    A process killed at its limit had used all of it. Its last report is mentioned only if it was
+    much lower.
+    """
+    peak = facts.memory_peak_bytes
+    if limit_bytes is None:
+        return MEMORY_WORDS + (f"; its last report said {gibibytes(peak)}" if peak else "")
+    before = (
+        f" (its last report said {gibibytes(peak)})" if peak and peak < 0.95 * limit_bytes else ""
+    )
+    limit = gibibytes(limit_bytes)
+    return f"{MEMORY_WORDS} at {limit.partition(' ')[0]} of {limit}{before}"
+
+
+def gibibytes(size_bytes: int) -> str:
+    """`1.5 GiB`, or `512 MiB` below 1 GiB."""
+    return (
+        f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
+    )
+
+
+def _by_platform(facts: ExitFacts) -> Verdict | None:
+    """The platform's reason for the end; None if it gives none, or only confirms our request."""
+    found = _REASONS.get(facts.reason) if not (facts.asked and facts.reason in _NO_NEWS) else None
+    if facts.reason.startswith(_REJECTED):
+        found = (Cause.EVICTED, f"rejected by its node ({facts.reason})")
+    if found is not None and found[0] in _TELLS_MORE:
+        said = next((line.strip() for line in facts.log_tail.splitlines() if line.strip()), "")
+        return Verdict(
+            found[0],
+            ": ".join(part for part in (found[1], said) if part) or "its image cannot be pulled",
+        )
+    found = found or _disruption(facts)
+    return Verdict(*found) if found else None
+
+
+def _disruption(facts: ExitFacts) -> tuple[Cause, str] | None:
+    for condition in facts.conditions:
+        kind, _, why = condition.partition(":")
+        if kind == "DisruptionTarget":
+            # A node that ended it gracefully also reported how it ended. A lost node is tainted
+            # too, but reports nothing.
+            if why == "DeletionByTaintManager" and facts.exit_code is None and facts.signal is None:
+                return Cause.NODE_LOST, "its node is tainted and does not answer"
+            return _DISRUPTIONS.get(why, (Cause.EVICTED, f"disrupted ({why or 'no reason given'})"))
+    return None
+
+
+def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
+    match code:
+        case ExitCode.FENCED:
+            return Verdict(Cause.FENCED, "exited because it had been replaced")
+        case ExitCode.UNAVAILABLE:
+            return Verdict(Cause.STRANDED, f"stranded: {_last_line(facts)}")
+        case ExitCode.CANNOT_RUN:
+            return Verdict(Cause.INFRASTRUCTURE, f"cannot run: {_last_line(facts)}", permanent=True)
+        case ExitCode.USER_ERROR:
+            return Verdict(Cause.USER_ERROR, f"user error: {_last_line(facts)}", blames_work=True)
+    if finished and code == 0:
+        return Verdict(Cause.FINISHED, "finished")
+    if facts.asked:
+        return Verdict(Cause.DRAINED, "ended on request")
+    if code == 0:
+        return Verdict(
+            Cause.INFRASTRUCTURE,
+            "ended with exit code 0 although work is left",
+            blames_work=True,
+        )
+    if "Traceback (most recent call last)" in facts.log_tail and not _last_line(facts).startswith(
+        _OURS
+    ):
+        return Verdict(
+            Cause.USER_ERROR,
+            f"exit code {code} after an exception: {_last_line(facts)}",
+            blames_work=True,
+        )
+    # Shells and container runtimes report "signal n" as 128 + n.
+    text = f"exit code {code}" + (f" ({_signal_name(code - 128)})" if 128 < code < 160 else "")
+    # Somebody outside sent these two; other codes come from what the process was doing.
+    killed = code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+    return Verdict(Cause.INFRASTRUCTURE, f"{text}: {_last_line(facts)}", blames_work=not killed)
+
+
+_OF_OUR_LOG = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ ([A-Z]) \S+: (.*)")
+"""Level and message of a line as the processes log it."""
+
+
+def _last_line(facts: ExitFacts) -> str:
+    """The last error that the process logged, or else the last line that is not a log record.
+
+    What it logged afterwards, such as that it leaves, is no cause.
+    """
+    last = ""
+    for line in reversed(facts.log_tail.splitlines()):
+        record = _OF_OUR_LOG.match(line.strip())
+        if record is None:
+            last = last or line.strip()
+        elif record[1] == "E":
+            # The message of a traceback is at its end.
+            return last if record[2].startswith("Traceback") and last else record[2]
+    return last or _plain_last_line(facts)
+
+
+def _plain_last_line(facts: ExitFacts) -> str:
+    lines = [line.strip() for line in facts.log_tail.splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"

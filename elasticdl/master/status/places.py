@@ -1,0 +1,60 @@
+"""Who holds the page's connections: strangers make room for others, who showed the token stays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol, final
+
+
+class _Connection(Protocol):
+    transport: asyncio.Transport | None
+
+
+@final
+class Places:
+    """The page's connections; `most` in all.
+
+    Until a connection has shown the token it is a stranger's. Strangers get half of the places. A
+    new one takes the place of the oldest, so nobody keeps others out by being there first.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most_known: Final = max(1, most - most // 2)
+        self._most_strangers: Final = max(1, most // 2)
+        self._strangers: dict[_Connection, bool] = {}
+        """By age; whether it has sent a request."""
+        self._known: set[_Connection] = set()
+
+    def enter(self, connection: _Connection) -> None:
+        """Take a new connection; hang up on the oldest stranger if there are too many."""
+        self._strangers[connection] = False
+        if len(self._strangers) > self._most_strangers:
+            self._hang_up(next(iter(self._strangers)))
+
+    def leave(self, connection: _Connection) -> None:
+        """Forget a connection that has ended."""
+        self._strangers.pop(connection, None)
+        self._known.discard(connection)
+
+    def asked(self, connection: _Connection) -> None:
+        """Note that a stranger sent a request."""
+        if connection in self._strangers:
+            self._strangers[connection] = True
+
+    def showed_token(self, connection: _Connection) -> None:
+        """Keep this connection for as long as its owner wants it; hang up if there are too many."""
+        if self._strangers.pop(connection, None) is None:
+            return
+        self._known.add(connection)
+        if len(self._known) > self._most_known:
+            self._hang_up(connection)
+
+    def expect_request(self, connection: _Connection) -> None:
+        """Hang up on a stranger that has sent no request so far."""
+        if self._strangers.get(connection) is False:
+            self._hang_up(connection)
+
+    def _hang_up(self, connection: _Connection) -> None:
+        self.leave(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
