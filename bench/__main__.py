@@ -1,5 +1,6 @@
-"""`python -m bench [table] [server] [end_to_end] [ring] [page]`: all of them by default; figures
-also go to bench/results/<name>.json.
+"""`python -m bench [table] [server] [end_to_end] [ring] [page] [quality] [kubernetes]`: by default
+all but quality, which takes half an hour, and kubernetes, which needs root and Go. Writes figures
+to bench/results/<name>.json.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-NAMES = ("table", "server", "end_to_end", "ring", "page")
+DEFAULT = ("table", "server", "end_to_end", "ring", "page")
+NAMES = (*DEFAULT, "quality", "kubernetes")
 
 
 def main(names: list[str]) -> None:
@@ -18,7 +20,7 @@ def main(names: list[str]) -> None:
         sys.exit(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
-    for name in names or NAMES:
+    for name in names or DEFAULT:
         print(f"== {name}", flush=True)
         figures = importlib.import_module(f"bench.{name}").measure()
         (results / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")

@@ -12,7 +12,9 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -28,7 +30,7 @@ def masked(data: bytes) -> bytes:
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def write_csv(path: Path, quoting: int) -> None:
+def write_csv(path: Path, quoting: Literal[0, 1]) -> None:
     choose = random.Random(1)
     words = [
         *(f"{choose.random():.3f}" for _ in range(50)),
@@ -85,7 +87,7 @@ def files(folder: Path) -> Iterator[tuple[str, Path, Callable[[Path], None]]]:
         yield (
             f"TFRecord, {size} bytes",
             folder / f"{size}.tfrecord",
-            lambda path, size=size: write_tfrecord(path, size),
+            partial(write_tfrecord, record_bytes=size),
         )
     yield "Parquet, 10 float64", folder / "a.parquet", write_parquet
     yield "npz, 100 float32", folder / "a.npz", write_npz

@@ -1,4 +1,4 @@
-"""The work that every end-to-end figure is about: DeepFM on synthetic data in Criteo's shape.
+"""The workload of all end-to-end figures: DeepFM on synthetic data in Criteo's shape.
 
 13 dense features, 26 fields x 38,461 ids (999,986 in all; Zipf 1.05 within a field), embedding 16 +
 wide 1, MLP 128-128.
@@ -7,6 +7,7 @@ wide 1, MLP 128-128.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,13 +32,13 @@ def arrays(records: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def write(path: Path, records: int) -> None:
-    """One .npz that the jobs read."""
+    """Write one .npz file as the jobs' training data."""
     dense, ids, labels = arrays(records)
     np.savez(path, dense=dense, ids=ids, label=labels)
 
 
-def batches(batch: int, count: int):
-    """tf.data over arrays in memory, repeated for ever: ((dense, ids), labels)."""
+def batches(batch: int, count: int) -> Any:
+    """Return an infinite tf.data over arrays in memory: ((dense, ids), labels)."""
     import tensorflow as tf
 
     dense, ids, labels = arrays(batch * count)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.deepfm_data import write
@@ -50,7 +51,7 @@ def run_ours(
 
 
 def steady_rate(job: RunningJob, seconds: float) -> float:
-    """Slope of trained records over time, from 4 s after the first ones on."""
+    """Return records per second, from 4 s after the first trained record."""
     seen: list[tuple[float, int]] = []
 
     def enough() -> bool | None:
@@ -65,9 +66,11 @@ def steady_rate(job: RunningJob, seconds: float) -> float:
     return statistics.median(rates)
 
 
-def measure(points=POINTS, rounds: int = 3) -> dict:
+def measure(
+    points: Sequence[tuple[str, int]] = POINTS, rounds: int = 3
+) -> dict[str, dict[str, float]]:
     """For each point: median samples/s of each system over `rounds` interleaved rounds."""
-    figures: dict[str, dict] = {}
+    figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "deepfm.npz"
         write(data, RECORDS)
@@ -84,7 +87,7 @@ def measure(points=POINTS, rounds: int = 3) -> dict:
     return figures
 
 
-def print_row(point: str, row: dict) -> None:
+def print_row(point: str, row: dict[str, float]) -> None:
     ours = row["elasticdl"]
     ratios = "  ".join(f"{ours / row[name]:.2f} x {name} ({row[name]:,.0f})" for name in PEERS)
     print(f"{point:14} elasticdl {ours:10,.0f} samples/s   {ratios}", flush=True)

@@ -1,4 +1,4 @@
-"""Whole jobs on this machine, as a user starts them, for as long as they are measured."""
+"""Run whole jobs on this machine through the command line, for the duration of a measurement."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 @dataclass
 class RunningJob:
-    """`elasticdl train` on a directory of its own."""
+    """An `elasticdl train` process with its own job directory."""
 
-    child: subprocess.Popen
+    child: subprocess.Popen[bytes]
     directory: Path
     log: IO[str]
 
     def status(self) -> dict[str, Any] | None:
-        """The master's, None while there is none."""
+        """Return the master's status, None until it has one."""
         address = self.directory / "master.json"
         if not address.exists():
             return None
@@ -46,7 +46,7 @@ class RunningJob:
     def until(
         self, what: str, found: Callable[[], T | None], limit_s: float = 120.0, look_s: float = 0.2
     ) -> T:
-        """The first answer of `found` that is one.
+        """Return the first result of `found` that is not None.
 
         Raises RuntimeError if the job ends before, or it takes too long.
         """
@@ -63,21 +63,26 @@ class RunningJob:
             time.sleep(look_s)
         raise RuntimeError(f"not within {limit_s:g} s: {what}")
 
-    def pid(self, name: str) -> int | None:
-        """Of a process that runs."""
+    def live_status(self) -> dict[str, Any]:
+        """Return the master's status. Raises RuntimeError if there is none."""
         status = self.status()
-        where = (
-            [one["where"] for one in status["processes"] if one["name"] == name] if status else []
-        )
-        pid = str(where[0] if where else "")
-        return int(pid.removeprefix("pid ")) if pid.startswith("pid ") else None
+        if status is None:
+            raise RuntimeError("the master does not answer")
+        return status
+
+    def live_pid(self, name: str) -> int:
+        """Return the pid of a running process. Raises RuntimeError if it does not run."""
+        for process in self.live_status()["processes"]:
+            if process["name"] == name and str(process["where"]).startswith("pid "):
+                return int(process["where"].removeprefix("pid "))
+        raise RuntimeError(f"{name} does not run")
 
 
 @contextmanager
 def running(**flags: object) -> Iterator[RunningJob]:
-    """Start a job; it is stopped at the end of the block, whatever happens.
+    """Start a job, and stop it at the end of the block even after an error.
 
-    Flags as `elasticdl train` has them.
+    Takes the flags of `elasticdl train`.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"

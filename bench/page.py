@@ -1,6 +1,6 @@
-"""What the status page costs a master: 1,000 workers, 100,000 shards, and browsers that watch.
+"""Measure the master's cost of the status page: 1,000 workers, 100,000 shards, open browsers.
 
-CPU time, of seconds that the bench makes.
+Costs are CPU time. The benchmark drives the clock.
 
 The decisions, the page's server and its streams are the real ones; workers are simulated by what
 they would say: each tells of
@@ -60,7 +60,7 @@ PAINT = "paint"
 
 
 class Master:
-    """Decisions and page; events are handled in place."""
+    """The master's core and page. Events are handled synchronously."""
 
     def __init__(self, directory: Path) -> None:
         flags = {
@@ -89,7 +89,7 @@ class Master:
             about(spec, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, collector
         )
         self.watched.cluster = FakeCluster()
-        self.page = StatusServer(self.watched, AccessGuard(TOKEN), 1)
+        self.page = StatusServer(self.watched, AccessGuard(TOKEN), 1, directory / "logs")
         self.leases: dict[ProcessName, list[Lease]] = {}
         self.offsets: dict[ProcessName, int] = {}
         self.reports = 0
@@ -125,7 +125,7 @@ class Master:
                 self.put(e.LeaseRequested(self.inbox.at_s(), name))
 
     def report(self, name: ProcessName) -> None:
-        """Ten minibatches more of its first lease."""
+        """Report ten more minibatches of the first lease."""
         self.reports += 1
         lease = self.leases[name][0]
         assert lease.shard is not None
@@ -142,7 +142,7 @@ class Master:
             "wait_ms": 0.5,
             "staleness_mean": 3.5,
         }
-        presence.told(gauges)
+        presence.reported(gauges)
         applied = Applied(lease.shard.id, lease.attempt, offset)
         self.desk.throughput.reported(name, Progress(lease.task, applied, done=done), at_s)
         self.put(
@@ -163,15 +163,15 @@ class Master:
             self.put(e.LeaseRequested(at_s, name))
 
     async def second(self) -> None:
-        """A second of the job: every other worker reports, and the page looks once."""
+        """Simulate one second of the job: half of the workers report, the page refreshes once."""
         for index in range(self.reports, self.reports + round(WORKERS / REPORT_EVERY_S)):
             self.report(ProcessName(Role.WORKER, index % WORKERS))
         self.clock.advance(1.0)
-        self.page._live._tick()
+        self.page._change_feed._tick()
 
 
 async def watch(port: int, number: int) -> None:
-    """So many browsers, in a process of their own; bytes that each was sent, at the end."""
+    """Run browsers in a process of their own; return the bytes that each received."""
     counted = [0] * number
 
     async def one(session: aiohttp.ClientSession, place: int) -> None:
@@ -199,13 +199,13 @@ async def phase(master: Master, port: int, number: int) -> dict[str, float]:
     child = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    while master.page._live.watchers < number:
+    while master.page._change_feed.watchers < number:
         await asyncio.sleep(0.05)
     reporting_s = looking_s = 0.0
     for _ in range(SECONDS):
         begin_s = time.process_time()
         await master.second()
-        # The browsers' connections are written to, and take it.
+        # Lets the event loop send to the browsers and lets them receive.
         await asyncio.sleep(0.1)
         looking_s += time.process_time() - begin_s
     for _ in range(SECONDS):
@@ -217,7 +217,7 @@ async def phase(master: Master, port: int, number: int) -> dict[str, float]:
     child.stdin.write(b"\n")
     told = int(await child.stdout.readline())
     await child.wait()
-    while master.page._live.watchers:
+    while master.page._change_feed.watchers:
         await master.second()
         await asyncio.sleep(0.1)
     return {
@@ -228,7 +228,7 @@ async def phase(master: Master, port: int, number: int) -> dict[str, float]:
 
 
 async def requests(master: Master, port: int) -> dict[str, float]:
-    """Milliseconds of CPU for one of each, all else included."""
+    """Return the milliseconds of CPU for one request of each kind, with all overhead."""
     found: dict[str, float] = {}
     headers = {"Authorization": f"Bearer {TOKEN}", "Accept-Encoding": "identity"}
     paths = (
@@ -254,7 +254,7 @@ async def requests(master: Master, port: int) -> dict[str, float]:
 
 
 async def painted(master: Master, port: int, *rounds: int) -> dict[str, Any]:
-    """What it costs a browser, while the job goes on."""
+    """Return a browser's cost while the job runs."""
     command = (
         sys.executable,
         "-m",
@@ -273,14 +273,14 @@ async def painted(master: Master, port: int, *rounds: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def staged() -> AsyncIterator[tuple[Master, int]]:
-    """The master and the port of its page."""
+    """Return the master and the port of its page."""
     with tempfile.TemporaryDirectory() as folder:
         master = Master(Path(folder))
         master.begin()
         port = await master.page.start("127.0.0.1", 0)
-        task = master.page._live._task
+        task = master.page._change_feed._task
         assert task is not None
-        task.cancel()  # time is the test's
+        task.cancel()  # the benchmark drives the clock itself
         try:
             yield master, port
         finally:
@@ -288,7 +288,7 @@ async def staged() -> AsyncIterator[tuple[Master, int]]:
 
 
 async def paint_story(rounds: int) -> dict[str, Any]:
-    """A minute of the job, then its page as often as that."""
+    """Simulate a minute of the job, then paint its page `rounds` times."""
     async with staged() as (master, port):
         for _ in range(60):
             await master.second()
@@ -308,7 +308,7 @@ async def story(profile: str) -> dict[str, Any]:
             pstats.Stats(profiler).sort_stats(profile).print_stats(45)
         begin_s = time.process_time()
         render_page(master.watched.snapshot())
-        figures["drawing the page ms"] = round(1000 * (time.process_time() - begin_s), 1)
+        figures["encoding the page ms"] = round(1000 * (time.process_time() - begin_s), 1)
         figures["requests"] = await requests(master, port)
         if not profile:
             figures["a browser"] = (
@@ -321,7 +321,7 @@ async def story(profile: str) -> dict[str, Any]:
 
 
 def measure(profile: str = "", rounds: str = "5") -> dict[str, Any]:
-    """See the module; prints the figures."""
+    """Run the benchmark, and print the figures."""
     figures = asyncio.run(paint_story(int(rounds)) if profile == PAINT else story(profile))
     for name, value in figures.items():
         print(f"{name}: {value}", flush=True)

@@ -1,5 +1,6 @@
-"""What the page of a large job costs a browser: `python -m bench.paint ADDRESS [ROUNDS]`, with the
-token behind the `#`; prints JSON.
+"""Measure a browser's cost of a large job's page: `python -m bench.paint ADDRESS [ROUNDS]`.
+
+The address has the token behind the `#`. Prints JSON.
 
 Times of a main thread that is busy with nothing else say what a person waits for; on a machine that
 is busy, its CPU time does.
@@ -42,12 +43,12 @@ _FOUND = """() => ({
 
 
 def spent(costs: CDPSession) -> dict[str, float]:
-    """CPU seconds of the window's main thread so far, and what its script holds."""
+    """Return the CPU seconds of the window's main thread so far, and its heap size."""
     return {one["name"]: one["value"] for one in costs.send("Performance.getMetrics")["metrics"]}
 
 
 def look(page: Page, address: str, watched_s: float = WATCHED_S) -> dict[str, float]:
-    """Open a view as if for the first time, then watch it, if it is to be."""
+    """Open a view as if for the first time; then watch it if requested."""
     page.add_init_script(_NOTES)
     costs = page.context.new_cdp_session(page)
     costs.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -80,7 +81,7 @@ def look(page: Page, address: str, watched_s: float = WATCHED_S) -> dict[str, fl
 def views(
     browser: Browser, entrance: str, watched_s: float = WATCHED_S, names: Sequence[str] = VIEWS
 ) -> dict[str, Any]:
-    """Each view of the page, in a window of its own."""
+    """Open each view of the page in a window of its own."""
     address = entrance.partition("#")[0]
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     context.set_default_timeout(LIMIT_MS)
@@ -114,7 +115,7 @@ def _summary(values: Sequence[float]) -> str:
 
 
 def chromium() -> str | None:
-    """Where it is; None if it is not installed (`scripts/test-programs` may do that)."""
+    """Return Chromium's path; None if it is not installed (`scripts/test-programs` installs it)."""
     return (
         os.environ.get("ELASTICDL_CHROMIUM")
         or shutil.which("chromium")
@@ -123,7 +124,7 @@ def chromium() -> str | None:
 
 
 def main(entrance: str, rounds: int = 0) -> None:
-    """See the module. `rounds`: only what a person waits for, so many times."""
+    """Run the benchmark. With `rounds`, measure only the waiting times, that often."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium(), args=["--no-sandbox"] if os.getuid() == 0 else []

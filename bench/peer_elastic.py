@@ -1,14 +1,15 @@
 """A worker for Horovod's own elastic driver on the MLP of `bench/zoo`: commits every 10 steps,
 writes a line a step.
 
-The state is a class of its own: of those that come with Horovod, one hangs at a join and one does
-not start under Keras 3.
+It defines its own state class: of Horovod's classes, one hangs at a join and one does not start
+under Keras 3.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -24,24 +25,24 @@ from bench.zoo import mlp
 BATCH, COMMIT_EVERY = 64, 10
 
 
-class State(ObjectState):
-    """Weights and slots, broadcast when members meet."""
+class State(ObjectState):  # type: ignore[misc]
+    """Weights and slots, broadcast when the ring forms."""
 
-    def __init__(self, variables, **objects):
+    def __init__(self, variables: list[Any], **objects: Any) -> None:
         self._variables = variables
         self._saved = [one.numpy() for one in variables]
         super().__init__(bcast_object=broadcast_object, get_rank=hvd.rank, **objects)
 
-    def save(self):
+    def save(self) -> None:
         self._saved = [one.numpy() for one in self._variables]
         super().save()
 
-    def restore(self):
+    def restore(self) -> None:
         for variable, value in zip(self._variables, self._saved, strict=True):
             variable.assign(value)
         super().restore()
 
-    def sync(self):
+    def sync(self) -> None:
         broadcast_variables(self._variables, root_rank=0)
         self._saved = [one.numpy() for one in self._variables]
         super().sync()
@@ -66,11 +67,11 @@ def main() -> None:
         )
 
     @tf.function(autograph=False)
-    def step():
+    def step() -> Any:
         with tf.GradientTape() as tape:
             value = mlp.loss(y, model(x, training=True))
-        # One by one: errors of grouped operations are not recognised by the elastic loop, and end
-        # the job.
+        # One by one: the elastic loop does not recognise errors of grouped operations, so they
+        # would end the job.
         gradients = tape.gradient(value, [one.value for one in model.trainable_variables])
         optimizer.apply([hvd.allreduce(one) for one in gradients])
         return value
@@ -79,7 +80,7 @@ def main() -> None:
     tell("START", begun_s)
 
     @run
-    def train(state):
+    def train(state: Any) -> None:
         while True:
             step().numpy()
             state.step += 1

@@ -1,4 +1,4 @@
-"""The limit without distribution: one process, sparse updates by hand.
+"""Measure the limit without distribution: one process, hand-written sparse updates.
 
 `python -m bench.peer_loop OPTIMIZER BATCH`.
 
@@ -10,6 +10,7 @@ dense weights by the Keras optimizer; data in memory.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -23,7 +24,7 @@ import tensorflow as tf
 from bench.deepfm_data import DENSE, DIM, FIELDS, HIDDEN, LEARNING_RATE, VOCABULARY, batches
 
 
-def logits(dense, vectors, wide, mlp, linear):
+def logits(dense: Any, vectors: Any, wide: Any, mlp: Any, linear: Any) -> Any:
     """DeepFM's head on looked-up rows: float32[batch, 1]."""
     total = tf.reduce_sum(vectors, 1)
     pairs = 0.5 * tf.reduce_sum(
@@ -37,7 +38,7 @@ def logits(dense, vectors, wide, mlp, linear):
     )
 
 
-def apply_rows(kind: str, table, slots, gradient, ids) -> None:
+def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any) -> None:
     rate = LEARNING_RATE[kind]
     if kind == "adagrad":
         tf.raw_ops.ResourceSparseApplyAdagradV2(
@@ -77,7 +78,7 @@ def main(kind: str, batch: int) -> None:
     optimizer.build(variables)
 
     @tf.function
-    def step(dense, ids, labels):
+    def step(dense: Any, ids: Any, labels: Any) -> Any:
         distinct, positions = tf.unique(tf.reshape(ids, [-1]))
         rows = [tf.gather(table, distinct) for table in tables]
         with tf.GradientTape() as tape:

@@ -1,5 +1,5 @@
-"""tf.distribute.ParameterServerStrategy at its best: a custom loop of raw ops on the server, which
-Keras `fit` is not.
+"""tf.distribute.ParameterServerStrategy at its best: a custom loop of raw ops on the server
+instead of Keras `fit`.
 
 `python -m bench.peer_pss OPTIMIZER BATCH [WORKERS]` starts one server and the workers as processes,
 prints samples/s.
@@ -8,6 +8,7 @@ prints samples/s.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -31,7 +32,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve(cluster: dict, job: str, index: int) -> None:
+def serve(cluster: dict[str, list[str]], job: str, index: int) -> None:
     tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc"
     ).join()
@@ -49,7 +50,7 @@ def mlp_weights() -> list[np.ndarray]:
     return [*weights, (rng.standard_normal((DENSE, 1)) * 0.01).astype(np.float32)]
 
 
-def apply_rows(kind: str, table, slots, gradient, ids) -> None:
+def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any) -> None:
     raw, rate = tf.raw_ops, LEARNING_RATE[kind]
     if kind == "adagrad":
         raw.ResourceSparseApplyAdagradV2(
@@ -72,7 +73,7 @@ def apply_rows(kind: str, table, slots, gradient, ids) -> None:
         )
 
 
-def apply_dense(kind: str, weight, slots, gradient) -> None:
+def apply_dense(kind: str, weight: Any, slots: Any, gradient: Any) -> None:
     raw, rate = tf.raw_ops, LEARNING_RATE[kind]
     if kind == "adagrad":
         raw.ResourceApplyAdagradV2(
@@ -85,7 +86,7 @@ def apply_dense(kind: str, weight, slots, gradient) -> None:
         )  # fmt: skip
 
 
-def logits(dense, vectors, wide, weights):
+def logits(dense: Any, vectors: Any, wide: Any, weights: Any) -> Any:
     hidden = tf.concat([tf.reshape(vectors, (-1, FIELDS * DIM)), dense], 1)
     for layer in range(0, len(weights) - 1, 2):
         hidden = tf.matmul(hidden, weights[layer]) + weights[layer + 1]
@@ -97,7 +98,7 @@ def logits(dense, vectors, wide, weights):
     return hidden + pairs + tf.reduce_sum(wide, 1) + tf.matmul(dense, weights[-1])
 
 
-def measure(kind: str, batch: int, cluster: dict) -> float:
+def measure(kind: str, batch: int, cluster: dict[str, list[str]]) -> float:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), rpc_layer="grpc", task_type="chief", task_id=0
     )
@@ -109,7 +110,7 @@ def measure(kind: str, batch: int, cluster: dict) -> float:
         ]
         weights = [tf.Variable(value) for value in mlp_weights()]
 
-        def slots_of(variable):
+        def slots_of(variable: Any) -> list[Any]:
             with strategy.extended.colocate_vars_with(variable):
                 return [
                     tf.Variable(tf.zeros(variable.shape)) for _ in range(2 if kind == "adam" else 1)
@@ -118,7 +119,7 @@ def measure(kind: str, batch: int, cluster: dict) -> float:
         table_slots, weight_slots = [slots_of(v) for v in tables], [slots_of(v) for v in weights]
 
     @tf.function
-    def step(iterator):
+    def step(iterator: Any) -> Any:
         (dense, ids), labels = next(iterator)
         distinct, positions = tf.unique(tf.reshape(ids, [-1]))
         rows = [tf.gather(table, distinct) for table in tables]
@@ -178,7 +179,7 @@ def main(kind: str, batch: int, workers: int) -> None:
         for child in children:
             child.kill()
             child.wait()
-    os._exit(0)  # the coordinator's threads never end by themselves
+    os._exit(0)  # the coordinator's threads never end
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import time
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -36,7 +37,7 @@ def main(threads: int, batch: int, seconds: float, kind: str) -> None:
     label = tf.constant(rng.integers(0, 10, batch))
 
     @tf.function(autograph=False)
-    def step(image, label):
+    def step(image: Any, label: Any) -> Any:
         with tf.GradientTape() as tape:
             value = resnet20.loss(label, model(image, training=True))
         optimizer.apply(

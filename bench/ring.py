@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,8 @@ Constants, since PyTorch is no dependency of this project.
 """
 
 
-def measure(rounds: int = 3) -> dict:
-    """Figures of all parts: some ten minutes."""
+def measure(rounds: int = 3) -> dict[str, Any]:
+    """Measure all parts; takes about ten minutes."""
     peer = horovod_elastic(rounds)
     figures = {
         "throughput": throughput(rounds),
@@ -52,7 +53,7 @@ def measure(rounds: int = 3) -> dict:
     return figures
 
 
-def throughput(rounds: int) -> dict:
+def throughput(rounds: int) -> dict[str, Any]:
     """Samples/s of ResNet20, medians of interleaved rounds; CPU time a sample of each process."""
     cores = str(os.cpu_count())
     measured = (str(BATCH), str(SECONDS))
@@ -63,7 +64,7 @@ def throughput(rounds: int) -> dict:
         "two of these, apart": (
             2,
             alone,
-        ),  # what the cores have for whoever computes in two processes
+        ),  # the cores' limit for two independent processes
         "one process, all cores": (
             1,
             [sys.executable, "-m", "bench.peer_ring", cores, *measured, "plain"],
@@ -139,7 +140,7 @@ def _figures_of(child: subprocess.Popen[str]) -> tuple[float, float]:
     output, errors = child.communicate(timeout=300)
     lines = [line for line in output.splitlines() if "figures" in line]
     if child.returncode != 0 or not lines:
-        raise RuntimeError(f"{child.args} failed:\n{output[-1000:]}\n{errors[-2000:]}")
+        raise RuntimeError(f"{child.args!r} failed:\n{output[-1000:]}\n{errors[-2000:]}")
     rate, cpu_ms = lines[0].split()[-2:]
     return float(rate), float(cpu_ms)
 
@@ -157,8 +158,8 @@ def ours(data: Path) -> tuple[float, float]:
         num_workers=2,
     ) as job:
         job.until("both were in the ring", lambda: formed(job, 2))
-        first = job.status()["ring"]["members"][0]
-        pid = job.pid(first)
+        first = job.live_status()["ring"]["members"][0]
+        pid = job.live_pid(first)
         begun = len(steps_of(job.directory)[first])
         job.until("a few steps", lambda: len(steps_of(job.directory)[first]) > begun + 4 or None)
         begun, cpu = len(steps_of(job.directory)[first]), cpu_s(pid)
@@ -174,7 +175,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def print_recovery(figures: dict) -> None:
+def print_recovery(figures: dict[str, Any]) -> None:
     for name in ("ours", "horovod_elastic"):
         parts = [
             f"{what} median {statistics.median(figures[name][what]):.3f} of"

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bench.jobs import ROOT
 
@@ -20,13 +20,14 @@ T = TypeVar("T")
 
 
 def horovodrun() -> list[str]:
-    """Not the script of that name: its first line names the interpreter of whoever built the wheel
-    that is kept.
+    """Return the command line of `horovodrun`, without its script.
+
+    The script's first line names the interpreter that built the cached wheel.
     """
     return [sys.executable, "-m", "horovod.runner.launch"]
 
 
-def horovod_elastic(rounds: int) -> dict:
+def horovod_elastic(rounds: int) -> dict[str, Any]:
     """Times in s of each round: from SIGKILL to the survivor's next step, the survivor's pause at
     the join; steps that were lost.
     """
@@ -40,7 +41,7 @@ def horovod_elastic(rounds: int) -> dict:
 def _kill_and_join() -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         hosts = Path(folder) / "hosts"
-        # Two "hosts", so that a failure keeps the driver off one of them only.
+        # Two "hosts": after a failure the driver excludes only one of them.
         hosts.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n")
         hosts.chmod(0o755)
         log = Path(folder) / "log"
@@ -72,7 +73,7 @@ def _kill_and_join() -> dict[str, list[float]]:
 
 
 def _killed_and_joined(log: Path) -> dict[str, list[float]]:
-    """One value of each, none where no replacement joined."""
+    """Measure one round; returns no values if no replacement joined."""
 
     def together(after_s: float) -> list[str] | None:
         return next(
@@ -120,7 +121,7 @@ def _killed_and_joined(log: Path) -> dict[str, list[float]]:
 def _steps_of_survivor(
     log: Path, victim: str, at_s: float
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-    """(time, number) of its steps before and after `at_s`."""
+    """Return (time, number) of the survivor's steps before and after `at_s`."""
     lines = _lines(log)
     survivor = next(line[2] for line in lines if line[1] == "STEP" and line[2] != victim)
     steps = [

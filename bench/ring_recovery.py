@@ -1,8 +1,9 @@
-"""What a killed member, a silent one and a joiner cost a ring of two, in a whole job on the MLP of
-`bench/zoo`.
+"""Measure the pauses that a killed, a silent and a joining member cause in a ring of two.
 
-`python -m bench.ring_recovery KILLS` measures that alone, and shows what the members say of their
-pauses.
+A whole job trains the MLP of `bench/zoo`.
+
+`python -m bench.ring_recovery KILLS` measures only this, and prints the members' own account of
+their pauses.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +36,7 @@ _APART_S = 0.005
 
 
 def formed(job: RunningJob, members: int, after: int = 0) -> int | None:
-    """The newest generation, once it is complete, has so many members and is newer."""
+    """Return the newest generation once it is complete, newer and of the given size."""
     status = job.status()
     ring = status["ring"] if status else None
     if ring is None or len(ring["members"]) != members:
@@ -43,7 +46,7 @@ def formed(job: RunningJob, members: int, after: int = 0) -> int | None:
 
 @dataclass
 class Recovery:
-    """Seconds of the survivor's standstill.
+    """Seconds without a step of the survivor.
 
     `kill`, `lost`: from the signal to its next step; `join`: between two steps.
     """
@@ -59,12 +62,12 @@ class Recovery:
     words: list[str] = field(default_factory=list)
     """What members say of each change of the ring: ms from step to step, and with what."""
 
-    def figures(self) -> dict:
+    def figures(self) -> dict[str, Any]:
         parts = {name: [round(value, 4) for value in getattr(self, name)] for name in _MEASURED}
         return {**parts, "repeated_records": self.repeated_records, "words": self.words}
 
 
-def recovery(kills: int) -> dict:
+def recovery(kills: int) -> dict[str, Any]:
     """Kill rank 0 and rank 1 in turn, each time after the replacement of the one before has joined;
     then stop one.
     """
@@ -89,14 +92,14 @@ def _measured(job: RunningJob, kills: int) -> Recovery:
     for number in range(kills):
         time.sleep(_REST_S)
         _strike(job, found, number % 2, signal.SIGKILL)
-        # The kill made a generation of one, the join makes another.
-        generation = job.until("another joined", lambda after=generation + 1: formed(job, 2, after))
+        # The kill made a generation of one member; the join makes another.
+        generation = job.until("another joined", partial(formed, job, 2, generation + 1))
         time.sleep(_REST_S)
         pause_s, slowest_s = _pause_at(job, generation)
         found.join.append(pause_s)
         found.after_join.append(slowest_s)
     _strike(job, found, 1, signal.SIGSTOP)
-    found.repeated_records = job.status()["records"]["repeated"]
+    found.repeated_records = job.live_status()["records"]["repeated"]
     for log in sorted((job.directory / "logs").glob("worker-*.log")):
         found.words += [
             f"{log.stem}{line.partition('generation')[2]}"
@@ -107,9 +110,9 @@ def _measured(job: RunningJob, kills: int) -> Recovery:
 
 
 def _strike(job: RunningJob, found: Recovery, rank: int, with_signal: signal.Signals) -> None:
-    members = job.status()["ring"]["members"]
-    victim, survivor = members[rank], members[1 - rank]
-    pid, generation = job.pid(victim), job.status()["ring"]["generation"]
+    ring = job.live_status()["ring"]
+    victim, survivor = ring["members"][rank], ring["members"][1 - rank]
+    pid, generation = job.live_pid(victim), ring["generation"]
     at_s = time.time()
     os.kill(pid, with_signal)
     generation = job.until(
@@ -122,7 +125,7 @@ def _strike(job: RunningJob, found: Recovery, rank: int, with_signal: signal.Sig
         (b - a, b) for a, b in itertools.pairwise(steps_of(job.directory)[survivor]) if b > at_s - 1
     ]
     found.step.append(statistics.median(gap for gap, end_s in gaps if end_s < at_s))
-    # The step in flight may have been complete, and told of after the signal: what counts is the
+    # The step in flight may have completed and been logged after the signal, so use the
     # end of the pause.
     told_s, complete_s = _times_of(job, generation)
     end_s = max(gap for gap in gaps if told_s < gap[1] < complete_s + _FIRST_S)[1]
@@ -149,7 +152,7 @@ def _pause_at(job: RunningJob, generation: int) -> tuple[float, float]:
 
 
 def _times_of(job: RunningJob, generation: int) -> tuple[float, float]:
-    """When the master published it, and when all of its members had entered it."""
+    """Return when the master published a generation and when all its members had entered it."""
     said = [json.loads(line) for line in (job.directory / "events.jsonl").read_text().splitlines()]
     name = f"generation {generation} of the ring"
     told_s, complete_s = (

@@ -1,7 +1,7 @@
-"""`python -m bench.row_memory`: what a million rows of dimension 16 with Adam's slots cost, over
-their raw floats.
+"""`python -m bench.row_memory`: memory of a million rows of dimension 16 with Adam's slots,
+relative to their raw floats.
 
-Two numbers: the growth of this process's peak, and what the table says of itself.
+Prints two numbers: by the growth of this process's peak, and by the table's own count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS, DIM, CALL = 1_000_000, 16, 10_000
 
 
 def peak_bytes() -> int:
-    """Not getrusage: its maximum is inherited from the process that started this one."""
+    """Read the peak from /proc: getrusage's maximum is inherited from the parent process."""
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 

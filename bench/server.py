@@ -58,7 +58,7 @@ MEMORY_AIM = 1.25
 
 
 class Master(MasterServicer):
-    """As much of a master as a server needs to come up."""
+    """The part of a master that a server needs to start."""
 
     def __init__(self) -> None:
         self.attached: queue.Queue[str] = queue.Queue()
@@ -81,7 +81,7 @@ class Master(MasterServicer):
 
 @contextmanager
 def server_process() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A real server; its address and process."""
+    """Start a real server; yields its address and process."""
     master = Master()
     control = grpc.server(ThreadPoolExecutor(4))
     add_MasterServicer_to_server(master, control)
@@ -116,7 +116,7 @@ def resident_bytes(process: subprocess.Popen[bytes]) -> int:
 
 
 def timed(call: Callable[[], object], at_least_s: float = MEASURE_S) -> list[float]:
-    """Seconds of each call."""
+    """Return the seconds of each call."""
     for _ in range(3):
         call()
     durations: list[float] = []
@@ -144,7 +144,7 @@ class Client:
         self._none = (np.zeros(0, np.int64),)
 
     def fill(self) -> float:
-        """Touch every row for the first time; seconds."""
+        """Touch every row for the first time; return the seconds."""
         order = self._choose.permutation(ROWS).astype(np.int64)
         begin = time.perf_counter()
         for part in np.array_split(order, 50):
@@ -225,7 +225,7 @@ def measure() -> dict[str, Any]:
 
 
 def memory(client: Client, process: subprocess.Popen[bytes], raw: int) -> dict[str, float]:
-    """What the process grew by when every row was made, and what it has in all."""
+    """Return the process's growth by creating every row, and its total memory."""
     before = resident_bytes(process)
     fill_s = client.fill()
     after = resident_bytes(process)

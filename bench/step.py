@@ -1,4 +1,4 @@
-"""What a worker's step costs without any server or wire: `python -m bench.step OPTIMIZER BATCH
+"""Measure a worker's step without server or network: `python -m bench.step OPTIMIZER BATCH
 [SECONDS]`.
 
 DeepFM of `bench/zoo`; rows come from native tables in this process and go back to them, so the sum
@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from bench.deepfm_data import arrays
-from elasticdl.embedding.rules import initial_slot
+from elasticdl.embedding.optimizers import initial_slot
 from elasticdl.embedding.table import native_optimizer, native_table
 from elasticdl.job import ModelSection
 from elasticdl.model.module import load_module
@@ -39,11 +39,11 @@ def main(kind: str, batch: int, seconds: float) -> None:
     module = load_module(
         ModelSection(model_zoo=str(Path(__file__).parent / "zoo"), model_def="deepfm")
     )
-    served = PsModel.build(module, {"optimizer": kind}, threshold_bytes=1 << 20, seed=0)
-    step = CompiledStep(served, module)
-    spec = served.parameters
+    ps_model = PsModel.build(module, {"optimizer": kind}, threshold_bytes=1 << 20, seed=0)
+    step = CompiledStep(ps_model, module)
+    spec = ps_model.parameters
     tables = [native_table(table, spec.optimizer) for table in spec.tables]
-    rule, weights = native_optimizer(spec.optimizer), served.dense()
+    rule, weights = native_optimizer(spec.optimizer), ps_model.dense()
     slots = [
         np.full_like(weights, initial_slot(spec.optimizer, slot))
         for slot in range(spec.optimizer.slots)
@@ -79,7 +79,7 @@ def main(kind: str, batch: int, seconds: float) -> None:
             rule, weights, slots, np.ascontiguousarray(outcome.dense), outcome.learning_rate, number
         )
         marks.append(time.perf_counter())
-        if number > count:  # after the first round all rows are there and everything is traced
+        if number > count:  # the first round creates all rows and traces all functions
             for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
                 times[part].append(end - begin)
             ends.append((time.perf_counter(), time.process_time()))

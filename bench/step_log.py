@@ -1,4 +1,4 @@
-"""When each step was applied, as the user's own code sees it: a line `TIME LOSS` a step in the
+"""Log when each step was applied, from user code: a line `TIME LOSS` a step in the
 job's directory, a file a worker.
 """
 
@@ -7,21 +7,22 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import keras
 
 
-class StepLog(keras.callbacks.Callback):
-    """Unbuffered, so that a worker that is killed has told of all its steps."""
+class StepLog(keras.callbacks.Callback):  # type: ignore[misc]
+    """Unbuffered, so that the log of a killed worker has all its steps."""
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         folder = os.environ["ELASTICDL_JOB_DIR"]
         self._file = os.open(
             f"{folder}/{os.environ['ELASTICDL_PROCESS']}.steps",
             os.O_WRONLY | os.O_APPEND | os.O_CREAT,
         )
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         os.write(self._file, f"{time.time():.6f} {logs['loss']:.9g}\n".encode())
 
 

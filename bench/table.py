@@ -16,7 +16,7 @@ SOURCES = [
     ROOT / f"elasticdl/embedding/native/{name}.cc"
     for name in ("table", "optimizer", "initializer", "distinct")
 ]
-# The table as setup.py builds it, for any machine of this kind; the loops for this very machine.
+# The table has setup.py's portable flags; the loops are compiled for this machine.
 FLAGS = [
     "-std=c++17",
     "-O3",

@@ -40,7 +40,7 @@ OPTIONS = [
 
 
 def serve_grpc() -> None:
-    """The other process: `get` returns as many bytes as are asked for, `put` swallows."""
+    """Serve in the other process: `get` returns the requested number of bytes, `put` discards."""
     stored: dict[bytes, bytes] = {}
 
     def get(request: bytes, context: Any) -> bytes:
@@ -61,7 +61,8 @@ def serve_grpc() -> None:
 
 def grpc_calls(size: int, port: int) -> tuple[Callable[[], object], Callable[[], object]]:
     channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
-    get, put = channel.unary_unary("/bulk/get"), channel.unary_unary("/bulk/put")
+    get = channel.unary_unary("/bulk/get", None, None)
+    put = channel.unary_unary("/bulk/put", None, None)
     payload = bytes(size)
     return lambda: get(str(size).encode(), timeout=LIMIT_S), lambda: put(payload, timeout=LIMIT_S)
 

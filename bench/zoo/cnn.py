@@ -1,0 +1,42 @@
+"""A small CNN with batch normalization, momentum and a high learning rate: it shows what staleness
+costs.
+"""
+
+import keras
+from keras import layers
+
+
+def custom_model(optimizer="momentum", rate=0.0, steps=1024):
+    del optimizer, rate, steps
+    image = keras.Input((16, 16, 3), name="image")
+    x = image
+    for filters in (16, 32, 64):
+        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+        x = layers.BatchNormalization()(x)
+        x = layers.MaxPooling2D()(layers.ReLU()(x))
+    return keras.Model(image, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+def loss(labels, predictions):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, predictions)
+
+
+def optimizer(optimizer="momentum", rate=0.0, steps=1024):
+    rates = {"momentum": 0.2, "nesterov": 0.2, "sgd": 1.0, "adam": 0.003, "adagrad": 0.05}
+    decay = keras.optimizers.schedules.CosineDecay(rate or rates[optimizer], steps)
+    makers = {
+        "momentum": lambda: keras.optimizers.SGD(decay, momentum=0.9),
+        "nesterov": lambda: keras.optimizers.SGD(decay, momentum=0.9, nesterov=True),
+        "sgd": lambda: keras.optimizers.SGD(decay),
+        "adam": lambda: keras.optimizers.Adam(decay),
+        "adagrad": lambda: keras.optimizers.Adagrad(decay),
+    }
+    return makers[optimizer]()
+
+
+def feed_batch(records, mode, metadata):
+    return records["image"], records["label"]
+
+
+def eval_metrics_fn():
+    return {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
