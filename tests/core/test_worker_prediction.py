@@ -268,3 +268,39 @@ def test_outputs_of_any_structure_get_names() -> None:
         "output_1/output_0",
         "output_1/output_1",
     }
+
+
+def test_strings_are_bytes_that_numpy_reads_without_pickle(tmp_path: Path) -> None:
+    context = worker_context()
+    context.outbox.hold(LEASE)
+    sink = FileSink(tmp_path, context)
+    held = HeldLease(LEASE)
+    for end, word in [(5, "ü"), (10, "a longer one")]:
+        words = np.array([word.encode(), b"", b"x", b"y", b"z"], object)
+        texts = words.astype(str) if word.isascii() else words
+        outputs = {"file": words, "allow_pickle": np.asarray(texts, object)}
+        sink.take(Batch(held, end, 5, last=end == 10, computes=True), outputs)
+    (path,) = tmp_path.iterdir()
+    content = np.load(path, allow_pickle=False)
+    expected = ["ü".encode(), b"", b"x", b"y", b"z", b"a longer one", b"", b"x", b"y", b"z"]
+    assert content["file"].tolist() == expected
+    assert content["allow_pickle"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ({"attempt": np.arange(10)}, "an output named 'attempt'"),
+        (np.array([{}] * 10), "'predictions' holds objects"),
+        (np.array([b"x\0"] * 10, object), "zero byte"),
+    ],
+)
+def test_an_output_that_a_file_cannot_hold_is_named(
+    tmp_path: Path, output: Any, problem: str
+) -> None:
+    context = worker_context()
+    context.outbox.hold(LEASE)
+    sink = FileSink(tmp_path, context)
+    with pytest.raises(PermanentError, match=problem):
+        sink.take(Batch(HeldLease(LEASE), 10, 10, last=True, computes=True), output)
+    assert list(tmp_path.iterdir()) == []

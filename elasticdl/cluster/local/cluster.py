@@ -173,7 +173,7 @@ class LocalCluster:
             _kill_group(process.pid)
             self._guard.remove(process.pid)
             with suppress(subprocess.TimeoutExpired):  # It is stuck in the kernel.
-                process.wait(CLOSE_GRACE_S)
+                await asyncio.to_thread(process.wait, CLOSE_GRACE_S)
 
     def observe(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then all events, until closed."""

@@ -11,7 +11,6 @@ import asyncio
 import ctypes
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from typing import final
 
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
+from elasticdl.cluster.local.process_end import ends_within
 from elasticdl.cluster.local.template_process import MOST_BYTES, ROOM_VARIABLE, Request
 
 _log = logging.getLogger(__name__)
@@ -57,15 +57,8 @@ class Forked:
 
         Raises subprocess.TimeoutExpired.
         """
-        if timeout is not None:
-            pidfd = os.pidfd_open(self.pid)
-            # `select` refuses descriptors from 1,024 on, which a master of many workers has.
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            ended = poll.poll(1000 * timeout)
-            os.close(pidfd)
-            if not ended:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        if timeout is not None and not ends_within(self.pid, timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 

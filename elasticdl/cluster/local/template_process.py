@@ -16,7 +16,6 @@ import importlib
 import json
 import os
 import runpy
-import select
 import socket
 import sys
 import threading
@@ -26,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE, die_with_parent
+from elasticdl.cluster.local.process_end import ends_within
 
 ROOM_VARIABLE = "ELASTICDL_ROOM"
 """Filler in the template's environment, where `/proc/PID/environ` of a fork shows its variables."""
@@ -112,7 +112,7 @@ def _receive(channel: socket.socket, middle: int, owner: int) -> Request:
     """
     os.setsid()
     try:
-        _wait_for_end(middle)
+        ends_within(middle)  # After that, we have another parent.
         if os.getppid() != owner:
             os._exit(1)  # The owner has ended or has given up: nobody waits for this process.
         channel.sendall(str(os.getpid()).encode())
@@ -125,18 +125,6 @@ def _receive(channel: socket.socket, middle: int, owner: int) -> Request:
         os.dup2(descriptor, standard)
         os.close(descriptor)
     return Request.from_bytes(data)
-
-
-def _wait_for_end(pid: int) -> None:
-    """Wait until our parent has ended, after which we have another one."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    poll.poll()
-    os.close(descriptor)
 
 
 def run(request: Request) -> None:

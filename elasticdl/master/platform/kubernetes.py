@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -153,8 +153,12 @@ class KubernetesPlatform:
     async def check(
         self, process_env: ProcessEnv, standard: Sequence[int]
     ) -> AsyncIterator[CheckProcess]:
-        with child_process(process_env.spec, standard) as child:
+        stack = ExitStack()
+        child = stack.enter_context(child_process(process_env.spec, standard))
+        try:
             yield child
+        finally:
+            await asyncio.to_thread(stack.close)
 
     def tell(self, outcome: Outcome) -> None:
         try:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.step import Lookups
     from elasticdl.model.structure import Structure
 
+_ABOUT = ("source", "first_record", "begin", "end", "attempt")
+"""Arrays of a file that describe its records."""
 _PART = re.compile(r"predictions-(\d+)-(\d+)-(\d+)\.npz")
 
 
@@ -142,7 +144,8 @@ class FileSink:
             self._held, self._batches, self._outputs = batch.held, [], []
         self._batches.append(batch)
         if outputs is not None:
-            self._outputs.append(named_arrays(outputs))
+            arrays = named_arrays(outputs)
+            self._outputs.append({name: _plain(name, array) for name, array in arrays.items()})
         if batch.last:
             self._write(batch.held)
 
@@ -213,13 +216,44 @@ def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
     return named
 
 
+def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An output as an array that a file can hold without pickle; strings become bytes ("S").
+
+    Raises PermanentError for a name that describes the records, and for other objects.
+    """
+    if name in _ABOUT:
+        raise PermanentError(
+            f"the model has an output named {name!r}, which describes the records in a file of"
+            " predictions",
+            hint="rename the output",
+        )
+    if array.dtype != np.object_:
+        return array
+    if not all(isinstance(value, bytes | str) for value in array.flat):
+        raise PermanentError(
+            f"the output {name!r} holds objects that are neither numbers nor strings",
+            hint="return dense tensors",
+        )
+    texts = [value if isinstance(value, bytes) else value.encode() for value in array.flat]
+    if any(text.endswith(b"\0") for text in texts):
+        raise PermanentError(
+            f"the output {name!r} has a string that ends with a zero byte, which NumPy drops",
+            hint="return tensors of uint8 instead",
+        )
+    return np.array(texts, np.bytes_).reshape(array.shape)
+
+
 def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
     temporary = path.with_name(f".{path.name}.{attempt}")
     temporary.unlink(missing_ok=True)
     try:
         # Exclusive: nobody can put a link there.
         with temporary.open("xb") as file:
-            np.savez(file, allow_pickle=True, **dict(arrays))
+            # Not `np.savez`: it pickles objects, and its own parameters cannot be names of outputs.
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -252,6 +286,6 @@ def _of_shard(lease: Lease) -> str:
 
 def _attempt_of(path: Path) -> int:
     """The attempt that wrote a part; -1 if it is unreadable."""
-    with suppress(OSError, ValueError, KeyError, BadZipFile), np.load(path) as part:
+    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as part:
         return int(part["attempt"])
     return -1
