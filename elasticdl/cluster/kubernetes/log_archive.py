@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class ArchiveLimits:
     most_followed: int = 500
     """Live pods to follow at once. The logs of others are copied when their pods end."""
     file_bytes: int = 4 << 20
-    """Size of a file at which its older half is dropped."""
+    """Size of a file at which only the newest half of so much is kept."""
     all_bytes: int = 256 << 20
     """Size of all files; beyond this, the oldest are removed."""
     recount_bytes: int = 1 << 20
@@ -130,7 +131,7 @@ class LogArchive:
             log.write(data)
             size_bytes = log.tell()
         if size_bytes > self._limits.file_bytes:
-            _drop_older_half(path, size_bytes)
+            _keep_newest(path, self._limits.file_bytes // 2)
         self._uncounted_bytes += len(data)
         if self._uncounted_bytes > self._limits.recount_bytes:
             self._uncounted_bytes = 0
@@ -153,9 +154,9 @@ class LogArchive:
                 total -= facts.st_size
 
 
-def _drop_older_half(path: Path, size_bytes: int) -> None:
+def _keep_newest(path: Path, most_bytes: int) -> None:
     """Replace a log by its newest complete lines. Raises OSError."""
     with path.open("rb") as log:
-        log.seek(size_bytes // 2)
+        log.seek(-most_bytes, os.SEEK_END)
         rest = log.read().partition(b"\n")[2]
     replace_atomically(path, rest, durable=False)
