@@ -5,7 +5,7 @@ CLUSTERS ?= 4
 # Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 # Tests of a file share jobs; tests/conftest.py has the longest files go first.
-BY_FILE := --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
@@ -40,7 +40,7 @@ fuzz-jobs: horovod  ## Whole jobs with random flags for ten minutes, both strate
 	$(BIN)/python -m tests.fuzz_jobs --seconds 600 $(ARGS)
 
 fuzz: prepare  ## Random frames (with sanitizers), requests, messages and files of checkpoints for an hour; ARGS="-k http" for some. ELASTICDL_FUZZ_S: seconds for each.
-	ELASTICDL_FUZZ_S=$${ELASTICDL_FUZZ_S:-500} $(BIN)/python -m pytest tests/fuzz tests/process/test_bulk_native.py $(ARGS)
+	ELASTICDL_FUZZ_S=$${ELASTICDL_FUZZ_S:-500} $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/fuzz tests/process/test_bulk_native.py $(ARGS)
 
 horovod: prepare  ## Build Horovod for this TensorFlow and install it: AllreduceStrategy needs it (3 minutes on 2 cores, once; kept in ~/.cache/elasticdl).
 	@scripts/horovod

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.silence import Silence
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +60,11 @@ together.
 Among them some that mostly wait, so that they do so beside files that compute, and not beside one
 another.
 """
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Silence(config))
 
 
 @pytest.hookimpl(trylast=True)
