@@ -63,7 +63,7 @@ def validated(request: Request) -> JobSpec:
 
 
 def _keys_of(file: Path) -> dict[str, Any]:
-    from elasticdl.cli.views.yaml_documents import read_yaml
+    from elasticdl.yaml_documents import read_yaml
 
     content = read_yaml(file)
     try:

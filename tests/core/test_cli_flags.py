@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from elasticdl.cli.api import start
 from elasticdl.cli.main import elasticdl, exit_code_of, run
-from elasticdl.cli.views.yaml_documents import as_yaml, read_yaml
 from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, Value, mark
 from elasticdl.job import FIELDS, Action, JobSpec, Shuffle, is_used
 from elasticdl.job_problems import flag_of as flag
 from elasticdl.kubernetes_section import KubernetesSection
+from elasticdl.yaml_documents import as_yaml, read_yaml
 
 pytestmark = pytest.mark.core
 NEEDED = ["--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv"]

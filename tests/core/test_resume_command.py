@@ -14,7 +14,6 @@ from elasticdl.cli.jobs.job_claim import claimed, refuse_if_taken
 from elasticdl.cli.jobs.kubernetes_job import after_deletion
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
-from elasticdl.cli.views.yaml_documents import read_yaml
 from elasticdl.cluster.kubernetes.job_facts import JobFacts
 from elasticdl.cluster.kubernetes.planning import job_object, spec_of
 from elasticdl.errors import ExitCode
@@ -25,6 +24,7 @@ from elasticdl.jobdir.resume_command import after_a_stop, resume_command
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import with_resume_command
+from elasticdl.yaml_documents import read_yaml
 
 pytestmark = pytest.mark.core
 TRAIN = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}

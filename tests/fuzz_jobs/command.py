@@ -89,7 +89,7 @@ def _given(draft: Draft, values: dict[str, Value]) -> list[str]:
 
 
 def _write_yaml(draft: Draft, values: dict[str, Value], path: Path) -> Path:
-    from elasticdl.cli.views.yaml_documents import as_yaml
+    from elasticdl.yaml_documents import as_yaml
 
     path.write_text(
         as_yaml({name.replace("_", draft.spelling[name]): values[name] for name in draft.in_file})

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from elasticdl.cli.request import WHICH_JOB
-from elasticdl.cli.views.yaml_documents import as_yaml
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
+from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resume_command import has_checkpoint
@@ -219,8 +219,7 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
 def _write(directory: JobDirectory, spec: JobSpec) -> None:
     # Remove the previous run's outcome: a reader would take it for this run's.
     directory.status.unlink(missing_ok=True)
-    flags = spec.replace(resume=False).flags(defaults=False)
-    write_atomically(directory.yaml, f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(flags)}")
+    write_flags(spec, directory)
     forget_scale_unless(spec, directory)
     # job.json comes last: its presence means that the job exists.
     write_atomically(directory.spec, spec.model_dump_json(indent=2) + "\n")

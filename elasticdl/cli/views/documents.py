@@ -30,7 +30,7 @@ def render(value: object, form: Format) -> str:
     not printable are escaped.
     """
     if form is Format.YAML:
-        from elasticdl.cli.views.yaml_documents import as_yaml
+        from elasticdl.yaml_documents import as_yaml
 
         text = as_yaml(_clean(value), ascii_only=not _takes_utf8())
         return text if _is_shown(text) else as_yaml(_clean(value), ascii_only=True)

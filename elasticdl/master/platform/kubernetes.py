@@ -18,8 +18,6 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import final
 
-import yaml
-
 from elasticdl.checkpoint.maker import as_trained
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
@@ -33,6 +31,7 @@ from elasticdl.cluster.kubernetes.termination_message import outcome_text
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.job import Action, JobSpec
+from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.output_folder import refuse_output
@@ -240,9 +239,7 @@ def open_directory(
             (_with_resume(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
         )
         warnings = (*warnings, *([scaled] if scaled else ()))
-        flags = spec.replace(resume=False).flags(defaults=False)
-        text = f"# elasticdl {spec.action} -f job.yaml\n{yaml.safe_dump(flags, sort_keys=False)}"
-        write_atomically(directory.yaml, text)
+        write_flags(spec, directory)
         write_atomically(directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise _unusable(directory.path, error) from error
