@@ -5,6 +5,7 @@ CLUSTERS ?= 4
 # Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 # Tests of a file share jobs; tests/conftest.py has the longest files go first.
+LOCK = $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-emit-index-url
 BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
@@ -69,8 +70,11 @@ prepare:
 
 lock: prepare  ## Pin all dependencies again, with hashes, within the bounds of pyproject.toml.
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
-	$(BIN)/uv pip compile pyproject.toml --extra zoo --extra dev --extra docs --generate-hashes --no-annotate --no-header \
-	    --python-version 3.11 --no-emit-index-url --output-file requirements.lock
+	$(LOCK) pyproject.toml --extra zoo --extra dev --extra docs --group ring --output-file requirements.lock
+	$(LOCK) pyproject.toml --group ring --constraint requirements.lock --output-file docker/requirements.lock
+	$(LOCK) --group build --constraint requirements.lock --output-file docker/build.lock
+	mkdir -p build/gpu && sed 's/tensorflow-cpu>/tensorflow[and-cuda]>/' pyproject.toml > build/gpu/pyproject.toml
+	$(LOCK) build/gpu/pyproject.toml --group build/gpu/pyproject.toml:ring --constraint requirements.lock --output-file docker/requirements-gpu.lock
 
 clean:
 	rm -rf .venv build *.egg-info elasticdl/native/_native*.so elasticdl/rpc/elasticdl_pb2* elasticdl/page/vendor

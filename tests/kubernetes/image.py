@@ -101,8 +101,7 @@ def _build_runtime() -> None:
     made = cache() / "runtime.json"
     wanted = (
         "docker/Dockerfile",
-        "requirements.lock",
-        "pyproject.toml",
+        "docker/requirements.lock",
         "scripts/horovod",
         "scripts/horovod.patch",
     )
