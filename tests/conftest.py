@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.silence import Silence
+from tests.silence import Silence, print_stacks_on_request
 from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
@@ -62,8 +62,11 @@ another.
 """
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        print_stacks_on_request(config)
+    else:
         config.pluginmanager.register(Silence(config))
 
 
