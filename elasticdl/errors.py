@@ -19,6 +19,7 @@ A message says what happened, the value, what was expected and what to do next.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import assert_never
 
 
 class ExitCode(IntEnum):
@@ -42,6 +43,32 @@ class ExitCode(IntEnum):
     """No other process of the installation could do it either: it is not started again."""
     TIMED_OUT = 124
     INTERRUPTED = 130
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a master that exits with this code is not started again."""
+        match self:
+            case (
+                ExitCode.DONE
+                | ExitCode.JOB_FAILED
+                | ExitCode.USAGE
+                | ExitCode.CLUSTER_REFUSED
+                | ExitCode.NO_SUCH_JOB
+                | ExitCode.STALLED
+                | ExitCode.TIMED_OUT
+                | ExitCode.INTERRUPTED
+            ):
+                return True
+            case (
+                ExitCode.USER_ERROR
+                | ExitCode.FENCED
+                | ExitCode.DRAINED
+                | ExitCode.UNAVAILABLE
+                | ExitCode.CANNOT_RUN
+            ):
+                return False
+            case _:
+                assert_never(self)
 
 
 class ElasticDLError(Exception):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, final
 
 from elasticdl.formatting import START_PARTS, amount, spoken
+from elasticdl.history.awaited import Awaited, awaited_text
 from elasticdl.history.job_event import EventKind, JobEvent
 
 K = TypeVar("K")
@@ -20,16 +21,6 @@ _MOST_OPEN = 1_000
 _MOST_NAMED = 5
 _EXPECTED = ("finished", "drained", "fenced")
 """Causes of intended ends."""
-AWAITED = {
-    "master": "a master",
-    "place": "processes to be scheduled",
-    "servers": "parameter servers",
-    "work": "work",
-    "ring": "the ring",
-    "code": "user code",
-}
-
-
 OTHERS = "others"
 """`recovered_by` when existing workers finished a lost worker's work before a replacement came."""
 
@@ -315,7 +306,7 @@ class Story:
                     entry = self._waits[what] = self._put(
                         DiagnosisEntry(at, since_s, What.WAIT, "", open=True, level="warning")
                     )
-                entry.text = f"for {AWAITED.get(what, what)}: {reason}"
+                entry.text = f"for {awaited_text(what)}: {reason}"
             case EventKind.ENDED:
                 self._over(one, what, reason)
             case _:
@@ -326,7 +317,7 @@ class Story:
         entry = self._waits.pop(what, None) or self._put(
             DiagnosisEntry(one.at - seconds, one.at_s - seconds, What.WAIT, "")
         )
-        entry.text, entry.seconds = f"for {AWAITED.get(what, what)}: {reason}", seconds
+        entry.text, entry.seconds = f"for {awaited_text(what)}: {reason}", seconds
         entry.open, entry.level = False, "info"
         self._waited_s[what] = self._waited_s.get(what, 0.0) + seconds
 
@@ -412,7 +403,7 @@ class Story:
             self._put(
                 DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s)
             )
-            self._waited_s["master"] = self._waited_s.get("master", 0.0) + away_s
+            self._waited_s[Awaited.MASTER] = self._waited_s.get(Awaited.MASTER, 0.0) + away_s
         self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, one.text))
         self._has_ended = False
 

@@ -74,7 +74,7 @@ def shown(diagnosis: Diagnosis, most: int) -> list[str]:
 
 
 def _in_all(totals: Mapping[str, Any]) -> list[str]:
-    from elasticdl.history.diagnosis import AWAITED
+    from elasticdl.history.awaited import awaited_text
 
     found = []
     if exits := totals["exits"]:
@@ -84,7 +84,7 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
                 f"{count:,} {cause.replace('_', ' ')}" for cause, count in sorted(exits.items())
             )
         )
-    waited = {AWAITED.get(what, what): seconds for what, seconds in totals["waited_s"].items()}
+    waited = {awaited_text(what): seconds for what, seconds in totals["waited_s"].items()}
     if waited:
         found.append(
             "waited: "

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.planning import spec_of
-from elasticdl.cluster.kubernetes.plans import FINAL_EXIT_CODES
 from elasticdl.cluster.kubernetes.pods import (
     IMAGE_FAILED,
     START_FAILED,
@@ -204,9 +203,9 @@ class JobFacts:
         code = None if self.master is None else raw_exit_code(self.master)
         if self.master is None or code is None:
             return False
-        return code == ExitCode.DONE or (
-            code in FINAL_EXIT_CODES and not exit_facts(self.master, asked=False).conditions
-        )
+        final = any(known.is_final for known in ExitCode if known == code)
+        disrupted = exit_facts(self.master, asked=False).conditions
+        return code == ExitCode.DONE or (final and not disrupted)
 
     @property
     def ended(self) -> Outcome | None:

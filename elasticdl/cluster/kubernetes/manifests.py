@@ -26,6 +26,7 @@ from elasticdl.cluster.kubernetes.plans import (
     PodPlan,
 )
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER, from_field, mount, pod_spec
+from elasticdl.errors import ExitCode
 
 TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
 SECRET_FOLDER = "/var/run/elasticdl"  # noqa: S105 - a path
@@ -88,7 +89,7 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
             "ttlSecondsAfterFinished": plan.ttl_s,
             # Never two masters: the next one starts after the last one has ended.
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _failure_rules(plan)},
+            "podFailurePolicy": {"rules": _failure_rules()},
             "template": {
                 "metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()},
                 "spec": master,
@@ -203,7 +204,7 @@ def _annotations() -> dict[str, str]:
     return {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 
 
-def _failure_rules(plan: JobPlan) -> list[Json]:
+def _failure_rules() -> list[Json]:
     """Disruptions cost no retry, the master's own verdict is final, anything else is a crash."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -212,7 +213,7 @@ def _failure_rules(plan: JobPlan) -> list[Json]:
             "onExitCodes": {
                 "containerName": CONTAINER,
                 "operator": "In",
-                "values": [plan.left_exit_code],
+                "values": [int(ExitCode.DRAINED)],
             },
         },
         {
@@ -220,7 +221,8 @@ def _failure_rules(plan: JobPlan) -> list[Json]:
             "onExitCodes": {
                 "containerName": CONTAINER,
                 "operator": "In",
-                "values": sorted(plan.final_exit_codes),
+                # 0 is success; the API refuses it in a rule.
+                "values": sorted(int(code) for code in ExitCode if code and code.is_final),
             },
         },
     ]

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
-from elasticdl.errors import ExitCode
-
 Json: TypeAlias = dict[str, Any]
 
 _CPU_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
@@ -122,26 +120,19 @@ class Owner:
     uid: str
 
 
-FINAL_EXIT_CODES = (1, 2, 3, 4, 5, 124, 130)
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class JobPlan:
     """The Job with its master's pod.
 
     `relaunches` limits the restarts of a failing master; preemptions and evictions do not count.
-    The exit codes in `final_exit_codes` are its verdict and never retried. `left_exit_code` means
-    that it left in order, to be restarted at no cost. If the namespace is empty, the creator of the
-    Job sets it.
+    If the namespace is empty, the creator of the Job sets it.
     """
 
     namespace: str
     name: str
     master: PodPlan
     relaunches: int = 20
-    final_exit_codes: tuple[int, ...] = FINAL_EXIT_CODES
-    left_exit_code: int = int(ExitCode.DRAINED)
     ttl_s: int = 24 * 3600
     suspended: bool = False
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.history.awaited import Awaited
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.snapshots import Cutting
 from elasticdl.master.core.events import (
@@ -16,7 +17,6 @@ from elasticdl.master.core.events import (
     TaskFailed,
 )
 from elasticdl.master.core.obligation import LeaseKey, Obligation
-from elasticdl.master.core.wait_reasons import Awaited
 from elasticdl.shard import ShardId, SnapshotId
 
 

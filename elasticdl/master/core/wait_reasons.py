@@ -1,25 +1,13 @@
-"""What a job may wait for, and the reasons of one wait."""
+"""The reasons of one wait, and how long each held."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 _MOST_REASONS = 8
 _OTHER = "other reasons"
 _NUMBERS = re.compile(r"\d+")
-
-
-class Awaited(StrEnum):
-    """What a job waits for, in `details["wait"]`."""
-
-    PLACE = "place"
-    SERVERS = "servers"
-    WORK = "work"
-    RING = "ring"
-    CODE = "code"
-    """User code that takes long."""
 
 
 @dataclass(slots=True)

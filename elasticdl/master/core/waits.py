@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+from elasticdl.history.awaited import Awaited
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
-from elasticdl.master.core.wait_reasons import Awaited, Reasons
+from elasticdl.master.core.wait_reasons import Reasons
 
 _LASTS_S = 5.0
 """Shorter waits are normal and not announced."""
@@ -68,7 +69,7 @@ class Waits:
                 )
                 self._context.orders.announce(
                     "wait",
-                    f"waiting for {_WORDS[what]}: {reason}",
+                    f"waiting for {what.text}: {reason}",
                     level="warning",
                     details=details,
                 )
@@ -89,7 +90,7 @@ class Waits:
         if not wait.announced:
             return
         reason = wait.reasons.words()
-        text = f"waited {waited_s:.0f} s for {_WORDS[what]}: {reason}"
+        text = f"waited {waited_s:.0f} s for {what.text}: {reason}"
         details = meaning(
             EventKind.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason
         )
@@ -104,12 +105,3 @@ class Waits:
             # Before all servers are up for the first time, this is the normal start of a job.
             return {Awaited.SERVERS: away} if self._were_there else {}
         return self._coordination.waits_for()
-
-
-_WORDS = {
-    Awaited.PLACE: "processes to be scheduled",
-    Awaited.SERVERS: "parameter servers",
-    Awaited.WORK: "work",
-    Awaited.RING: "the ring",
-    Awaited.CODE: "user code",
-}

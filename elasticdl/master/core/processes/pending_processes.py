@@ -12,11 +12,12 @@ from typing import final
 
 from elasticdl.cluster.base import Role
 from elasticdl.formatting import amount
+from elasticdl.history.awaited import Awaited
 from elasticdl.history.job_event import EventKind, Value, meaning
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
-from elasticdl.master.core.wait_reasons import Awaited, Reasons
+from elasticdl.master.core.wait_reasons import Reasons
 
 _SETTLE_S = 5.0
 """Placing takes a moment and counts as a wait only after this time; a refusal counts at once."""

@@ -8,6 +8,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
+from elasticdl.history.awaited import Awaited
 from elasticdl.job import Action
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
@@ -26,7 +27,6 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import LeaseKey, Obligation
-from elasticdl.master.core.wait_reasons import Awaited
 from elasticdl.shard import ShardId, SnapshotId
 
 CUT_LIMIT_S = 120.0

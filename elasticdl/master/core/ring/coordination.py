@@ -8,6 +8,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
+from elasticdl.history.awaited import Awaited
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import Cutting, Snapshots
@@ -26,7 +27,6 @@ from elasticdl.master.core.obligation import MOST_NAMED, LeaseKey, Obligation, b
 from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.ring.membership import RingMembership
 from elasticdl.master.core.ring.work import RingWork
-from elasticdl.master.core.wait_reasons import Awaited
 from elasticdl.shard import ShardId, SnapshotId, Task
 
 _HALT_LIMIT_S = 30.0
