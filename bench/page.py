@@ -46,7 +46,6 @@ from elasticdl.master.status.collector import Collector
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.server import StatusServer
 from elasticdl.page import render_page
-from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.conversation import Progress
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Applied, Lease, Source, Task
@@ -78,7 +77,7 @@ class Master:
         self.core = JobState(spec)
         roster = PsRegistry(
             1,
-            lambda name, address: GrpcServerControl(str(name), address, Credentials(TOKEN, "m"), 1),
+            lambda name, address: GrpcServerControl(str(name), address, TOKEN, 1),
         )
         self.desk = ProcessGateway(
             self.inbox, roster, Fences(roster), Task.TRAINING, self.core.may_attach

@@ -36,6 +36,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_
 from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tokens import bulk_key, bulk_token
 
 ROOT = Path(__file__).parent.parent
 ROWS, DIM = 1_000_000, 16
@@ -132,7 +133,8 @@ class Client:
     """Pulls and pushes random rows of one table, or the dense vector."""
 
     def __init__(self, address: str, optimizer: OptimizerSpec, dense: int) -> None:
-        self.pool = ServerPool([address], "worker-0", "bench")
+        token = bulk_token(bulk_key("bench", 0), "worker-0")
+        self.pool = ServerPool([address], "worker-0", [token])
         spec = ParametersSpec(
             optimizer=optimizer,
             dense=(DenseSpec(path="w", shape=(dense,)),),

@@ -24,6 +24,7 @@ from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, Pa
 from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tokens import bulk_key, bulk_token
 
 ROOT = Path(__file__).parent.parent
 SIZES = (16, 64 << 10, 1 << 20, 4 << 20, 25 << 20)
@@ -68,7 +69,7 @@ def grpc_calls(size: int, port: int) -> tuple[Callable[[], object], Callable[[],
 
 
 def bulk_calls(size: int, address: str) -> tuple[Callable[[], object], Callable[[], object]]:
-    pool = ServerPool([address], "worker-0", "bench")
+    pool = ServerPool([address], "worker-0", [bulk_token(bulk_key("bench", 0), "worker-0")])
     spec = ParametersSpec(
         optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
         dense=(DenseSpec(path="w", shape=(size // 4,)),),

@@ -21,6 +21,7 @@ class RoleEnvironment:
     master: str
     """host:port of the master."""
     token: str = field(repr=False)
+    """This process's own; see `tokens`."""
     name: ProcessName
     job_dir: Path
     bind_host: str = ""

@@ -10,6 +10,7 @@ from typing import Any, final
 
 from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
 from elasticdl.jobdir.process_liveness import lives
+from elasticdl.tokens import MOST_TERM
 
 
 @final
@@ -31,7 +32,8 @@ class MasterAddress:
         """Parse a file; invalid fields become 0 or ''."""
         text = {key: str(value.get(key) or "") for key in ("address", "page", "token")}
         pid, term = (
-            found if isinstance(found, int) else 0 for found in map(value.get, ("pid", "term"))
+            found if isinstance(found, int) and 0 <= found < MOST_TERM else 0
+            for found in map(value.get, ("pid", "term"))
         )
         return cls(pid=pid, term=term, **text)
 

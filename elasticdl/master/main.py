@@ -67,10 +67,10 @@ from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.job_view import JobView, job_status
 from elasticdl.master.status.server import StatusServer
 from elasticdl.master.tensorboard_scalars import ScalarRuns
-from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Source, Task
+from elasticdl.tokens import process_token
 
 _LOG = logging.getLogger("elasticdl.master")
 _MAIN_TASK = {
@@ -115,10 +115,11 @@ class Master:
         )
         self.queue = EventQueue(clock, self.event_log.began_s)
         self.core = JobState(spec, platform.limits)
-        credentials = Credentials(environment.token, "master")
         self._registry = PsRegistry(
             spec.cluster.num_ps_pods,
-            lambda name, address: GrpcServerControl(str(name), address, credentials, self._term),
+            lambda name, address: GrpcServerControl(
+                str(name), address, process_token(environment.token, str(name)), self._term
+            ),
         )
         self._fences = Fences(self._registry)
         self._gateway = ProcessGateway(
@@ -132,13 +133,14 @@ class Master:
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._sources: tuple[Source, ...] = ()
         welcome = Welcome(
+            environment.token,
             self._term,
             spec.model_dump_json(),
             lambda: self._archive.restore_from,
             lambda: self._sources,
         )
         service = MasterService(self.queue, self._gateway, welcome, self.status_json, self.core)
-        self._server = MasterServer(service, environment.token)
+        self._server = MasterServer(service)
         self._view = self._job_view()
         self._page = StatusServer(
             self._view,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from dataclasses import dataclass
@@ -34,11 +33,6 @@ class ServerPart:
     server: int
     servers: int
     run: str
-
-    @classmethod
-    def of(cls, server: int, servers: int, token: str) -> ServerPart:
-        """Every run has its own token; a part of its hash names the run."""
-        return cls(server, servers, hashlib.sha256(token.encode()).hexdigest()[:16])
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def control_server(
     environment: RoleEnvironment, server: _native.Server, place: ServerPart, guard: TermGuard
 ) -> tuple[grpc.Server, int]:
     """Start the gRPC server for the master; returns it with its port."""
-    checks = SyncChecks(environment.token, guard.check)
+    checks = SyncChecks(guard.proof, guard.check)
     control = grpc.server(
         ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options()
     )
@@ -75,12 +75,11 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     """
     client = MasterClient(environment.master, environment.token, str(environment.name))
     attached = client.attach()
-    guard = TermGuard()
+    guard = TermGuard(environment.token)
     guard.learn(attached.term)
-    place = ServerPart.of(
-        environment.name.index, attached.spec.cluster.num_ps_pods, environment.token
-    )
-    server = _native.Server(place.server, place.servers, environment.token)
+    place = ServerPart(environment.name.index, attached.spec.cluster.num_ps_pods, attached.run)
+    (key,) = attached.bulk_tokens
+    server = _native.Server(place.server, place.servers, key)
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))

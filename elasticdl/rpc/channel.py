@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import resource
 import secrets
@@ -14,6 +13,8 @@ from typing import NoReturn, TypeAlias, final
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
+
+from elasticdl.tokens import MOST_TERM, same
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Larger messages fail with RESOURCE_EXHAUSTED; only metric states come near, never tensors."""
@@ -71,16 +72,19 @@ def server_options() -> Options:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The identity of this process; `instance` distinguishes two processes with one name."""
+    """Who calls, and the proof of that for one kind of server; see `tokens`.
 
-    token: str = field(repr=False)
+    `instance` distinguishes two processes with one name.
+    """
+
+    proof: str = field(repr=False)
     name: str
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def metadata(self, term: int) -> tuple[tuple[str, str], ...]:
         """Metadata of every call to a master, or from the master of `term`."""
         return (
-            (_AUTHORIZATION, f"Bearer {self.token}"),
+            (_AUTHORIZATION, f"Bearer {self.proof}"),
             (_NAME, self.name),
             (_TERM, str(term)),
             (_INSTANCE, self.instance),
@@ -89,7 +93,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a method, from its metadata; the token has been checked before."""
+    """The caller of a method. Servers check first that it is who it says."""
 
     name: str
     term: int
@@ -99,18 +103,20 @@ class Caller:
 def caller_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
     """The caller in invocation metadata.
 
-    Raises ValueError if the term is not a number.
+    Raises ValueError if the term is not a number from 0 to MOST_TERM.
     """
     values = {
         key: value if isinstance(value, str) else value.decode("utf-8", "replace")
         for key, value in metadata or ()
     }
-    return Caller(
-        name=values.get(_NAME, ""),
-        term=int(values.get(_TERM, "") or 0),
-        instance=values.get(_INSTANCE, ""),
-    )
+    term = int(values.get(_TERM, "") or 0)
+    if not 0 <= term <= MOST_TERM:
+        raise ValueError(f"term {term}")
+    return Caller(values.get(_NAME, ""), term, values.get(_INSTANCE, ""))
 
+
+Proof = Callable[[Caller], str]
+"""The proof that a caller has to show, if it is who it says."""
 
 Check = Callable[[Caller, str], str]
 """(caller, method such as "Report") -> why it is refused, '' if it is not."""
@@ -164,30 +170,30 @@ def _log_undecodable_messages_once() -> None:
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"
 
 
-def _refusal(token: str, check: Check, call: grpc.HandlerCallDetails) -> _Refusal | None:
+def _refusal(proof: Proof, check: Check, call: grpc.HandlerCallDetails) -> _Refusal | None:
     metadata = tuple(call.invocation_metadata or ())
-    given = [value for key, value in metadata if key == _AUTHORIZATION]
-    expected = f"Bearer {token}"
-    # compare_digest: the time of the comparison must not tell how much of a token is right.
-    if len(given) != 1 or not hmac.compare_digest(str(given[0]).encode(), expected.encode()):
-        return _Refusal(grpc.StatusCode.UNAUTHENTICATED, "the job's token is missing or wrong")
     try:
         caller = caller_of(metadata)
     except ValueError:
-        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"{_TERM} is not a number")
+        words = f"{_TERM} is not a number from 0 to {MOST_TERM}"
+        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, words)
+    given = [str(value) for key, value in metadata if key == _AUTHORIZATION]
+    if len(given) != 1 or not same(given[0], f"Bearer {proof(caller)}"):
+        words = "the token is missing or wrong, or another process's"
+        return _Refusal(grpc.StatusCode.UNAUTHENTICATED, words)
     reason = check(caller, call.method.rpartition("/")[2])
     return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, reason) if reason else None
 
 
 @final
 class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """For `grpc.server`: refuse calls without the token, or that `check` refuses.
+    """For `grpc.server`: refuse calls without the right `proof`, or that `check` refuses.
 
     The status is UNAUTHENTICATED or FAILED_PRECONDITION.
     """
 
-    def __init__(self, token: str, check: Check) -> None:
-        self._token = token
+    def __init__(self, proof: Proof, check: Check) -> None:
+        self._proof = proof
         self._check = check
         _log_undecodable_messages_once()
 
@@ -196,7 +202,7 @@ class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        refusal = _refusal(self._token, self._check, handler_call_details)
+        refusal = _refusal(self._proof, self._check, handler_call_details)
         if refusal is None:
             return continuation(handler_call_details)
 
@@ -211,8 +217,8 @@ class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
 class AsyncChecks(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """The same for `grpc.aio.server`. `check` runs on the loop."""
 
-    def __init__(self, token: str, check: Check) -> None:
-        self._token = token
+    def __init__(self, proof: Proof, check: Check) -> None:
+        self._proof = proof
         self._check = check
         _log_undecodable_messages_once()
 
@@ -221,7 +227,7 @@ class AsyncChecks(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        refusal = _refusal(self._token, self._check, handler_call_details)
+        refusal = _refusal(self._proof, self._check, handler_call_details)
         if refusal is None:
             return await continuation(handler_call_details)
 

@@ -26,6 +26,9 @@ class Attached:
     checkpoint's directory,
     '' for none. A report is due every `heartbeat_s`. `sources` are the job's data as it was
     counted; for workers only.
+
+    `run` names this run of the job. `bulk_tokens`: for a worker, what it shows to each server; for
+    a server, the one key by which it recognises workers.
     """
 
     term: int
@@ -34,6 +37,8 @@ class Attached:
     servers: tuple[str, ...]
     restore_from: str
     sources: tuple[Source, ...] = ()
+    run: str = ""
+    bulk_tokens: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

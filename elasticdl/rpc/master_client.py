@@ -23,6 +23,7 @@ from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.retry import delay_s, mapped, retrying
 from elasticdl.shard import Source
+from elasticdl.tokens import proof_to_master
 
 T = TypeVar("T")
 
@@ -43,12 +44,12 @@ class MasterClient:
     """
 
     def __init__(self, address: str, token: str, name: str, *, away_s: float = AWAY_S) -> None:
-        """`address` of the master, host:port; `token` of the job.
+        """`address` of the master, host:port; `token` of the process `name`, such as `worker-3`.
 
-        `name` is this process's name, such as `worker-3`; people use any other.
+        People use the job's token and any other name.
         """
         self._address = address
-        self._credentials = Credentials(token, name)
+        self._credentials = Credentials(proof_to_master(token), name)
         self._away_s = away_s
         self._term = 0
         self._closed = threading.Event()
@@ -90,6 +91,8 @@ class MasterClient:
             servers=tuple(reply.servers),
             restore_from=reply.restore_from,
             sources=tuple(Source(one.name, one.records, one.fingerprint) for one in reply.sources),
+            run=reply.run,
+            bulk_tokens=tuple(reply.bulk_tokens),
         )
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:

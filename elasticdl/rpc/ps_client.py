@@ -30,12 +30,12 @@ class ServerPool:
     when they break. Calls of one kind queue.
     """
 
-    def __init__(self, addresses: Sequence[str], name: str, token: str) -> None:
+    def __init__(self, addresses: Sequence[str], name: str, tokens: Sequence[str]) -> None:
         """`addresses`: bulk addresses (host:port) in index order, '' for a missing server.
 
-        `name` is this process's name, `token` the job's token.
+        `name` is this process's name, `tokens` are what it shows to each server.
         """
-        self._pool = _native.Pool(list(addresses), token, name)
+        self._pool = _native.Pool(list(addresses), list(tokens), name)
         self._spec: ParametersSpec | None = None
         self._newest: Float32s | None = None
         self._pulling = threading.Lock()

@@ -21,6 +21,7 @@ from elasticdl.rpc.channel import Credentials, channel_options
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerStub
 from elasticdl.rpc.retry import mapped
 from elasticdl.shard import Applied, SnapshotId
+from elasticdl.tokens import proof_to_server
 
 _SLACK_S = 1.0
 """Added to the client's deadline: the server times out first, and its error says why."""
@@ -103,10 +104,11 @@ class ServerControl(Protocol):
 class GrpcServerControl:
     """`ServerControl` over gRPC. Use it from one event loop."""
 
-    def __init__(self, name: str, address: str, credentials: Credentials, term: int) -> None:
+    def __init__(self, name: str, address: str, token: str, term: int) -> None:
+        """`token` is the server's; `term` the calling master's."""
         self._name = name
         self._address = address
-        self._metadata = credentials.metadata(term)
+        self._metadata = Credentials(proof_to_server(token, term), "master").metadata(term)
         self._closed = False
         self._channel = grpc.aio.insecure_channel(address, options=channel_options())
         self._stub: Any = ParameterServerStub(self._channel)

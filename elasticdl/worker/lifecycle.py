@@ -114,13 +114,13 @@ class _Import(threading.Thread):
 class Surroundings:
     """What a worker reaches outside of itself, besides the master.
 
-    `connect` creates a client of the servers at these addresses. `leave` ends the process at once.
+    `connect` creates a client of the servers. `leave` ends the process at once.
     """
 
     clock: Clock
     gauges: Gauges
     watch: HangWatch
-    connect: Callable[[Sequence[str]], Parameters]
+    connect: Callable[[Attached], Parameters]
     leave: Callable[[], None]
 
     @classmethod
@@ -128,8 +128,10 @@ class Surroundings:
         """Those of a process on its own."""
         clock = SystemClock()
 
-        def connect(servers: Sequence[str]) -> ServerPool:
-            return ServerPool(servers or ("",), str(environment.name), environment.token)
+        def connect(attached: Attached) -> ServerPool:
+            return ServerPool(
+                attached.servers or ("",), str(environment.name), attached.bulk_tokens or ("",)
+            )
 
         return cls(clock, Gauges(clock), HangWatch(clock), connect, lambda: leave(shutdown))
 
@@ -158,7 +160,7 @@ class Link:
         context = WorkerContext(
             keeper, outbox, gauges, ServerRetry(shutdown, gauges, around.clock), watch, shutdown
         )
-        parameters = around.connect(attached.servers)
+        parameters = around.connect(attached)
         revival = Revival(shutdown)
 
         def move(servers: Sequence[str]) -> None:

@@ -36,8 +36,9 @@ from elasticdl.master.executor.snapshots import CutLimits, Snapshots
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
+from elasticdl.ps.servicer import TermGuard
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import AsyncChecks, Credentials, server_options
+from elasticdl.rpc.channel import AsyncChecks, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import (
     ParameterServerServicer,
     add_ParameterServerServicer_to_server,
@@ -45,6 +46,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import (
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Lease, Shard, ShardId, Task
+from elasticdl.tokens import process_token
 
 TOKEN = "the-token-of-this-job"
 TERM = 3
@@ -209,9 +211,11 @@ class Stage:
 
     async def _open(self) -> None:
         self.inbox = EventQueue(self.clock)
-        credentials = Credentials(TOKEN, "master")
         self.roster = PsRegistry(
-            2, lambda name, address: GrpcServerControl(str(name), address, credentials, TERM)
+            2,
+            lambda name, address: GrpcServerControl(
+                str(name), address, process_token(TOKEN, str(name)), TERM
+            ),
         )
         fences = Fences(self.roster)
         self.gateway = ProcessGateway(
@@ -237,7 +241,7 @@ class Stage:
             self.gateway,
             Executor(self.inbox, self.gateway, means),
         )
-        welcome = Welcome(TERM, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
+        welcome = Welcome(TOKEN, TERM, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
         service = MasterService(
             self.inbox,
             self.gateway,
@@ -246,7 +250,7 @@ class Stage:
             self.core,
         )
         self._service = service
-        self._master = MasterServer(service, TOKEN)
+        self._master = MasterServer(service)
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster.observe()))
 
@@ -256,8 +260,9 @@ class Stage:
         return json.dumps(status.to_json())
 
     async def _serve(self, name: ProcessName) -> str:
+        guard = TermGuard(process_token(TOKEN, str(name)))
         server = grpc.aio.server(
-            interceptors=[AsyncChecks(TOKEN, lambda caller, _: "")], options=server_options()
+            interceptors=[AsyncChecks(guard.proof, guard.check)], options=server_options()
         )
         self.servers[name] = ScriptedServer()
         add_ParameterServerServicer_to_server(self.servers[name], server)
@@ -271,12 +276,16 @@ class Stage:
         await self._master.close()
 
     async def come_back(self) -> None:
-        self._master = MasterServer(self._service, TOKEN)
+        self._master = MasterServer(self._service)
         await self._master.start("127.0.0.1", int(self.address.rpartition(":")[2]))
 
     def client(
-        self, name: str = "worker-1", token: str = TOKEN, away_s: float = 5.0
+        self, name: str = "worker-1", token: str | None = None, away_s: float = 5.0
     ) -> MasterClient:
+        """`token`: by default that of the process, or of the owner."""
+        if token is None:
+            is_process = name.startswith(("worker-", "ps-"))
+            token = process_token(TOKEN, name) if is_process else TOKEN
         self.clients.append(MasterClient(self.address, token, name, away_s=away_s))
         return self.clients[-1]
 

@@ -24,6 +24,7 @@ from elasticdl.native import _native
 from elasticdl.rpc.parameters import Float32s, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tokens import bulk_key, bulk_token
 
 TOKEN = "the job's token"
 LIMIT_S = 20.0
@@ -55,12 +56,17 @@ def rich_spec() -> ParametersSpec:
     )
 
 
+def shown(servers: int, name: str, token: str = TOKEN) -> list[str]:
+    """What a worker shows to each server of a job."""
+    return [bulk_token(bulk_key(token, server), name) for server in range(servers)]
+
+
 class Stage:
     """`count` servers and any number of clients; everything is closed at the end."""
 
     def __init__(self, count: int = 1, token: str = TOKEN) -> None:
         self._open = ExitStack()
-        self.servers = [_native.Server(k, count, token) for k in range(count)]
+        self.servers = [_native.Server(k, count, bulk_key(token, k)) for k in range(count)]
         self.addresses = [f"127.0.0.1:{server.listen('127.0.0.1')}" for server in self.servers]
         for server in self.servers:
             self._open.callback(server.stop)
@@ -68,7 +74,8 @@ class Stage:
     def pool(
         self, name: str = "worker-0", token: str = TOKEN, addresses: Sequence[str] | None = None
     ) -> ServerPool:
-        pool = ServerPool(addresses or self.addresses, name, token)
+        places = addresses or self.addresses
+        pool = ServerPool(places, name, shown(len(places), name, token))
         self._open.callback(pool.close)
         return pool
 

@@ -37,7 +37,6 @@ from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.limits import PageLimits
 from elasticdl.master.status.server import StatusServer
-from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Applied, Lease, ShardId, Source, Task
 
@@ -88,9 +87,8 @@ class Stage:
         clock = SystemClock()
         self.inbox = EventQueue(clock)
         self.core = JobState(job)
-        credentials = Credentials(TOKEN, "master")
         self._roster = PsRegistry(
-            1, lambda name, address: GrpcServerControl(str(name), address, credentials, 1)
+            1, lambda name, address: GrpcServerControl(str(name), address, TOKEN, 1)
         )
         fences = Fences(self._roster)
         self.gateway = ProcessGateway(

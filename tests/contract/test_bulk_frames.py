@@ -20,7 +20,7 @@ import pytest
 
 from elasticdl.errors import TransientError
 from elasticdl.ps.gauges import rss_bytes
-from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec, update
+from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec, shown, update
 
 pytestmark = pytest.mark.contract
 
@@ -87,16 +87,20 @@ class Raw:
         return True
 
     def greet(
-        self, token: str = TOKEN, pushes: int = 1, name: bytes = b"worker-5"
+        self, token: str = TOKEN, pushes: int = 1, name: bytes = b"worker-5", holder: str = ""
     ) -> tuple[int, bytes]:
-        """Greet as clients do; stops where the server refuses."""
+        """Greet as clients do; stops where the server refuses.
+
+        With the token of `holder`, another name than the one that it says.
+        """
+        shows = shown(1, holder or name.decode(errors="replace"), token)[0]
         hello = struct.pack("<Q32sII", 77, os.urandom(32), len(name), pushes) + name
         status, answer = self.ask(HELLO, hello)
         if status != OK:
             return status, answer
         nonce, proved = answer[:32], answer[32:]
-        assert (proved == proof("server", token, nonce, hello)) == (token == TOKEN)
-        return self.ask(PROVE, proof("client", token, nonce, hello))
+        assert (proved == proof("server", shows, nonce, hello)) == (token == TOKEN and not holder)
+        return self.ask(PROVE, proof("client", shows, nonce, hello))
 
 
 def encoded_spec(
@@ -338,9 +342,12 @@ def test_a_proof_of_another_connection_is_worth_nothing(stage: Stage) -> None:
     hello = struct.pack("<Q32sII", 77, bytes(32), 8, 1) + b"worker-5"
     with Raw(stage.addresses[0]) as first, Raw(stage.addresses[0]) as second:
         nonce = first.ask(HELLO, hello)[1][:32]
-        good = proof("client", TOKEN, nonce, hello)
+        good = proof("client", shown(1, "worker-5")[0], nonce, hello)
         second.ask(HELLO, hello)
-        assert second.ask(PROVE, good) == (REFUSED, b"the job's token is wrong")
+        assert second.ask(PROVE, good) == (
+            REFUSED,
+            b"the token is wrong, or another process's",
+        )
         assert first.ask(PROVE, good)[0] == OK
 
 
@@ -374,7 +381,7 @@ def test_who_took_a_servers_port_learns_no_token_and_ends_no_worker() -> None:
     try:
         pool = stage.pool(addresses=[f"127.0.0.1:{taken.getsockname()[1]}"])
         zeros = np.zeros(6, np.float32)
-        with pytest.raises(TransientError, match="not a server of this job"):
+        with pytest.raises(TransientError, match="so it is not ps-0 of this job"):
             pool.initialise(counting_spec(), zeros, timeout_s=1.5)
         pool.move(stage.addresses)
         pool.initialise(counting_spec(), zeros, timeout_s=LIMIT_S)
@@ -383,7 +390,7 @@ def test_who_took_a_servers_port_learns_no_token_and_ends_no_worker() -> None:
         taken.close()
         thread.join(LIMIT_S)
         stage.close()
-    assert b"worker-0" in heard and TOKEN.encode() not in heard
+    assert b"worker-0" in heard and shown(1, "worker-0")[0].encode() not in heard
 
 
 def test_strangers_make_room_for_others_the_oldest_first(stage: Stage) -> None:

@@ -22,6 +22,7 @@ from elasticdl.errors import Corrupted, TransientError, UserError
 from elasticdl.ps.saving import Diverged, ServerPart, restore, restore_newest_intact, save
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tokens import run_name
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, rich_spec
 from tests.present import present
 
@@ -48,7 +49,7 @@ def open_stage() -> Iterator[Callable[..., Stage]]:
 
 
 def place(stage: Stage, server: int, token: str = TOKEN) -> ServerPart:
-    return ServerPart.of(server, len(stage.servers), token)
+    return ServerPart(server, len(stage.servers), run_name(token))
 
 
 def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:

@@ -14,9 +14,11 @@ import pytest
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.labels import process_secret_name
 from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY
 from elasticdl.cluster.kubernetes.planning import pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
+from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.submitting import submit
 from elasticdl.errors import SpecError
 from elasticdl.job import Action, JobSpec
@@ -36,8 +38,22 @@ SPEC = JobSpec.from_flags(
     },
 )
 PROCESSES = (ProcessName(Role.PS, 0), ProcessName(Role.WORKER, 0), ProcessName(Role.WORKER, 1))
-FURNITURE = ["NetworkPolicy iris", "Secret iris-token", "Service iris", "Service iris-master"]
-ALL = sorted([*FURNITURE, *(f"Pod iris-{name}" for name in PROCESSES)])
+FURNITURE = [
+    "NetworkPolicy iris",
+    "Secret iris-token",
+    "Secret iris-viewer",
+    "Service iris",
+    "Service iris-master",
+]
+
+
+def everything(uid: str) -> list[str]:
+    """What a master makes for the Job with this uid."""
+    secrets = {f"Secret {process_secret_name('iris', uid, name)}" for name in PROCESSES}
+    return sorted([*FURNITURE, *secrets, *(f"Pod iris-{name}" for name in PROCESSES)])
+
+
+ALL = everything("uid")
 
 
 class Cluster(SmallCluster):
@@ -83,7 +99,12 @@ async def master(cluster: Cluster, api: Any, owner: Owner, folder: Path) -> None
         for key in (TOKEN_KEY, UID_KEY):
             (folder / key).write_text(secret["stringData"][key])
     await KubernetesResources(api, owner, "iris-abcde", folder).run()
-    processes = KubernetesCluster(api, owner, lambda name: pod_plan(SPEC, name.role))
+    processes = KubernetesCluster(
+        api,
+        owner,
+        lambda name: pod_plan(SPEC, name.role),
+        secrets=ProcessSecrets(api, owner, str),
+    )
     try:
         for name in PROCESSES:
             await processes.create(ProcessSpec(name, ("train",)))
@@ -142,7 +163,7 @@ def test_the_next_master_has_all_that_it_needs_whenever_the_one_before_was_kille
             assert not before & pods, "processes of the master before have ended"
 
     asyncio.run(story())
-    assert cluster.kinds() == sorted(["Job iris", *ALL])
+    assert cluster.kinds() == sorted(["Job iris", *everything(owner.uid)])
 
 
 @pytest.mark.parametrize("count", [0, 1])

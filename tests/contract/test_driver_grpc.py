@@ -145,8 +145,8 @@ def test_a_process_that_ended_is_refused_however_late_it_comes(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("name", ["", "cook-1", "worker", "worker-x", "../etc-1", "master-0"])
-def test_a_name_that_is_none_of_a_process_is_invalid(stage: Stage, name: str) -> None:
-    with pytest.raises(UserError):
+def test_a_name_that_is_none_of_a_process_may_not_attach(stage: Stage, name: str) -> None:
+    with pytest.raises(Refused, match=r"may not call Attach|token is missing or wrong"):
         stage.client(name).attach()
     assert not stage.core.of(happened.ProcessAttached)
 
@@ -187,11 +187,11 @@ def test_nonsense_is_invalid_and_nothing_of_it_counts(stage: Stage) -> None:
         client.report(Report(progress=(Progress(Task.TRAINING, Applied(ShardId(1), 0, -1)),)))
     assert not stage.core.of(happened.ProgressReported)
     with pytest.raises(UserError, match="expected 1 <= MIN <= MAX"):
-        client.scale(4, 2)
+        stage.client("cli").scale(4, 2)
 
 
 def test_what_is_asked_for_too_late_is_refused_with_its_reason(stage: Stage) -> None:
-    client = stage.worker()
+    client = stage.client("cli")
     stage.core.too_late = "the job has ended"
     with pytest.raises(PermanentError, match=r"^cannot scale the job: the job has ended$"):
         client.scale(1, 2)

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, labels
 from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY, services, token_secret
 from elasticdl.cluster.kubernetes.plans import Owner
+from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.master.platform.kubernetes_resources import (
     KubernetesResources,
@@ -28,7 +30,7 @@ from tests.waiting import until_async
 pytestmark = pytest.mark.contract
 OWNER, BEFORE = Owner("ns", "iris", "uid-1"), Owner("ns", "iris", "uid-0")
 CORE = "/api/v1/namespaces/ns"
-MADE = ["iris", "iris", "iris-abcde", "iris-master", "iris-token"]
+MADE = ["iris", "iris", "iris-abcde", "iris-master", "iris-token", "iris-viewer"]
 
 
 @pytest.fixture
@@ -269,7 +271,16 @@ def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
     assert "iris-master" in cluster.names()
 
 
-@pytest.mark.parametrize("gone", ["secrets/iris-token", "services/iris-master", "services/iris"])
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "secrets/iris-token",
+        "secrets/iris-viewer",
+        "secrets/iris-tokens-uid-1-worker-0",
+        "services/iris-master",
+        "services/iris",
+    ],
+)
 def test_what_somebody_deletes_while_the_job_runs_is_made_again(
     cluster: SmallCluster, tmp_path: Path, gone: str
 ) -> None:
@@ -280,8 +291,10 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
                 api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
             )
             token = (await furnishing_.run()).token
+            tokens = ProcessSecrets(api, OWNER, lambda name: f"token of {name}")
+            await tokens.provide(ProcessName.parse("worker-3"))
             before = cluster.objects.pop(f"{CORE}/{gone}")
-            keeping = asyncio.ensure_future(furnishing_.keep(token))
+            keeping = asyncio.ensure_future(furnishing_.keep(token, tokens))
             again = await until_async(
                 f"{gone} is made again", lambda: cluster.objects.get(f"{CORE}/{gone}")
             )
@@ -290,7 +303,7 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
             assert {**again, "metadata": None} == {**before, "metadata": None}
 
     asyncio.run(story())
-    assert cluster.names() == MADE
+    assert cluster.names() == sorted([*MADE, "iris-tokens-uid-1-worker-0"])
 
 
 def test_looking_after_them_survives_an_api_server_that_says_no(
@@ -311,7 +324,7 @@ def test_looking_after_them_survives_an_api_server_that_says_no(
             keeping = asyncio.ensure_future(
                 KubernetesResources(
                     api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
-                ).keep("opensesame")
+                ).keep("opensesame", ProcessSecrets(api, OWNER, str))
             )
             cluster.bend = bend
             await until_async("it asked three times", lambda: len(asked) >= 3)

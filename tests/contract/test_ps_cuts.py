@@ -16,6 +16,7 @@ from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import SnapshotId
+from elasticdl.tokens import bulk_key
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec, update
 
 pytestmark = pytest.mark.contract
@@ -155,7 +156,7 @@ def test_nobody_waits_for_a_worker_that_only_the_checkpoint_of_a_server_knows() 
     """It may have died before the server came back: other servers have its last push, and it will
     never send it here.
     """
-    server = _native.Server(0, 1, TOKEN)
+    server = _native.Server(0, 1, bulk_key(TOKEN, 0))
     server.begin_restore(native_spec(counting_spec()))
     server.restore_worker("worker-0", (77, 5, 1, 0, 40))
     server.end_restore(5, 0)

@@ -16,6 +16,7 @@ from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.native import _native
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tokens import bulk_key
 from tests.contract.ps_stage import (
     LIMIT_S,
     TOKEN,
@@ -241,7 +242,7 @@ def test_a_fence_refuses_a_push_that_waits_at_the_gate(pair: Stage) -> None:
 
 def test_nobody_is_served_with_another_token(pair: Stage) -> None:
     for token in ("", "the job's toke", "the job's tokem", "another job's token"):
-        with pytest.raises(TransientError, match="does not know the job's token"):
+        with pytest.raises(TransientError, match="does not know this process's token"):
             pair.pool("worker-0", token).initialise(
                 counting_spec(), np.zeros(6, np.float32), timeout_s=0.2
             )
@@ -290,7 +291,7 @@ def test_a_closed_pool_ends_calls_under_way(pair: Stage) -> None:
 
 
 def test_an_address_of_another_server_is_noticed(pair: Stage) -> None:
-    with pytest.raises(TransientError, match="it is ps-1 of 2, wanted is ps-0 of 2"):
+    with pytest.raises(TransientError, match="so it is not ps-0 of this job"):
         pair.pool(addresses=pair.addresses[::-1]).initialise(
             counting_spec(), np.zeros(6, np.float32), timeout_s=1.0
         )
@@ -354,7 +355,7 @@ def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_anew() -
     would make steps half as long.
     """
     stage = Stage(1)
-    later = _native.Server(0, 1, TOKEN)
+    later = _native.Server(0, 1, bulk_key(TOKEN, 0))
     spec = counting_spec().model_copy(update={"optimizer": OptimizerSpec(kind=OptimizerKind.ADAM)})
     try:
         pool = stage.pool()

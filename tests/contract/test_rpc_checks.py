@@ -66,7 +66,7 @@ def sync_server() -> Iterator[tuple[str, Acting]]:
     service = SyncService()
     server = grpc.server(
         futures.ThreadPoolExecutor(2),
-        interceptors=[SyncChecks(TOKEN, check)],
+        interceptors=[SyncChecks(lambda caller: TOKEN, check)],
         options=server_options(),
     )
     add_ParameterServerServicer_to_server(service, server)
@@ -82,7 +82,9 @@ def async_server() -> Iterator[tuple[str, Acting]]:
     thread.start()
 
     async def start() -> tuple[Any, int]:
-        server = grpc.aio.server(interceptors=[AsyncChecks(TOKEN, check)], options=server_options())
+        server = grpc.aio.server(
+            interceptors=[AsyncChecks(lambda caller: TOKEN, check)], options=server_options()
+        )
         add_ParameterServerServicer_to_server(service, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -14,7 +14,15 @@ import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import MASTER, labels, parse_labels, pod_name
-from elasticdl.cluster.kubernetes.manifests import job, network_policy, pod, services, token_secret
+from elasticdl.cluster.kubernetes.manifests import (
+    job,
+    network_policy,
+    pod,
+    process_secret,
+    services,
+    token_secret,
+    viewer_secret,
+)
 from elasticdl.cluster.kubernetes.plans import (
     Identity,
     Image,
@@ -78,7 +86,20 @@ def objects() -> list[dict[str, Any]]:
         *services(OWNER),
         network_policy(OWNER),
     ]
-    return [*everything, token_secret(OWNER, "opensesame")]
+    return [*everything, *secrets()]
+
+
+def token_of(name: ProcessName) -> str:
+    return f"opensesame, {name}"
+
+
+def secrets() -> list[dict[str, Any]]:
+    return [
+        token_secret(OWNER, "opensesame"),
+        viewer_secret(OWNER, "opensesame, viewer"),
+        process_secret(OWNER, WORKER, token_of),
+        process_secret(OWNER, SERVER, token_of),
+    ]
 
 
 def pods() -> list[dict[str, Any]]:
@@ -120,19 +141,47 @@ def test_only_the_master_may_talk_to_the_api_server() -> None:
     assert [made["spec"]["automountServiceAccountToken"] for made in pods()] == [True, False, False]
 
 
-def test_a_secret_is_only_in_the_secret() -> None:
-    *others, secret = objects()
-    assert "opensesame" not in yaml.safe_dump_all(others)
-    assert secret["stringData"] == {"ELASTICDL_TOKEN": "opensesame", "ELASTICDL_JOB_UID": OWNER.uid}
-    (entry,) = [
-        entry
-        for entry in worker()["spec"]["containers"][0]["env"]
-        if entry["name"] == "ELASTICDL_TOKEN"
+def secrets_of(body: dict[str, Any]) -> list[tuple[str, str]]:
+    """The Secrets and keys that a pod can see; '' for all keys."""
+    (container,) = body["containers"]
+    seen = [
+        (reference["name"], reference["key"])
+        for entry in container["env"]
+        if (reference := entry.get("valueFrom", {}).get("secretKeyRef"))
     ]
-    assert entry["valueFrom"]["secretKeyRef"] == {
-        "name": secret["metadata"]["name"],
-        "key": "ELASTICDL_TOKEN",
+    mounted = [(one["secret"]["secretName"], "") for one in body["volumes"] if "secret" in one]
+    assert "envFrom" not in container
+    return seen + mounted
+
+
+def test_tokens_are_only_in_secrets() -> None:
+    others = objects()[: -len(secrets())]
+    assert "opensesame" not in yaml.safe_dump_all(others)
+    root, viewer, *_ = secrets()
+    assert root["stringData"] == {"ELASTICDL_TOKEN": "opensesame", "ELASTICDL_JOB_UID": OWNER.uid}
+    assert viewer["stringData"] == {"ELASTICDL_TOKEN": "opensesame, viewer"}
+
+
+def test_only_the_masters_pod_sees_the_jobs_token_and_a_process_sees_its_own_only() -> None:
+    root, _, workers, servers = (made["metadata"]["name"] for made in secrets())
+    master, worker_, server = (made["spec"] for made in pods())
+    assert secrets_of(master) == [(root, "")]
+    assert secrets_of(worker_) == [(workers, "worker-3")]
+    assert secrets_of(server) == [(servers, "ps-0.1")]
+
+
+def test_the_secret_of_a_process_has_its_token_and_no_other_kind() -> None:
+    _, _, workers, servers = secrets()
+    assert workers["stringData"] == {f"worker-{k}": f"opensesame, worker-{k}" for k in range(64)}
+    assert servers["stringData"]["ps-0.1"] == "opensesame, ps-0.1"
+    last = process_secret(OWNER, ProcessName(Role.WORKER, 63), token_of)
+    assert last == workers
+    names = {
+        process_secret(owner, name, token_of)["metadata"]["name"]
+        for owner in (OWNER, replace(OWNER, uid="another-job-of-that-name"))
+        for name in (WORKER, ProcessName(Role.WORKER, 64), SERVER, replace(SERVER, incarnation=2))
     }
+    assert len(names) == 8
 
 
 def test_a_dollar_is_a_dollar_for_the_process() -> None:
@@ -166,6 +215,7 @@ def test_the_longest_job_name_makes_legal_names_for_all() -> None:
     made = [
         *services(owner),
         token_secret(owner, ""),
+        process_secret(owner, ProcessName(Role.PS, 1_999, 999), lambda _: ""),
         pod(owner, WORKERS, spec(ProcessName(Role.WORKER, 99_999))),
     ]
     assert all(len(each["metadata"]["name"]) <= 253 for each in made)

@@ -38,6 +38,7 @@ from elasticdl.rpc.conversation import Finish, Progress, Revoke, Servers
 from elasticdl.rpc.ps_control import ServerCut
 from elasticdl.rpc.retry import delay_s, mapped
 from elasticdl.shard import Applied, Lease, Shard, ShardId, SnapshotId, Task
+from elasticdl.tokens import process_token
 
 pytestmark = pytest.mark.core
 
@@ -247,7 +248,7 @@ def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours
     assert (worker.cores, server.cores) == (2.0, 4.0)
     assert worker.command[1:] == ("-m", "elasticdl.worker.main")
     assert server.env["ELASTICDL_PROCESS"] == "ps-1.3"
-    assert worker.secrets == {"ELASTICDL_TOKEN": "hush-hush"}
+    assert worker.secrets == {"ELASTICDL_TOKEN": process_token("hush-hush", "worker-1")}
     assert "hush-hush" not in repr(placing)
 
 

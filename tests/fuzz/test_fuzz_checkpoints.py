@@ -100,7 +100,7 @@ def test_a_part_is_restored_or_corrupted(good: Path, tmp_path: Path) -> None:
         with suppress(Corrupted, UserError):
             read_header(victim)
             server = _native.Server(0, 1, TOKEN)
-            restore(server, ServerPart.of(0, 1, TOKEN), directory)
+            restore(server, ServerPart(0, 1, "run"), directory)
             server.cut(1, server.gate(20), 20)
         shutil.rmtree(directory)
     assert peak_bytes() - before < MOST_MORE_BYTES
@@ -113,7 +113,7 @@ def test_a_manifest_is_taken_or_corrupted(good: Path, tmp_path: Path) -> None:
     for choose in rounds("manifests"):
         (directory / MANIFEST).write_text(json.dumps(mutated(text, choose)))
         with suppress(Corrupted, UserError):
-            restore(_native.Server(0, 1, TOKEN), ServerPart.of(0, 1, TOKEN), directory)
+            restore(_native.Server(0, 1, TOKEN), ServerPart(0, 1, "run"), directory)
 
 
 def test_a_rings_file_is_read_or_corrupted(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.tokens import process_token, proof_to_master
 from tests.contract import status_stage
 from tests.contract.status_stage import TOKEN, staged
 from tests.fuzz.budget import fuzz_s, rounds
@@ -86,7 +87,8 @@ def _value(field: Any, choose: random.Random) -> Any:
 async def status_of(channel: grpc.aio.Channel, method: str, data: bytes, name: str) -> Any:
     call = channel.unary_unary(f"/elasticdl.Master/{method}", None, None)
     try:
-        await call(data, timeout=5, metadata=Credentials(TOKEN, name, "one").metadata(1))
+        proof = proof_to_master(TOKEN if name == "cli" else process_token(TOKEN, name))
+        await call(data, timeout=5, metadata=Credentials(proof, name, "one").metadata(1))
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details()
     return grpc.StatusCode.OK, ""
@@ -99,9 +101,9 @@ def test_a_message_is_taken_or_refused(
 
     async def story() -> None:
         async with staged(tmp_path) as stage:
-            welcome = Welcome(1, "{}", lambda: "")
+            welcome = Welcome(TOKEN, 1, "{}", lambda: "")
             service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
-            server = MasterServer(service, TOKEN)
+            server = MasterServer(service)
             port = await server.start("127.0.0.1", 0)
             address, options = f"127.0.0.1:{port}", channel_options()
             try:

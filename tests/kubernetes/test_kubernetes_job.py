@@ -26,6 +26,7 @@ from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, Image, Owner, PodPlan
+from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.rights import missing
 
 WORKER = '''
@@ -39,7 +40,7 @@ def greeted(host, until_s=time.monotonic() + 30):
         except OSError:
             if time.monotonic() > until_s: raise
             time.sleep(0.1)
-assert os.environ["ELASTICDL_TOKEN"] == "opensesame"
+assert os.environ["ELASTICDL_TOKEN"] == "opensesame, worker-0"
 assert not os.path.exists("/var/run/secrets/kubernetes.io/serviceaccount")
 assert greeted("digits-master") and greeted("master-0.digits")
 print("my address", socket.gethostbyname(socket.gethostname()), os.environ["ELASTICDL_POD_ADDRESS"])
@@ -56,12 +57,14 @@ async def main():
     owner = Owner(*(os.environ[f"ELASTICDL_{name}"] for name in names))
     assert api.namespace == owner.namespace and await missing(api, owner.namespace) == ()
     assert not os.path.exists(os.environ["ELASTICDL_TOKEN_FILE"])
-    cluster = KubernetesCluster(api, owner, lambda _: PodPlan(Image(os.environ["IMAGE"])))
+    tokens = ProcessSecrets(api, owner, lambda name: f"opensesame, {name}")
+    plan = PodPlan(Image(os.environ["IMAGE"]))
+    cluster = KubernetesCluster(api, owner, lambda _: plan, secrets=tokens)
     token = token_secret(owner, "opensesame")
     await cluster.furnish([token, *services(owner), network_policy(owner)])
     server = await asyncio.start_server(greet, "0.0.0.0", MASTER_PORT)
     worker = ProcessName(Role.WORKER, 0)
-    secrets = {"ELASTICDL_TOKEN": "opensesame"}
+    secrets = {"ELASTICDL_TOKEN": "it is in the Secret"}
     await cluster.create(ProcessSpec(worker, ("python3", "-c", WORKER), secrets=secrets))
     async for event in cluster.observe():
         print(event, flush=True)
@@ -100,7 +103,7 @@ def test_a_submitted_job_makes_its_processes_and_takes_all_of_them_with_it(
         "app.kubernetes.io/instance=digits",
     ]
     kinds = sorted(item["kind"] for item in place.read(*mine)["items"])
-    assert kinds == ["NetworkPolicy", "Pod", "Pod", "Secret", "Service", "Service"]
+    assert kinds == ["NetworkPolicy", "Pod", "Pod", "Secret", "Secret", "Service", "Service"]
     place.kubectl("-n", namespace, "delete", "job", "digits")
     place.kubectl(
         "-n", namespace, "wait", "--for=delete", *mine[:1], *mine[3:], f"--timeout={LIMIT_S:.0f}s"

@@ -19,6 +19,7 @@ from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import Owner
+from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from tests.kubernetes.bench import plan
 from tests.kubernetes.target_cluster import TargetCluster
 
@@ -85,18 +86,19 @@ def test_a_job_can_do_all_it_needs_with_these_rights(
     async def life() -> tuple[rights.Rights, Any]:
         async with connected(place, account) as api:
             lacking = await rights.missing(api, owner.namespace)
-            cluster = KubernetesCluster(api, owner, lambda _: plan(place))
+            tokens = ProcessSecrets(api, owner, lambda name: f"opensesame-{name}")
+            cluster = KubernetesCluster(api, owner, lambda _: plan(place), secrets=tokens)
             await cluster.furnish(
                 [*services(owner), network_policy(owner), token_secret(owner, "opensesame")]
             )
             # A master that was replaced finds the token in its pod and makes the rest again.
             await cluster.furnish([*services(owner), network_policy(owner)])
             words = (
-                f"for i in $(seq 60); do echo {'x' * 80}; done; test $ELASTICDL_TOKEN = opensesame"
-                " && exit 9"
+                f"for i in $(seq 60); do echo {'x' * 80}; done; test $ELASTICDL_TOKEN ="
+                " opensesame-worker-0 && exit 9"
             )
             await cluster.create(
-                ProcessSpec(W0, ("/bin/sh", "-c", words), secrets={"ELASTICDL_TOKEN": "opensesame"})
+                ProcessSpec(W0, ("/bin/sh", "-c", words), secrets={"ELASTICDL_TOKEN": ""})
             )
             async for event in cluster.observe():
                 if isinstance(event, ProcessExited):

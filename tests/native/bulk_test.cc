@@ -33,7 +33,7 @@ struct Served {
   ps::Server core;
   ps::Listener listener;
   int port = 0;
-  Served(uint32_t server, uint32_t servers) : core({server, servers, "token", 17}), listener(core) {
+  Served(uint32_t server, uint32_t servers) : core({server, servers, "key", 17}), listener(core) {
     port = listener.listen("127.0.0.1", 0);
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port); }
@@ -53,7 +53,7 @@ struct Worker {
   int64_t sequence = 0;
   std::vector<int64_t> versions;
   Worker(const Addresses& addresses, const std::string& name)
-      : pool(addresses, "token", name, nullptr), versions(addresses.size(), 0) {
+      : pool(addresses, std::vector<std::string>(addresses.size(), wire::bulk_token("key", name)), name, nullptr), versions(addresses.size(), 0) {
     std::vector<float> zeros(kDense);
     pool.initialise(counting_spec(), zeros.data(), kLimitS);
   }
@@ -235,14 +235,15 @@ void read_exactly(const Socket& socket, char* at, size_t bytes) {
 
 // As a client of ours does.
 void greet(const Socket& socket) {
+  const std::string token = wire::bulk_token("key", "worker-5");
   wire::Writer writer;
   writer.put(wire::Hello{3, random_digest(), 8, 1}).text("worker-5");
   const std::string hello = std::move(writer.bytes()), first = frame(wire::Kind::hello, hello);
   CHECK(::write(socket.fd(), first.data(), first.size()) == static_cast<ssize_t>(first.size()));
   struct { wire::Header header; wire::Challenge challenge; } answer;
   read_exactly(socket, reinterpret_cast<char*>(&answer), sizeof answer);
-  CHECK(same_digest(answer.challenge.proof, wire::proof(wire::Side::server, "token", hello, answer.challenge.nonce)));
-  const Digest proof = wire::proof(wire::Side::client, "token", hello, answer.challenge.nonce);
+  CHECK(same_digest(answer.challenge.proof, wire::proof(wire::Side::server, token, hello, answer.challenge.nonce)));
+  const Digest proof = wire::proof(wire::Side::client, token, hello, answer.challenge.nonce);
   const std::string second = frame(wire::Kind::prove, std::string(reinterpret_cast<const char*>(proof.data()), proof.size()));
   CHECK(::write(socket.fd(), second.data(), second.size()) == static_cast<ssize_t>(second.size()));
 }

@@ -25,6 +25,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.tokens import new_token, proof_to_master, viewer_token
 
 STATUS: dict[str, Any] = {
     "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0,
@@ -68,7 +69,8 @@ class Scripted(MasterServicer):
         self.directory, self.token, self.wake, self.heedless = directory, token, wake, heedless
 
     def heard(self, context: grpc.ServicerContext, what: object) -> None:
-        if ("authorization", f"Bearer {self.token}") not in context.invocation_metadata():
+        proof = proof_to_master(self.token)
+        if ("authorization", f"Bearer {proof}") not in context.invocation_metadata():
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "token")
         with (self.directory / "asked.jsonl").open("a") as file:
             file.write(json.dumps(what) + "\n")
@@ -93,11 +95,12 @@ class Scripted(MasterServicer):
 
 
 def page_for(token: str) -> int:
-    """A status page's port: it knows the token, and nothing else."""
+    """A status page's port: it knows the owner and the viewer."""
+    known = [f"Bearer {one}" for one in (token, viewer_token(token))]
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.headers["Authorization"] == f"Bearer {token}" else 401)
+            self.send_response(200 if self.headers["Authorization"] in known else 401)
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"{}")
@@ -137,7 +140,7 @@ def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
 
 def main() -> int:
     die_with_parent()
-    directory, token = Path(os.environ["ELASTICDL_JOB_DIR"]), os.environ["ELASTICDL_TOKEN"]
+    directory, token = Path(os.environ["ELASTICDL_JOB_DIR"]), new_token()
     script = json.loads((directory / "job.json").read_text())["cluster"]["job_name"]
     if script == "silent":
         print("something is missing here", flush=True)

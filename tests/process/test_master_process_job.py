@@ -26,7 +26,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent.parent
-TOKEN = "a-token"
 
 MASTER = """
 import sys
@@ -103,6 +102,7 @@ from elasticdl.checkpoint import store
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
+from elasticdl.ps.servicer import TermGuard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import Report
@@ -130,7 +130,8 @@ class Service(services.ParameterServerServicer):
         parameters = SPEC.model_dump_json()
         return pb.SaveReply(files=[file], version=version, rows=3, parameters=parameters)
 
-checks = SyncChecks(token, lambda caller, method: "")
+guard = TermGuard(token)
+checks = SyncChecks(guard.proof, guard.check)
 threads = futures.ThreadPoolExecutor(4)
 server = grpc.server(threads, interceptors=[checks], options=server_options())
 services.add_ParameterServerServicer_to_server(Service(), server)
@@ -185,8 +186,10 @@ class Running:
         except FileNotFoundError:
             return {}
 
-    def client(self, token: str = TOKEN) -> MasterClient:
-        self.clients.append(MasterClient(self.where()["address"], token, "cli", away_s=10))
+    def client(self, token: str = "") -> MasterClient:
+        where = self.where()
+        token = token or where["token"]
+        self.clients.append(MasterClient(where["address"], token, "cli", away_s=10))
         return self.clients[-1]
 
     def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 90) -> None:
@@ -273,7 +276,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
             (directory / "preflight.json").write_text(json.dumps({"ok": True, "training": sources}))
         ours = {
             "ELASTICDL_JOB_DIR": str(directory),
-            "ELASTICDL_TOKEN": TOKEN,
             "ELASTICDL_PARENT_PID": str(os.getpid()),
         }
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **ours}
@@ -303,7 +305,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 def test_a_job_runs_to_its_end_and_leaves_its_receipt(start: Callable[..., Running]) -> None:
     job = start(num_workers="2", num_epochs=3)
     where = job.where()
-    assert (where["token"], where["pid"], where["term"]) == (TOKEN, job.process.pid, 1)
+    assert (where["pid"], where["term"]) == (job.process.pid, 1) and len(where["token"]) == 43
     assert stat.S_IMODE((job.directory / "master.json").stat().st_mode) == 0o600
     assert job.finish() == ExitCode.DONE, job.tails()
     assert job.json("receipt.json")["total"] == {
@@ -441,7 +443,7 @@ def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Pat
     directory = tmp_path / "job"
     directory.mkdir()
     (directory / "job.json").write_text("{}")
-    environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory), "ELASTICDL_TOKEN": TOKEN}
+    environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory)}
     ended = subprocess.run(
         [sys.executable, "-m", "elasticdl.master.main"],
         cwd=ROOT,

@@ -26,18 +26,19 @@ from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import Manifest, PartFile
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
-from elasticdl.errors import ExitCode, Refused, TransientError
+from elasticdl.errors import ExitCode, Refused, TransientError, UserError
 from elasticdl.job import Action, JobSpec
 from elasticdl.job_status import CheckpointStatus
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Credentials, SyncChecks
+from elasticdl.rpc.channel import Caller, SyncChecks
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.rpc.ps_control import GrpcServerControl, ServerCut, ServerSaved
 from elasticdl.shard import Applied, ShardId, SnapshotId
-from tests.contract.ps_stage import as_ids, counting_spec, update
+from elasticdl.tokens import MOST_TERM, bulk_key, process_token, proof_to_master
+from tests.contract.ps_stage import as_ids, counting_spec, shown, update
 
 pytestmark = pytest.mark.process
 
@@ -45,6 +46,10 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 TOKEN = "the job's token"
 ONES = np.ones(6, np.float32)
+
+
+def _proof(caller: Caller) -> str:
+    return proof_to_master(process_token(TOKEN, caller.name))
 
 
 class Master(MasterServicer):
@@ -59,7 +64,7 @@ class Master(MasterServicer):
         self.asked: queue.Queue[str] = queue.Queue()
         self.status = JobState(JobSpec.model_validate_json(job)).status()
         self._server = grpc.server(
-            ThreadPoolExecutor(16), interceptors=[SyncChecks(TOKEN, lambda caller, method: "")]
+            ThreadPoolExecutor(16), interceptors=[SyncChecks(_proof, lambda caller, method: "")]
         )
         add_MasterServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -68,7 +73,15 @@ class Master(MasterServicer):
     def Attach(self, request: Any, context: Any) -> Any:
         if request.bulk_address:
             self.attached.put((self._name(context), request))
-        return pb.AttachReply(term=3, heartbeat_s=0.2, job=self.job, restore_from=self.restore_from)
+        index = int(self._name(context).removeprefix("ps-").partition(".")[0])
+        return pb.AttachReply(
+            term=3,
+            heartbeat_s=0.2,
+            job=self.job,
+            restore_from=self.restore_from,
+            run="this-run",
+            bulk_tokens=[bulk_key(TOKEN, index)],
+        )
 
     def Report(self, request: Any, context: Any) -> Any:
         with self.reported:
@@ -114,13 +127,14 @@ class Job:
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.bulk = [""] * servers
         self.control = [""] * servers
+        self.names = [""] * servers
         self.versions: dict[str, int | None] = {}
 
-    def start(self, name: str, token: str = TOKEN) -> subprocess.Popen[str]:
+    def start(self, name: str, token: str | None = None) -> subprocess.Popen[str]:
         environment = {
             **os.environ,
             "ELASTICDL_MASTER": self.master.address,
-            "ELASTICDL_TOKEN": token,
+            "ELASTICDL_TOKEN": token or process_token(TOKEN, name),
             "ELASTICDL_PROCESS": name,
             "ELASTICDL_JOB_DIR": str(self.directory),
             PARENT_PID_VARIABLE: str(os.getpid()),
@@ -139,6 +153,7 @@ class Job:
             name, request = self.master.attached.get(timeout=LIMIT_S)
             index = int(name.removeprefix("ps-").partition(".")[0])
             self.bulk[index], self.control[index] = request.bulk_address, request.control_address
+            self.names[index] = name
             self.versions[name] = request.restored_version if request.has_state else None
 
     def start_all(self) -> None:
@@ -146,11 +161,12 @@ class Job:
             self.start(f"ps-{k}")
         self.await_attached(self.servers)
 
-    def controls(
-        self, term: int = 3, name: str = "master", token: str = TOKEN
-    ) -> list[GrpcServerControl]:
+    def controls(self, term: int = 3, token: str | None = None) -> list[GrpcServerControl]:
+        """`token`: another than each server's own."""
         return [
-            GrpcServerControl(f"ps-{k}", address, Credentials(token, name), term)
+            GrpcServerControl(
+                f"ps-{k}", address, token or process_token(TOKEN, self.names[k]), term
+            )
             for k, address in enumerate(self.control)
         ]
 
@@ -206,7 +222,7 @@ class Worker(threading.Thread):
 
     def __init__(self, job: Job, name: str) -> None:
         super().__init__()
-        self.pool = ServerPool(job.bulk, name, TOKEN)
+        self.pool = ServerPool(job.bulk, name, shown(len(job.bulk), name))
         self.pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
         self.pushes = 0
         self.versions: tuple[int, ...] = ()
@@ -346,7 +362,7 @@ def test_a_million_rows_through_two_servers_cost_little_and_are_restored_bit_for
         optimizer=OptimizerSpec(kind=OptimizerKind.ADAM),
         tables=(TableSpec(name="t", dim=dim, seed=5),),
     )
-    pool = ServerPool(job.bulk, "worker-0", TOKEN)
+    pool = ServerPool(job.bulk, "worker-0", shown(2, "worker-0"))
     pool.initialise(spec, np.zeros(0, np.float32), timeout_s=LIMIT_S)
     before = sum(map(resident_bytes, job.processes.values()))
     rng = np.random.default_rng(1)
@@ -437,10 +453,12 @@ def test_only_the_newest_master_controls_a_server(job: Job) -> None:
     asyncio.run(gate(term=4))
     with pytest.raises(Refused, match="replaced that of term 3"):
         asyncio.run(gate(term=3))
-    with pytest.raises(Refused, match="not a master"):
-        asyncio.run(gate(term=4, name="worker-3"))
-    with pytest.raises(Refused, match="token"):
-        asyncio.run(gate(term=4, token="another"))
+    for token in ("another", TOKEN, process_token(TOKEN, "worker-3"), process_token(TOKEN, "ps-1")):
+        with pytest.raises(Refused, match="token"):
+            asyncio.run(gate(term=4, token=token))
+    with pytest.raises(UserError, match="not a number from 0"):
+        asyncio.run(gate(term=MOST_TERM + 1))
+    asyncio.run(gate(term=4))
 
 
 def test_a_save_of_what_is_not_there_is_answered_in_words(job: Job) -> None:

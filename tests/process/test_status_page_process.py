@@ -18,7 +18,6 @@ import pytest
 
 from elasticdl.errors import ExitCode
 from tests.process.test_master_process_job import (
-    TOKEN,
     Running,
     start,  # noqa: F401 - a fixture
 )
@@ -37,10 +36,10 @@ class Browser:
     cookie = ""
 
     def __init__(self, running: Running) -> None:
-        self.page = running.where()["page"]
+        self.page, token = (running.where()[key] for key in ("page", "token"))
         self.address = urlsplit(self.page).netloc
         status, _ = self._request(
-            "POST", "/session", {"token": TOKEN}, {"Origin": f"http://{self.address}"}
+            "POST", "/session", {"token": token}, {"Origin": f"http://{self.address}"}
         )
         assert status == 204
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import signal
 import sys
 import threading
@@ -141,8 +140,6 @@ class LocalRun:
             MASTER,
             MASTER_COMMAND,
             env={"ELASTICDL_JOB_DIR": str(self._directory.path)},
-            # A new token per master: one from an earlier run opens nothing.
-            secrets={"ELASTICDL_TOKEN": secrets.token_urlsafe(32)},
         )
         try:
             await self._cluster.create(spec)

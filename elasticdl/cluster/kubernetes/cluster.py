@@ -31,6 +31,7 @@ from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
 from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, OVERDUE_S, Life, PodTracker
 from elasticdl.cluster.kubernetes.pods import is_process, uid
+from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
 from elasticdl.cluster.logs.log_files import TAIL_BYTES, TAIL_LINES
 from elasticdl.errors import ElasticDLError
@@ -76,11 +77,20 @@ class KubernetesCluster:
     """
 
     def __init__(
-        self, api: ApiServer, owner: Owner, plan_of: PlanOf, habits: ClusterOptions | None = None
+        self,
+        api: ApiServer,
+        owner: Owner,
+        plan_of: PlanOf,
+        habits: ClusterOptions | None = None,
+        secrets: ProcessSecrets | None = None,
     ) -> None:
-        """`plan_of` returns the plan of a process's pod; it is called again for each process."""
+        """`plan_of` returns the plan of a process's pod; it is called again for each process.
+
+        `secrets` are for processes that have any.
+        """
         habits = habits or ClusterOptions()
         self._api, self._owner, self._plan_of = api, owner, plan_of
+        self._secrets = secrets
         self._path = f"/api/v1/namespaces/{owner.namespace}/pods"
         self._bus = EventBus()
         self._tracker = PodTracker(self._bus, habits.clock, habits.overdue_s)
@@ -120,6 +130,8 @@ class KubernetesCluster:
         if spec.name in self._bus:
             return
         self._watch()
+        if self._secrets is not None:
+            await self._secrets.provide(spec.name)
         self._reflector.add(
             await self._creator.create(
                 self._path, pod_manifest(self._owner, self._plan_of(spec.name), spec)

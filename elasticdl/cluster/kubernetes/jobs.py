@@ -9,7 +9,13 @@ from typing import Any, final
 
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.job_facts import JobFacts, job_facts
-from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, secret_name, selector
+from elasticdl.cluster.kubernetes.labels import (
+    ROLE_LABEL,
+    secret_name,
+    selector,
+    viewer_secret_name,
+)
+from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.cluster.kubernetes.pods import uid
 from elasticdl.errors import ClusterRefused
@@ -78,7 +84,14 @@ class Jobs:
 
     async def token(self, facts: JobFacts) -> str:
         """The job's token; '' until its master has created it."""
-        path = f"/api/v1/namespaces/{self._namespace}/secrets/{secret_name(facts.name)}"
+        return await self._token(facts, secret_name(facts.name))
+
+    async def viewer_token(self, facts: JobFacts) -> str:
+        """The viewer's token; '' until its master has created it."""
+        return await self._token(facts, viewer_secret_name(facts.name))
+
+    async def _token(self, facts: JobFacts, secret_name: str) -> str:
+        path = f"/api/v1/namespaces/{self._namespace}/secrets/{secret_name}"
         try:
             secret = await self._api.get(path)
         except ApiRefused as refused:
@@ -86,7 +99,7 @@ class Jobs:
                 return ""
             raise self._not_allowed(refused, "get secrets") from refused
         owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
-        return _text(secret, "ELASTICDL_TOKEN") if facts.uid in owners else ""
+        return _text(secret, TOKEN_KEY) if facts.uid in owners else ""
 
     async def latest_warning(self, about: Mapping[str, Any]) -> str:
         """The cluster's latest warning about a pod or a Job.

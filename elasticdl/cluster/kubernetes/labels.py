@@ -12,6 +12,8 @@ ROLE_LABEL = f"{DOMAIN}/role"
 INDEX_LABEL = f"{DOMAIN}/index"
 INCARNATION_LABEL = f"{DOMAIN}/incarnation"
 MASTER = ProcessName(Role.MASTER, 0)
+SECRET_SIZE = 64
+"""Processes whose tokens share a Secret."""
 
 
 def pod_name(job: str, name: ProcessName) -> str:
@@ -20,8 +22,23 @@ def pod_name(job: str, name: ProcessName) -> str:
 
 
 def secret_name(job: str) -> str:
-    """The name of the Secret with the job's token."""
+    """The name of the Secret with the job's token, for its master and its owner."""
     return f"{job}-token"
+
+
+def viewer_secret_name(job: str) -> str:
+    """The name of the Secret with the viewer's token, which opens the page for reading only."""
+    return f"{job}-viewer"
+
+
+def process_secret_name(job: str, job_uid: str, name: ProcessName) -> str:
+    """The name of the Secret with the token of a process and of its neighbours by index.
+
+    The uid distinguishes it from the Secret of an earlier job of the same name.
+    """
+    first = name.index - name.index % SECRET_SIZE
+    whose = f"{name.role}-{first}" + (f"-{name.incarnation}" if name.incarnation else "")
+    return f"{job}-tokens-{job_uid[:8]}-{whose}"
 
 
 def selector(job: str) -> dict[str, str]:

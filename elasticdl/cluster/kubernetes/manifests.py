@@ -6,15 +6,21 @@ processes, and nothing outlives the job.
 
 from __future__ import annotations
 
-from elasticdl.cluster.base import ProcessSpec, Role
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import (
     JOB_UID_LABEL,
     MASTER,
     ROLE_LABEL,
+    SECRET_SIZE,
     labels,
     pod_name,
+    process_secret_name,
     secret_name,
     selector,
+    viewer_secret_name,
 )
 from elasticdl.cluster.kubernetes.plans import (
     MASTER_PORT,
@@ -33,7 +39,13 @@ SECRET_FOLDER = "/var/run/elasticdl"  # noqa: S105 - a path
 
 
 def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
-    """The pod of a worker or parameter server."""
+    """The pod of a worker or parameter server. Its process gets its own token only."""
+    body = pod_spec(owner.job, plan, spec)
+    secret = process_secret_name(owner.job, owner.uid, spec.name)
+    body["containers"][0]["env"] += [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": str(spec.name)}}}
+        for key in spec.secrets
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -42,7 +54,7 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
             "labels": {**labels(owner.job, spec.name), JOB_UID_LABEL: owner.uid},
             "annotations": _annotations(),
         },
-        "spec": pod_spec(owner.job, plan, spec),
+        "spec": body,
     }
 
 
@@ -99,15 +111,32 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
 
 
 def token_secret(owner: Owner, token: str) -> Json:
-    """The Secret with the job's token; pods reference it, so no pod's description contains it."""
+    """The Secret with the job's token. Only the master mounts it."""
+    # The uid distinguishes it from the Secret of an earlier job of the same name.
+    return _secret(owner, secret_name(owner.job), {TOKEN_KEY: token, UID_KEY: owner.uid})
+
+
+def viewer_secret(owner: Owner, token: str) -> Json:
+    """The Secret with the viewer's token, which someone may give to Prometheus."""
+    return _secret(owner, viewer_secret_name(owner.job), {TOKEN_KEY: token})
+
+
+def process_secret(owner: Owner, name: ProcessName, token_of: Callable[[ProcessName], str]) -> Json:
+    """The Secret with the tokens of a process and of its neighbours by index."""
+    first = name.index - name.index % SECRET_SIZE
+    neighbours = [replace(name, index=index) for index in range(first, first + SECRET_SIZE)]
+    tokens = {str(neighbour): token_of(neighbour) for neighbour in neighbours}
+    return _secret(owner, process_secret_name(owner.job, owner.uid, name), tokens)
+
+
+def _secret(owner: Owner, name: str, values: Mapping[str, str]) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _of_job(owner, secret_name(owner.job)),
+        "metadata": _of_job(owner, name),
         "immutable": True,
         "type": "Opaque",
-        # The uid distinguishes it from the Secret of an earlier job of the same name.
-        "stringData": {TOKEN_KEY: token, UID_KEY: owner.uid},
+        "stringData": dict(values),
     }
 
 

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from elasticdl.cluster.base import ProcessSpec, Role
-from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, secret_name, selector
+from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, selector
 from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
 
 CONTAINER = "process"
@@ -21,7 +21,7 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
     """Everything below `spec`. The only container is called `process`."""
     role, placement = spec.name.role, plan.placement
     body: Json = {
-        "containers": [_container(job, plan, spec)],
+        "containers": [_container(plan, spec)],
         "restartPolicy": "Never",
         "hostname": f"{role}-{spec.name.index}",
         "subdomain": job,
@@ -75,7 +75,7 @@ def from_field(name: str, path: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
+def _container(plan: PodPlan, spec: ProcessSpec) -> Json:
     grown = {} if spec.memory_bytes is None else {"memory": str(spec.memory_bytes)}
     resources = {
         "requests": {**plan.resources.requests, **grown},
@@ -86,7 +86,7 @@ def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
         "image": plan.image.name,
         "imagePullPolicy": plan.image.pull_policy,
         "command": [_verbatim(part) for part in spec.command],
-        "env": _environment(job, plan, spec),
+        "env": _environment(plan, spec),
         "resources": {key: value for key, value in resources.items() if value},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -100,7 +100,7 @@ def _container(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
     }
 
 
-def _environment(job: str, plan: PodPlan, spec: ProcessSpec) -> list[Json]:
+def _environment(plan: PodPlan, spec: ProcessSpec) -> list[Json]:
     cores = plan.resources.cores
     threads = str(max(1, math.ceil(spec.cores if cores is None else cores)))
     plain = {
@@ -114,14 +114,9 @@ def _environment(job: str, plan: PodPlan, spec: ProcessSpec) -> list[Json]:
         **plan.env,
         **spec.env,
     }
-    secret = [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": key}}}
-        for key in sorted(spec.secrets)
-    ]  # fmt: skip
     own = from_field("ELASTICDL_POD_ADDRESS", "status.podIP")
     return [
         own,
-        *secret,
         *(
             {"name": key, "value": _verbatim(value)}
             for key, value in plain.items()

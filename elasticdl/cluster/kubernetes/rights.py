@@ -42,7 +42,7 @@ NEEDED: Rights = (
     Right("get", "pods/log", "to show the last output of a process"),
     Right("create", "services", "to give its processes names"),
     Right("get", "services", "to recognise its own ones after a restart"),
-    Right("create", "secrets", "to keep the job's token"),
+    Right("create", "secrets", "to keep the job's tokens"),
     Right("create", "networkpolicies", "to keep others out", "networking.k8s.io"),
     Right(
         "get",

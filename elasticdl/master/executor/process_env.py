@@ -12,6 +12,7 @@ from elasticdl.cluster.role_environment import TOKEN, RoleEnvironment
 from elasticdl.formatting import STACKS_VARIABLE
 from elasticdl.job import JobSpec
 from elasticdl.master import preflight
+from elasticdl.tokens import process_token
 
 COMMANDS = {
     Role.WORKER: (sys.executable, "-m", "elasticdl.worker.main"),
@@ -31,8 +32,9 @@ notices the end. With TensorFlow that takes 60 ms, and a third of that with larg
 class ProcessEnv:
     """Makes process specs.
 
-    `address` is the master's. `cores` is the number of cores for the job; None leaves each process
-    its own. `bind_host` is the listen address of servers; '' means this machine only.
+    `address` is the master's, `token` the job's. `cores` is the number of cores for the job; None
+    leaves each process its own. `bind_host` is the listen address of servers; '' means this machine
+    only.
     """
 
     spec: JobSpec
@@ -53,7 +55,7 @@ class ProcessEnv:
                 **self.spec.cluster.envs,
                 **self._role(name),
             },
-            secrets={TOKEN: self.token},
+            secrets={TOKEN: process_token(self.token, str(name))},
             cores=self._share(name.role),
         )
 
@@ -61,7 +63,7 @@ class ProcessEnv:
         """Return the spec of the check of model and data.
 
         It has a worker's variables, so that a fork of the workers' template can run it, but not
-        those by which user code sees that it runs in a worker, nor the job's token.
+        those by which user code sees that it runs in a worker, nor a token.
         """
         name = ProcessName(Role.WORKER, 0)
         worker, role = self(name), self._role(name)
@@ -71,7 +73,7 @@ class ProcessEnv:
 
     def _role(self, name: ProcessName) -> dict[str, str]:
         return RoleEnvironment(
-            self.address, self.token, name, Path(self.directory), self.bind_host
+            self.address, "", name, Path(self.directory), self.bind_host
         ).variables()
 
     def _share(self, role: Role) -> float:

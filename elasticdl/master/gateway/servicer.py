@@ -5,9 +5,9 @@ It makes no decisions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, Protocol, final
 
 import grpc
@@ -29,21 +29,31 @@ from elasticdl.rpc import messages
 from elasticdl.rpc.channel import AsyncChecks, AsyncContext, Caller, caller_of, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.shard import Source
+from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
 HEARTBEAT_S = 2.0
 _LONGEST_POLL_S = 60.0
 _CLOSE_S = 1.0
-_OF_PROCESSES = frozenset({"RequestLease", "Report", "Orders"})
+_ATTACHED = frozenset({"RequestLease", "Report", "Orders"})
+_MAY: Mapping[Role | None, frozenset[str]] = {
+    None: frozenset({"Status", "Stop", "Scale", "Checkpoint"}),
+    Role.WORKER: frozenset({"Attach", "RequestLease", "Report", "Orders"}),
+    # A server that leaves asks for a checkpoint, and waits for it.
+    Role.PS: frozenset({"Attach", "Report", "Orders", "Status", "Checkpoint"}),
+    Role.MASTER: frozenset(),
+}
+"""The calls of each role; None stands for the job's owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What every process learns when it attaches.
+    """What processes learn when they attach.
 
-    `restore_from` changes with each checkpoint. `sources` are for workers, and known after the
-    preflight.
+    `token` is the job's, from which theirs are derived. `restore_from` changes with each
+    checkpoint. `sources` are for workers, and known after the preflight.
     """
 
+    token: str = field(repr=False)
     term: int
     job: str
     restore_from: Callable[[], str]
@@ -76,6 +86,14 @@ def _caller(context: AsyncContext) -> Caller:
     return caller_of(context.invocation_metadata())
 
 
+def _process(caller: Caller) -> ProcessName | None:
+    """Return the name of a process; None for people."""
+    try:
+        return ProcessName.parse(caller.name)
+    except ValueError:
+        return None
+
+
 def _name(context: AsyncContext) -> ProcessName:
     """Return the sender's name, which the access check has validated."""
     return ProcessName.parse(_caller(context).name)
@@ -100,22 +118,23 @@ class MasterService(MasterServicer):
         self._status = status
         self._checks = checks
 
-    def refusal(self, caller: Caller, method: str) -> str:
-        """Return why a caller with the token is refused, or ''.
+    def proof(self, caller: Caller) -> str:
+        """Return the proof of a process of that name, or of the owner for any other name."""
+        token, process = self._welcome.token, _process(caller)
+        return proof_to_master(process_token(token, caller.name) if process else token)
 
-        The calls for people accept any name.
-        """
-        if method not in _OF_PROCESSES:
+    def refusal(self, caller: Caller, method: str) -> str:
+        """Return why a caller who has proved its name is refused, or ''."""
+        name = _process(caller)
+        if method not in _MAY[name.role if name else None]:
+            return f"{caller.name or 'an unnamed caller'} may not call {method}"
+        if name is None or method not in _ATTACHED:
             return ""
         if caller.term != self._welcome.term:
             return (
                 f"{caller.name} addresses the master of term {caller.term}, but this is term"
                 f" {self._welcome.term}"
             )
-        try:
-            name = ProcessName.parse(caller.name)
-        except ValueError:
-            return f"{caller.name!r} is not a process name"
         return self._gateway.sessions.refusal(name, caller.instance)
 
     async def Attach(self, request: pb.AttachRequest, context: AsyncContext) -> pb.AttachReply:
@@ -135,15 +154,16 @@ class MasterService(MasterServicer):
             servers=self._gateway.orders.servers,
             restore_from=self._welcome.restore_from(),
             sources=self._sources() if event.name.role is Role.WORKER else (),
+            run=run_name(self._welcome.token),
+            bulk_tokens=self._bulk_tokens(event.name),
         )
 
     async def RequestLease(self, request: pb.LeaseRequest, context: AsyncContext) -> pb.LeaseReply:
         name = _name(context)
-        if name.role is not Role.WORKER or not request.wait_s >= 0:
+        if not request.wait_s >= 0:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"{name} requested a lease with wait_s={request.wait_s}; expected a worker and at"
-                " least 0",
+                f"{name} requested a lease with wait_s={request.wait_s}; expected at least 0",
             )
         wait_s, number = min(request.wait_s, _LONGEST_POLL_S), request.ring_number
         if number < 0:
@@ -195,8 +215,7 @@ class MasterService(MasterServicer):
         return pb.Done()
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: AsyncContext) -> pb.Done:
-        name = _caller(context).name
-        leaving = _name(context) if name.startswith(f"{Role.PS}-") else None
+        leaving = _process(_caller(context))
         why_not = self._checks.why_not_checkpoint()
         if leaving or not why_not:
             # What goes with a server that leaves is told even if nothing can be done.
@@ -207,6 +226,15 @@ class MasterService(MasterServicer):
             )
         return pb.Done()
 
+    def _bulk_tokens(self, name: ProcessName) -> Iterator[str]:
+        """A worker's token at each server; a server's own key."""
+        token = self._welcome.token
+        if name.role is Role.PS:
+            yield bulk_key(token, name.index)
+            return
+        for server in range(len(self._gateway.orders.servers)):
+            yield bulk_token(bulk_key(token, server), str(name))
+
     def _sources(self) -> Iterator[pb.Source]:
         for source in self._welcome.sources():
             yield pb.Source(
@@ -215,13 +243,13 @@ class MasterService(MasterServicer):
 
     def _attached(self, sender: str, request: pb.AttachRequest) -> ProcessAttached:
         name = ProcessName.parse(sender)
-        if name.role is Role.MASTER:
-            raise ValueError(f"{sender} is a master and cannot attach to one")
         control, bulk = messages.bounded((request.control_address, request.bulk_address))
         if bool(control) != bool(bulk):
             raise ValueError(
                 f"{sender} attached with one address missing: control {control!r}, bulk {bulk!r}"
             )
+        if name.role is Role.WORKER and (control or request.has_state or request.restored_version):
+            raise ValueError(f"{sender} attached with what only a server has")
         version = request.restored_version if request.has_state else None
         return ProcessAttached(
             self._queue.at_s(), name, control, bulk, version, starting=request.starting
@@ -236,8 +264,8 @@ async def _invalid(context: AsyncContext, error: _NonsenseError) -> NoReturn:
 class MasterServer:
     """The master's gRPC server."""
 
-    def __init__(self, service: MasterService, token: str) -> None:
-        checks = AsyncChecks(token, service.refusal)
+    def __init__(self, service: MasterService) -> None:
+        checks = AsyncChecks(service.proof, service.refusal)
         self._server = grpc.aio.server(interceptors=[checks], options=server_options())
         add_MasterServicer_to_server(service, self._server)
 

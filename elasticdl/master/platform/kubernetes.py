@@ -27,6 +27,7 @@ from elasticdl.cluster.kubernetes.manifests import master_address, master_names
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, Owner
 from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
+from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.termination_message import outcome_text
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError, SpecError
@@ -48,6 +49,7 @@ from elasticdl.master.platform.platform import (
 )
 from elasticdl.master.preflight import CheckProcess, child_process
 from elasticdl.private_file import make_private, private
+from elasticdl.tokens import process_token
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -135,11 +137,18 @@ class KubernetesPlatform:
         api = await connect()
         spec = self._pod_env.spec
         habits = ClusterOptions(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
+        secrets = ProcessSecrets(
+            api, self._pod_env.owner, lambda name: process_token(self._token, str(name))
+        )
         cluster = KubernetesCluster(
-            api, self._pod_env.owner, lambda name: pod_plan(spec, name.role, rungs.of(name)), habits
+            api,
+            self._pod_env.owner,
+            lambda name: pod_plan(spec, name.role, rungs.of(name)),
+            habits,
+            secrets,
         )
         rungs = PriorityLadder(cluster.has_ended)
-        keeping = asyncio.ensure_future(self._resources(api).keep(self._token))
+        keeping = asyncio.ensure_future(self._resources(api).keep(self._token, secrets))
         try:
             yield cluster
         finally:

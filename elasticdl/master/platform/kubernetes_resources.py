@@ -1,4 +1,4 @@
-"""What a pod provides before its master starts: rights, the token, Kubernetes objects, cleanup.
+"""What a pod provides before its master starts: rights, tokens, Kubernetes objects, cleanup.
 
 Cleanup ends the processes of an earlier master.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,15 +27,18 @@ from elasticdl.cluster.kubernetes.manifests import (
     network_policy,
     services,
     token_secret,
+    viewer_secret,
 )
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
 from elasticdl.cluster.kubernetes.pods import has_ended
+from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.errors import (
     ClusterRefused,
     ElasticDLError,
     ExitCode,
     TransientError,
 )
+from elasticdl.tokens import new_token, viewer_token
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -108,6 +110,10 @@ class KubernetesResources:
                 if replaces:
                     await self._heard(self._end_earlier)
                 token = token or await self._made()
+                # A Secret of an earlier job of this name is in the way until the cluster deletes
+                # it; `keep` creates ours then.
+                with suppress(FileExistsError):
+                    await self._heard_but_taken(self._viewer(token))
                 await self._objects()
         except TimeoutError as error:
             raise _unavailable(
@@ -201,14 +207,11 @@ class KubernetesResources:
         An existing Secret may be ours, if the answer to our request was lost, or that of a deleted
         job of the same name. We may not read it, but a node mounts ours within a minute or two.
         """
-        token = secrets.token_urlsafe(32)
-        path, made = (
-            f"/api/v1/namespaces/{self._owner.namespace}/secrets",
-            token_secret(self._owner, token),
-        )
+        token = new_token()
+        made = token_secret(self._owner, token)
         while True:
             try:
-                await self._heard_but_taken(path, made)
+                await self._heard_but_taken(made)
                 return token
             except FileExistsError:
                 if found := self._mounted():
@@ -219,10 +222,12 @@ class KubernetesResources:
                 )
                 await asyncio.sleep(self._timing.secret_again_s)
 
-    async def _heard_but_taken(self, path: str, made: Json) -> None:
+    async def _heard_but_taken(self, made: Json) -> None:
+        """Create a Secret. Raises FileExistsError if there is one of its name."""
+
         async def create() -> None:
             try:
-                await self._api.create(path, made)
+                await self._api.create(f"/api/v1/namespaces/{self._owner.namespace}/secrets", made)
             except ApiRefused as refused:
                 if refused.status.code == 409:
                     raise FileExistsError(made["metadata"]["name"]) from refused
@@ -291,19 +296,19 @@ class KubernetesResources:
 
     # later
 
-    async def keep(self, token: str) -> NoReturn:
+    async def keep(self, token: str, secrets: ProcessSecrets) -> NoReturn:
         """Recreate deleted objects until cancelled.
 
-        Without the Secret no pod starts; without the Services no process finds another.
+        Without its Secret no pod starts; without the Services no process finds another.
         """
         while True:
             await asyncio.sleep(self._timing.keep_every_s)
             try:
-                await self._mend(token)
+                await self._mend(token, secrets)
             except (ElasticDLError, CreateRefused) as error:
                 _LOG.info("cannot check the job's Kubernetes resources: %s", error)
 
-    async def _mend(self, token: str) -> None:
+    async def _mend(self, token: str, secrets: ProcessSecrets) -> None:
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         for made in (*services(self._owner), network_policy(self._owner)):
             try:
@@ -316,12 +321,16 @@ class KubernetesResources:
                 )
                 await cluster.furnish([made])
         # We may not read a Secret, so try to create it; usually it exists.
-        with suppress(FileExistsError):
-            await self._heard_but_taken(
-                f"/api/v1/namespaces/{self._owner.namespace}/secrets",
-                token_secret(self._owner, token),
-            )
-            _LOG.warning("the Secret with the job's token was deleted: creating it again")
+        again = await secrets.mend()
+        for made in (token_secret(self._owner, token), self._viewer(token)):
+            with suppress(FileExistsError):
+                await self._heard_but_taken(made)
+                again.append(made["metadata"]["name"])
+        for name in again:
+            _LOG.warning("Secret %s was deleted: creating it again", name)
+
+    def _viewer(self, token: str) -> Json:
+        return viewer_secret(self._owner, viewer_token(token))
 
 
 def _no_pods(_name: object) -> PodPlan:

@@ -19,6 +19,7 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.preflight import CheckProcess
+from elasticdl.tokens import new_token
 
 WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
 """A name only: the master itself must not import TensorFlow."""
@@ -124,14 +125,12 @@ class LocalPlatform:
         return Limits(starting=max(2, int(self._cores)))
 
     def open(self) -> MasterEnvironment:
-        """Read ELASTICDL_*.
+        """Read ELASTICDL_*, and make the job's token.
 
-        The token is removed from the environment: processes get it as a secret, and the user's code
-        in the preflight never gets it.
+        Only `master.json` shows it, to the job's owner: an environment would show it in /proc.
         """
         try:
             directory = JobDirectory(Path(os.environ["ELASTICDL_JOB_DIR"]).resolve())
-            token = os.environ.pop("ELASTICDL_TOKEN")
             host, port = (
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
                 int(os.environ.get("ELASTICDL_PORT", "0")),
@@ -139,7 +138,8 @@ class LocalPlatform:
         except (KeyError, ValueError) as error:
             raise invalid_environment(error) from error
         self._logs = directory.logs
-        return MasterEnvironment(directory, token, host, port)
+        # A new token per master: one from an earlier run opens nothing.
+        return MasterEnvironment(directory, new_token(), host, port)
 
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
         address = f"{environment.host}:{port}"

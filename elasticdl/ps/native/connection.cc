@@ -86,10 +86,10 @@ bool Connection::receive_greeting(wire::Kind kind, uint64_t least, uint64_t most
   return socket_.receive_by(deadline, payload_.room(bytes), bytes);
 }
 
-// Proves that this server knows the token, and has the peer prove it. Throws Refused.
+// Proves that this server knows the token of the peer, and has the peer prove it. Throws Refused.
 void Connection::challenge(std::chrono::steady_clock::time_point deadline) {
   const std::string hello(payload_.data(), header_.payload_bytes);
-  const std::string& token = server_.facts().token;
+  const std::string token = wire::bulk_token(server_.facts().key, name_);
   const Digest nonce = random_digest();
   const wire::Challenge challenge{nonce, wire::proof(wire::Side::server, token, hello, nonce)};
   Reply reply(socket_, room_);
@@ -99,7 +99,7 @@ void Connection::challenge(std::chrono::steady_clock::time_point deadline) {
   if (reply.end() && receive_greeting(wire::Kind::prove, sizeof proof, sizeof proof, deadline)) {
     std::memcpy(proof.data(), payload_.data(), proof.size());
   }
-  if (!same_digest(proof, wire::proof(wire::Side::client, token, hello, nonce))) throw Refused("the job's token is wrong");
+  if (!same_digest(proof, wire::proof(wire::Side::client, token, hello, nonce))) throw Refused("the token is wrong, or another process's");
   known_ = true;
 }
 

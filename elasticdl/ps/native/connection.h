@@ -57,7 +57,7 @@ class Connection {
   // Serves until the peer is gone, sends an invalid frame, or `stop` is called.
   void serve();
   void stop() { socket_.shutdown(); }
-  // Whether the peer has proved that it knows the job's token.
+  // Whether the peer has proved its name by its token.
   bool known() const { return known_; }
 
  private:

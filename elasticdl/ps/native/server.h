@@ -16,7 +16,7 @@ namespace elasticdl::ps {
 struct Facts {
   uint32_t server = 0;
   uint32_t servers = 1;
-  std::string token;
+  std::string key;  // from which the token of any worker at this server is derived
   uint64_t instance = 0;  // random
 };
 

@@ -1,4 +1,5 @@
-// How both ends of a connection prove that they know the job's token, without sending it:
+// How both ends of a connection prove that they know the token of the client at this server, without sending it. The server
+// derives it from the client's name and its own key:
 //
 //   client                              server
 //   hello: nonce, name            ->
@@ -18,6 +19,17 @@
 namespace elasticdl::wire {
 
 enum class Side { server, client };
+
+// What the worker `name` shows to the server with this key: `bulk_token` in elasticdl/tokens.py.
+inline std::string bulk_token(std::string_view key, std::string_view name) {
+  const Digest digest = hmac_sha256(key, "bulk " + std::string(name));
+  std::string hex;
+  for (unsigned char byte : digest) {
+    hex += "0123456789abcdef"[byte >> 4];
+    hex += "0123456789abcdef"[byte & 15];
+  }
+  return hex;
+}
 
 // `hello` is the whole payload of the hello, the client's nonce with it.
 inline Digest proof(Side side, std::string_view token, std::string_view hello, const Digest& nonce) {

@@ -49,7 +49,7 @@ struct Seed {
 };
 
 struct Identity {
-  std::string token;
+  std::vector<std::string> tokens;  // by server
   std::string name;
   uint64_t session = 0;
   bool pushes = false;

@@ -234,10 +234,10 @@ void Link::challenged(Time now) {
   if (body_bytes_ != sizeof(wire::Challenge)) return lost("it answered nonsense", now);
   wire::Challenge challenge;
   std::memcpy(&challenge, body_.data(), sizeof challenge);
-  if (!same_digest(challenge.proof, wire::proof(wire::Side::server, identity_.token, hello_, challenge.nonce))) {
-    return lost("it does not know the job's token, so it is not a server of this job", now);
+  if (!same_digest(challenge.proof, wire::proof(wire::Side::server, identity_.tokens[server_], hello_, challenge.nonce))) {
+    return lost("it does not know this process's token, so it is not ps-" + std::to_string(server_) + " of this job", now);
   }
-  const Digest proof = wire::proof(wire::Side::client, identity_.token, hello_, challenge.nonce);
+  const Digest proof = wire::proof(wire::Side::client, identity_.tokens[server_], hello_, challenge.nonce);
   send(State::proving, wire::Kind::prove, std::string(reinterpret_cast<const char*>(proof.data()), proof.size()), {});
 }
 

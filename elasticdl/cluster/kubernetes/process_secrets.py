@@ -1,0 +1,66 @@
+"""The Secrets with the tokens of a job's processes.
+
+A pod names one key of one Secret, so its description contains no token, and its process gets no
+other process's. Each Secret has the tokens of 64 processes that may come, and lives as long as the
+job: the master needs no right but to create Secrets, and churn does not fill the namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias, final
+
+from elasticdl.cluster.base import CreateRefused, ProcessName
+from elasticdl.cluster.kubernetes.api_refusals import refusal
+from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.manifests import process_secret
+from elasticdl.cluster.kubernetes.plans import Json, Owner
+
+TokenOf: TypeAlias = Callable[[ProcessName], str]
+
+
+@final
+class ProcessSecrets:
+    """Creates them before their pods. Use it from one event loop.
+
+    Equal tokens are derived again after a restart, so an existing Secret of that name has them: its
+    name contains the job's uid.
+    """
+
+    def __init__(self, api: ApiServer, owner: Owner, token_of: TokenOf) -> None:
+        self._api, self._owner, self._token_of = api, owner, token_of
+        self._path = f"/api/v1/namespaces/{owner.namespace}/secrets"
+        self._created: dict[str, Json] = {}
+
+    async def provide(self, name: ProcessName) -> None:
+        """Create the Secret of this process, unless it was. Raises CreateRefused."""
+        made = process_secret(self._owner, name, self._token_of)
+        if (key := made["metadata"]["name"]) in self._created:
+            return
+        try:
+            with suppress(FileExistsError):
+                await self._create(made)
+        except ApiRefused as refused:
+            raise refusal(refused.status.code, refused.message) from refused
+        except ApiAway as away:
+            raise CreateRefused(f"cannot create secret {key}: {away.message}", retry=True) from away
+        self._created[key] = made
+
+    async def mend(self) -> list[str]:
+        """Create what was deleted; return the names. Raises ApiAway, ApiRefused."""
+        again = []
+        for name, made in tuple(self._created.items()):
+            with suppress(FileExistsError):
+                await self._create(made)
+                again.append(name)
+        return again
+
+    async def _create(self, made: Json) -> None:
+        try:
+            await self._api.create(self._path, made)
+        except ApiRefused as refused:
+            # We may not read Secrets, so we cannot look first.
+            if refused.status.code == 409:
+                raise FileExistsError(made["metadata"]["name"]) from refused
+            raise
