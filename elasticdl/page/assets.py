@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).parent
 _STATIC, _VENDOR = _FOLDER / "static", _FOLDER / "vendor"
 MODULES = (
     *("dom", "words", "address", "controls", "job", "table", "head", "curves", "plots"),
-    *("bars", "processes", "shards", "events", "logs", "actions", "stream", "page"),
+    *("bars", "processes", "shards", "events", "logs", "actions", "stream", "session", "page"),
 )
 """In order of dependency."""
 STYLES = ("base", "head", "plots", "tables", "timeline", "panels", "media")

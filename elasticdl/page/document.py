@@ -16,25 +16,25 @@ from elasticdl.page.markup import Child, Html, el
 from elasticdl.page.summary import summary
 
 
-def render_page(snapshot: Mapping[str, Any]) -> str:
+def render_page(snapshot: Mapping[str, Any], *, read_only: bool = False) -> str:
     """Return the page that the master serves at `/`.
 
-    `snapshot` is JSON as of `history.snapshot`. Scripts and styles come from `/static/`. Raises
-    ValueError for a status of another version.
+    `snapshot` is JSON as of `history.snapshot`. A `read_only` page has no actions. Scripts and
+    styles come from `/static/`. Raises ValueError for a status of another version.
     """
     # Both scripts run in this order, after the document is parsed and before anything is painted.
     scripts = [
         el("script", src=_address("plot.js"), defer=True),
         el("script", src=_address("page.js"), type="module"),
     ]
-    body = [summary(snapshot, live=True), _data(snapshot, live=True)]
+    body = [summary(snapshot, live=True), _data(snapshot, live=True, read_only=read_only)]
     return _document(snapshot["job"]["name"], [_linked_files(), scripts], body)
 
 
 def render_report(snapshot: Mapping[str, Any]) -> str:
     """Return the page as one self-contained file, to open from a disk or to mail.
 
-    Arguments and errors are those of `render_page`.
+    `snapshot` and errors are those of `render_page`.
     """
     style, page = assets.text("page.css"), assets.text("page.js")
     scripts = [assets.text("early.js"), assets.text("plot.js")]
@@ -49,7 +49,7 @@ def render_report(snapshot: Mapping[str, Any]) -> str:
     ]
     body: Child = [
         summary(snapshot, live=False),
-        _data(snapshot, live=False),
+        _data(snapshot, live=False, read_only=True),
         el("script", Html(page), type="module"),
     ]
     return _document(f"{snapshot['job']['name']}: report", files, body)
@@ -74,7 +74,7 @@ def render_sign_in(problem: str = "") -> str:
     body = el(
         "main",
         el("p", "ElasticDL", class_="brand"),
-        el("h1", "This job's page needs its token"),
+        el("h1", "This job's page needs a token"),
         el("p", "Open the address that ", el("code", "elasticdl train"), " printed, or type ",
            el("code", "elasticdl dashboard"), ": both carry the token. Or enter it here."),
         el("p", problem, class_="problem", id="problem", role="alert"),
@@ -110,10 +110,17 @@ def _address(name: str) -> str:
     return f"/static/{assets.address(name)}"
 
 
-def _data(snapshot: Mapping[str, Any], *, live: bool) -> Html:
+def _data(snapshot: Mapping[str, Any], *, live: bool, read_only: bool) -> Html:
     # `</script>` or `<!--` in a text must not end or change the element.
     text = json.dumps(snapshot, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return el("script", Html(text), type="application/json", id="snapshot", data_live=live)
+    return el(
+        "script",
+        Html(text),
+        type="application/json",
+        id="snapshot",
+        data_live=live,
+        data_read_only=live and read_only,
+    )
 
 
 def _hash(text: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from elasticdl.master.status import access
 from elasticdl.master.status.limits import PageLimits
+from elasticdl.tokens import bulk_key, process_token, proof_to_master, viewer_token
 from tests.contract.status_stage import BEARER, TOKEN, Stage, browser, get, played, raw, staged
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -42,7 +43,20 @@ NEEDS_TOKEN = (
 
 
 @pytest.mark.parametrize(
-    "token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", "ÿ" * 30, "a" * 4000]
+    "token",
+    [
+        None,
+        "",
+        "wrong",
+        TOKEN[:-1],
+        TOKEN + "x",
+        "ÿ" * 30,
+        "a" * 4000,
+        process_token(TOKEN, "worker-0"),
+        process_token(TOKEN, "ps-0"),
+        proof_to_master(TOKEN),
+        bulk_key(TOKEN, 0),
+    ],
 )
 def test_without_the_right_token_nothing_is_told_and_nothing_is_done(
     tmp_path: Path, token: str | None
@@ -109,6 +123,92 @@ def test_the_token_is_given_once_and_the_cookie_opens_this_page_only(tmp_path: P
                 assert answer.status == 204
             async with session.get("/api/v1/status") as answer:
                 assert answer.status == 401
+
+    asyncio.run(story())
+
+
+def test_the_viewers_token_shows_everything_and_changes_nothing(tmp_path: Path) -> None:
+    viewer = viewer_token(TOKEN)
+
+    async def looks(stage: Stage, session: aiohttp.ClientSession) -> None:
+        for method, path in NEEDS_TOKEN:
+            body: dict[str, Any] = {"json": {"min": 9, "max": 9}} if method == "POST" else {}
+            async with session.request(method, path, **body) as answer:
+                if method == "POST":
+                    assert answer.status == 403, path
+                    assert "for reading only" in await answer.text()
+                else:
+                    assert answer.status == (404 if path.startswith("/no/") else 200), path
+        async with session.get("/") as answer:
+            assert answer.status == 200 and "data-read-only" in await answer.text()
+        assert stage.core.status().scale.high == 4 and not stage.core.status().outcome
+
+    async def story() -> None:
+        async with staged(tmp_path) as stage:
+            (tmp_path / "logs").mkdir()
+            (tmp_path / "logs/worker-0.log").write_text("x\n")
+            async with browser(stage, headers={"Authorization": f"Bearer {viewer}"}) as session:
+                await looks(stage, session)
+            async with browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+                async with session.post("/session", json={"token": viewer}) as answer:
+                    assert answer.status == 204
+                await looks(stage, session)
+            async with browser(stage, headers=BEARER) as session, session.get("/") as answer:
+                assert "data-read-only" not in await answer.text()
+
+    asyncio.run(story())
+
+
+def test_a_cookie_is_worth_nothing_after_the_sign_out_in_no_window(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            staged(tmp_path) as stage,
+            browser(stage, cookie_jar=aiohttp.CookieJar(unsafe=True)) as session,
+        ):
+            async with session.post("/session", json={"token": TOKEN}) as answer:
+                name, _, value = answer.headers["Set-Cookie"].partition(";")[0].partition("=")
+            jar = aiohttp.DummyCookieJar()
+            kept = {"Cookie": f"{name}={value}"}
+            async with browser(stage, headers=kept, cookie_jar=jar) as thief:
+                async with (
+                    thief.get("/api/v1/status") as answer,
+                    thief.get("/api/v1/stream") as stream,
+                ):
+                    assert (answer.status, stream.status) == (200, 200)
+                    async with session.delete("/session") as end:
+                        assert end.status == 204
+                    await stream.read()  # It ends.
+                async with thief.get("/api/v1/status") as answer:
+                    assert answer.status == 401
+            async with (
+                browser(stage, headers=BEARER) as owner,
+                owner.get("/api/v1/status") as answer,
+            ):
+                assert answer.status == 200
+
+    asyncio.run(story())
+
+
+def test_a_session_does_not_outlive_its_master_and_the_oldest_makes_room(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            staged(tmp_path) as stage,
+            browser(stage, cookie_jar=aiohttp.DummyCookieJar()) as session,
+        ):
+            cookies = []
+            for _ in range(access.MOST_SESSIONS + 1):
+                async with session.post("/session", json={"token": TOKEN}) as answer:
+                    cookies.append(answer.headers["Set-Cookie"].partition(";")[0])
+            assert len(set(cookies)) == len(cookies)
+            for cookie, status in ((cookies[0], 401), (cookies[1], 200), (cookies[-1], 200)):
+                async with session.get("/api/v1/status", headers={"Cookie": cookie}) as answer:
+                    assert answer.status == status
+        async with (
+            staged(tmp_path / "next") as stage,
+            browser(stage, headers={"Cookie": cookies[-1]}) as session,
+            session.get("/api/v1/status") as answer,
+        ):
+            assert answer.status == 401
 
     asyncio.run(story())
 

@@ -17,11 +17,17 @@ import aiohttp
 from aiohttp import web
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels, pod_name, secret_name
+from elasticdl.cluster.kubernetes.labels import (
+    JOB_UID_LABEL,
+    labels,
+    pod_name,
+    secret_name,
+    viewer_secret_name,
+)
 from elasticdl.cluster.kubernetes.port_forward import PROTOCOL
 from tests.contract.small_cluster import SmallCluster
 
-NAMESPACE, TOKEN = "team", "the-token"
+NAMESPACE, TOKEN, VIEWER = "team", "the-token", "the-viewers-token"
 MASTER = ProcessName(Role.MASTER, 0)
 _EMPTY: dict[str, Any] = {"template": {"spec": {"containers": []}}}
 
@@ -63,6 +69,11 @@ class ClusterOfOne:
             "data": {"ELASTICDL_TOKEN": base64.b64encode(TOKEN.encode()).decode()},
         }
         self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/secrets", secret)
+        viewer = {
+            "metadata": {**owned, "name": viewer_secret_name(name)},
+            "data": {"ELASTICDL_TOKEN": base64.b64encode(VIEWER.encode()).decode()},
+        }
+        self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/secrets", viewer)
 
     def end_job(self, name: str) -> None:
         """It is done, and its pods are gone."""

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.kubernetes.plans import STATUS_PORT
-from tests.process.cluster_of_one import NAMESPACE, TOKEN, ClusterOfOne, cluster_of_one
+from elasticdl.tokens import viewer_token
+from tests.process.cluster_of_one import NAMESPACE, TOKEN, VIEWER, ClusterOfOne, cluster_of_one
 from tests.process.test_cli_jobs import Commands, elasticdl
 
 pytestmark = pytest.mark.process
@@ -62,6 +63,19 @@ def test_a_local_jobs_page_is_opened_with_its_token_which_no_other_user_sees(
     assert elasticdl.end(process)[0] == 130
 
 
+def test_a_local_jobs_page_for_reading_has_the_viewers_token(
+    elasticdl: Commands, browser: Path
+) -> None:
+    process = elasticdl.train("drains")
+    where = elasticdl.master("drains")
+    code, output, errors = elasticdl.run("dashboard", "--read-only", "drains")
+    address = f"{where['page']}#token={viewer_token(where['token'])}"
+    assert (code, output, errors) == (0, address + "\n", "")
+    assert f'href="{address}"' in browser.read_text() and where["token"] not in browser.read_text()
+    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
+    assert elasticdl.end(process)[0] == 130
+
+
 @pytest.mark.usefixtures("no_browser")
 def test_without_a_browser_the_address_is_printed_and_said(elasticdl: Commands) -> None:
     process = elasticdl.train("drains")
@@ -91,11 +105,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 @pytest.fixture
 def page() -> Iterator[int]:
-    """The status page of a master in a pod; its port."""
+    """The status page of a master in a pod; its port. It knows the owner and the viewer."""
+    known = [f"Bearer {token}" for token in (TOKEN, VIEWER)]
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.headers["Authorization"] == f"Bearer {TOKEN}" else 401)
+            self.send_response(200 if self.headers["Authorization"] in known else 401)
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"{}")
@@ -148,6 +163,21 @@ def test_the_page_of_a_job_on_a_cluster_is_reached_until_ctrl_c(
     output, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, output) == (0, ""), errors
     assert "until Ctrl-C" in errors
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_who_may_read_the_viewers_secret_only_sees_the_page(
+    cluster: ClusterOfOne, page: int, tmp_path: Path
+) -> None:
+    cluster.add_job("ads")
+    cluster.ports[STATUS_PORT] = page
+    del cluster.objects.objects[f"/api/v1/namespaces/{NAMESPACE}/secrets/ads-token"]
+    process = start(tmp_path, "dashboard", "ads", "--no-browser", "--read-only")
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    assert address.endswith(f"/#token={VIEWER}") and status_of(address) == 200
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=LIMIT_S)[0] == "" and process.returncode == 0
 
 
 @pytest.mark.usefixtures("no_browser")

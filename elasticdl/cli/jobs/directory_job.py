@@ -28,6 +28,7 @@ from elasticdl.jobdir.last_status import last_seen_s
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.master_address import MasterAddress, read_master
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.tokens import viewer_token
 
 if TYPE_CHECKING:
     from elasticdl.history.snapshot import About, Record
@@ -155,7 +156,7 @@ class DirectoryJob:
             yield from self._follow(follower)
 
     @contextmanager
-    def page(self) -> Iterator[str]:
+    def page(self, *, read_only: bool = False) -> Iterator[str]:
         """See Job."""
         master = self._where()
         if not master.page:
@@ -163,7 +164,8 @@ class DirectoryJob:
                 f"job {self.name} in {self.place} has no status page",
                 hint="its log may say why: " + str(self.directory.master_log),
             )
-        yield f"{master.page}#token={master.token}"
+        token = viewer_token(master.token) if read_only else master.token
+        yield f"{master.page}#token={token}"
 
     def story(self) -> Diagnosis:
         """See Job."""

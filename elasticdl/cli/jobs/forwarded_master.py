@@ -64,9 +64,9 @@ class ForwardedMaster:
             time.sleep(_AGAIN_S)
 
     @contextmanager
-    def page(self, facts: JobFacts) -> Iterator[str]:
+    def page(self, facts: JobFacts, *, read_only: bool = False) -> Iterator[str]:
         """See `Job.page`. Each use opens its own port forward."""
-        token = self._token(facts)
+        token = self._token(facts, read_only=read_only)
         forward = PortForward(self._cluster.api, facts.namespace, self._pod, STATUS_PORT)
         address = self._cluster.run(forward.open())
         try:
@@ -118,8 +118,9 @@ class ForwardedMaster:
                 self._connection = _Connection(forward, client)
             return self._connection
 
-    def _token(self, facts: JobFacts) -> str:
-        token = self._cluster.run(self._jobs.token(facts))
+    def _token(self, facts: JobFacts, *, read_only: bool = False) -> str:
+        kept = self._jobs.viewer_token if read_only else self._jobs.token
+        token = self._cluster.run(kept(facts))
         if not token:
             raise TransientError(
                 f"the master of job {self._name} is starting: it has not made its token yet",

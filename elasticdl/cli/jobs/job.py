@@ -162,10 +162,11 @@ class Job(Protocol):
     def read_log(self, request: LogRequest) -> Iterator[str]:
         """Yield text as it arrives; when following, until the process or the job has ended."""
 
-    def page(self) -> AbstractContextManager[str]:
-        """Return the status page's address with its token: `http://127.0.0.1:4711/#token=…`.
+    def page(self, *, read_only: bool = False) -> AbstractContextManager[str]:
+        """Return the status page's address with a token: `http://127.0.0.1:4711/#token=…`.
 
-        The address is valid inside the context.
+        The token is the job's, or the viewer's for a `read_only` page. The address is valid inside
+        the context.
         """
 
     def story(self) -> Diagnosis:

@@ -238,9 +238,9 @@ class KubernetesJob:
         return "".join(str(found["text"]).splitlines(keepends=True)[-request.lines :])
 
     @contextmanager
-    def page(self) -> Iterator[str]:
+    def page(self, *, read_only: bool = False) -> Iterator[str]:
         """See Job. The page is reached through the API server."""
-        with self._master.page(self._running()) as address:
+        with self._master.page(self._running(), read_only=read_only) as address:
             yield address
 
     def story(self) -> Diagnosis:

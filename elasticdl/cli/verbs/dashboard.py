@@ -28,13 +28,18 @@ from elasticdl.jobdir.layout import JobDirectory, write_atomically
     is_flag=True,
     help="Only print the page's address, with the token that opens it.",
 )
-def dashboard(query: JobQuery, no_browser: bool) -> int:
+@click.option(
+    "--read-only",
+    is_flag=True,
+    help="Use the viewer's token, which shows everything and changes nothing.",
+)
+def dashboard(query: JobQuery, no_browser: bool, read_only: bool) -> int:
     """Open a job's status page in the browser.
 
     For a job on a cluster, the connection goes through the API server, like `kubectl
     port-forward`, and lasts until Ctrl-C or the end of the job.
     """
-    with resolve_job(query) as job, job.page() as address:
+    with resolve_job(query) as job, job.page(read_only=read_only) as address:
         _see_that_it_answers(job, address)
         show(address)
         with _file_that_leads_to(address, job) as file:

@@ -1,20 +1,22 @@
-"""Access to the page: the job's token once, then a cookie; requests of other sites are refused.
+"""Access to the page: a token once, then a session; requests of other sites are refused.
+
+The job's token is the owner's. The viewer's token opens the page for reading only.
 
 A page of another site can make a browser send requests here. It cannot make the browser send our
 cookie (SameSite=Strict). A foreign `Host` (DNS rebinding) or a foreign `Origin` is refused. No site
 can put our page into a frame.
 
 Cookies ignore ports, so several jobs on one host share them. Our cookie therefore has a name of
-this job's, and a value that is made from the token and opens only this page.
+this job's. Its value is random, and worth nothing after the sign-out or in the next master.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
+import secrets
 from collections.abc import Collection
+from enum import Enum
 from ipaddress import ip_address
 from typing import final
 
@@ -24,10 +26,13 @@ from aiohttp.typedefs import Handler, Middleware
 from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.master.status.limits import LIMITS
 from elasticdl.master.status.responses import Refusal
+from elasticdl.tokens import derived, same, viewer_token
 
 _LOG = logging.getLogger(__name__)
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 MOST_BODY_BYTES = 64 << 10
+MOST_SESSIONS = 256
+"""The oldest session ends when one more begins."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src"
@@ -49,6 +54,13 @@ _HINT = (
 )
 
 
+class Visitor(Enum):
+    """Who uses the page."""
+
+    OWNER = "owner"
+    VIEWER = "viewer"
+
+
 @final
 class AccessGuard:
     """Checks every request to one job's page.
@@ -57,48 +69,57 @@ class AccessGuard:
     """
 
     def __init__(self, token: str, names: Collection[str] = ()) -> None:
-        self._token = token.encode()
-        self._cookie = hmac.new(self._token, b"elasticdl status page", hashlib.sha256).hexdigest()
-        self.cookie_name = (
-            "elasticdl_" + hashlib.blake2b(self._token, digest_size=8, person=b"page").hexdigest()
-        )
+        self._tokens = {Visitor.OWNER: token, Visitor.VIEWER: viewer_token(token)}
+        self._sessions: dict[str, Visitor] = {}
+        """By cookie, the oldest first."""
+        self.cookie_name = f"elasticdl_{derived(token, 'name of the cookie')[:16]}"
         self._names = frozenset(name.lower() for name in names)
 
-    def is_token(self, given: str) -> bool:
-        """Compare with the token in constant time."""
-        # As bytes: `compare_digest` raises TypeError for strings that are not ASCII.
-        return hmac.compare_digest(given.encode("utf-8", errors="replace"), self._token)
+    def holder(self, token: str) -> Visitor | None:
+        """Return whose token it is; None if nobody's."""
+        found = [visitor for visitor, known in self._tokens.items() if same(token, known)]
+        return found[0] if found else None
 
-    def knows(self, request: web.Request) -> bool:
-        """Return whether the request has our cookie, or the token itself."""
+    def visitor(self, request: web.Request) -> Visitor | None:
+        """Return who sent the request, by a token or the cookie of a session; None: a stranger."""
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self.is_token(given.strip())
-        cookie = request.cookies.get(self.cookie_name, "")
-        return hmac.compare_digest(cookie.encode("utf-8", errors="replace"), self._cookie.encode())
+            return self.holder(given.strip())
+        return self._sessions.get(request.cookies.get(self.cookie_name, ""))
 
-    def let_in(self, response: web.StreamResponse) -> None:
-        """Give the browser our cookie, for the length of its session."""
-        response.set_cookie(
-            self.cookie_name, self._cookie, path="/", httponly=True, samesite="Strict"
-        )
+    def sign_in(self, response: web.StreamResponse, visitor: Visitor) -> None:
+        """Begin a session, and give its cookie to the browser."""
+        cookie = secrets.token_urlsafe(32)
+        self._sessions[cookie] = visitor
+        if len(self._sessions) > MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        response.set_cookie(self.cookie_name, cookie, path="/", httponly=True, samesite="Strict")
 
-    def let_out(self, response: web.StreamResponse) -> None:
-        """Delete the cookie."""
+    def sign_out(self, request: web.Request, response: web.StreamResponse) -> None:
+        """End the session, here and in the browser."""
+        self._sessions.pop(request.cookies.get(self.cookie_name, ""), None)
         response.del_cookie(self.cookie_name, path="/", httponly=True, samesite="Strict")
 
     def check(self, request: web.Request, *, open_to_all: bool) -> None:
-        """Raise Refusal: 421 for a foreign host, 403 for another site, 401 without the token."""
+        """Raise Refusal.
+
+        421 for a foreign host, 403 for another site or a viewer's action, 401 without a token.
+        """
         host = request.headers.get("Host", "")
         if not self._ours(host, request):
             raise Refusal(
                 421, f"unknown host {host[:100]!r}", "use the address that `dashboard` prints"
             )
         self._check_origin(request, host)
-        if not open_to_all and not self.knows(request):
+        if open_to_all:
+            return
+        visitor = self.visitor(request)
+        if visitor is None:
             raise Refusal(
-                401, "the job's token is missing or wrong", _HINT, {"WWW-Authenticate": "Bearer"}
+                401, "the token is missing or wrong", _HINT, {"WWW-Authenticate": "Bearer"}
             )
+        if visitor is Visitor.VIEWER and request.method not in SAFE_METHODS:
+            raise Refusal(403, "this token is for reading only", "use the job's token")
 
     def _ours(self, host: str, request: web.Request) -> bool:
         """Return whether the host is ours. Ignore the port, which a port forwarder may change."""
@@ -163,7 +184,7 @@ def watchman(guard: AccessGuard, open_to_all: Collection[tuple[str, str]]) -> Mi
         resource = request.match_info.route.resource
         route = (request.method, resource.canonical if resource is not None else "")
         response = await answered(request, handler, route)
-        if not response.prepared and not guard.knows(request):
+        if not response.prepared and guard.visitor(request) is None:
             # Connections are limited, so a client without a token must not keep one.
             response.force_close()
         return response

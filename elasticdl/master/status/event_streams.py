@@ -9,6 +9,7 @@ from typing import final
 
 from aiohttp import web
 
+from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.event_frames import event_bytes
 from elasticdl.master.status.limits import PageLimits
@@ -28,8 +29,8 @@ _HEADERS = {
 class EventStreams:
     """The open streams."""
 
-    def __init__(self, change_feed: ChangeFeed, limits: PageLimits) -> None:
-        self._change_feed, self._limits = change_feed, limits
+    def __init__(self, change_feed: ChangeFeed, limits: PageLimits, guard: AccessGuard) -> None:
+        self._change_feed, self._limits, self._guard = change_feed, limits, guard
         self._feed = change_feed.feed
 
     def routes(self) -> list[web.RouteDef]:
@@ -37,7 +38,7 @@ class EventStreams:
         return [web.get(f"{API}/stream", self.stream, allow_head=False)]
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Send events until the browser leaves or the job ends."""
+        """Send events until the browser leaves, its session ends or the job ends."""
         if self._change_feed.watchers >= self._limits.most_streams:
             raise Refusal(
                 503,
@@ -68,7 +69,7 @@ class EventStreams:
             at = await self._begin(
                 response, "the master changed, or too much has changed since" if known else ""
             )
-        while True:
+        while self._guard.visitor(request) is not None:
             frames = self._feed.after(at)
             if frames is None:
                 at = await self._begin(response, "too many changes at once")

@@ -1,4 +1,4 @@
-"""Routes of the page, its files and the sign-in: the token once, then a cookie."""
+"""Routes of the page, its files and the sign-in: a token once, then a session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from elasticdl.master.status.access import AccessGuard, body_of
+from elasticdl.master.status.access import AccessGuard, Visitor, body_of
 from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.json_api import snapshot_of
@@ -51,14 +51,15 @@ class HtmlRoutes:
 
         A thread encodes it, since a thousand processes take a moment.
         """
-        if not self._guard.knows(request):
+        visitor = self._guard.visitor(request)
+        if visitor is None:
             # Without a token, answer with the sign-in page: browsers report a 401 as an error of
             # the page.
             return _html(render_sign_in(), 401 if "Authorization" in request.headers else 200)
         async with self._drawing:
-            return _html(
-                await asyncio.to_thread(render_page, snapshot_of(self._view, self._change_feed))
-            )
+            snapshot = snapshot_of(self._view, self._change_feed)
+            read_only = visitor is Visitor.VIEWER
+            return _html(await asyncio.to_thread(render_page, snapshot, read_only=read_only))
 
     async def file(self, request: web.Request) -> web.Response:
         """Serve a file by its hashed name, which is looked up and never made into a path."""
@@ -77,16 +78,16 @@ class HtmlRoutes:
         )
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """Accept {"token"} as JSON (204), or a form (redirect to the page). Sets the cookie."""
+        """Accept {"token"} as JSON (204), or a form (redirect to the page). Begins a session."""
         form = request.content_type == _FORM
         if not form and request.content_type != "application/json":
             raise Refusal(
                 415, f"expected application/json or a form, got {request.content_type[:60]}"
             )
-        right = self._guard.is_token(_token_of(await body_of(request), form=form))
-        if not right and form:
+        visitor = self._guard.holder(_token_of(await body_of(request), form=form))
+        if visitor is None and form:
             return _html(render_sign_in("Wrong token."), 401)
-        if not right:
+        if visitor is None:
             raise Refusal(
                 401,
                 "wrong token",
@@ -98,13 +99,13 @@ class HtmlRoutes:
             else web.Response(status=204)
         )
         response.headers.update(NO_STORE)
-        self._guard.let_in(response)
+        self._guard.sign_in(response, visitor)
         return response
 
-    async def sign_out(self, _request: web.Request) -> web.Response:
-        """Delete the cookie."""
+    async def sign_out(self, request: web.Request) -> web.Response:
+        """End the session."""
         response = web.Response(status=204, headers=NO_STORE)
-        self._guard.let_out(response)
+        self._guard.sign_out(request, response)
         return response
 
 

@@ -59,7 +59,7 @@ class StatusServer:
         parts = (
             html_routes,
             JsonApi(view, self._change_feed, log_directory),
-            EventStreams(self._change_feed, limits),
+            EventStreams(self._change_feed, limits, guard),
             Shards(view),
             Logs(view, log_directory),
             Actions(view),
@@ -103,7 +103,7 @@ class StatusServer:
 
     @web.middleware
     async def _hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._guard.knows(request):
+        if self._guard.visitor(request) is not None:
             self._places.showed_token(request.protocol)
         else:
             self._places.asked(request.protocol)

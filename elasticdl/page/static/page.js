@@ -22,6 +22,7 @@ import { listShards, paintShards, shardsFrame } from "./shards.js";
 import { bindEvents, eventsFrame, latelyFrame, paintEvents, paintLately } from "./events.js";
 import { bindLogs, logsFrame, paintLogs, refreshLogs } from "./logs.js";
 import { actionBar, bindActions, dialogs } from "./actions.js";
+import { bindSignOut, signOutButton } from "./session.js";
 import { ask, watch } from "./stream.js";
 
 const LOOK_MS = 1000;
@@ -45,7 +46,7 @@ const painters = {
   events: paintEvents,
 };
 
-function build(live) {
+function build(live, acts) {
   const skip = (event) => (event.preventDefault(), byId("main").focus());
   const sections = Object.entries(TABS).map(([name, title]) =>
     h("section", { id: name, class: "tab" }, h("h2", {}, title), frames[name](live)),
@@ -54,15 +55,15 @@ function build(live) {
   for (const old of document.querySelectorAll("body > :not(script, noscript)")) old.remove();
   document.body.prepend(
     h("a", { href: "#main", class: "skip", click: skip }, "Skip to the content"),
-    h("header", {}, top(live), headFrame()),
+    h("header", {}, top(live, acts), headFrame()),
     menu(),
     h("main", { id: "main", tabindex: -1 }, sections),
     foot(live),
-    ...(live ? dialogs() : []),
+    ...(acts ? dialogs() : []),
   );
 }
 
-function top(live) {
+function top(live, acts) {
   const connection = h(
     "span",
     { id: "connection", class: "connection", role: "status" },
@@ -74,8 +75,9 @@ function top(live) {
     h("p", { class: "brand" }, "ElasticDL"),
     h("h1", {}, job.about.name),
     connection,
-    live ? actionBar() : null,
+    acts ? actionBar() : null,
     button("theme", "", "quiet"),
+    live ? signOutButton() : null,
   );
 }
 
@@ -119,8 +121,9 @@ function look() {
   refreshLogs().catch(() => {});
 }
 
-function follow(snapshot) {
-  bindActions(ask);
+function follow(snapshot, acts) {
+  if (acts) bindActions(ask);
+  bindSignOut();
   watch(snapshot, {
     begin: (found) => (load(found), paintSoon()),
     take: (name, data) => (takers[name](data), paintSoon()),
@@ -152,9 +155,10 @@ function start() {
     history.replaceState(null, "", location.pathname + location.search);
   const data = byId("snapshot"),
     snapshot = JSON.parse(data.textContent),
-    live = "live" in data.dataset;
+    live = "live" in data.dataset,
+    acts = live && !("readOnly" in data.dataset);
   load(snapshot);
-  build(live);
+  build(live, acts);
   bindControls();
   bindTabs();
   bindTheme(repaintPlots);
@@ -172,7 +176,7 @@ function start() {
   showTab();
   // Paints at once, so that the first frame shows the complete page.
   paint();
-  if (live) follow(snapshot);
+  if (live) follow(snapshot, acts);
 }
 
 start();
