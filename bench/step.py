@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from bench.deepfm_data import arrays
-from elasticdl.embedding.optimizers import initial_slot
+from elasticdl.embedding.reference_optimizers import initial_slot
 from elasticdl.embedding.table import native_optimizer, native_table
 from elasticdl.job import ModelSection
 from elasticdl.model.module import load_module

@@ -377,7 +377,7 @@ class JobSpec(_Section):
         """Whether all processes share a place for checkpoints."""
         return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
 
-    def made_by(self, strategy: Strategy) -> JobSpec:
+    def with_strategy(self, strategy: Strategy) -> JobSpec:
         """The same job with this strategy: with parameter servers or without."""
         servers = 0 if strategy is Strategy.ALLREDUCE else max(1, self.cluster.num_ps_pods)
         return self.replace(distribution_strategy=strategy, num_ps_pods=servers)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import PartFile
+from elasticdl.checkpoint.manifest import PartFile
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
 from elasticdl.private_file import private

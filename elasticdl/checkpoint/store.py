@@ -17,14 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, directory_name, parse_manifest
+from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
+from elasticdl.checkpoint.manifest import Manifest, PartFile, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
 from elasticdl.private_file import make_private, private
 
 _MAKING = ".making-"
 _REPLACED = ".replaced"
-_NAME = re.compile(r"version-(\d+)(\.replaced)?")
+_NAME = re.compile(rf"{VERSION_PREFIX}(\d+)({re.escape(_REPLACED)})?")
 _CHUNK_BYTES = 4 << 20
 
 

@@ -96,7 +96,7 @@ def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
         if scaled:
             say(scaled)
     if kept.checkpoint_dir_for_init:
-        from elasticdl.checkpoint.maker import as_trained
+        from elasticdl.checkpoint.strategy import as_trained
 
         spec = as_trained(spec)
     return spec

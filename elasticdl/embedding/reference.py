@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.embedding.initializers import initial_weights
-from elasticdl.embedding.optimizers import initial_slot, update
+from elasticdl.embedding.reference_optimizers import initial_slot, update
 from elasticdl.embedding.spec import MAX_DIM, OptimizerSpec, TableSpec
 from elasticdl.embedding.table import LIVE, Float32s, Int64s
 

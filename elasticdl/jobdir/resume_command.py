@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import names_in
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
     from elasticdl.job import JobSpec
 
 TRAIN, PREDICT = "train", "predict"
-
-
-def has_checkpoint(location: Path) -> bool:
-    """Return whether a directory is, or contains, a completed checkpoint.
-
-    Damage shows only when the checkpoint is read.
-    """
-    return (location / "manifest.json").exists() or any(location.glob("version-*/manifest.json"))
 
 
 def resume_command(job_json: Mapping[str, Any], directory: JobDirectory) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import MANIFEST, Manifest, PartFile, part_name
+from elasticdl.checkpoint.layout import MANIFEST, part_name
+from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import Part, PartHeader, read_header
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import Manifest, PartFile, part_name
+from elasticdl.checkpoint.layout import part_name
+from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, TransientError, UserError

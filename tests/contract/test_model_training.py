@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.embedding.initializers import initial_weights
-from elasticdl.embedding.optimizers import initial_slot, update
 from elasticdl.embedding.reference import ReferenceTable
+from elasticdl.embedding.reference_optimizers import initial_slot, update
 from elasticdl.job import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from elasticdl.checkpoint import ring_file, store
-from elasticdl.checkpoint.layout import Manifest
+from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.errors import Corrupted, UserError
 
 pytestmark = pytest.mark.contract

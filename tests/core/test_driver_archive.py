@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import Manifest
+from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.cluster.base import ProcessName
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError, UserError

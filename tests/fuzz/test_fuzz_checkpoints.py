@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from elasticdl.checkpoint import ring_file, store
-from elasticdl.checkpoint.layout import MANIFEST, Manifest, part_name
+from elasticdl.checkpoint.layout import MANIFEST, part_name
+from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.checkpoint.part import read_header
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import Manifest, PartFile
+from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import ExitCode, Refused, TransientError, UserError

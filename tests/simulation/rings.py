@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.checkpoint.layout import PartFile
+from elasticdl.checkpoint.manifest import PartFile
 from elasticdl.shard import WorkItem
 from elasticdl.worker.ring.protocol import RingBroken, RingPlace
 from tests.simulation.scheduler import Process, Scheduler, Task, Violation

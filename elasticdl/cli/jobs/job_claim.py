@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.cli.request import WHICH_JOB
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
@@ -17,7 +18,6 @@ from elasticdl.job_name import next_name
 from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.output_folder import refuse_output
-from elasticdl.jobdir.resume_command import has_checkpoint
 from elasticdl.jobdir.scale_override import forget_scale_unless
 from elasticdl.private_file import DIRECTORY_MODE, replace_atomically
 

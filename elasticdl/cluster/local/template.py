@@ -23,7 +23,7 @@ from typing import final
 
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
-from elasticdl.cluster.local.process_end import ends_within
+from elasticdl.cluster.local.process_wait import ends_within
 from elasticdl.cluster.local.template_process import MOST_BYTES, ROOM_VARIABLE, Request
 
 _log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE, die_with_parent
-from elasticdl.cluster.local.process_end import ends_within
+from elasticdl.cluster.local.process_wait import ends_within
 
 ROOM_VARIABLE = "ELASTICDL_ROOM"
 """Filler in the template's environment, where `/proc/PID/environ` of a fork shows its variables."""

@@ -13,8 +13,8 @@ from typing import Protocol, final
 from pydantic import ValidationError
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import Manifest, PartFile
-from elasticdl.checkpoint.maker import maker_of
+from elasticdl.checkpoint.manifest import Manifest, PartFile
+from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
 from elasticdl.job import Action, JobSpec, Strategy
@@ -155,7 +155,7 @@ class CheckpointArchive:
         Servers store rows by id and a ring stores whole variables; neither can read the other's
         files.
         """
-        made_by = maker_of(found.manifest)
+        made_by = strategy_of(found.manifest)
         if made_by is not self._strategy:
             raise UserError(
                 f"{found.directory} was made with --distribution-strategy {made_by}, but this job"

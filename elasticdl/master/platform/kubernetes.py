@@ -18,7 +18,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import final
 
-from elasticdl.checkpoint.maker import as_trained
+from elasticdl.checkpoint.layout import has_checkpoint
+from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
@@ -36,7 +37,6 @@ from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.output_folder import refuse_output
-from elasticdl.jobdir.resume_command import has_checkpoint
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv

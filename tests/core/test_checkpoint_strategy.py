@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.checkpoint.layout import MANIFEST, Manifest, directory_name
-from elasticdl.checkpoint.maker import as_trained
+from elasticdl.checkpoint.layout import MANIFEST, directory_name
+from elasticdl.checkpoint.manifest import Manifest
+from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.job import Action, JobSpec, Strategy

@@ -1,15 +1,15 @@
-"""The strategy that made a checkpoint: it decides how the checkpoint is evaluated."""
+"""Detect the strategy that made a checkpoint: it decides how the checkpoint is evaluated."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import Manifest
+from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.job import Action, JobSpec, Strategy
 
 
-def maker_of(manifest: Manifest) -> Strategy:
+def strategy_of(manifest: Manifest) -> Strategy:
     """The strategy of the training job."""
     return Strategy.PARAMETER_SERVER if manifest.servers else Strategy.ALLREDUCE
 
@@ -22,4 +22,4 @@ def as_trained(spec: JobSpec) -> JobSpec:
     if spec.action is Action.TRAIN or not spec.checkpoint.checkpoint_dir_for_init:
         return spec
     manifest = store.peek(Path(spec.checkpoint.checkpoint_dir_for_init))
-    return spec.made_by(maker_of(manifest)) if manifest is not None else spec
+    return spec.with_strategy(strategy_of(manifest)) if manifest is not None else spec
