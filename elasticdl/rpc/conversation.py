@@ -239,7 +239,7 @@ class RingGeneration:
     All take the weights of the member with the most steps among the ranks `holders`. Without
     holders, rank 0 restores `restore_from`, or begins afresh if that is ''. Items below
     `first_item` are void. The rendezvous is on `port` of the master's host, below the secret path
-    `scope` ('' for a ring of one).
+    `scope` of the member that receives this ('' for a ring of one).
     """
 
     number: int

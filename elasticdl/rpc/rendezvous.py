@@ -4,10 +4,10 @@ Horovod opens a connection for each PUT, GET and DELETE of `/SECTION/KEY`, and p
 a missing key. Here a GET **waits** until its key exists, so nothing polls, and an early member may
 wait as long as it likes.
 
-Each generation of the ring has an unguessable *scope*, which precedes the section (members use
+Each member of a generation has an unguessable *scope*, which precedes the section (it uses
 `HOST:PORT/SCOPE` as the address; Horovod appends its port once more). So members of different
-generations never meet, and strangers cannot join. A withdrawn scope answers 410 to all requests,
-including waiting ones.
+generations never meet, strangers cannot join, and no member can write another's values: 403. A
+withdrawn scope answers 410 to all requests, including waiting ones.
 
 Until a request has named a scope that is served, its connection is a stranger's: nothing but its
 first line is kept. A request has to be complete within a few seconds. Strangers have a number of
@@ -19,10 +19,13 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
 _PATH: Final = re.compile(rb"/([a-z0-9-]{1,80})(?::\d{1,5})?(/[\w.-]{1,200}/[\w.-]{1,100})")
+_OWN: Final = re.compile(rb".*/(?:rank_)?(\d{1,9})")
+"""The keys that Horovod writes: a member's rank, and `rank_` with it."""
 _HEAD_BYTES: Final = 4096
 _VALUE_BYTES: Final = 1 << 20
 """A member's value has one address of about 150 bytes for each other member."""
@@ -31,15 +34,17 @@ _LINGER_S: Final = 1.0
 _REASONS: Final = {
     200: b"OK",
     400: b"Bad Request",
+    403: b"Forbidden",
     408: b"Request Timeout",
     410: b"Gone",
     507: b"Insufficient Storage",
 }
 
 
-def new_scope(generation: int) -> str:
-    """An unguessable name for the scope of this generation."""
-    return f"g{generation}-{secrets.token_hex(12)}"
+def new_scopes(generation: int, members: int) -> tuple[str, ...]:
+    """Unguessable names, one for each member by rank; none for a member alone."""
+    names = tuple(f"g{generation}-{secrets.token_hex(12)}" for _ in range(members))
+    return names if members > 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,23 @@ class RendezvousLimits:
 
 
 @dataclass(slots=True)
-class _Scope:
+class _Generation:
     values: dict[bytes, bytes] = field(default_factory=dict)
     size_bytes: int = 0
     """Of all values."""
     waiting: dict[bytes, list[_Connection]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What one member sees of its generation."""
+
+    generation: _Generation
+    rank: int
+
+    def may_write(self, key: bytes) -> bool:
+        own = _OWN.fullmatch(key)
+        return own is not None and int(own[1]) == self.rank
 
 
 @final
@@ -78,22 +95,24 @@ class Rendezvous:
         self._server = await loop.create_server(self._connection, host or None, port, backlog=1024)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def open(self, scope: str) -> None:
-        """Serve this scope from now on, until it is withdrawn."""
-        self._scopes.setdefault(scope.encode(), _Scope())
+    def open(self, scopes: Sequence[str]) -> None:
+        """Serve the members of a generation from now on; their scopes by rank."""
+        generation = _Generation()
+        for rank, scope in enumerate(scopes):
+            self._scopes[scope.encode()] = _Scope(generation, rank)
 
-    def withdraw(self, scope: str) -> None:
+    def withdraw(self, scopes: Iterable[str]) -> None:
         """Answer all requests of a superseded or incomplete generation with 410, at once."""
-        found = self._scopes.pop(scope.encode(), None)
-        for connection in (
-            [one for waiting in found.waiting.values() for one in waiting] if found else ()
-        ):
-            connection.reply(410)
+        for name in scopes:
+            scope = self._scopes.pop(name.encode(), None)
+            waiting = scope.generation.waiting if scope is not None else {}
+            for connection in [one for those in waiting.values() for one in those]:
+                connection.reply(410)
+            waiting.clear()
 
     async def close(self) -> None:
         """Stop listening, and withdraw every scope."""
-        for scope in list(self._scopes):
-            self.withdraw(scope.decode())
+        self.withdraw([scope.decode() for scope in self._scopes])
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
@@ -121,10 +140,11 @@ class Rendezvous:
         found = _PATH.fullmatch(path)
         if found is None or method not in (b"GET", b"PUT", b"DELETE"):
             return 400
-        if found[1] not in self._scopes:
+        scope = self._scopes.get(found[1])
+        if scope is None:
             return 410
         self._strangers.pop(connection, None)
-        return 0
+        return 403 if method == b"PUT" and not scope.may_write(found[2]) else 0
 
     def answer(self, connection: _Connection, method: bytes, path: bytes, value: bytes) -> None:
         """Answer a complete request, at once or when its key exists."""
@@ -133,25 +153,25 @@ class Rendezvous:
         if found is None or scope is None:
             connection.reply(410)
             return
-        key = found[2]
+        key, generation = found[2], scope.generation
         if method == b"PUT":
-            size_bytes = scope.size_bytes + len(value) - len(scope.values.get(key, b""))
+            size_bytes = generation.size_bytes + len(value) - len(generation.values.get(key, b""))
             if size_bytes > self._limits.generation_bytes:
                 connection.reply(507)
                 return
-            scope.values[key], scope.size_bytes = value, size_bytes
+            generation.values[key], generation.size_bytes = value, size_bytes
             connection.reply(200)
-            for waiting in scope.waiting.pop(key, ()):
+            for waiting in generation.waiting.pop(key, ()):
                 waiting.reply(200, value)
         elif method == b"DELETE":
             # A member says that it needs no more of this section; others may, so values stay as
-            # long as their scope.
+            # long as their generation.
             connection.reply(200)
-        elif key in scope.values:
-            connection.reply(200, scope.values[key])
+        elif key in generation.values:
+            connection.reply(200, generation.values[key])
         else:
             connection.waits_for = (found[1], key)
-            scope.waiting.setdefault(key, []).append(connection)
+            generation.waiting.setdefault(key, []).append(connection)
 
     def leave(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
@@ -159,8 +179,9 @@ class Rendezvous:
         self._strangers.pop(connection, None)
         name, key = connection.waits_for
         scope = self._scopes.get(name)
-        if scope is not None and connection in scope.waiting.get(key, ()):
-            scope.waiting[key].remove(connection)
+        waiting = scope.generation.waiting.get(key, []) if scope is not None else []
+        if connection in waiting:
+            waiting.remove(connection)
 
 
 @final

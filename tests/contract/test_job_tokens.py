@@ -18,7 +18,7 @@ from elasticdl.native import _native
 from elasticdl.ps.saving import ServerPart
 from elasticdl.ps.servicer import TermGuard
 from elasticdl.ps.serving import control_server
-from elasticdl.rpc.conversation import Report
+from elasticdl.rpc.conversation import Report, RingCut, RingReport, RingSaved
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.rpc.ps_control import GrpcServerControl
@@ -118,6 +118,30 @@ def test_a_worker_does_not_pass_for_a_server(stage: Stage) -> None:
     with pytest.raises(UserError, match="what only a server has"):
         stage.client("worker-1").attach("127.0.0.1:1", "127.0.0.1:2", 7)
     assert not stage.core.of(happened.ProcessAttached)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Report(ring=RingReport(ready=True, version=1 << 40)),
+        Report(ring_cuts=(RingCut(SnapshotId(1), 1 << 40),)),
+        Report(ring_saves=(RingSaved(SnapshotId(1), 1 << 40),)),
+    ],
+    ids=["standing", "cut", "save"],
+)
+def test_nobody_reports_versions_of_a_ring_that_there_is_not(stage: Stage, report: Report) -> None:
+    for name in ("worker-1", "ps-0"):
+        client = stage.client(name)
+        client.attach()
+        with pytest.raises(Refused, match="about a ring that it cannot be in"):
+            client.report(report)
+    assert not stage.core.of(happened.SnapshotCut) + stage.core.of(happened.RingReported)
+
+
+def test_the_version_of_the_servers_is_not_a_workers_to_report(stage: Stage) -> None:
+    worker = stage.worker()
+    worker.report(Report(version=1 << 40))
+    assert not stage.core.of(happened.VersionAdvanced)
 
 
 def test_a_worker_is_told_what_it_shows_to_servers_and_nothing_else(stage: Stage) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits, new_scope
+from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits, new_scopes
 
 pytestmark = pytest.mark.contract
 
@@ -51,7 +51,7 @@ async def ask(
 
 def test_a_value_is_given_to_those_who_ask_before_and_after_it_is_there() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
+        rendezvous.open(["g1-a", "g1-b"])
         early = [asyncio.create_task(ask(port, "GET", f"/g1-a:{port}/global/0")) for _ in range(3)]
         assert await ask(port, "PUT", f"/g1-a:{port}/global/0", b"\x00\xffaddress", pieces=7) == (
             200,
@@ -66,12 +66,12 @@ def test_a_value_is_given_to_those_who_ask_before_and_after_it_is_there() -> Non
 
 def test_the_values_of_a_generation_have_a_limit_and_a_replaced_value_counts_once() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
+        rendezvous.open(["g1-a", "g1-b"])
         for value in (b"x" * 60, b"x" * 80, b"x" * 40):
             assert (await ask(port, "PUT", "/g1-a/global/0", value))[0] == 200
-        assert (await ask(port, "PUT", "/g1-a/global/1", b"x" * 61))[0] == 507
-        assert (await ask(port, "PUT", "/g1-a/global/1", b"x" * 60))[0] == 200
-        rendezvous.open("g2-a")
+        assert (await ask(port, "PUT", "/g1-b/global/1", b"x" * 61))[0] == 507
+        assert (await ask(port, "PUT", "/g1-b/global/1", b"x" * 60))[0] == 200
+        rendezvous.open(["g2-a"])
         assert (await ask(port, "PUT", "/g2-a/global/0", b"x" * 100))[0] == 200
 
     run(play, RendezvousLimits(generation_bytes=100))
@@ -79,25 +79,42 @@ def test_the_values_of_a_generation_have_a_limit_and_a_replaced_value_counts_onc
 
 def test_generations_do_not_see_one_another() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        first, second = new_scope(1), new_scope(2)
+        first, second = new_scopes(1, 2), new_scopes(2, 2)
         rendezvous.open(first)
         rendezvous.open(second)
-        waiting = asyncio.create_task(ask(port, "GET", f"/{second}/global/0"))
-        await ask(port, "PUT", f"/{first}/global/0", b"first")
-        await ask(port, "PUT", f"/{second}/global/0", b"second")
+        waiting = asyncio.create_task(ask(port, "GET", f"/{second[1]}/global/0"))
+        await ask(port, "PUT", f"/{first[0]}/global/0", b"first")
+        await ask(port, "PUT", f"/{second[0]}/global/0", b"second")
         assert await waiting == (200, b"second")
+
+    run(play)
+
+
+def test_a_member_writes_what_is_its_own_and_nothing_of_another_member() -> None:
+    async def play(rendezvous: Any, port: int) -> None:
+        first, second, third = new_scopes(7, 3)
+        rendezvous.open([first, second, third])
+        assert (await ask(port, "PUT", f"/{first}/global/0", b"mine"))[0] == 200
+        assert (await ask(port, "PUT", f"/{first}/global/rank_0", b"mine"))[0] == 200
+        for key in ("global/0", "global/rank_0", "global/2", "other/0", "global/00", "global/x"):
+            assert (await ask(port, "PUT", f"/{second}/{key}", b"evil"))[0] == 403, key
+        assert await ask(port, "GET", f"/{third}/global/0") == (200, b"mine")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"PUT /{second}/global/0 HTTP/1.1\r\n".encode())
+        assert (await reader.readline()).split()[1] == b"403", "before its body is read"
+        writer.close()
 
     run(play)
 
 
 def test_a_withdrawn_generation_is_gone_for_those_who_wait_and_for_those_who_come() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
+        rendezvous.open(["g1-a", "g1-b"])
         waiting = asyncio.create_task(ask(port, "GET", "/g1-a/global/1"))
         await ask(port, "PUT", "/g1-a/global/0", b"here")  # after this one, the other is waiting
-        rendezvous.withdraw("g1-a")
+        rendezvous.withdraw(["g1-a", "g1-b"])
         assert (await waiting)[0] == 410
-        assert (await ask(port, "PUT", "/g1-a/global/1", b"late"))[0] == 410
+        assert (await ask(port, "PUT", "/g1-b/global/1", b"late"))[0] == 410
         assert (await ask(port, "GET", "/g1-a/global/0"))[0] == 410
 
     run(play)
@@ -106,7 +123,7 @@ def test_a_withdrawn_generation_is_gone_for_those_who_wait_and_for_those_who_com
 @pytest.mark.parametrize("path", ["/", "/g1-a", "/g1-a/a/b/c", "/G1/a/b", "/g1-a/a/" + "k" * 300])
 def test_nonsense_is_refused(path: str) -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
+        rendezvous.open(["g1-a", "g1-b"])
         assert (await ask(port, "GET", path))[0] == 400
 
     run(play)
@@ -114,14 +131,14 @@ def test_nonsense_is_refused(path: str) -> None:
 
 def test_who_goes_away_while_waiting_leaves_nothing_behind() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
+        rendezvous.open(["g1-a", "g1-b"])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /g1-a/global/1 HTTP/1.1\r\n\r\n")
         await writer.drain()
         await ask(port, "PUT", "/g1-a/global/0", b"x")
         writer.close()
         await writer.wait_closed()
-        assert await ask(port, "PUT", "/g1-a/global/1", b"y") == (200, b"")
+        assert await ask(port, "PUT", "/g1-b/global/1", b"y") == (200, b"")
 
     run(play)
 
@@ -138,8 +155,8 @@ def test_a_stranger_is_refused_before_its_body_is_read() -> None:
 
 def test_a_request_that_stays_incomplete_is_given_up() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
-        unfinished = b"PUT /g1-a/a/b HTTP/1.1\r\nContent-Length: 9\r\n\r\n"
+        rendezvous.open(["g1-a", "g1-b"])
+        unfinished = b"PUT /g1-a/a/0 HTTP/1.1\r\nContent-Length: 9\r\n\r\n"
         for sent in (b"", b"GET /g1-a/global/0", unfinished):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
@@ -151,7 +168,7 @@ def test_a_request_that_stays_incomplete_is_given_up() -> None:
 
 def test_a_member_that_waits_longer_than_a_request_may_take_is_answered() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
+        rendezvous.open(["g1-a", "g1-b"])
         waiting = asyncio.create_task(ask(port, "GET", "/g1-a/global/0"))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert (await reader.read()).split()[1] == b"408"  # one that began later was given up
@@ -164,7 +181,7 @@ def test_a_member_that_waits_longer_than_a_request_may_take_is_answered() -> Non
 
 def test_strangers_keep_no_member_out() -> None:
     async def play(rendezvous: Any, port: int) -> None:
-        rendezvous.open("g1-a")
+        rendezvous.open(["g1-a", "g1-b"])
         waiting = asyncio.create_task(ask(port, "GET", "/g1-a/global/0"))
         strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
         assert await strangers[0][0].read() == b"", "the oldest made room"

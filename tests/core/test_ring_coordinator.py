@@ -101,6 +101,7 @@ def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next() -
             assert b" 410 " in await waiting
         second = await generation_of(board, FIRST)
         assert second.scope != first.scope
+        assert len({second.scope, (await generation_of(board, SECOND)).scope, ""}) == 3
         await coordinator.close()
 
     asyncio.run(scene())
@@ -113,9 +114,9 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it() -> None:
         coordinator.cut(FIRST, SnapshotId(4))
         saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
         assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
-        coordinator.saved(
-            RingSaved(SnapshotId(4), 12, (WrittenFile("a", 3, "crc32c:00000000"),), "{}", 5)
-        )
+        written = RingSaved(SnapshotId(4), 12, (WrittenFile("a", 3, "crc32c:00000000"),), "{}", 5)
+        assert not coordinator.saved(SECOND, RingSaved(SnapshotId(4), 99)), "it has no copy"
+        assert coordinator.saved(FIRST, written)
         (saved,) = await saving
         assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (
             12,
@@ -125,6 +126,23 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it() -> None:
         )
         coordinator.drop(SnapshotId(4))
         assert (await taken(board, FIRST, 3))[2] == RingDrop(SnapshotId(4))
+
+    asyncio.run(scene())
+
+
+def test_only_workers_that_were_rank_0_keep_copies() -> None:
+    async def scene() -> None:
+        coordinator = RingCoordinator(OrderStreams(0), "")
+        coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+        coordinator.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
+        assert [coordinator.may_copy(name) for name in (FIRST, SECOND, THIRD)] == [
+            True,
+            True,
+            False,
+        ]
+        coordinator.leave(FIRST)
+        assert not coordinator.may_copy(FIRST)
+        await coordinator.close()
 
     asyncio.run(scene())
 

@@ -14,12 +14,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from elasticdl.rpc.conversation import RingGeneration
-from elasticdl.rpc.rendezvous import Rendezvous, new_scope
+from elasticdl.rpc.rendezvous import Rendezvous, new_scopes
 
 LIMIT_S = 240.0
 MEMBER = "tests.ring.ring_member"
@@ -165,7 +165,7 @@ class RingStage:
         self._rendezvous = Rendezvous()
         self._port = 0
         self._generation = 0
-        self._scope = ""
+        self._scopes: tuple[str, ...] = ()
         self._holders: set[str] = set()
         self._readers: list[asyncio.Task[Any]] = []
         self._all: list[Member] = []
@@ -202,20 +202,19 @@ class RingStage:
     async def form(self, members: list[Member], *, wait: bool = True) -> None:
         """Publish a generation of these members, to them and to those of the one before."""
         self._generation += 1
-        self._rendezvous.withdraw(self._scope)
-        self._scope = new_scope(self._generation) if len(members) > 1 else ""
-        if self._scope:
-            self._rendezvous.open(self._scope)
+        self._rendezvous.withdraw(self._scopes)
+        self._scopes = new_scopes(self._generation, len(members))
+        self._rendezvous.open(self._scopes)
         holders = tuple(rank for rank, one in enumerate(members) if one.name in self._holders)
         names = tuple(one.name for one in members)
-        generation = RingGeneration(
-            self._generation, names, holders, 1, port=self._port, scope=self._scope
-        )
+        generation = RingGeneration(self._generation, names, holders, 1, port=self._port)
+        scopes = dict(zip(names, self._scopes, strict=False))
         told = {id(one): one for one in (*members, *self.members)}.values()
         self.members = members
         for member in told:
             if member.process.returncode is None:
-                member.process.tell(json.dumps(asdict(generation)) + "\n")
+                mine = replace(generation, scope=scopes.get(member.name, ""))
+                member.process.tell(json.dumps(asdict(mine)) + "\n")
         if wait:
             number = self._generation
             for member in members:

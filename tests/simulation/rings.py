@@ -123,6 +123,7 @@ class Hub:
         self._stepped = stepped
         self._rings: dict[str, _Generation] = {}
         self._gone: set[str] = set()
+        self._meets: dict[str, str] = {}
         self.tears: list[tuple[str, float, Callable[[Process], None]]] = []
         """At the next operation of such a kind (`step`, `piece`, `gather`): one member has the
         result, and is killed, by the call,
@@ -139,10 +140,15 @@ class Hub:
     async def start(self, host: str = "", port: int = 0) -> int:
         return 1
 
-    def open(self, scope: str) -> None:
-        """Members may meet."""
+    def open(self, scopes: Sequence[str]) -> None:
+        """Members may meet, each below its own scope; the first stands for all."""
+        self._meets |= dict.fromkeys(scopes, next(iter(scopes), ""))
 
-    def withdraw(self, scope: str) -> None:
+    def withdraw(self, scopes: Sequence[str]) -> None:
+        for scope in scopes[:1]:
+            self._withdraw(scope)
+
+    def _withdraw(self, scope: str) -> None:
         self._gone.add(scope)
         ring = self._rings.get(scope)
         if ring is not None and not ring.formed:
@@ -157,8 +163,9 @@ class Hub:
         """Blocks until all are there. Raises RingBroken."""
         task = self._scheduler.current
         assert task is not None
+        own = place.rendezvous.rpartition("/")[2]
         scope = (
-            place.rendezvous.rpartition("/")[2]
+            self._meets.get(own, own)
             if place.size > 1
             else f"alone {process.name} {place.generation}"
         )

@@ -6,6 +6,8 @@ It publishes each generation with its own rendezvous, and turns copies of weight
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, final
 
 from elasticdl.cluster.base import ProcessName
@@ -14,7 +16,7 @@ from elasticdl.master.core.commands import PublishRing
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.rpc.conversation import RingDrop, RingGeneration, RingSave, RingSaved
 from elasticdl.rpc.ps_control import SavedFile, ServerSaved
-from elasticdl.rpc.rendezvous import Rendezvous, new_scope
+from elasticdl.rpc.rendezvous import Rendezvous, new_scopes
 from elasticdl.shard import SnapshotId
 
 _SAVE_S = 600.0
@@ -26,10 +28,10 @@ class RendezvousServer(Protocol):
     async def start(self, host: str = "", port: int = 0) -> int:
         """Listen and return the port. Raises OSError if that is impossible."""
 
-    def open(self, scope: str) -> None:
-        """Serve this scope until it is withdrawn."""
+    def open(self, scopes: Sequence[str]) -> None:
+        """Serve the members of a generation until it is withdrawn; their scopes by rank."""
 
-    def withdraw(self, scope: str) -> None:
+    def withdraw(self, scopes: Sequence[str]) -> None:
         """Withdraw a generation that failed or was superseded."""
 
     async def close(self) -> None:
@@ -49,8 +51,10 @@ class RingCoordinator:
         """The checkpoint that the job begins with, or ''; known before the first member joins."""
         self._rendezvous = rendezvous if rendezvous is not None else Rendezvous()
         self._port = 0
-        self._scope = ""
+        self._scopes: tuple[str, ...] = ()
         self._members: tuple[ProcessName, ...] = ()
+        self._leaders: set[ProcessName] = set()
+        """Rank 0 of this generation and of earlier ones, whose last reports may still come."""
         self._copies: dict[SnapshotId, ProcessName] = {}
         self._saving: dict[SnapshotId, tuple[ProcessName, asyncio.Future[RingSaved]]] = {}
 
@@ -69,9 +73,8 @@ class RingCoordinator:
         Members of the previous generation that are not in the new one hear of it too.
         """
         self.withdraw()
-        self._scope = new_scope(command.generation) if len(command.members) > 1 else ""
-        if self._scope:
-            self._rendezvous.open(self._scope)
+        self._scopes = new_scopes(command.generation, len(command.members))
+        self._rendezvous.open(self._scopes)
         generation = RingGeneration(
             command.generation,
             tuple(map(str, command.members)),
@@ -79,17 +82,23 @@ class RingCoordinator:
             command.first_item,
             "" if command.holders else command.restore_from or self.begin_from,
             self._port,
-            self._scope,
         )
+        scopes = dict(zip(command.members, self._scopes, strict=False))
         for name in dict.fromkeys((*self._members, *command.members)):
-            self._orders.publish_generation(name, generation)
+            # A scope is its member's secret.
+            mine = replace(generation, scope=scopes.get(name, ""))
+            self._orders.publish_generation(name, mine)
         self._members = command.members
+        self._leaders.update(command.members[:1])
 
     def withdraw(self) -> None:
         """End the newest generation; members that wait in its rendezvous get an error."""
-        if self._scope:
-            self._rendezvous.withdraw(self._scope)
-            self._scope = ""
+        self._rendezvous.withdraw(self._scopes)
+        self._scopes = ()
+
+    def may_copy(self, worker: ProcessName) -> bool:
+        """Whether the worker has been told to keep copies of its weights."""
+        return worker in self._leaders
 
     def cut(self, worker: ProcessName, snapshot: SnapshotId) -> None:
         """Note that the worker keeps a copy of its weights for `snapshot`.
@@ -121,10 +130,10 @@ class RingCoordinator:
         files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in saved.files)
         return (ServerSaved(files, saved.version, saved.rows, saved.parameters),)
 
-    def saved(self, saved: RingSaved) -> bool:
+    def saved(self, worker: ProcessName, saved: RingSaved) -> bool:
         """Record a worker's result of `save`; return False if nobody waits for it."""
-        _, waiting = self._saving.get(saved.snapshot, (None, None))
-        if waiting is None or waiting.done():
+        holder, waiting = self._saving.get(saved.snapshot, (None, None))
+        if waiting is None or waiting.done() or holder != worker:
             return False
         waiting.set_result(saved)
         return True
@@ -137,9 +146,10 @@ class RingCoordinator:
 
     def leave(self, name: ProcessName) -> None:
         """Forget an ended worker and its copies."""
+        self._leaders.discard(name)
         for snapshot in [snapshot for snapshot, holder in self._copies.items() if holder == name]:
             del self._copies[snapshot]
         for snapshot, (holder, _) in self._saving.items():
             if holder == name:
                 problem = "it ended, and its copy of the weights is lost"
-                self.saved(RingSaved(snapshot, problem=problem))
+                self.saved(name, RingSaved(snapshot, problem=problem))

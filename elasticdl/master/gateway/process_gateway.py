@@ -120,10 +120,14 @@ class ProcessGateway:
         return await self.leases.poll(worker, sequence, wait_s)
 
     async def report(self, name: ProcessName, report: Report, sequence: int) -> None:
-        """Handle a report; return when it is on disk. Repeats count nothing."""
+        """Handle a report; return when it is on disk. Repeats count nothing.
+
+        Raises Refused for a process that is not attached, or that may not report such a thing.
+        """
         presence = self.sessions.heard(name)
         if presence is None:
             raise Refused(self.sessions.refusal(name, ""))
+        self._check_ring_report(name, report)
         for cause, count in presence.reported(report.gauges).items():
             self._dropped(name, cause, count)
         if choice := presence.staleness_choice():
@@ -247,12 +251,20 @@ class ProcessGateway:
             self._busy[name] = now
             self._queue.post(ActivityReported(at_s, name, now[0], at_s - now[1]))
 
+    def _check_ring_report(self, name: ProcessName, report: Report) -> None:
+        """Raise Refused for a report about a ring that there is not, or from another's place."""
+        about_ring = report.ring is not None or report.ring_cuts or report.ring_saves
+        if about_ring and (self.ring is None or name.role is not Role.WORKER):
+            raise Refused(f"{name} reports about a ring that it cannot be in")
+        if report.ring_cuts and self.ring is not None and not self.ring.may_copy(name):
+            raise Refused(f"{name} reports a copy of the weights, which is for rank 0 to make")
+
     def _ring_reported(self, name: ProcessName, report: Report) -> None:
         if self.ring is not None:
             for cut in report.ring_cuts:
                 self.ring.cut(name, cut.snapshot)
             for saved in report.ring_saves:
-                if not self.ring.saved(saved):
+                if not self.ring.saved(name, saved):
                     self._dropped(name, DropCause.LATE_SNAPSHOT)
 
     def _dropped(self, name: ProcessName, cause: DropCause, count: int = 1) -> asyncio.Future[None]:
