@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Route, expect
 
+from elasticdl.tokens import viewer_token
 from tests.browser.conftest import STEADY, Shown, Window, shown
 from tests.browser.relay import Relay
 from tests.conftest import Job
@@ -92,7 +93,7 @@ def test_the_way_in_is_clear_and_no_error_is_told_on_it(
         page = window.page
         page.add_init_script(axe)
         page.goto(running.address)
-        expect(page.locator("h1")).to_have_text("This job's page needs its token")
+        expect(page.locator("h1")).to_have_text("This job's page needs a token")
         assert page.evaluate(FLAWS) == []
         # Into the open window: the fragment is all that changes.
         page.goto(running.entrance)
@@ -237,9 +238,42 @@ def test_a_page_whose_token_counts_no_more_asks_for_another(
         expect(window.page.locator("#connection")).to_contain_text("connection lost")
         window.page.context.clear_cookies()
         relay.mend()
-        expect(window.page.locator("h1")).to_have_text("This job's page needs its token")
+        expect(window.page.locator("h1")).to_have_text("This job's page needs a token")
     finally:
         relay.close()
+
+
+def test_a_viewers_page_shows_the_job_and_has_no_actions(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
+    window = open_window()
+    page = window.page
+    Shown(running.job, running.address, viewer_token(running.token)).enter(window, "processes")
+    page.locator("#processes [data-process=worker-0], #processes tbody tr").first.wait_for()
+    page.locator("#processes tbody tr").first.click()
+    expect(page.locator("#theme")).to_be_visible()
+    assert page.locator("#actions, dialog, [data-replace]").count() == 0
+
+
+def test_who_signs_out_is_out_in_every_window_and_no_cookie_opens_the_page(
+    running: Shown, open_window: Callable[..., Window]
+) -> None:
+    window = open_window()
+    window.breaks = True  # The second window's requests are refused.
+    running.enter(window)
+    other = window.page.context.new_page()
+    other.goto(running.address)
+    other.locator(".connection.live").wait_for()
+    (cookie,) = window.page.context.cookies()
+    window.page.click("#sign-out")
+    for page in (window.page, other):
+        expect(page.locator("h1")).to_have_text("This job's page needs a token")
+    # As somebody who kept a copy.
+    window.page.context.add_cookies(
+        [{"name": cookie["name"], "value": cookie["value"], "url": running.address}]
+    )
+    window.page.goto(running.address)
+    expect(window.page.locator("h1")).to_have_text("This job's page needs a token")
 
 
 def test_a_log_that_was_meant_for_a_terminal_is_read_in_pieces(
