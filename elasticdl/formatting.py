@@ -1,6 +1,6 @@
 """Format counts, shares, times and sizes the same way in the command line, the page and the record.
 
-`static/words.js` does the same.
+`static/format.js` does the same.
 """
 
 from __future__ import annotations

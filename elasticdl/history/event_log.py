@@ -56,7 +56,7 @@ class EventLog:
         self.ended_before = False
         """The job had ended before this master resumed it."""
         try:
-            before = read_occurrences(path)[0]
+            before = read_events(path)[0]
         except OSError:
             before = []
         for one in before:
@@ -104,7 +104,7 @@ class EventLog:
         self.story.add(one)
 
 
-def read_occurrences(path: Path) -> tuple[list[JobEvent], int]:
+def read_events(path: Path) -> tuple[list[JobEvent], int]:
     """Return all events of a file in order, and the number of omitted ones.
 
     Raises OSError if the file exists but cannot be read.
@@ -123,4 +123,4 @@ def read_occurrences(path: Path) -> tuple[list[JobEvent], int]:
     return found, left
 
 
-__all__ = ["EVENTS_POLICY", "HISTORY", "METRICS_POLICY", "EventLog", "read_occurrences"]
+__all__ = ["EVENTS_POLICY", "HISTORY", "METRICS_POLICY", "EventLog", "read_events"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from elasticdl.formatting import characters
 from elasticdl.history.diagnosis import Story
-from elasticdl.history.event_log import KEPT, EventLog, read_occurrences
+from elasticdl.history.event_log import KEPT, EventLog, read_events
 from elasticdl.history.job_event import EventKind, JobEvent, meaning
 from elasticdl.history.lines import read_lines
 from elasticdl.history.series import SeriesStore
@@ -53,7 +53,7 @@ class About:
 class Record:
     """The newest events, the number of earlier ones, and the timeline and story of all."""
 
-    occurrences: Sequence[JobEvent]
+    events: Sequence[JobEvent]
     dropped: int
     timeline: Mapping[str, Any]
     story: Mapping[str, Any]
@@ -135,8 +135,8 @@ def snapshot(
     whole = {
         "job": asdict(reading.about),
         "status": reading.to_json(),
-        "occurrences": [one.as_dict() for one in record.occurrences],
-        "occurrences_dropped": record.dropped,
+        "events": [one.as_dict() for one in record.events],
+        "events_dropped": record.dropped,
         "timeline": record.timeline,
         "story": record.story,
         "series": list(series),
@@ -180,17 +180,13 @@ def record_in(
 
     Raises OSError if the directory cannot be read.
     """
-    occurrences, left_out = read_occurrences(directory / EVENTS)
+    events, left_out = read_events(directory / EVENTS)
     timeline, story = Timeline(), Story()
-    for one in occurrences:
+    for one in events:
         timeline.add(one)
         story.add(one)
-    if (
-        killed
-        and occurrences
-        and not (occurrences[-1].kind == "job" and occurrences[-1].step == EventKind.ENDED)
-    ):
-        last = occurrences[-1]
+    if killed and events and not (events[-1].kind == "job" and events[-1].step == EventKind.ENDED):
+        last = events[-1]
         since_s = max(0.0, heard_s - last.at_s)
         end = JobEvent(
             last.seq + 1,
@@ -201,12 +197,12 @@ def record_in(
             level="error",
             details=meaning(EventKind.ENDED),
         )
-        occurrences.append(end)
+        events.append(end)
         timeline.cut_off(end)
         story.cut_off(end)
-    kept = occurrences[-KEPT:]
-    started_at = occurrences[-1].at - occurrences[-1].at_s if occurrences else 0.0
-    dropped = left_out + len(occurrences) - len(kept)
+    kept = events[-KEPT:]
+    started_at = events[-1].at - events[-1].at_s if events else 0.0
+    dropped = left_out + len(events) - len(kept)
     return Record(kept, dropped, timeline.as_dict(now_s), story.as_dict(now_s), started_at)
 
 

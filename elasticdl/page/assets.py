@@ -10,7 +10,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _STATIC, _VENDOR = _FOLDER / "static", _FOLDER / "vendor"
 MODULES = (
-    *("dom", "words", "address", "controls", "job", "table", "head", "curves", "plots"),
+    *("dom", "format", "address", "tabs", "controls", "job", "table", "head", "curves", "plots"),
     *("bars", "processes", "shards", "events", "logs", "actions", "stream", "session", "page"),
 )
 """In order of dependency."""

@@ -182,7 +182,7 @@ def test_a_failure_is_told_with_its_command_and_a_job_that_just_began_says_so(
     begun["status"] |= {"shards": {}, "loss": None, "metrics": {}, "eta_s": None}
     begun["status"]["records"]["expected"] = 0
     begun |= {
-        "occurrences": [],
+        "events": [],
         "timeline": {"now_s": 0.0, "bars": [], "generations": [], "marks": []},
     }
     address = report(begun)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 NEEDS_TOKEN = (
     ("GET", "/api/v1/status"),
     ("GET", "/api/v1/snapshot"),
-    ("GET", "/api/v1/occurrences"),
+    ("GET", "/api/v1/events"),
     ("GET", "/api/v1/timeline"),
     ("GET", "/api/v1/series"),
     ("GET", "/api/v1/shards"),

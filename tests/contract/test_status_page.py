@@ -75,7 +75,7 @@ def test_what_is_no_number_is_null(tmp_path: Path) -> None:
             return (await read(session, "/api/v1/status"))["records"]["trained"] == 8
 
         await until_async("8 records are trained", trained)
-        for path in ("status", "snapshot", "series", "timeline", "occurrences"):
+        for path in ("status", "snapshot", "series", "timeline", "events"):
             async with session.get(f"/api/v1/{path}") as answer:
                 json.loads(await answer.text(), parse_constant=pytest.fail)
         status = JobStatus.from_json(await read(session, "/api/v1/status"))
@@ -121,7 +121,7 @@ def test_a_snapshot_says_where_in_the_stream_it_stands(tmp_path: Path) -> None:
             and found["outcome"] is None
             and found["job"]["name"] == "iris"
         )
-        assert {"status", "occurrences", "timeline", "series", "occurrences_dropped"} <= set(found)
+        assert {"status", "events", "timeline", "series", "events_dropped"} <= set(found)
 
     played(tmp_path, scene)
 

@@ -70,9 +70,7 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
         killed = f"worker-0 killed by signal 9 (SIGKILL), on shard {shard}; 32 records done"
         assert entry_text(loss) == f"{killed}; {loss['replaced_by']} replaces it"
         written = record_in(tmp_path)
-        assert [one.as_dict() for one in written.occurrences][: len(found["occurrences"])] == found[
-            "occurrences"
-        ]
+        assert [one.as_dict() for one in written.events][: len(found["events"])] == found["events"]
         assert [one["text"] for one in written.story["entries"]] == [
             one["text"] for one in found["story"]["entries"]
         ]

@@ -51,7 +51,7 @@ def test_a_browser_that_does_not_read_is_hung_up_on_and_costs_no_memory(tmp_path
                     # So many at a time that they are more than is kept, however seldom this gets
                     # its turn.
                     for _ in range(20):
-                        live.feed.publish([("occurrences", [{"at": sent, "text": "x" * 100_000}])])
+                        live.feed.publish([("events", [{"at": sent, "text": "x" * 100_000}])])
                         sent += 100_000
                     await asyncio.sleep(0.001)
                 assert sent > 1 << 20
@@ -134,7 +134,7 @@ def test_the_stream_tells_what_changed_and_goes_on_after_a_break(tmp_path: Path)
                 assert "processes" not in status and "gauges" not in status
                 rows = await events.until("processes")
                 assert {row["name"] for row in rows["rows"]} >= {"worker-0", "ps-0"}
-                news = await events.until("occurrences")
+                news = await events.until("events")
                 assert [one["seq"] for one in news] == list(
                     range(news[0]["seq"], news[0]["seq"] + len(news))
                 )
@@ -221,9 +221,9 @@ def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Pa
             await events.until("processes")
             text = "a\r\n\r\nevent: ended\ndata: {}\n\n\ud800\u2028\x00"
             stage.server._change_feed.feed.publish(
-                [("occurrences", [JobEvent(1, 1.0, 1.0, "job", text).as_dict()])]
+                [("events", [JobEvent(1, 1.0, 1.0, "job", text).as_dict()])]
             )
-            found = await events.until("occurrences")
+            found = await events.until("events")
             assert found[0]["text"].startswith("a\r\n\r\nevent: ended")
 
     played(tmp_path, scene)

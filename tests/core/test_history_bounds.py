@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.history.compaction import HISTORY, Line, Policy, left_out, thinned
-from elasticdl.history.event_log import EventLog, _notable, read_occurrences
+from elasticdl.history.event_log import EventLog, _notable, read_events
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines, read_lines
 from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesStore
@@ -195,7 +195,7 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
             shortening.join()
         largest = max(largest, path.stat().st_size)
     chronicle.close()
-    found, dropped = read_occurrences(path)
+    found, dropped = read_events(path)
     told = [one for one in found if one.kind != HISTORY]
     assert largest < 40_500
     assert dropped + len(told) == 2_000
@@ -217,13 +217,13 @@ def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(
     for index in range(3_000):
         append(chronicle, float(index))
     chronicle.close()
-    found, dropped = read_occurrences(path)
+    found, dropped = read_events(path)
     seqs = [one.seq for one in found if one.kind != HISTORY]
     assert dropped + len(seqs) == 3_000 and seqs[-1] == 2_999 and len(set(seqs)) == len(seqs)
     assert not list(tmp_path.glob(".*")), "nothing half-made is left"
     append(chronicle, 3_000.0)
     chronicle.close()
-    assert read_occurrences(path)[0][-1].seq == 3_000
+    assert read_events(path)[0][-1].seq == 3_000
 
 
 def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(
@@ -273,9 +273,9 @@ def test_lines_that_are_damaged_or_of_an_older_version_do_no_harm(tmp_path: Path
             [good.encode(), b"{", b"\xff", b"7", b'{"kind": "job"}', good.encode(), b'{"at": 1']
         )
     )
-    found, dropped = read_occurrences(path)
+    found, dropped = read_events(path)
     assert [(one.seq, one.text, dropped) for one in found] == [(0, "a", 0), (1, "a", 0)]
-    assert read_occurrences(tmp_path / "none") == ([], 0)
+    assert read_events(tmp_path / "none") == ([], 0)
 
 
 def test_a_disk_that_refuses_lines_costs_lines_only(
@@ -335,11 +335,11 @@ def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: s
     path = tmp_path / "events.jsonl"
     whole = '{"at": %d, "at_s": %d, "kind": "job", "text": "whole"}'
     path.write_text("\n".join((whole % (1, 1), line, whole % (2, 2))) + "\n")
-    assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0]
+    assert [one.at for one in read_events(path)[0] if one.text == "whole"] == [1.0, 2.0]
     chronicle = EventLog(path, 3.0)
     chronicle.append({"at": 3.0, "at_s": 3.0}, {"kind": "job", "text": "whole"})
     chronicle.close()
-    assert [one.at for one in read_occurrences(path)[0] if one.text == "whole"] == [1.0, 2.0, 3.0]
+    assert [one.at for one in read_events(path)[0] if one.text == "whole"] == [1.0, 2.0, 3.0]
 
 
 def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all_that_is_made_of_it(
@@ -360,7 +360,7 @@ def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all
     )
     chronicle.close()
     for record in (record_of(chronicle, unknown_status("")), record_in(tmp_path)):
-        for value in ([one.as_dict() for one in record.occurrences], record.timeline, record.story):
+        for value in ([one.as_dict() for one in record.events], record.timeline, record.story):
             json.dumps(value, ensure_ascii=False).encode()
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ExitFacts
 from elasticdl.history.diagnosis import MOST_ENTRIES, Story
 from elasticdl.history.diagnosis_text import entry_text
-from elasticdl.history.event_log import EventLog, read_occurrences
+from elasticdl.history.event_log import EventLog, read_events
 from elasticdl.history.job_event import EventKind, JobEvent, meaning
 from elasticdl.history.snapshot import record_in
 from elasticdl.history.timeline import MOST_ENDED_BARS, Timeline
@@ -449,8 +449,8 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
     found = record_in(record.directory, now_s=10.0)
     assert found.story == record.chronicle.story.as_dict(10.0)
     assert found.timeline == record.chronicle.timeline.as_dict(10.0)
-    assert [one.seq for one in found.occurrences] == list(range(len(found.occurrences)))
-    assert tuple(found.occurrences) == tuple(record.chronicle)
+    assert [one.seq for one in found.events] == list(range(len(found.events)))
+    assert tuple(found.events) == tuple(record.chronicle)
 
 
 def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_path: Path) -> None:
@@ -533,7 +533,7 @@ def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told() -> None:
 
 
 STEPS = st.sampled_from([str(step) for step in EventKind] + ["", "nonsense"])
-OCCURRENCES = st.builds(
+EVENTS = st.builds(
     lambda at_s, kind, process, cause, level, step, values: JobEvent(
         0, 1_000.0 + at_s, at_s, kind, "text", process, cause, level, {"step": step, **values}
     ),
@@ -580,18 +580,18 @@ OCCURRENCES = st.builds(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(OCCURRENCES, max_size=60))
+@given(st.lists(EVENTS, max_size=60))
 def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(
-    occurrences: list[JobEvent],
+    events: list[JobEvent],
 ) -> None:
     timeline, story = Timeline(), Story()
-    for one in occurrences:
+    for one in events:
         timeline.add(one)
         story.add(one)
     bars, found = timeline.as_dict(1e6), story.as_dict(1e6)
     json.dumps([bars, found], allow_nan=False)
     assert (
-        sum(1 for one in occurrences if one.kind == "process" and one.step == EventKind.ORDERED)
+        sum(1 for one in events if one.kind == "process" and one.step == EventKind.ORDERED)
         == len(bars["bars"]) + bars["bars_dropped"]
     )
     going = [bar["process"] for bar in bars["bars"] if bar["ended_s"] is None]
@@ -638,16 +638,14 @@ def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
     found = record_in(record.directory, killed="its master was killed")
     bars = {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]}
     assert bars == {(name, 20.0, "ended") for name in ("ps-0", "ps-0.1", "worker-0")}
-    assert (
-        found.story["entries"][-1]["text"] == found.occurrences[-1].text == "its master was killed"
-    )
-    assert record_in(record.directory).occurrences[-1].text != "its master was killed", (
+    assert found.story["entries"][-1]["text"] == found.events[-1].text == "its master was killed"
+    assert record_in(record.directory).events[-1].text != "its master was killed", (
         "nothing is written by who only looks"
     )
     later = record_in(record.directory, killed="its master was killed", heard_s=95.0)
-    assert (later.occurrences[-1].at_s, later.occurrences[-1].at) == (
+    assert (later.events[-1].at_s, later.events[-1].at) == (
         95.0,
-        found.occurrences[-1].at + 75.0,
+        found.events[-1].at + 75.0,
     )
     assert {bar["ended_s"] for bar in later.timeline["bars"]} == {20.0, 95.0}
 
@@ -662,7 +660,7 @@ def test_an_old_record_without_steps_still_has_its_words(tmp_path: Path) -> None
         "level": "warning",
     }
     (tmp_path / "events.jsonl").write_text(json.dumps(row) + "\n")
-    assert read_occurrences(tmp_path / "events.jsonl")[0][0].step == ""
+    assert read_events(tmp_path / "events.jsonl")[0][0].step == ""
     assert [entry["text"] for entry in record_in(tmp_path).story["entries"]] == [
         "worker-0 ended: killed"
     ]

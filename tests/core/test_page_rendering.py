@@ -167,7 +167,7 @@ def test_scripts_make_no_markup_out_of_text_and_no_code_either() -> None:
 
 
 def test_the_script_knows_each_cause_and_each_state() -> None:
-    script = (STATIC / "words.js").read_text(encoding="utf-8")
+    script = (STATIC / "format.js").read_text(encoding="utf-8")
     for name, known in (("CAUSES", set(Cause)), ("STATES", set(Life) - {Life.ENDED})):
         table = script.partition(f"const {name} = {{")[2].partition("};")[0]
         assert set(re.findall(r"^  (\w+): \[", table, re.MULTILINE)) == {str(one) for one in known}

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.contract, pytest.mark.timeout(fuzz_s() + 120)]
 PATHS = (
     "/", "/session", "/api/v1/status", "/api/v1/logs/worker-0?start=-1&limit=7", "/api/v1/shards",
     "/api/v1/logs/worker-0/search?q=x", "/api/v1/timeline", "/api/v1/scale", "/metrics", "/no",
-    "/api/v1/series?since=0", "/static/page.js", "/api/v1/occurrences?after=0",
+    "/api/v1/series?since=0", "/static/page.js", "/api/v1/events?after=0",
 )  # fmt: skip
 ODD = (
     b"\xff", b"\0", b"\r", b"\n", b"\r\n", b" ", b"\t", b":", b"%", b"%ff", b"%00", b"..", b"/",

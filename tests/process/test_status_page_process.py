@@ -197,7 +197,7 @@ def test_the_stream_ends_with_the_end_of_the_job(start: Start) -> None:  # noqa:
     hold.unlink()
     text = answer.read().decode()
     connection.close()
-    assert "event: processes\n" in text and "event: occurrences\n" in text
+    assert "event: processes\n" in text and "event: events\n" in text
     ended = text.rpartition("event: ended\n")[2]
     assert json.loads(ended.partition("data: ")[2])["exit_code"] == 0
     assert running.finish() == ExitCode.DONE

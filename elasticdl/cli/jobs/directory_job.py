@@ -170,7 +170,7 @@ class DirectoryJob:
     def story(self) -> Diagnosis:
         """See Job."""
         record = self._record()
-        missing = "" if record.occurrences else f"there is nothing in {self.directory.events} yet"
+        missing = "" if record.events else f"there is nothing in {self.directory.events} yet"
         return Diagnosis(record.story, missing)
 
     def snapshot(self) -> dict[str, object]:
@@ -181,9 +181,7 @@ class DirectoryJob:
         report, record, outcome = self.report(), self._record(), self.outcome()
         about = self._about(record.started_at or made_wall_s(self.directory))
         # An ended job's duration must not grow with the time of the query.
-        now = (
-            record.occurrences[-1].at if outcome is not None and record.occurrences else time.time()
-        )
+        now = record.events[-1].at if outcome is not None and record.events else time.time()
         reading = StatusReading(about, report.status, report.state, now)
         with _readable(self.directory):
             logs = ends_in(self.directory.logs, report.status)

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 _LOOK_ON_S = 30.0
 """Keep publishing for this long after the last browser left, since browsers reconnect."""
-_MOST_OCCURRENCES = 200
+_MOST_EVENTS = 200
 """Limit per frame; further events come with the next frame."""
 _FIELDS = tuple(field.name for field in fields(ProcessStatus))
 Event: TypeAlias = tuple[str, object]
@@ -176,10 +176,10 @@ class ChangeFeed:
             yield "processes", {"rows": changed, "gone": gone}
 
     def _news(self) -> Iterator[Event]:
-        found = self._view.event_log.after(self._seq, _MOST_OCCURRENCES)
+        found = self._view.event_log.after(self._seq, _MOST_EVENTS)
         if found:
             self._seq = found[-1].seq
-            yield "occurrences", [one.as_dict() for one in found]
+            yield "events", [one.as_dict() for one in found]
 
     def _samples(self) -> Iterator[Event]:
         collector = self._view.collector

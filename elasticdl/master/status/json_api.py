@@ -16,7 +16,7 @@ from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.metrics import CONTENT_TYPE, render
 from elasticdl.master.status.responses import API, NO_STORE, answer, encoded, number, ready
 
-_MOST_OCCURRENCES = 1000
+_MOST_EVENTS = 1000
 _FAR = 1 << 53
 
 
@@ -34,7 +34,7 @@ class JsonApi:
         return [
             web.get(f"{API}/status", self.status),
             web.get(f"{API}/snapshot", self.snapshot),
-            web.get(f"{API}/occurrences", self.occurrences),
+            web.get(f"{API}/events", self.events),
             web.get(f"{API}/timeline", self.timeline),
             web.get(f"{API}/series", self.series),
             web.get("/metrics", self.metrics),
@@ -52,13 +52,13 @@ class JsonApi:
             return answer({**snapshot_of(self._view, self._change_feed), "logs": logs})
         return self._once("snapshot", lambda: snapshot_of(self._view, self._change_feed))
 
-    async def occurrences(self, request: web.Request) -> web.Response:
-        """Return {"occurrences", "dropped"} of ?after=&limit=: later events, oldest first."""
+    async def events(self, request: web.Request) -> web.Response:
+        """Return {"events", "dropped"} of ?after=&limit=: later events, oldest first."""
         after = number(request, "after", -1, -1, _FAR)
-        limit = number(request, "limit", _MOST_OCCURRENCES, 1, _MOST_OCCURRENCES)
+        limit = number(request, "limit", _MOST_EVENTS, 1, _MOST_EVENTS)
         event_log = self._view.event_log
         found = [one.as_dict() for one in event_log.after(after, limit)]
-        return answer({"occurrences": found, "dropped": event_log.dropped})
+        return answer({"events": found, "dropped": event_log.dropped})
 
     async def timeline(self, _request: web.Request) -> web.Response:
         """See Timeline."""

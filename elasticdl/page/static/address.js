@@ -1,15 +1,7 @@
 // The address holds the selected view, so that a link can be shared and a reload keeps the view:
 // `?process=worker-3&axis=time#processes`.
-import { byId, h } from "./dom.js";
+import { byId } from "./dom.js";
 
-export const TABS = {
-  overview: "Overview",
-  timeline: "Timeline",
-  processes: "Processes",
-  shards: "Shards",
-  logs: "Logs",
-  events: "Events",
-};
 const watchers = [];
 
 export function chosen(name) {
@@ -27,11 +19,6 @@ export function choose(name, value) {
 
 export function onChoice(watcher) {
   watchers.push(watcher);
-}
-
-export function tab() {
-  const name = location.hash.slice(1);
-  return Object.hasOwn(TABS, name) ? name : "overview";
 }
 
 // Each named control keeps its value in the address.
@@ -66,39 +53,4 @@ export function bindTheme(changed) {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   tell();
-}
-
-export function menu() {
-  return h(
-    "nav",
-    { "aria-label": "Parts" },
-    Object.entries(TABS).map(([name, title]) => h("a", { href: `#${name}` }, title)),
-  );
-}
-
-// The arrow keys move between the tabs. Each tab is also a link, so Tab and Enter work too.
-export function bindTabs() {
-  const links = [...document.querySelectorAll("body > nav a")];
-  const steps = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
-  document.querySelector("body > nav").addEventListener("keydown", (event) => {
-    const step = steps[event.key],
-      at = links.indexOf(event.target);
-    if (!step || at < 0 || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
-    event.preventDefault();
-    const next = Number.isFinite(step)
-      ? links[(at + step + links.length) % links.length]
-      : links.at(step > 0 ? -1 : 0);
-    location.hash = next.hash;
-    next.focus();
-    next.scrollIntoView({ block: "nearest", inline: "nearest" });
-  });
-}
-
-export function showTab() {
-  document.body.dataset.tab = tab();
-  for (const name of Object.keys(TABS)) byId(name).hidden = name !== tab();
-  for (const link of document.querySelectorAll("body > nav a")) {
-    if (link.hash === `#${tab()}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
 }

@@ -4,7 +4,7 @@ import { byId, h, patch, patchRows, setText, svg } from "./dom.js";
 import { chosen } from "./address.js";
 import { job } from "./job.js";
 import { emptyRow, page } from "./table.js";
-import { byName, clock, count, firstLine, told, toneOf, troubled } from "./words.js";
+import { byName, clock, count, firstLine, told, toneOf, troubled } from "./format.js";
 
 const STEPS_S = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800,

@@ -1,6 +1,6 @@
 // The curves of a plot: lines, colours and axes. uPlot draws them.
 import { h, visible } from "./dom.js";
-import { byName, clock, count, number } from "./words.js";
+import { byName, clock, count, number } from "./format.js";
 
 const STEPS_S = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800,

@@ -4,7 +4,7 @@ import { byId, h, patchRows, setText } from "./dom.js";
 import { chosen } from "./address.js";
 import { job } from "./job.js";
 import { emptyRow, fill, firstPage } from "./table.js";
-import { CAUSES, clock, count } from "./words.js";
+import { CAUSES, clock, count } from "./format.js";
 
 const LATELY = 12;
 
@@ -40,14 +40,14 @@ export function bindEvents() {
 }
 
 export function paintLately() {
-  const rows = job.occurrences.slice(-LATELY).reverse().map(eventRow);
+  const rows = job.events.slice(-LATELY).reverse().map(eventRow);
   patchRows(byId("lately"), rows.length ? rows : [emptyRow("nothing has happened yet", 2)], true);
 }
 
 export function paintEvents() {
   const find = chosen("event-find").toLowerCase(),
     severe = chosen("level") === "warning";
-  const found = job.occurrences.filter(
+  const found = job.events.filter(
     (one) =>
       (!severe || one.level !== "info") &&
       (!find || `${one.text} ${one.process} ${one.kind} ${one.cause}`.toLowerCase().includes(find)),
@@ -57,7 +57,7 @@ export function paintEvents() {
     byId("event-rows"),
     found.reverse(),
     eventRow,
-    job.occurrences.length ? "no event matches" : "nothing has happened yet",
+    job.events.length ? "no event matches" : "nothing has happened yet",
     true,
   );
   byId("dropped").hidden = !job.dropped;

@@ -1,7 +1,7 @@
 // The page head: the job's state, progress, most important notice, and key figures.
 import { byId, commandOf, h, patch, setText, visible } from "./dom.js";
 import { job } from "./job.js";
-import { amount, clock, count, duration, firstLine, number, percent } from "./words.js";
+import { amount, clock, count, duration, firstLine, number, percent } from "./format.js";
 
 const INTERRUPTED = 130;
 const MOST_WAITS = 4;

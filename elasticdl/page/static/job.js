@@ -1,7 +1,7 @@
 // The state of the job: a snapshot plus the stream's updates. This module touches no elements.
-import { byName } from "./words.js";
+import { byName } from "./format.js";
 
-const MOST_OCCURRENCES = 1000;
+const MOST_EVENTS = 1000;
 const MOST_POINTS = 2048;
 const MOST_BARS = 4000;
 const MOST_MARKS = 500;
@@ -18,7 +18,7 @@ export const job = {
   generations: [],
   marks: [],
   nowS: 0,
-  occurrences: [],
+  events: [],
   dropped: 0,
   series: new Map(),
   snapshot: {},
@@ -41,8 +41,8 @@ export function load(snapshot) {
   job.generations = line.generations ?? [];
   job.marks = line.marks ?? [];
   job.nowS = line.now_s ?? status.at_s ?? 0;
-  job.occurrences = snapshot.occurrences ?? [];
-  job.dropped = snapshot.occurrences_dropped ?? 0;
+  job.events = snapshot.events ?? [];
+  job.dropped = snapshot.events_dropped ?? 0;
   job.series = new Map((snapshot.series ?? []).map((one) => [keyOf(one), one]));
 }
 
@@ -93,11 +93,11 @@ function begun(row) {
   return bar;
 }
 
-export function takeOccurrences(found) {
-  const last = job.occurrences.at(-1)?.seq ?? -1;
+export function takeEvents(found) {
+  const last = job.events.at(-1)?.seq ?? -1;
   for (const one of found) {
     if (one.seq <= last) continue;
-    job.occurrences.push(one);
+    job.events.push(one);
     if (one.kind === "ring" && one.details?.step === "published") takeGeneration(one);
     else if (
       one.kind === "job"
@@ -106,9 +106,9 @@ export function takeOccurrences(found) {
     )
       takeMark(one);
   }
-  const over = job.occurrences.length - MOST_OCCURRENCES;
+  const over = job.events.length - MOST_EVENTS;
   if (over > 0) {
-    job.occurrences.splice(0, over);
+    job.events.splice(0, over);
     job.dropped += over;
   }
 }

@@ -1,9 +1,10 @@
 // Logs: follows the end of a log, searches the whole log, and lists the incarnations of a process.
 import { button, choice, filters, searchBox } from "./controls.js";
 import { byId, h, setText, visible } from "./dom.js";
-import { choose, chosen, tab } from "./address.js";
+import { choose, chosen } from "./address.js";
+import { tab } from "./tabs.js";
 import { job } from "./job.js";
-import { amount, byName, count, memory } from "./words.js";
+import { amount, byName, count, memory } from "./format.js";
 
 const PIECE = 64 << 10;
 const MOST_SHOWN = 1 << 20;

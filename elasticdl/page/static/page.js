@@ -1,19 +1,10 @@
 // Builds the page from the embedded snapshot. Repaints the visible tab after changes, at most once
 // per frame.
 import { byId, h } from "./dom.js";
-import {
-  TABS,
-  bindControls,
-  bindTabs,
-  bindTheme,
-  chosen,
-  menu,
-  onChoice,
-  showTab,
-  tab,
-} from "./address.js";
+import { bindControls, bindTheme, chosen, onChoice } from "./address.js";
+import { TABS, bindTabs, menu, showTab, tab } from "./tabs.js";
 import { button } from "./controls.js";
-import { job, load, takeOccurrences, takeRows, takeSamples, takeStatus } from "./job.js";
+import { job, load, takeEvents, takeRows, takeSamples, takeStatus } from "./job.js";
 import { headFrame, paintHead } from "./head.js";
 import { axisFrame, fitPlots, paintPlots, plotsFrame, repaintPlots } from "./plots.js";
 import { paintBars, timelineFrame } from "./bars.js";
@@ -110,7 +101,7 @@ function paintSoon() {
 const takers = {
   status: takeStatus,
   processes: takeRows,
-  occurrences: takeOccurrences,
+  events: takeEvents,
   samples: takeSamples,
 };
 

@@ -1,10 +1,11 @@
 // The plots, drawn by uPlot, each with a table of its values. Without uPlot only the tables appear.
 import { choice, filters } from "./controls.js";
 import { byId, h, patch, setText, visible } from "./dom.js";
-import { chosen, tab } from "./address.js";
+import { chosen } from "./address.js";
+import { tab } from "./tabs.js";
 import { job } from "./job.js";
 import { colours, linesOf, options } from "./curves.js";
-import { clock, count, number } from "./words.js";
+import { clock, count, number } from "./format.js";
 
 const PLOTS = [
   { key: "loss", title: "Training loss", unit: "", names: ["loss"], chosen: true },

@@ -14,7 +14,7 @@ import {
   told,
   toneOf,
   troubled,
-} from "./words.js";
+} from "./format.js";
 
 const hasEnded = (row) => row.state === "ended";
 const nowS = () => job.status.at_s ?? job.nowS;

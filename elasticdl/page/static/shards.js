@@ -1,10 +1,11 @@
 // Shards by state, single shards, and the receipt.
 import { choice, columns, filters } from "./controls.js";
 import { byId, h, patch, patchRows, setText, svg } from "./dom.js";
-import { chosen, tab } from "./address.js";
+import { chosen } from "./address.js";
+import { tab } from "./tabs.js";
 import { job } from "./job.js";
 import { PAGE, emptyRow, page } from "./table.js";
-import { amount, capital, count, duration, firstLine } from "./words.js";
+import { amount, capital, count, duration, firstLine } from "./format.js";
 
 // The order of states, in the bar and in the text.
 const DRAWN = ["done", "leased", "settling", "todo", "parked"];

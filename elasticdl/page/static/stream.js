@@ -5,7 +5,7 @@ import { byId, setText } from "./dom.js";
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 5000;
 const SILENT_MS = 40000;
-const EVENTS = ["status", "processes", "occurrences", "samples"];
+const EVENTS = ["status", "processes", "events", "samples"];
 
 // Requests from the master. Throws an Error with the master's message.
 export async function ask(path, body) {

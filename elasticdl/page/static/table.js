@@ -1,7 +1,7 @@
 // Tables that stay fast with thousands of rows: they show a hundred rows per page.
 import { byId, h, patchRows } from "./dom.js";
 import { choose, chosen } from "./address.js";
-import { count } from "./words.js";
+import { count } from "./format.js";
 
 export const PAGE = 100;
 
