@@ -200,7 +200,8 @@ def work(
     spec = link.attached.spec
     if spec.trains_on_ring:
         return _work_on_ring(environment, client, link)
-    from elasticdl.worker.ps.wiring import Assignment, assemble
+    from elasticdl.worker.pipeline.assignment import Assignment
+    from elasticdl.worker.ps.wiring import assemble
     from elasticdl.worker.ring.evaluation import assemble_whole
 
     begin_s = time.monotonic()
@@ -224,7 +225,7 @@ def work(
 
 
 def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link) -> RingWorker:
-    from elasticdl.worker.ps.wiring import Assignment
+    from elasticdl.worker.pipeline.assignment import Assignment
     from elasticdl.worker.ring.wiring import assemble_ring
 
     assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import final
 
-from elasticdl.cluster.base import ProcessName
-from elasticdl.data import open_custom_reader, open_reader
-from elasticdl.data.base import Reader
 from elasticdl.errors import PermanentError
 from elasticdl.job import Action, JobSpec
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.export import export
-from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Parameters
-from elasticdl.shard import Lease, Source, Task
+from elasticdl.shard import Lease, Task
+from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.first_batch import first_features
 from elasticdl.worker.pipeline.loop import Loop, TaskRunner
 from elasticdl.worker.pipeline.prefetch import Prefetch
 from elasticdl.worker.pipeline.reading import Feeding, ShardReading, Sources
-from elasticdl.worker.pipeline.user_reader import UserReader
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
 from elasticdl.worker.tasks.callback_files import CallbackFiles
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
@@ -41,40 +36,6 @@ from elasticdl.worker.tasks.prediction import (
     Sink,
 )
 from elasticdl.worker.tasks.training import TrainingTask
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The identity of this worker, and its job."""
-
-    name: ProcessName
-    spec: JobSpec
-    job_dir: Path
-    sources: tuple[Source, ...] = ()
-    """All data of the job, as it was when its records were counted."""
-
-    @property
-    def output(self) -> Path:
-        """The directory of an export or of predictions."""
-        return (
-            Path(self.spec.checkpoint.output)
-            if self.spec.checkpoint.output
-            else self.job_dir / "export"
-        )
-
-    def origin(self, task: Task) -> str:
-        """The name of a task's data."""
-        data = self.spec.data
-        return {Task.EVALUATION: data.validation_data, Task.PREDICTION: data.prediction_data}.get(
-            task, data.training_data
-        )
-
-    @property
-    def main_task(self) -> Task:
-        """The task whose data always exists."""
-        return {Action.EVALUATE: Task.EVALUATION, Action.PREDICT: Task.PREDICTION}.get(
-            self.spec.action, Task.TRAINING
-        )
 
 
 @final
@@ -201,44 +162,6 @@ def _callbacks(pieces: Pieces, trainer: PsTrainer, context: WorkerContext) -> Jo
     )
     with user_code("callbacks", module.zoo):
         return JobCallbacks(list(module.callbacks() or ()) if module.callbacks else [], occasion)
-
-
-def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
-    """Readers and feeds, opened once per task."""
-    data = assignment.spec.data
-
-    @cache
-    def reader(task: Task) -> Reader:
-        origin = assignment.origin(task)
-        if module.custom_data_reader is None:
-            return open_reader(
-                origin,
-                data.data_reader_params,
-                max_bad_records=data.max_bad_records,
-                counted=assignment.sources,
-            )
-        with user_code("custom_data_reader", module.zoo):
-            records_per_task = data.records_per_task or None
-            inner = open_custom_reader(
-                module.custom_data_reader,
-                origin,
-                data.data_reader_params,
-                records_per_task=records_per_task,
-            )
-        # Built-in readers compare the data themselves.
-        return UserReader(inner, module.zoo, assignment.sources)
-
-    @cache
-    def feed(task: Task) -> Feeder:
-        return Feeder(module, task, reader(task).metadata)
-
-    return Sources(
-        reader,
-        feed,
-        data.minibatch_size,
-        data.max_bad_records,
-        open_features=lambda task: feed(task).open_features(),
-    )
 
 
 def _model(

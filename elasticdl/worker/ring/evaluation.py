@@ -13,8 +13,9 @@ from elasticdl.model.module import load_module
 from elasticdl.model.step import CompiledStep
 from elasticdl.rpc.parameters import Float32s, Int64s, Pulled, Pushed, Update
 from elasticdl.shard import SnapshotId
+from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.context import WorkerContext
-from elasticdl.worker.ps.wiring import Assignment, Pieces, Worker, put_together, sources_of
+from elasticdl.worker.ps.wiring import Pieces, Worker, put_together
 from elasticdl.worker.ring.weights import built, load_weights
 
 

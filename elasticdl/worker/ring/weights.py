@@ -14,9 +14,9 @@ from elasticdl.errors import UserError
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import MODEL, RingModel
+from elasticdl.worker.pipeline.assignment import Assignment
 from elasticdl.worker.pipeline.first_batch import first_features
 from elasticdl.worker.pipeline.reading import Sources
-from elasticdl.worker.ps.wiring import Assignment
 from elasticdl.worker.ring.exchange import Exchange
 
 

@@ -18,11 +18,11 @@ from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Float32s, Int64s
 from elasticdl.shard import SnapshotId, Task
+from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.first_batch import first_batch
 from elasticdl.worker.pipeline.loop import TaskRunner
 from elasticdl.worker.pipeline.reading import Sources
-from elasticdl.worker.ps.wiring import Assignment, sources_of
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
