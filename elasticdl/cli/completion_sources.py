@@ -66,7 +66,7 @@ def _namespaces(client: ClusterClient, within_s: float) -> list[str]:
 def _jobs(client: ClusterClient, within_s: float) -> list[str]:
     from elasticdl.cluster.kubernetes.jobs import Jobs
 
-    return [facts.name for facts in client.run(Jobs(client.api, client.namespace).all(), within_s)]
+    return [state.name for state in client.run(Jobs(client.api, client.namespace).all(), within_s)]
 
 
 def _asked(

@@ -66,8 +66,8 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ExitFacts:
-    """Facts about an exit, uninterpreted: `master/core/processes/causes.py` derives its cause.
+class ExitStatus:
+    """An exit as the platform reports it: `master/core/processes/causes.py` derives its cause.
 
     Exactly one of `exit_code` and `signal` is set, unless nothing is known (a lost node). `reason`
     and `conditions` are the platform's terms (`OOMKilled`,
@@ -101,7 +101,7 @@ class ProcessExited:
     """A process has ended."""
 
     name: ProcessName
-    facts: ExitFacts
+    exit_status: ExitStatus
 
 
 class CreateRefused(Exception):

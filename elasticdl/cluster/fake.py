@@ -14,7 +14,7 @@ from typing import final
 
 from elasticdl.cluster.base import (
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -22,25 +22,25 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 
-PREEMPTED = ExitFacts(
+PREEMPTED = ExitStatus(
     exit_code=143, reason="Preempted", conditions=("DisruptionTarget:PreemptionByScheduler",)
 )
-EVICTED = ExitFacts(signal=15, conditions=("DisruptionTarget:EvictionByEvictionAPI",))
-NODE_TAINTED = ExitFacts(signal=15, conditions=("DisruptionTarget:DeletionByTaintManager",))
-NODE_LOST = ExitFacts(reason="NodeLost", conditions=("DisruptionTarget:DeletionByTaintManager",))
-DELETED = ExitFacts(signal=15, reason="Deleted")
-OUT_OF_MEMORY = ExitFacts(signal=9, reason="OOMKilled")
+EVICTED = ExitStatus(signal=15, conditions=("DisruptionTarget:EvictionByEvictionAPI",))
+NODE_TAINTED = ExitStatus(signal=15, conditions=("DisruptionTarget:DeletionByTaintManager",))
+NODE_LOST = ExitStatus(reason="NodeLost", conditions=("DisruptionTarget:DeletionByTaintManager",))
+DELETED = ExitStatus(signal=15, reason="Deleted")
+OUT_OF_MEMORY = ExitStatus(signal=9, reason="OOMKilled")
 """Exits as pods of a real cluster have them."""
 
 
-def no_image(message: str) -> ExitFacts:
+def no_image(message: str) -> ExitStatus:
     """The end of a process whose image cannot be pulled, with the registry's message."""
-    return ExitFacts(reason="ImagePullFailed", log_tail=message)
+    return ExitStatus(reason="ImagePullFailed", log_tail=message)
 
 
-def no_program(message: str) -> ExitFacts:
+def no_program(message: str) -> ExitStatus:
     """The end of a process that cannot be started, with the runtime's message."""
-    return ExitFacts(exit_code=128, reason="StartError", log_tail=message)
+    return ExitStatus(exit_code=128, reason="StartError", log_tail=message)
 
 
 @final
@@ -55,7 +55,7 @@ class FakeCluster:
         self._bus = EventBus()
         self._refusals: dict[ProcessName | None, deque[CreateRefused]] = {}
         self._pending: dict[ProcessName, str] = {}
-        self._doomed: dict[ProcessName | None, deque[ExitFacts]] = {}
+        self._doomed: dict[ProcessName | None, deque[ExitStatus]] = {}
         self._fits: int | None = None
         self._no_room = ""
         self._stubborn: set[ProcessName] = set()
@@ -105,14 +105,14 @@ class FakeCluster:
         if name not in self.live or name in self._lost:
             return
         if name not in self._stubborn:
-            self._end(name, ExitFacts(signal=int(signal.SIGTERM), asked=True))
+            self._end(name, ExitStatus(signal=int(signal.SIGTERM), asked=True))
             return
         loop = asyncio.get_running_loop()
         timer = self._kill_timers.get(name)
         if timer is None or timer.when() > loop.time() + grace_s:
             self._forget_timer(name)
             self._kill_timers[name] = loop.call_later(
-                grace_s, self._end, name, ExitFacts(signal=int(signal.SIGKILL), asked=True)
+                grace_s, self._end, name, ExitStatus(signal=int(signal.SIGKILL), asked=True)
             )
 
     def observe(self) -> AsyncGenerator[ProcessEvent]:
@@ -128,7 +128,7 @@ class FakeCluster:
         """End everything at once."""
         self._closed = True
         for name in self.live:
-            self._end(name, ExitFacts(signal=int(signal.SIGKILL), asked=True))
+            self._end(name, ExitStatus(signal=int(signal.SIGKILL), asked=True))
         self._bus.close()
 
     # Faults on demand.
@@ -144,9 +144,9 @@ class FakeCluster:
         """Refuse, for `reason`, more than this many live processes; None lifts the limit."""
         self._fits, self._no_room = processes, reason
 
-    def doom(self, facts: ExitFacts, *, name: ProcessName | None = None, times: int = 1) -> None:
+    def doom(self, status: ExitStatus, *, name: ProcessName | None = None, times: int = 1) -> None:
         """Make the next `times` processes of that name, or of any, end so before they run."""
-        self._doomed.setdefault(name, deque()).extend([facts] * times)
+        self._doomed.setdefault(name, deque()).extend([status] * times)
 
     def hold(self, name: ProcessName, waiting_for: str) -> None:
         """When created, the process exists but does not run until `place`."""
@@ -161,15 +161,15 @@ class FakeCluster:
         """Make the process ignore SIGTERM, so that `delete` takes its whole grace."""
         self._stubborn.add(name)
 
-    def exit(self, name: ProcessName, facts: ExitFacts) -> None:
+    def exit(self, name: ProcessName, status: ExitStatus) -> None:
         """End the process in this way. Raises KeyError if it is not live."""
         if name not in self.live:
             raise KeyError(f"{name} is not live; live: {', '.join(map(str, self.live)) or 'none'}")
-        self._end(name, facts)
+        self._end(name, status)
 
     def kill(self, name: ProcessName) -> None:
         """End the process as `kill -9` does."""
-        self.exit(name, ExitFacts(signal=int(signal.SIGKILL)))
+        self.exit(name, ExitStatus(signal=int(signal.SIGKILL)))
 
     def preempt(self, name: ProcessName) -> None:
         """End the process as a scheduler's preemption does."""
@@ -190,9 +190,9 @@ class FakeCluster:
         if event is not None:
             self._bus.post(event)
 
-    def _end(self, name: ProcessName, facts: ExitFacts) -> None:
+    def _end(self, name: ProcessName, status: ExitStatus) -> None:
         self._forget_timer(name)
-        self._bus.post(ProcessExited(name, facts))
+        self._bus.post(ProcessExited(name, status))
 
     def _forget_timer(self, name: ProcessName) -> None:
         timer = self._kill_timers.pop(name, None)

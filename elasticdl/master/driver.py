@@ -100,11 +100,12 @@ class Driver:
                         ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for)
                     )
                 case ProcessExited():
-                    facts = replace(
-                        event.facts, memory_peak_bytes=self._gateway.sessions.peak_bytes(event.name)
+                    status = replace(
+                        event.exit_status,
+                        memory_peak_bytes=self._gateway.sessions.peak_bytes(event.name),
                     )
                     self._gateway.leave(event.name, "has ended")
-                    self._queue.post(ProcessEnded(at_s, event.name, facts))
+                    self._queue.post(ProcessEnded(at_s, event.name, status))
 
     async def _keep_time(self) -> None:
         while True:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.cluster.base import (
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -226,7 +226,7 @@ class FakeJob:
                 answer = await self.gateway.poll(name, leases, 0.05)
                 if isinstance(answer, Finished):
                     if name in self.cluster.live:
-                        self.cluster.exit(name, ExitFacts(exit_code=0))
+                        self.cluster.exit(name, ExitStatus(exit_code=0))
                     return
                 if isinstance(answer, Lease):
                     reports = await self._train(name, answer, reports)

@@ -18,7 +18,7 @@ import pytest
 from elasticdl.cluster.base import (
     Cluster,
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -126,7 +126,7 @@ class FakeBench:
 
     async def start_and_exit(self, name: ProcessName, code: int) -> None:
         await self.start(name)
-        self.cluster.exit(name, ExitFacts(exit_code=code))
+        self.cluster.exit(name, ExitStatus(exit_code=code))
 
     def kill(self, name: ProcessName) -> None:
         self.cluster.kill(name)
@@ -156,11 +156,11 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
 async def the_exit(
     events: AsyncIterator[ProcessObserved | ProcessExited], name: ProcessName
-) -> ExitFacts:
+) -> ExitStatus:
     async with asyncio.timeout(LIMIT_S):
         async for event in events:
             if isinstance(event, ProcessExited) and event.name == name:
-                return event.facts
+                return event.exit_status
     raise AssertionError("the cluster's events ended")
 
 
@@ -192,8 +192,8 @@ def test_an_exit_is_told_with_its_code(run: Run, code: int) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.start_and_exit(W0, code)
         async with aclosing(bench.cluster.observe()) as events:
-            facts = await the_exit(events, W0)
-        assert (facts.exit_code, facts.signal, facts.asked) == (code, None, False)
+            status = await the_exit(events, W0)
+        assert (status.exit_code, status.signal, status.asked) == (code, None, False)
 
     run(scenario)
 
@@ -203,8 +203,12 @@ def test_a_kill_from_outside_is_told_with_its_signal_and_was_not_asked_for(run: 
         await bench.start(W0)
         bench.kill(W0)
         async with aclosing(bench.cluster.observe()) as events:
-            facts = await the_exit(events, W0)
-        assert (facts.exit_code, facts.signal, facts.asked) == (None, signal.SIGKILL, False)
+            status = await the_exit(events, W0)
+        assert (status.exit_code, status.signal, status.asked) == (
+            None,
+            signal.SIGKILL,
+            False,
+        )
 
     run(scenario)
 
@@ -241,8 +245,8 @@ def test_delete_is_an_exit_that_was_asked_for(run: Run) -> None:
         await bench.start(W0)
         async with aclosing(bench.cluster.observe()) as events:
             await bench.cluster.delete(W0, grace_s=LIMIT_S)
-            facts = await the_exit(events, W0)
-        assert (facts.signal, facts.asked) == (signal.SIGTERM, True)
+            status = await the_exit(events, W0)
+        assert (status.signal, status.asked) == (signal.SIGTERM, True)
 
     run(scenario)
 
@@ -252,8 +256,8 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run: Run) -> N
         await bench.start_stubborn(W0)
         async with aclosing(bench.cluster.observe()) as events:
             await bench.cluster.delete(W0, grace_s=0.2)
-            facts = await the_exit(events, W0)
-        assert (facts.signal, facts.asked) == (signal.SIGKILL, True)
+            status = await the_exit(events, W0)
+        assert (status.signal, status.asked) == (signal.SIGKILL, True)
 
     run(scenario)
 
@@ -338,9 +342,11 @@ def test_close_ends_everything_tells_it_and_ends_the_observers(run: Run) -> None
             async with asyncio.timeout(LIMIT_S):
                 heard += [event async for event in events]
             await closing
-        ended = {event.name: event.facts for event in heard if isinstance(event, ProcessExited)}
+        ended = {
+            event.name: event.exit_status for event in heard if isinstance(event, ProcessExited)
+        }
         assert set(ended) == {W0, W1}
-        assert all(facts.asked for facts in ended.values())
+        assert all(status.asked for status in ended.values())
         with pytest.raises(CreateRefused) as refused:
             await bench.cluster.create(ProcessSpec(ProcessName(Role.WORKER, 2), ("train",)))
         assert not refused.value.retry

@@ -235,7 +235,7 @@ def test_a_process_that_is_stopped_before_its_delay_is_over_never_starts(stage: 
     stage.order(do.StartProcess(WORKER, 60.0))
     stage.order(do.StopProcess(WORKER, 5.0, "not needed any more"))
     ended = stage.core.wait_for(happened.ProcessEnded)
-    assert ended.name == WORKER and ended.facts.asked
+    assert ended.name == WORKER and ended.exit_status.asked
     assert WORKER not in stage.cluster.specs
 
 

@@ -15,7 +15,7 @@ import pytest
 from elasticdl.cli.jobs.forwarded_master import ForwardedMaster
 from elasticdl.cli.jobs.job import LogRequest
 from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
-from elasticdl.cluster.kubernetes.job_facts import JobFacts
+from elasticdl.cluster.kubernetes.job_state import JobState
 from elasticdl.cluster.kubernetes.labels import MASTER, labels
 from elasticdl.errors import ExitCode, NoSuchJob, TransientError
 
@@ -70,12 +70,12 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesJob]:
     threading.Thread(target=page.serve_forever, daemon=True).start()
 
     @contextmanager
-    def tunnel(_self: ForwardedMaster, _facts: JobFacts) -> Iterator[str]:
+    def tunnel(_self: ForwardedMaster, _state: JobState) -> Iterator[str]:
         yield f"http://127.0.0.1:{page.server_address[1]}/#token=opensesame"
 
     monkeypatch.setattr(ForwardedMaster, "page", tunnel)
     monkeypatch.setattr(
-        KubernetesJob, "facts", lambda _self, whole=False: JobFacts(JOB, (RUNNING,))
+        KubernetesJob, "job_state", lambda _self, whole=False: JobState(JOB, (RUNNING,))
     )
     yield KubernetesJob(SimpleNamespace(api=None, namespace="ns"), "ads")  # type: ignore[arg-type]
     page.shutdown()
@@ -104,7 +104,7 @@ def test_a_log_that_nobody_has_names_those_that_there_are(
     assert missing.value.hint == "there are master-0, worker-7"
 
     @contextmanager
-    def away(_self: ForwardedMaster, _facts: JobFacts) -> Iterator[str]:
+    def away(_self: ForwardedMaster, _state: JobState) -> Iterator[str]:
         raise TransientError("the master is away")
         yield
 

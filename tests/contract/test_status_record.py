@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from elasticdl.cli.jobs.master_http import MasterPage
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.errors import PermanentError, TransientError
 from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.history.snapshot import record_in, series_in
@@ -43,7 +43,7 @@ async def with_a_kill(stage: Stage) -> int:
     await stage.attach(PS, worker(0), worker(1))
     shard = await stage.lease(worker(0))
     await stage.report(worker(0), shard, 32, loss=0.5)
-    stage.fake.exit(worker(0), ExitFacts(signal=9))
+    stage.fake.exit(worker(0), ExitStatus(signal=9))
     await until_async(
         "a worker's end is told with who replaces it",
         lambda: (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -22,7 +22,7 @@ settings.load_profile("any machine")
 
 TRAINING = (Source("a", 64),)
 VALIDATION = (Source("v", 16),)
-KILLED = ExitFacts(signal=9)
+KILLED = ExitStatus(signal=9)
 
 
 def worker(index: int) -> ProcessName:
@@ -128,8 +128,8 @@ class Bench:
             assert lease.task is Task.TRAINING
             self.finish(index, lease)
 
-    def die(self, name: ProcessName, facts: ExitFacts = KILLED) -> list[c.Command]:
-        return self.put(e.ProcessEnded(0, name, facts))
+    def die(self, name: ProcessName, status: ExitStatus = KILLED) -> list[c.Command]:
+        return self.put(e.ProcessEnded(0, name, status))
 
     def fenced(self, index: int, *told: Applied | None) -> list[c.Command]:
         return self.put(e.WorkerFenced(0, worker(index), told))

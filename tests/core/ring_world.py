@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.dropped import WRONG
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
@@ -24,7 +24,7 @@ from tests.present import present
 TRAIN = (Source("a", 70), Source("b", 33))
 VALIDATION = (Source("v", 50),)
 BATCH = 8
-KILLED = ExitFacts(signal=9)
+KILLED = ExitStatus(signal=9)
 
 
 def make_spec(**flags: int | str) -> JobSpec:
@@ -263,7 +263,7 @@ class RingWorld:
             self.drain(worker)
         else:
             self.workers.pop(name, None)
-            self.pending.append(e.ProcessEnded(0, name, ExitFacts(signal=9, asked=True)))
+            self.pending.append(e.ProcessEnded(0, name, ExitStatus(signal=9, asked=True)))
 
     def worker(self, index: int) -> Worker | None:
         names = sorted(self.workers)
@@ -317,7 +317,7 @@ class RingWorld:
             self.leave(worker)
         elif worker.finished:
             del self.workers[worker.name]
-            self.put(e.ProcessEnded(0, worker.name, ExitFacts(exit_code=0)))
+            self.put(e.ProcessEnded(0, worker.name, ExitStatus(exit_code=0)))
         elif worker.inside and worker.weights is not None:
             self.ask(worker)
 
@@ -345,7 +345,7 @@ class RingWorld:
                     )
                 )
         if self.workers.pop(worker.name, None):
-            self.put(e.ProcessEnded(0, worker.name, ExitFacts(exit_code=int(ExitCode.DRAINED))))
+            self.put(e.ProcessEnded(0, worker.name, ExitStatus(exit_code=int(ExitCode.DRAINED))))
 
     def ask(self, worker: Worker) -> None:
         number = present(worker.weights).number

@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.cluster.base import (
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -63,7 +63,7 @@ def test_a_preempted_process_says_so_in_the_platforms_words() -> None:
         cluster.preempt(W0)
         (event,) = await heard(cluster)
         assert isinstance(event, ProcessExited)
-        assert event.facts.reason == "Preempted" and not event.facts.asked
+        assert event.exit_status.reason == "Preempted" and not event.exit_status.asked
 
     asyncio.run(scenario())
 
@@ -78,7 +78,11 @@ def test_a_lost_node_tells_nothing_until_it_is_noticed() -> None:
         cluster.notice_loss(W0)
         (event,) = await heard(cluster)
         assert isinstance(event, ProcessExited)
-        assert (event.facts.exit_code, event.facts.signal, event.facts.reason) == (
+        assert (
+            event.exit_status.exit_code,
+            event.exit_status.signal,
+            event.exit_status.reason,
+        ) == (
             None,
             None,
             "NodeLost",
@@ -109,10 +113,10 @@ def test_an_event_can_come_twice() -> None:
         await cluster.create(spec(W0))
         events = cluster.observe()
         await anext(events)
-        cluster.exit(W0, ExitFacts(exit_code=1))
+        cluster.exit(W0, ExitStatus(exit_code=1))
         cluster.repeat(W0)
         assert (
-            await anext(events) == await anext(events) == ProcessExited(W0, ExitFacts(exit_code=1))
+            await anext(events) == await anext(events) == ProcessExited(W0, ExitStatus(exit_code=1))
         )
         await events.aclose()
 

@@ -13,7 +13,7 @@ from elasticdl.cli.jobs.start_diagnosis import CannotStart, Patience
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.findings import Weight
 from elasticdl.cluster.kubernetes.checking import image, judged, needs
-from elasticdl.cluster.kubernetes.job_facts import JobStage, job_facts
+from elasticdl.cluster.kubernetes.job_state import JobStage, job_state
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels, pod_name
 from elasticdl.cluster.kubernetes.pod_logs import chosen, entries
 from elasticdl.cluster.kubernetes.termination_message import outcome_text
@@ -77,40 +77,40 @@ def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") ->
 @pytest.mark.parametrize(
     ("found", "standing", "waits_for"),
     [
-        (job_facts(job()), JobStage.WAITING, "the cluster has not created its master's pod yet"),
+        (job_state(job()), JobStage.WAITING, "the cluster has not created its master's pod yet"),
         (
-            job_facts(job(suspend=True)),
+            job_state(job(suspend=True)),
             JobStage.WAITING,
             "it is suspended, for example by a queue",
         ),
         (
-            job_facts(job(), [pod(Role.MASTER)]),
+            job_state(job(), [pod(Role.MASTER)]),
             JobStage.WAITING,
             "its master: node node0 is preparing it",
         ),
         (
-            job_facts(job(), [ended(137, at_s=1)]),
+            job_state(job(), [ended(137, at_s=1)]),
             JobStage.WAITING,
             "its master ended (signal 9) and is being restarted",
         ),
         (
-            job_facts(job(), [ended(66)]),
+            job_state(job(), [ended(66)]),
             JobStage.WAITING,
             "its master ended (exit code 66) and is being restarted",
         ),
         (
-            job_facts(job(), [ended(130)]),
+            job_state(job(), [ended(130)]),
             JobStage.WAITING,
             "its master has ended (exit code 130), which the cluster is about to",
         ),
         (
-            job_facts(job(), [ended(0)]),
+            job_state(job(), [ended(0)]),
             JobStage.WAITING,
             "its master has ended (exit code 0), which the cluster is about to",
         ),
-        (job_facts(job(), [ended(1, at_s=1), running(at_s=2)]), JobStage.RUNNING, ""),
+        (job_state(job(), [ended(1, at_s=1), running(at_s=2)]), JobStage.RUNNING, ""),
         (
-            job_facts(
+            job_state(
                 {
                     **job(),
                     "metadata": {**job()["metadata"], "deletionTimestamp": "2026-11-21T10:01:00Z"},
@@ -145,7 +145,7 @@ def test_the_masters_word_is_how_a_job_ended(code: int, standing: JobStage) -> N
         "train",
     )
     condition = "Complete" if code == 0 else "Failed"
-    found = job_facts(
+    found = job_state(
         job((condition, "")), [ended(1, "an earlier one"), ended(code, outcome_text(said), at_s=9)]
     )
     assert (found.standing, found.ended) == (standing, said)
@@ -185,7 +185,7 @@ def test_the_masters_word_is_how_a_job_ended(code: int, standing: JobStage) -> N
 def test_without_a_word_the_clusters_facts_tell_the_end(
     condition: Any, pods: Any, code: int, words: str
 ) -> None:
-    found = job_facts(job(condition), pods).ended
+    found = job_state(job(condition), pods).ended
     assert found is not None and found.exit_code == code and words in found.message
 
 
@@ -193,7 +193,7 @@ def test_pods_of_another_job_of_that_name_and_pods_that_are_none_of_ours_do_not_
     stranger = {
         "metadata": {"name": "x", "uid": "x", "ownerReferences": [{"uid": UID}], "labels": {}}
     }
-    found = job_facts(job(), [pod(Role.MASTER, uid="another"), stranger, running(Role.WORKER)])
+    found = job_state(job(), [pod(Role.MASTER, uid="another"), stranger, running(Role.WORKER)])
     assert found.masters == () and len(found.pods) == 1
 
 
@@ -204,7 +204,7 @@ def test_logs_are_chosen_by_process_and_the_newest_incarnation_is_meant() -> Non
         running(Role.PS, 0, 1, at_s=3),
         pod(Role.PS, 0, 0, at_s=2, terminated={"exitCode": 66}),
     ]
-    found = job_facts(job(), [*pods, running(Role.WORKER, 2)])
+    found = job_state(job(), [*pods, running(Role.WORKER, 2)])
     assert [name for name, _ in entries(found)] == [
         "master-0",
         "master-0.1",
@@ -228,7 +228,7 @@ def test_logs_are_chosen_by_process_and_the_newest_incarnation_is_meant() -> Non
 
 
 def test_processes_are_told_in_the_masters_words() -> None:
-    found = job_facts(
+    found = job_state(
         job(),
         [
             running(),
@@ -364,7 +364,7 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
     leaving = running()
     leaving["metadata"]["deletionTimestamp"] = "2026-11-21T10:05:00Z"
     due_s = 1795255500.0
-    told = job_facts(job(), [leaving])
+    told = job_state(job(), [leaving])
     assert told.lost_master(due_s + 30) == "", "nodes take their time"
     words = told.lost_master(due_s + 61)
     assert (
@@ -372,11 +372,11 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
         and "kubectl delete pod digits-master-0-1 --force" in words
     )
     assert """kubectl patch pod digits-master-0-1 -p '{"metadata":{"finalizers":null}}')""" in words
-    assert job_facts(job(), [running()]).lost_master(due_s + 61) == ""
-    assert job_facts(job()).lost_master(due_s + 61) == ""
+    assert job_state(job(), [running()]).lost_master(due_s + 61) == ""
+    assert job_state(job()).lost_master(due_s + 61) == ""
     gone = ended(66)
     gone["metadata"]["deletionTimestamp"] = "2026-11-21T10:05:00Z"
-    assert job_facts(job(), [gone]).lost_master(due_s + 61) == ""
+    assert job_state(job(), [gone]).lost_master(due_s + 61) == ""
 
 
 def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_up() -> None:
@@ -389,7 +389,7 @@ def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_u
         {"type": "Ready", "status": "False", "lastTransitionTime": since},
         containers,
     ]
-    words = job_facts(job(), [silent]).lost_master(0.0)
+    words = job_state(job(), [silent]).lost_master(0.0)
     assert words.startswith(
         f"node node0 of its master has not answered since {since}; a job never has two"
         " masters, so it continues"
@@ -397,7 +397,7 @@ def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_u
     for ready in ({"status": "True"}, {"status": "False", "reason": "ReadinessGatesNotReady"}):
         fine = running()
         fine["status"]["conditions"] = [{"type": "Ready", **ready}, containers]
-        assert job_facts(job(), [fine]).lost_master(0.0) == ""
+        assert job_state(job(), [fine]).lost_master(0.0) == ""
 
 
 def no_image(*, at_s: int = 1) -> dict[str, Any]:
@@ -428,29 +428,29 @@ NO_PYTHON = pod(
 def test_a_master_that_cannot_start_is_told_from_one_that_waits(
     pods: list[dict[str, Any]], words: str
 ) -> None:
-    found = job_facts(job(), pods)
+    found = job_state(job(), pods)
     assert ("" if found.barred is None else found.barred.text) == words
     assert (found.standing is JobStage.STUCK) == bool(words)
     assert words in found.waits_for
-    assert job_facts(job(("Failed", "deadline")), pods).barred is None
+    assert job_state(job(("Failed", "deadline")), pods).barred is None
 
 
 def test_an_image_is_given_up_after_forty_seconds_with_the_registrys_words_unless_it_ran() -> None:
     now_s = [100.0]
     patience = Patience(lambda: now_s[0])
     stuck, backed_off = (
-        job_facts(job(), [no_image()]),
+        job_state(job(), [no_image()]),
         pod(Role.MASTER, waiting={"reason": "ImagePullBackOff", "message": "later"}),
     )
-    prepared = job_facts(job(), [pod(Role.MASTER)])
+    prepared = job_state(job(), [pod(Role.MASTER)])
     patience.seen(stuck, lambda: False)
     for now_s[0] in (110.0, 130.0):
-        patience.seen(job_facts(job(), [backed_off]), lambda: False)
+        patience.seen(job_state(job(), [backed_off]), lambda: False)
         patience.seen(prepared, lambda: False)
     now_s[0] = 141.0
     patience.seen(stuck, lambda: True)
     with pytest.raises(CannotStart, match=r"digits cannot start: .* 401 Unauthorized"):
-        patience.seen(job_facts(job(), [backed_off]), lambda: False)
+        patience.seen(job_state(job(), [backed_off]), lambda: False)
     # All was well for long: a failure now is the first one.
     for now_s[0] in (150.0, 195.0):
         patience.seen(prepared, lambda: False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elasticdl.clock import ManualClock
-from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved, Role
+from elasticdl.cluster.base import ExitStatus, ProcessExited, ProcessName, ProcessObserved, Role
 from elasticdl.cluster.event_bus import EventBus
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.labels import labels
@@ -26,7 +26,7 @@ from elasticdl.cluster.kubernetes.pods import (
     DELETED,
     IMAGE_FAILED,
     START_FAILED,
-    exit_facts,
+    exit_status,
     has_ended,
     observed,
     trouble,
@@ -85,47 +85,47 @@ RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (pod(terminated(0, "Completed")), ExitFacts(exit_code=0)),
+        (pod(terminated(0, "Completed")), ExitStatus(exit_code=0)),
         (
             pod(terminated(1, message="ValueError: x\n")),
-            ExitFacts(exit_code=1, log_tail="ValueError: x\n"),
+            ExitStatus(exit_code=1, log_tail="ValueError: x\n"),
         ),
-        (pod(terminated(66)), ExitFacts(exit_code=66)),
-        (pod(terminated(137)), ExitFacts(signal=9)),
-        (pod(terminated(143)), ExitFacts(signal=15)),
+        (pod(terminated(66)), ExitStatus(exit_code=66)),
+        (pod(terminated(137)), ExitStatus(signal=9)),
+        (pod(terminated(143)), ExitStatus(signal=15)),
         (
             pod(terminated(128, "StartError", "no such file")),
-            ExitFacts(exit_code=128, reason="StartError", log_tail="no such file"),
+            ExitStatus(exit_code=128, reason="StartError", log_tail="no such file"),
         ),
-        (pod(terminated(255)), ExitFacts(exit_code=255)),
-        (pod(terminated(137, "OOMKilled")), ExitFacts(signal=9, reason="OOMKilled")),
+        (pod(terminated(255)), ExitStatus(exit_code=255)),
+        (pod(terminated(137, "OOMKilled")), ExitStatus(signal=9, reason="OOMKilled")),
         (
             pod(terminated(137, "OOMKilled"), reason="Evicted"),
-            ExitFacts(signal=9, reason="OOMKilled"),
+            ExitStatus(signal=9, reason="OOMKilled"),
         ),
         (
             pod(terminated(137, "ContainerStatusUnknown")),
-            ExitFacts(reason="ContainerStatusUnknown"),
+            ExitStatus(reason="ContainerStatusUnknown"),
         ),
         (
             pod(phase="Failed", reason="Evicted", message="low on memory"),
-            ExitFacts(reason="Evicted", log_tail="low on memory"),
+            ExitStatus(reason="Evicted", log_tail="low on memory"),
         ),
         (
             pod(terminated(143), conditions=[DISRUPTED]),
-            ExitFacts(signal=15, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+            ExitStatus(signal=15, conditions=("DisruptionTarget:PreemptionByScheduler",)),
         ),
         (
             pod(terminated(0, "Completed"), conditions=[DISRUPTED | {"status": "False"}]),
-            ExitFacts(exit_code=0),
+            ExitStatus(exit_code=0),
         ),
-        (pod(RUNNING), ExitFacts()),
-        (pod(terminated(66), deleted=30), ExitFacts(exit_code=66, reason="Deleted")),
+        (pod(RUNNING), ExitStatus()),
+        (pod(terminated(66), deleted=30), ExitStatus(exit_code=66, reason="Deleted")),
         (
             pod(terminated(143), deleted=30, conditions=[DISRUPTED]),
-            ExitFacts(signal=15, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+            ExitStatus(signal=15, conditions=("DisruptionTarget:PreemptionByScheduler",)),
         ),
-        (pod(terminated(137, "OOMKilled"), deleted=30), ExitFacts(signal=9, reason="OOMKilled")),
+        (pod(terminated(137, "OOMKilled"), deleted=30), ExitStatus(signal=9, reason="OOMKilled")),
         (
             pod(
                 terminated(137, message="step 7"),
@@ -133,12 +133,12 @@ RUNNING = {"running": {"startedAt": "2026-11-21T08:23:15Z"}}
                 reason="Evicted",
                 message="The node was low on memory",
             ),
-            ExitFacts(signal=9, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
+            ExitStatus(signal=9, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
         ),
     ],
 )
-def test_facts_of_an_end_are_the_platforms_own(found: dict[str, Any], expected: ExitFacts) -> None:
-    assert exit_facts(found, asked=False) == expected
+def test_facts_of_an_end_are_the_platforms_own(found: dict[str, Any], expected: ExitStatus) -> None:
+    assert exit_status(found, asked=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_an_end_is_handed_out_once_however_often_it_is_seen() -> None:
     tracked = Tracked()
     assert tracked.tracker.changed(pod(RUNNING)) is None
     ended = tracked.tracker.changed(pod(terminated(1)))
-    assert ended is not None and ended.facts().exit_code == 1
+    assert ended is not None and ended.exit_status().exit_code == 1
     assert tracked.tracker.changed(pod(terminated(1))) is None
     assert tracked.tracker.gone(pod(terminated(1))) is None
 
@@ -321,7 +321,7 @@ def test_a_pod_that_vanishes_while_it_runs_was_forced_away_by_somebody() -> None
     tracked = Tracked()
     tracked.tracker.changed(pod(RUNNING))
     ended = tracked.tracker.gone(pod(RUNNING))
-    assert ended is not None and ended.facts() == ExitFacts(reason="Deleted")
+    assert ended is not None and ended.exit_status() == ExitStatus(reason="Deleted")
     assert tracked.tracker.names() == []
 
 
@@ -329,7 +329,7 @@ def test_an_end_asked_for_before_the_pod_was_seen_is_still_ours() -> None:
     tracked = Tracked()
     tracked.tracker.ask(W0, 5)
     ended = tracked.tracker.changed(pod(terminated(143)))
-    assert ended is not None and ended.facts().asked
+    assert ended is not None and ended.exit_status().asked
 
 
 def test_the_same_news_is_not_told_twice_and_a_running_process_does_not_go_back_to_waiting() -> (
@@ -373,7 +373,7 @@ def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words()
     assert tracked.tracker.hopeless() == []
     ended = tracked.tracker.gone(pod(terminated(137, "ContainerStatusUnknown")))
     assert ended is life
-    assert (ended.facts().reason, "401 Unauthorized" in ended.facts().log_tail) == (
+    assert (ended.exit_status().reason, "401 Unauthorized" in ended.exit_status().log_tail) == (
         "ImagePullFailed",
         True,
     )
@@ -389,7 +389,7 @@ def test_what_the_registry_said_is_told_although_the_node_says_less_between_its_
     tracked.tracker.changed(pod({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}))
     tracked.clock.advance(PATIENCE_S + 1)
     (life,) = tracked.tracker.hopeless()
-    assert "401 Unauthorized" in life.facts().log_tail
+    assert "401 Unauthorized" in life.exit_status().log_tail
 
 
 def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> None:
@@ -402,7 +402,10 @@ def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> 
     tracked.tracker.changed(stuck)
     tracked.clock.advance(PATIENCE_S + 1)
     (life,) = tracked.tracker.hopeless()
-    assert life.facts().reason == "StartError" and 'secret "t" not found' in life.facts().log_tail
+    assert (
+        life.exit_status().reason == "StartError"
+        and 'secret "t" not found' in life.exit_status().log_tail
+    )
 
 
 def test_a_deletion_that_we_asked_for_is_not_somebodys() -> None:
@@ -410,7 +413,10 @@ def test_a_deletion_that_we_asked_for_is_not_somebodys() -> None:
     tracked.tracker.changed(pod(RUNNING))
     tracked.tracker.ask(W0, 30)
     ended = tracked.tracker.changed(pod(terminated(143), deleted=30))
-    assert ended is not None and (ended.facts().asked, ended.facts().reason) == (True, "")
+    assert ended is not None and (ended.exit_status().asked, ended.exit_status().reason) == (
+        True,
+        "",
+    )
 
 
 WORDS = [
@@ -459,7 +465,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("found", "cause"), WORDS)
 def test_every_word_of_the_platform_has_its_cause(found: dict[str, Any], cause: Cause) -> None:
-    told = verdict_of(exit_facts(found, asked=False))
+    told = verdict_of(exit_status(found, asked=False))
     assert told.cause is cause and told.text
     spoken = found["status"].get("message") or (
         (found["status"]["containerStatuses"] or [{}])[0].get("state") or {}
@@ -470,7 +476,7 @@ def test_every_word_of_the_platform_has_its_cause(found: dict[str, Any], cause: 
 
 def test_our_own_words_have_their_causes() -> None:
     causes = {
-        word: verdict_of(ExitFacts(reason=word, log_tail="401")).cause
+        word: verdict_of(ExitStatus(reason=word, log_tail="401")).cause
         for word in (IMAGE_FAILED, START_FAILED, DELETED, NODE_LOST)
     }
     assert causes == {
@@ -513,6 +519,6 @@ def test_only_a_shorter_grace_forces_a_pod_off_the_books(
 
 def test_an_event_of_the_past_does_not_bring_an_ended_process_back() -> None:
     tracked = Tracked()
-    tracked.bus.post(ProcessExited(W0, ExitFacts(exit_code=0)))
+    tracked.bus.post(ProcessExited(W0, ExitStatus(exit_code=0)))
     tracked.tracker.changed(pod(RUNNING, uid="another"))
     assert isinstance(tracked.bus.newest(W0), ProcessExited)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.history.diagnosis import MOST_ENTRIES, Story
 from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.history.event_log import EventLog, read_events
@@ -30,7 +30,7 @@ from tests.core.conftest import Bench
 pytestmark = pytest.mark.core
 
 QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"
-OUT_OF_MEMORY = ExitFacts(exit_code=137, reason="OOMKilled", memory_peak_bytes=1 << 30)
+OUT_OF_MEMORY = ExitStatus(exit_code=137, reason="OOMKilled", memory_peak_bytes=1 << 30)
 ON_KUBERNETES = {"image_name": "zoo:1", "worker_resource_limit": "memory=1Gi"}
 
 
@@ -89,7 +89,7 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(
     job = record.job
     job.up(2)
     job.t = 10.0
-    job.die(job.worker(1), ExitFacts(signal=9))
+    job.die(job.worker(1), ExitStatus(signal=9))
     assert record.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 replaces it"]
     assert record.bar("worker-1") | {"text": ""} == {
         "process": "worker-1",
@@ -198,7 +198,7 @@ def test_no_wait_outlasts_the_job(recorded: Callable[..., Any], how: str) -> Non
     job.put(e.CreateFailed(0, job.worker(1), QUOTA, retry=True))
     for _ in range(12):
         job.tick(1)
-    job.die(job.ps(0), ExitFacts(signal=9))
+    job.die(job.ps(0), ExitStatus(signal=9))
     for _ in range(6):
         job.tick(1)
     assert [entry["open"] for entry in record.entries("wait")] == [True, True]
@@ -212,7 +212,7 @@ def test_no_wait_outlasts_the_job(recorded: Callable[..., Any], how: str) -> Non
         job.train_all()
     while not job.finished:
         for process in list(job.state._context.processes.going):
-            job.die(process, ExitFacts(exit_code=0, asked=True))
+            job.die(process, ExitStatus(exit_code=0, asked=True))
     assert [entry["open"] for entry in record.entries("wait")] == [False, False]
     place, servers = record.words("wait")
     assert place.startswith(
@@ -248,7 +248,7 @@ def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_
     lease = job.lease(1)
     job.t = 10.0
     job.progress(1, lease, 8)
-    job.die(job.worker(1), ExitFacts(signal=9))
+    job.die(job.worker(1), ExitStatus(signal=9))
     told_of = Applied(lease.shard.id, lease.attempt, 16)
     job.fenced(1, told_of)
     assert "16 records done; worker-2 replaces it" in record.words("exit")[0], (
@@ -304,7 +304,7 @@ def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(
     job = record.job
     job.up()
     job.tick(1)
-    job.die(job.ps(0), ExitFacts(signal=9))
+    job.die(job.ps(0), ExitStatus(signal=9))
     job.put(e.ProcessSeen(0, job.ps(0, 1), running=True))
     for _ in range(7):
         job.tick(1)
@@ -427,7 +427,7 @@ def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded: Callable[
     job.up(3)
     job.put(e.ScaleRequested(0, 1, 1))
     for index in (1, 2):
-        job.die(job.worker(index), ExitFacts(exit_code=66, asked=True))
+        job.die(job.worker(index), ExitStatus(exit_code=66, asked=True))
     job.put(e.ScaleRequested(0, 2, 2))
     assert record.bar("worker-3")["replaces"] == ""
     assert {entry["level"] for entry in record.entries("exit")} == {"info"}
@@ -444,7 +444,7 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
     job = record.job
     job.up(2)
     job.t = 10.0
-    job.die(job.worker(1), ExitFacts(signal=9))
+    job.die(job.worker(1), ExitStatus(signal=9))
     record.chronicle.close()
     found = record_in(record.directory, now_s=10.0)
     assert found.story == record.chronicle.story.as_dict(10.0)
@@ -633,7 +633,7 @@ def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
     job = record.job
     job.up()
     job.t = 20.0
-    job.die(job.ps(0), ExitFacts(signal=9))
+    job.die(job.ps(0), ExitStatus(signal=9))
     record.chronicle.close()
     found = record_in(record.directory, killed="its master was killed")
     bars = {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]}
@@ -697,7 +697,7 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     job = record.job
     job.up(2)
     job.t = 20.0
-    job.die(job.worker(1), ExitFacts(signal=9))
+    job.die(job.worker(1), ExitStatus(signal=9))
     record.chronicle.close()
     killed = record_in(record.directory, killed="its master was killed").story
     assert killed["totals"]["exits"] == {"infrastructure": 4}, (

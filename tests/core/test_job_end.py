@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts, ProcessName
+from elasticdl.cluster.base import ExitStatus, ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
@@ -39,7 +39,7 @@ def all_end(job: Bench) -> None:
             role, index = process.name.split("-")
             job.die(
                 {"worker": job.worker, "ps": job.ps}[role](int(index)),
-                ExitFacts(exit_code=0, asked=role == "ps"),
+                ExitStatus(exit_code=0, asked=role == "ps"),
             )
 
 
@@ -49,10 +49,10 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench: type
     job.train_all()
     assert job.of(c.WorkFinished) == [c.WorkFinished(job.worker(0))]
     assert job.of(c.StopProcess) == []
-    job.die(job.worker(0), ExitFacts(exit_code=0))
+    job.die(job.worker(0), ExitStatus(exit_code=0))
     assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
     assert job.finished is None
-    job.die(job.ps(0), ExitFacts(signal=15, asked=True))
+    job.die(job.ps(0), ExitStatus(signal=15, asked=True))
     assert (job.end.exit_code, job.given[-1]) == (ExitCode.DONE, job.end)
     assert job.state.over
     assert [p.cause for p in job.state.status().processes] == ["drained", "finished"]
@@ -127,7 +127,7 @@ def test_an_export_that_fails_three_times_fails_the_job(bench: type[Bench]) -> N
     for index in range(3):
         job.lease(index)
         job.put(e.TaskFailed(0, job.worker(index), Task.EXPORT, None, index, f"disk full {index}"))
-        job.die(job.worker(index), ExitFacts(exit_code=64))
+        job.die(job.worker(index), ExitStatus(exit_code=64))
         job.attach(job.worker(index + 1))
     assert "disk full 0" in present(job.state.status().outcome)
     assert job.state.status().exit_code == 1
@@ -286,12 +286,12 @@ def test_a_stopped_job_drains_and_takes_a_checkpoint(bench: type[Bench]) -> None
     assert "Ctrl-C" in job.refused(0)
     job.put(e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, 0, 8)))
     for index in (0, 1):
-        job.die(job.worker(index), ExitFacts(exit_code=66, asked=True))
+        job.die(job.worker(index), ExitStatus(exit_code=66, asked=True))
     assert not job.of(c.TakeSnapshot)
     job.fenced(0, Applied(present(lease.shard).id, 0, 8))
     save = cut(job)
     saved(job, save)
-    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    job.die(job.ps(0), ExitStatus(exit_code=0, asked=True))
     assert job.end.exit_code == ExitCode.INTERRUPTED
     assert job.state.status().processes[-1].cause == "drained"
 
@@ -324,9 +324,9 @@ def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_an
     assert any("the servers share no storage" in told.text for told in job.of(c.Announce))
     job.put(e.StopRequested(0, "enough"))
     job.put(e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, 0, 8)))
-    job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
+    job.die(job.worker(0), ExitStatus(exit_code=66, asked=True))
     job.fenced(0, Applied(present(lease.shard).id, 0, 8))
-    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    job.die(job.ps(0), ExitStatus(exit_code=0, asked=True))
     assert job.end.exit_code == ExitCode.INTERRUPTED and "--resume" not in job.end.hint
     assert not job.of(c.TakeSnapshot)
 
@@ -347,8 +347,8 @@ def test_a_stop_before_anything_was_trained_ends_at_once(bench: type[Bench]) -> 
     job = bench()
     job.start()
     job.put(e.StopRequested(0, "no"))
-    job.die(job.worker(0), ExitFacts(signal=15, asked=True))
-    job.die(job.ps(0), ExitFacts(signal=15, asked=True))
+    job.die(job.worker(0), ExitStatus(signal=15, asked=True))
+    job.die(job.ps(0), ExitStatus(signal=15, asked=True))
     assert job.end.exit_code == ExitCode.INTERRUPTED
     assert not job.of(c.TakeSnapshot)
 
@@ -382,7 +382,7 @@ def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench: type[Benc
     job.progress(0, job.lease(), 8)
     job.die(job.ps(0))
     job.put(e.StopRequested(0, "Ctrl-C"))
-    job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
+    job.die(job.worker(0), ExitStatus(exit_code=66, asked=True))
     job.fenced(0)
     job.tick(20)
     assert job.state.status().phase == "checkpointing"

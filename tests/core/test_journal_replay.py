@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.errors import Corrupted
 from elasticdl.job import Action, JobSpec
 from elasticdl.master.core import commands as c
@@ -313,8 +313,8 @@ class Script:
                     e.Tick(0),
                     e.LeaseRequested(0, name),
                     e.ProcessSilent(0, name, 10.0),
-                    e.ProcessEnded(0, name, ExitFacts(signal=9)),
-                    e.ProcessEnded(0, name, ExitFacts(exit_code=64, log_tail="ValueError: x")),
+                    e.ProcessEnded(0, name, ExitStatus(signal=9)),
+                    e.ProcessEnded(0, name, ExitStatus(exit_code=64, log_tail="ValueError: x")),
                     e.CreateFailed(0, name, "quota", True),
                     e.VersionAdvanced(0, rng.randint(0, 30)),
                     e.SnapshotFailed(0, SnapshotId(rng.randint(0, 9)), "disk full"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -16,7 +16,7 @@ from tests.present import present
 
 pytestmark = pytest.mark.core
 
-USER_ERROR = ExitFacts(exit_code=64, log_tail="ValueError: no")
+USER_ERROR = ExitStatus(exit_code=64, log_tail="ValueError: no")
 
 
 def test_nothing_is_leased_before_every_server_is_there(bench: type[Bench]) -> None:
@@ -107,7 +107,7 @@ def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(
     ]
     assert "draining" in job.refused(0)
     job.fenced(0, returned[0])
-    job.die(job.worker(0), ExitFacts(exit_code=66))
+    job.die(job.worker(0), ExitStatus(exit_code=66))
     again = job.lease(1)
     assert (again.shard, again.offset, again.attempt) == (first.shard, 8, 1)
     assert job.total["repeated"] == 0
@@ -207,11 +207,11 @@ def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_
         lease = job.lease(index)
         bad = bad or lease.shard
         if lease.shard == bad:
-            job.die(job.worker(index), ExitFacts(signal=11))
+            job.die(job.worker(index), ExitStatus(signal=11))
             job.fenced(index, None)
         else:
             job.finish(index, lease)
-            job.die(job.worker(index), ExitFacts(exit_code=66))
+            job.die(job.worker(index), ExitStatus(exit_code=66))
         job.attach(job.worker(index + 1))
     assert job.total == {
         "expected": 64,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -53,7 +53,7 @@ def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_ta
 ) -> None:
     job = at_the_end_without_its_server(bench)
     job.put(e.StopRequested(0, "Ctrl-C"))
-    job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
+    job.die(job.worker(0), ExitStatus(exit_code=66, asked=True))
     for _ in range(6):
         job.tick(20)
     assert present(job.finished).exit_code == ExitCode.INTERRUPTED
@@ -157,8 +157,8 @@ def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_bac
     job.up()
     while job.state.status().phase == "working":
         job.finish(0, job.lease(), version=156)
-    job.die(job.worker(0), ExitFacts(exit_code=0))
+    job.die(job.worker(0), ExitStatus(exit_code=0))
     job.put(e.VersionAdvanced(0, 69))
-    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
+    job.die(job.ps(0), ExitStatus(exit_code=0, asked=True))
     assert job.end.exit_code == ExitCode.DONE
     assert job.state.status().version == 156

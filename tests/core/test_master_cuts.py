@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
@@ -191,7 +191,7 @@ def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_
         assert mine.task is Task.EVALUATION
         if held is mine and attempt < 2:
             job.lease(worker)
-        job.die(job.worker(worker), ExitFacts(signal=11))
+        job.die(job.worker(worker), ExitStatus(signal=11))
         job.fenced(worker, None)
         job.attach(job.worker(attempt + 2))
     (story,) = job.state.status().parked

@@ -1,10 +1,10 @@
-"""One cause out of the facts of an exit, and what each cause may spend."""
+"""One cause out of an exit status, and what each cause may spend."""
 
 from __future__ import annotations
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.causes import Cause, Verdict, verdict_of
 
@@ -14,12 +14,12 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause", "words", "blames_work"),
+    ("status", "cause", "words", "blames_work"),
     [
-        (ExitFacts(exit_code=64, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
-        (ExitFacts(exit_code=1, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
+        (ExitStatus(exit_code=64, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
+        (ExitStatus(exit_code=1, log_tail=TRACEBACK), Cause.USER_ERROR, "ValueError: no", True),
         (
-            ExitFacts(
+            ExitStatus(
                 exit_code=1,
                 log_tail=(
                     "Traceback (most recent call last):\nelasticdl.errors.TransientError: away"
@@ -29,34 +29,34 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
             "away",
             True,
         ),
-        (ExitFacts(exit_code=3, log_tail="bye"), Cause.INFRASTRUCTURE, "exit code 3: bye", True),
-        (ExitFacts(exit_code=137, reason="OOMKilled"), Cause.OUT_OF_MEMORY, "memory", True),
-        (ExitFacts(signal=9, reason="OOMKilled"), Cause.OUT_OF_MEMORY, "memory", True),
-        (ExitFacts(exit_code=137), Cause.INFRASTRUCTURE, "SIGKILL", False),
-        (ExitFacts(signal=9), Cause.INFRASTRUCTURE, "signal 9 (SIGKILL)", False),
-        (ExitFacts(signal=6), Cause.INFRASTRUCTURE, "SIGABRT", False),
-        (ExitFacts(signal=11), Cause.INFRASTRUCTURE, "SIGSEGV", True),
-        (ExitFacts(signal=200), Cause.INFRASTRUCTURE, "signal 200", False),
-        (ExitFacts(exit_code=66), Cause.DRAINED, "drained", False),
-        (ExitFacts(exit_code=65), Cause.FENCED, "replaced", False),
+        (ExitStatus(exit_code=3, log_tail="bye"), Cause.INFRASTRUCTURE, "exit code 3: bye", True),
+        (ExitStatus(exit_code=137, reason="OOMKilled"), Cause.OUT_OF_MEMORY, "memory", True),
+        (ExitStatus(signal=9, reason="OOMKilled"), Cause.OUT_OF_MEMORY, "memory", True),
+        (ExitStatus(exit_code=137), Cause.INFRASTRUCTURE, "SIGKILL", False),
+        (ExitStatus(signal=9), Cause.INFRASTRUCTURE, "signal 9 (SIGKILL)", False),
+        (ExitStatus(signal=6), Cause.INFRASTRUCTURE, "SIGABRT", False),
+        (ExitStatus(signal=11), Cause.INFRASTRUCTURE, "SIGSEGV", True),
+        (ExitStatus(signal=200), Cause.INFRASTRUCTURE, "signal 200", False),
+        (ExitStatus(exit_code=66), Cause.DRAINED, "drained", False),
+        (ExitStatus(exit_code=65), Cause.FENCED, "replaced", False),
         (
-            ExitFacts(exit_code=69, log_tail="TransientError: pull: gave up after 600 s"),
+            ExitStatus(exit_code=69, log_tail="TransientError: pull: gave up after 600 s"),
             Cause.STRANDED,
             "gave up after 600 s",
             False,
         ),
-        (ExitFacts(exit_code=0), Cause.INFRASTRUCTURE, "work is left", True),
-        (ExitFacts(signal=15, asked=True), Cause.DRAINED, "on request", False),
-        (ExitFacts(exit_code=0, asked=True), Cause.DRAINED, "on request", False),
-        (ExitFacts(reason="NeverStarted", asked=True), Cause.DRAINED, "on request", False),
+        (ExitStatus(exit_code=0), Cause.INFRASTRUCTURE, "work is left", True),
+        (ExitStatus(signal=15, asked=True), Cause.DRAINED, "on request", False),
+        (ExitStatus(exit_code=0, asked=True), Cause.DRAINED, "on request", False),
+        (ExitStatus(reason="NeverStarted", asked=True), Cause.DRAINED, "on request", False),
         (
-            ExitFacts(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+            ExitStatus(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
             Cause.PREEMPTED,
             "higher priority",
             False,
         ),
         (
-            ExitFacts(
+            ExitStatus(
                 signal=15, conditions=("Ready:False", "DisruptionTarget:EvictionByEvictionAPI")
             ),
             Cause.EVICTED,
@@ -64,31 +64,31 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 3\nValueErr
             False,
         ),
         (
-            ExitFacts(conditions=("DisruptionTarget:DeletionByTaintManager",)),
+            ExitStatus(conditions=("DisruptionTarget:DeletionByTaintManager",)),
             Cause.NODE_LOST,
             "tainted",
             False,
         ),
         (
-            ExitFacts(conditions=("DisruptionTarget:SomethingNew",)),
+            ExitStatus(conditions=("DisruptionTarget:SomethingNew",)),
             Cause.EVICTED,
             "SomethingNew",
             False,
         ),
-        (ExitFacts(reason="Evicted"), Cause.EVICTED, "evicted", False),
-        (ExitFacts(), Cause.NODE_LOST, "without an exit status", False),
+        (ExitStatus(reason="Evicted"), Cause.EVICTED, "evicted", False),
+        (ExitStatus(), Cause.NODE_LOST, "without an exit status", False),
     ],
 )
 def test_facts_of_an_exit_give_one_cause_in_words(
-    facts: ExitFacts, cause: Cause, words: str, blames_work: bool
+    status: ExitStatus, cause: Cause, words: str, blames_work: bool
 ) -> None:
-    told = verdict_of(facts)
+    told = verdict_of(status)
     assert (told.cause, told.blames_work) == (cause, blames_work)
     assert words in told.text
 
 
 def test_exit_code_0_is_the_end_of_whoever_was_told_that_there_is_no_more_work() -> None:
-    assert verdict_of(ExitFacts(exit_code=0), finished=True).cause is Cause.FINISHED
+    assert verdict_of(ExitStatus(exit_code=0), finished=True).cause is Cause.FINISHED
 
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DRAINED])
@@ -135,25 +135,25 @@ def test_crashes_end_the_job_only_if_nothing_gets_done_between_them() -> None:
 
 
 def test_kills_from_outside_are_borne_much_longer_than_crashes() -> None:
-    budgets, told = Budgets(0), verdict_of(ExitFacts(signal=9))
+    budgets, told = Budgets(0), verdict_of(ExitStatus(signal=9))
     assert not any(budgets.died("w", told, answered=False) for _ in range(30))
 
 
 @pytest.mark.parametrize(
-    "facts", [ExitFacts(signal=9), ExitFacts(signal=11)], ids=["killed", "crashed"]
+    "status", [ExitStatus(signal=9), ExitStatus(signal=11)], ids=["killed", "crashed"]
 )
-def test_what_takes_many_at_the_same_time_counts_once(facts: ExitFacts) -> None:
+def test_what_takes_many_at_the_same_time_counts_once(status: ExitStatus) -> None:
     """A node with a hundred workers, a network that is away, a ring whose members abort
     together.
     """
-    budgets, told = Budgets(0), verdict_of(facts)
+    budgets, told = Budgets(0), verdict_of(status)
     assert not any(
         budgets.died(f"worker-{n}", told, answered=False, life=(0.0, 10.0 + n)) for n in range(100)
     )
 
 
 def test_ends_that_follow_one_another_still_count_however_many_workers_there_are() -> None:
-    budgets, told = Budgets(0), verdict_of(ExitFacts(signal=11))
+    budgets, told = Budgets(0), verdict_of(ExitStatus(signal=11))
     reasons = [
         bool(
             budgets.died(f"worker-{n}", told, answered=False, life=(10.0 * wave, 10.0 * wave + 9.0))
@@ -165,7 +165,7 @@ def test_ends_that_follow_one_another_still_count_however_many_workers_there_are
 
 
 def test_the_pause_before_a_start_grows_to_5_s_and_ends_with_progress() -> None:
-    budgets, told = Budgets(0), verdict_of(ExitFacts(signal=9))
+    budgets, told = Budgets(0), verdict_of(ExitStatus(signal=9))
     pauses = []
     for _ in range(8):
         pauses.append(budgets.back_off_s())

@@ -64,11 +64,11 @@ def fail_cut(job: Bench) -> None:
 
 def end(job: Bench) -> c.FinishJob:
     """Let all processes end."""
-    from elasticdl.cluster.base import ExitFacts, ProcessName
+    from elasticdl.cluster.base import ExitStatus, ProcessName
 
     for process in job.state.status().processes:
         if process.state != "ended":
-            job.die(ProcessName.parse(process.name), ExitFacts(exit_code=0, asked=True))
+            job.die(ProcessName.parse(process.name), ExitStatus(exit_code=0, asked=True))
     assert job.finished is not None
     return job.finished
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts, ProcessName
+from elasticdl.cluster.base import ExitStatus, ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.job_status import ProcessStatus
 from elasticdl.master.core import commands as c
@@ -58,7 +58,7 @@ def test_every_end_is_told_with_its_cause(bench: type[Bench]) -> None:
     job.up()
     job.die(
         job.worker(0),
-        ExitFacts(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
+        ExitStatus(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
     )
     told = [command for command in job.of(c.Announce) if command.cause]
     assert [(one.process, one.cause) for one in told] == [("worker-0", "preempted")]
@@ -81,7 +81,7 @@ def test_a_process_that_crashes_at_once_again_and_again_fails_the_job(bench: typ
     job = bench()
     job.up()
     for index in range(5):
-        job.die(job.worker(index), ExitFacts(exit_code=3, log_tail="cannot open display"))
+        job.die(job.worker(index), ExitStatus(exit_code=3, log_tail="cannot open display"))
     assert "cannot open display" in present(job.state.status().outcome)
 
 
@@ -123,7 +123,7 @@ def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench: ty
     job.train_all()
     for process in job.state.status().processes:
         if process.state != "ended":
-            job.die(ProcessName.parse(process.name), ExitFacts(exit_code=0, asked=True))
+            job.die(ProcessName.parse(process.name), ExitStatus(exit_code=0, asked=True))
     assert job.state.status().exit_code == 0
     assert "done, but 120 updates were lost" in present(job.state.status().outcome)
     (finish,) = job.of(c.FinishJob)
@@ -255,7 +255,7 @@ def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench: type[Bench]
         ("worker-2", 30.0),
         ("worker-3", 30.0),
     ]
-    assert started(job, job.die(job.worker(1), ExitFacts(exit_code=66, asked=True))) == []
+    assert started(job, job.die(job.worker(1), ExitStatus(exit_code=66, asked=True))) == []
     assert "scaled down" in entry(job, "worker-1").message
 
 
@@ -321,7 +321,7 @@ def test_memory_is_tried_three_times_more_then_the_failure_says_so(bench: type[B
     job = bench(max_failed_shards=99)
     job.up()
     for index in range(4):
-        job.die(job.worker(index), ExitFacts(exit_code=137, reason="OOMKilled"))
+        job.die(job.worker(index), ExitStatus(exit_code=137, reason="OOMKilled"))
         job.attach(job.worker(index + 1))
     assert "memory" in present(job.state.status().outcome)
 
@@ -353,7 +353,7 @@ def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause(bench: t
     job.up()
     for index in range(12):
         job.finish(index, job.lease(index))
-        (start,) = job.of(c.StartProcess, job.die(job.worker(index), ExitFacts(exit_code=3)))
+        (start,) = job.of(c.StartProcess, job.die(job.worker(index), ExitStatus(exit_code=3)))
         assert start.delay_s == 0
         job.attach(job.worker(index + 1))
     assert job.state.status().exit_code is None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -16,7 +16,7 @@ from tests.present import present
 
 pytestmark = pytest.mark.core
 
-STRANDED = ExitFacts(
+STRANDED = ExitStatus(
     exit_code=ExitCode.UNAVAILABLE,
     log_tail="TransientError: pull: gave up after 600 s: ps-0 is away",
 )
@@ -41,7 +41,7 @@ def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_t
     b = bench(num_workers=1)
     b.up()
     for incarnation in range(20):
-        b.die(b.ps(0, incarnation), ExitFacts(exit_code=ExitCode.DRAINED))
+        b.die(b.ps(0, incarnation), ExitStatus(exit_code=ExitCode.DRAINED))
         b.tick(30.0)
         b.attach(b.ps(0, incarnation + 1))
     assert b.state.status().exit_code is None
@@ -91,7 +91,7 @@ def parked_once(bench: type[Bench]) -> str:
             )
         )
         b.fenced(attempt, None)
-        b.die(b.worker(attempt), ExitFacts(exit_code=ExitCode.USER_ERROR))
+        b.die(b.worker(attempt), ExitStatus(exit_code=ExitCode.USER_ERROR))
         b.attach(b.worker(attempt + 1))
     assert len(b.state.status().parked) == 1
     return b.state.ledger_json()
@@ -236,7 +236,7 @@ def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(
             0, b.worker(0), first.task, present(first.shard).id, first.attempt, "ValueError: no"
         )
     )
-    b.die(b.worker(0), ExitFacts(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
+    b.die(b.worker(0), ExitStatus(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
     b.fenced(0, None)
     assert b.state.status().exit_code is None
     blamed = {
@@ -257,7 +257,7 @@ def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_anoth
     lease = b.lease()
     b.put(e.TaskFailed(0, b.worker(0), None, None, 0, "ValueError: no"))
     b.progress(0, lease, 8)
-    b.die(b.worker(0), ExitFacts(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
+    b.die(b.worker(0), ExitStatus(exit_code=ExitCode.USER_ERROR, log_tail="ValueError: no"))
     b.fenced(0, Applied(present(lease.shard).id, lease.attempt, 8))
     assert b.state.status().exit_code is None
     assert [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.job import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -311,9 +311,9 @@ def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench: type[
     job.finish(0, lease, metrics=ONE)
     assert job.lease().task is Task.SUMMARY
     job.put(e.SummaryReported(0, job.worker(0), 0, {"auc": 0.9}))
-    job.die(job.worker(0), ExitFacts(exit_code=0))
-    job.die(job.ps(0), ExitFacts(exit_code=0, asked=True))
-    job.die(job.ps(1), ExitFacts(exit_code=0, asked=True))
+    job.die(job.worker(0), ExitStatus(exit_code=0))
+    job.die(job.ps(0), ExitStatus(exit_code=0, asked=True))
+    job.die(job.ps(1), ExitStatus(exit_code=0, asked=True))
     assert job.end.exit_code == 0
     assert not job.of(c.TakeSnapshot)
     assert job.said("evaluation round 0 begins at version 40")
@@ -356,7 +356,7 @@ def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(
                 f"metric broke {index}",
             )
         )
-        job.die(job.worker(name), ExitFacts(exit_code=64))
+        job.die(job.worker(name), ExitStatus(exit_code=64))
         job.attach(job.worker(index + 2))
     assert "metric broke 0" in present(job.state.status().outcome)
     assert "metric broke 2" in present(job.state.status().outcome)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.clock import ManualClock
-from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import ExitCode, PermanentError, Refused, TransientError, UserError
 from elasticdl.history.lines import JsonLines
@@ -359,7 +359,7 @@ def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
         inbox = EventQueue(ManualClock(now_s=50.0), began_s=7.0)
         assert inbox.at_s() == 7.0
         first = inbox.post(happened.Tick(1.0))
-        inbox.post(happened.ProcessEnded(2.0, WORKER, ExitFacts()))
+        inbox.post(happened.ProcessEnded(2.0, WORKER, ExitStatus()))
         assert [entry.event.at_s for entry in await inbox.take()] == [1.0, 2.0]
 
         async def fail() -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.dropped import WRONG
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
@@ -195,14 +195,14 @@ class World:
             server = self.servers.get(name.index)
             if server and server.name == name:
                 self.servers[name.index] = None
-            self.pending.append(e.ProcessEnded(0, name, ExitFacts(exit_code=0, asked=True)))
+            self.pending.append(e.ProcessEnded(0, name, ExitStatus(exit_code=0, asked=True)))
         elif name in self.workers and grace_s > 0 and not self.workers[name].silent:
             self.workers[name].drain = True
         else:
             worker = self.workers.pop(name, None)
             if worker and worker.silent:
                 self.ghosts.append(worker)
-            self.pending.append(e.ProcessEnded(0, name, ExitFacts(signal=9, asked=True)))
+            self.pending.append(e.ProcessEnded(0, name, ExitStatus(signal=9, asked=True)))
 
     def worker(self, index: int) -> Worker | None:
         names = sorted(self.workers)
@@ -222,7 +222,7 @@ class World:
             self.work(worker)
         elif worker.finished:
             del self.workers[worker.name]
-            self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(exit_code=0)))
+            self.put(e.ProcessEnded(self.t, worker.name, ExitStatus(exit_code=0)))
         else:
             self.ask(worker)
 
@@ -322,7 +322,7 @@ class World:
                 )
         if self.workers.pop(worker.name, None):
             self.put(
-                e.ProcessEnded(self.t, worker.name, ExitFacts(exit_code=int(ExitCode.DRAINED)))
+                e.ProcessEnded(self.t, worker.name, ExitStatus(exit_code=int(ExitCode.DRAINED)))
             )
 
     def kill(self, worker: Worker, torn_on: list[int]) -> None:
@@ -331,8 +331,8 @@ class World:
             self.train(worker, lease, torn_on)
         del self.workers[worker.name]
         self.deaths += 1
-        self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(signal=9)))
-        self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(signal=9)))
+        self.put(e.ProcessEnded(self.t, worker.name, ExitStatus(signal=9)))
+        self.put(e.ProcessEnded(self.t, worker.name, ExitStatus(signal=9)))
 
     def fail(self, worker: Worker) -> None:
         """User code raises at the first lease, with a push under way that some servers get."""
@@ -356,7 +356,7 @@ class World:
             )
         )
         del self.workers[worker.name]
-        self.put(e.ProcessEnded(self.t, worker.name, ExitFacts(exit_code=64)))
+        self.put(e.ProcessEnded(self.t, worker.name, ExitStatus(exit_code=64)))
 
     def lose_grant(self, worker: Worker) -> None:
         """A lease is granted to a worker that does not get it."""
@@ -389,7 +389,7 @@ class World:
             return
         self.servers[index] = None
         self.server_deaths += 1
-        self.put(e.ProcessEnded(self.t, server.name, ExitFacts(signal=9)))
+        self.put(e.ProcessEnded(self.t, server.name, ExitStatus(signal=9)))
 
     def lose_server_in_a_push(self, worker: Worker, index: int) -> None:
         """A server dies in the middle of a push that the others get, and then the worker dies: it

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.history.snapshot import About
 from elasticdl.job_status import JobStatus, RingStatus
 from elasticdl.master.core import events as e
@@ -63,7 +63,7 @@ def status(bench: type[Bench]) -> JobStatus:
     job.put(e.VersionAdvanced(0, 12))
     job.put(e.SnapshotSaved(0, SnapshotId(1), 12, "checkpoints/version-12", 1_000_000))
     job.t = 15.0
-    job.die(job.worker(1), ExitFacts(signal=9))
+    job.die(job.worker(1), ExitStatus(signal=9))
     job.put(e.WorkerStopRequested(0, job.worker(1), "it is good enough"))
     return replace(
         job.state.status(),
@@ -159,7 +159,7 @@ def test_a_counter_never_falls_while_a_job_goes_on(bench: type[Bench]) -> None:
     for index in range(3):
         lease = job.lease(index)
         job.finish(index, lease)
-        job.die(job.worker(index), ExitFacts(signal=9))
+        job.die(job.worker(index), ExitStatus(signal=9))
         job.attach(job.worker(index + 1))
         for family in scraped(job.state.status()).values():
             for sample in family.samples if family.type == "counter" else ():

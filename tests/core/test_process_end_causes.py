@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts, Role
+from elasticdl.cluster.base import ExitStatus, Role
 from elasticdl.cluster.fake import (
     DELETED,
     EVICTED,
@@ -69,7 +69,7 @@ LOGGED = f"""{_AT} E elasticdl.worker.lifecycle: UserError: zoo/m.py:3: loss rai
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause", "words"),
+    ("status", "cause", "words"),
     [
         (PREEMPTED, Cause.PREEMPTED, "preempted for a pod of higher priority"),
         (EVICTED, Cause.EVICTED, "evicted by request"),
@@ -77,12 +77,12 @@ LOGGED = f"""{_AT} E elasticdl.worker.lifecycle: UserError: zoo/m.py:3: loss rai
         (NODE_LOST, Cause.NODE_LOST, "its node stopped answering"),
         (DELETED, Cause.DELETED, "deleted by someone else"),
         (
-            ExitFacts(exit_code=66, reason="Deleted"),
+            ExitStatus(exit_code=66, reason="Deleted"),
             Cause.DELETED,
             "deleted by someone else; it returned its shards first",
         ),
         (
-            ExitFacts(exit_code=66, conditions=PREEMPTED.conditions),
+            ExitStatus(exit_code=66, conditions=PREEMPTED.conditions),
             Cause.PREEMPTED,
             "it returned its shards first",
         ),
@@ -96,18 +96,18 @@ LOGGED = f"""{_AT} E elasticdl.worker.lifecycle: UserError: zoo/m.py:3: loss rai
             Cause.START_ERROR,
             'could not be started: exec: "trian": not found',
         ),
-        (ExitFacts(reason="Terminated"), Cause.NODE_DRAINED, "shut down"),
-        (ExitFacts(reason="Odd", log_tail="so it was"), Cause.INFRASTRUCTURE, "Odd: so it was"),
-        (ExitFacts(reason="Deleted", asked=True), Cause.DRAINED, "ended on request"),
+        (ExitStatus(reason="Terminated"), Cause.NODE_DRAINED, "shut down"),
+        (ExitStatus(reason="Odd", log_tail="so it was"), Cause.INFRASTRUCTURE, "Odd: so it was"),
+        (ExitStatus(reason="Deleted", asked=True), Cause.DRAINED, "ended on request"),
         (
-            ExitFacts(signal=15, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
+            ExitStatus(signal=15, reason="Evicted", log_tail="The node was low on memory\nstep 7"),
             Cause.EVICTED,
             ": The node was low",
         ),
     ],
 )
-def test_each_fate_has_its_cause_and_words(facts: ExitFacts, cause: Cause, words: str) -> None:
-    found = verdict_of(facts)
+def test_each_fate_has_its_cause_and_words(status: ExitStatus, cause: Cause, words: str) -> None:
+    found = verdict_of(status)
     assert (found.cause, found.blames_work) == (cause, False)
     assert words in found.text
     assert "step 7" not in found.text
@@ -126,43 +126,43 @@ def test_each_fate_has_its_cause_and_words(facts: ExitFacts, cause: Cause, words
 def test_an_end_out_of_memory_names_limit_and_peak(
     limit: int | None, peak: int | None, words: str
 ) -> None:
-    facts = ExitFacts(signal=9, reason="OOMKilled", memory_peak_bytes=peak)
-    assert verdict_of(facts, limit_bytes=limit).text == words
+    status = ExitStatus(signal=9, reason="OOMKilled", memory_peak_bytes=peak)
+    assert verdict_of(status, limit_bytes=limit).text == words
 
 
 # budgets
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "status",
     [PREEMPTED, EVICTED, NODE_TAINTED, NODE_LOST, DELETED],
-    ids=lambda facts: verdict_of(facts).cause,
+    ids=lambda status: verdict_of(status).cause,
 )
 def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(
-    bench: type[Bench], facts: ExitFacts
+    bench: type[Bench], status: ExitStatus
 ) -> None:
     job = bench()
     job.up()
     for index in range(100):
-        assert names(job, job.die(job.worker(index), facts)) == [f"worker-{index + 1}"]
+        assert names(job, job.die(job.worker(index), status)) == [f"worker-{index + 1}"]
         job.attach(job.worker(index + 1))
     assert job.state.status().exit_code is None
-    assert cause_of(job, "worker-7") == verdict_of(facts).cause
+    assert cause_of(job, "worker-7") == verdict_of(status).cause
 
 
 @pytest.mark.parametrize(
-    "facts", [NODE_LOST, PREEMPTED, EVICTED, ExitFacts(reason="NodeLost", asked=True)]
+    "status", [NODE_LOST, PREEMPTED, EVICTED, ExitStatus(reason="NodeLost", asked=True)]
 )
 def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_then(
-    bench: type[Bench], facts: ExitFacts
+    bench: type[Bench], status: ExitStatus
 ) -> None:
     job = bench()
     job.up()
     for index in range(60):
         job.put(e.ProcessSilent(0, job.worker(index), 10.0))
         assert cause_of(job, f"worker-{index}") == "silent"
-        job.die(job.worker(index), facts)
-        assert cause_of(job, f"worker-{index}") == verdict_of(facts).cause
+        job.die(job.worker(index), status)
+        assert cause_of(job, f"worker-{index}") == verdict_of(status).cause
         job.attach(job.worker(index + 1))
     assert job.said("cause of the silence of worker-7: ")
     assert job.state.status().exit_code is None
@@ -212,30 +212,30 @@ def test_what_no_other_process_could_do_either_is_not_tried_again(bench: type[Be
     job = bench(num_workers=2)
     job.start()
     job.attach(job.ps(0))
-    facts = ExitFacts(exit_code=70, log_tail="E lifecycle: CannotRun: Horovod is missing")
-    job.die(job.worker(0), facts)
+    status = ExitStatus(exit_code=70, log_tail="E lifecycle: CannotRun: Horovod is missing")
+    job.die(job.worker(0), status)
     assert job.state.status().outcome == (
         "worker-0: cannot run: E lifecycle: CannotRun: Horovod is missing"
     )
 
 
 @pytest.mark.parametrize(
-    "facts", [no_image("registry away"), no_program("runtime busy")], ids=["image", "start"]
+    "status", [no_image("registry away"), no_program("runtime busy")], ids=["image", "start"]
 )
 def test_where_one_ran_before_starts_are_tried_again_with_growing_pauses(
-    bench: type[Bench], facts: ExitFacts
+    bench: type[Bench], status: ExitStatus
 ) -> None:
     job = bench(num_workers=2)
     job.up(2)
     delays = []
     for index in range(1, 9):
-        (start,) = started(job, job.die(job.worker(index), facts))
+        (start,) = started(job, job.die(job.worker(index), status))
         delays.append(start.delay_s)
     assert delays == sorted(delays) and delays[-1] == 30.0
     assert job.state.status().exit_code is None
     lease = job.lease(0)
     job.finish(0, lease)
-    (start,) = started(job, job.die(job.worker(9), facts))
+    (start,) = started(job, job.die(job.worker(9), status))
     assert start.delay_s <= 0.5
 
 
@@ -520,7 +520,7 @@ def test_without_a_limit_all_come_at_once(bench: type[Bench]) -> None:
 
 
 def test_what_a_process_logged_after_its_error_is_no_cause() -> None:
-    told = verdict_of(ExitFacts(exit_code=64, log_tail=LOGGED))
+    told = verdict_of(ExitStatus(exit_code=64, log_tail=LOGGED))
     assert told.text == "user error: UserError: zoo/m.py:3: loss raised ValueError: no"
     raised = f"{_AT} E ps: Traceback (most recent call last):\n  f()\nKeyError: 1\n"
-    assert verdict_of(ExitFacts(exit_code=64, log_tail=raised)).text == "user error: KeyError: 1"
+    assert verdict_of(ExitStatus(exit_code=64, log_tail=raised)).text == "user error: KeyError: 1"

@@ -14,7 +14,7 @@ from elasticdl.cli.jobs.job_claim import claimed, refuse_if_taken
 from elasticdl.cli.jobs.kubernetes_job import after_deletion
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
-from elasticdl.cluster.kubernetes.job_facts import JobFacts
+from elasticdl.cluster.kubernetes.job_state import JobState
 from elasticdl.cluster.kubernetes.planning import job_object, spec_of
 from elasticdl.errors import ExitCode
 from elasticdl.job import Action, JobSpec
@@ -302,18 +302,18 @@ def test_a_job_of_a_cluster_that_is_deleted_tells_what_it_kept(
     kept = settle(
         Request(Action.TRAIN, {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100})
     )
-    words = after_deletion(JobFacts(job_object(kept, "team")))
+    words = after_deletion(JobState(job_object(kept, "team")))
     assert "/data/ads/checkpoints" in words and pasted(words, capsys).checkpoint.resume
     for none in ({}, {"checkpoint_steps": 0, "job_dir": "/data/ads"}):
         assert (
             after_deletion(
-                JobFacts(job_object(settle(Request(Action.TRAIN, {**CLUSTER, **none})), "team"))
+                JobState(job_object(settle(Request(Action.TRAIN, {**CLUSTER, **none})), "team"))
             )
             == ""
         )
     assert (
         after_deletion(
-            JobFacts(
+            JobState(
                 {"metadata": {"name": "x"}, "spec": {"template": {"spec": {"containers": []}}}}
             )
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import events as e
 from elasticdl.shard import Task
@@ -68,7 +68,7 @@ def test_records_that_fail_in_the_module_on_every_member_end_the_job_without_rel
                 )
                 world.kill_quietly(worker.name)
                 world.put(
-                    e.ProcessEnded(0, worker.name, ExitFacts(exit_code=int(ExitCode.USER_ERROR)))
+                    e.ProcessEnded(0, worker.name, ExitStatus(exit_code=int(ExitCode.USER_ERROR)))
                 )
         train(only)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.job import Action
 from elasticdl.job_status import NotBegun, ReceiptEpoch, ReceiptTotal
 from elasticdl.master.core import commands as c
@@ -102,7 +102,7 @@ def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(
     job.progress(0, lease, 8)
     job.put(e.StopRequested(0, "Ctrl-C"))
     job.put(e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, lease.attempt, 8)))
-    job.die(job.worker(0), ExitFacts(exit_code=66, asked=True))
+    job.die(job.worker(0), ExitStatus(exit_code=66, asked=True))
     adds_up(job)
     assert job.total == {
         "expected": 192,

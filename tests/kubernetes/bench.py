@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticdl.cluster.base import (
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -107,11 +107,11 @@ class KubernetesBench:
             while "Killing" not in await asyncio.to_thread(self.place.kubectl, *query):
                 await asyncio.sleep(0.1)
 
-    async def ended(self, name: ProcessName, limit_s: float = LIMIT_S) -> ExitFacts:
+    async def ended(self, name: ProcessName, limit_s: float = LIMIT_S) -> ExitStatus:
         async with asyncio.timeout(limit_s), aclosing(self.cluster.observe()) as events:
             async for event in events:
                 if event.name == name and isinstance(event, ProcessExited):
-                    return event.facts
+                    return event.exit_status
         raise AssertionError("the cluster's events ended")
 
     async def waits(self, name: ProcessName, words: str, limit_s: float = LIMIT_S) -> str:

@@ -41,9 +41,9 @@ async def _shorter_grace(bench: KubernetesBench) -> None:
         await bench.seen_deleted(contract.W0)
         await bench.cluster.delete(contract.W0, grace_s=0)
         began_s = time.monotonic()
-        facts = await contract.the_exit(events, contract.W0)
-    assert facts.asked and time.monotonic() - began_s < 10
-    assert facts.signal in (None, signal.SIGKILL)
+        status = await contract.the_exit(events, contract.W0)
+    assert status.asked and time.monotonic() - began_s < 10
+    assert status.signal in (None, signal.SIGKILL)
 
 
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})

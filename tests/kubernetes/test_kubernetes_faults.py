@@ -55,8 +55,8 @@ def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(
         await asyncio.to_thread(
             b.place.kubectl, "-n", b.owner.namespace, "delete", "pod", b.pod(W0), "--wait=false"
         )
-        facts = await b.ended(W0)
-        assert (facts.signal, facts.asked) == (15, False)
+        status = await b.ended(W0)
+        assert (status.signal, status.asked) == (15, False)
 
     run(scenario)
 
@@ -76,8 +76,8 @@ def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(
             "--force",
             "--grace-period=0",
         )
-        facts = await b.ended(W0)
-        assert (facts.exit_code, facts.signal, facts.asked) == (None, None, False)
+        status = await b.ended(W0)
+        assert (status.exit_code, status.signal, status.asked) == (None, None, False)
 
     run(scenario)
 
@@ -94,9 +94,9 @@ def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], No
         await asyncio.to_thread(
             b.place.kubectl, "create", "--raw", path, "-f", "-", text=json.dumps(eviction)
         )
-        facts = await b.ended(W0)
-        assert facts.conditions == ("DisruptionTarget:EvictionByEvictionAPI",)
-        assert verdict_of(facts).cause is Cause.EVICTED
+        status = await b.ended(W0)
+        assert status.conditions == ("DisruptionTarget:EvictionByEvictionAPI",)
+        assert verdict_of(status).cause is Cause.EVICTED
 
     run(scenario)
 
@@ -105,9 +105,9 @@ def test_too_much_memory_is_told_by_the_platforms_reason(run: Callable[[Scenario
     async def scenario(b: KubernetesBench) -> None:
         b.change_plan(W0, resources=Resources({"memory": "16Mi"}, {"memory": "16Mi"}))
         await b.create(W0, "exec tail /dev/zero")
-        facts = await b.ended(W0)
-        assert facts.reason == "OOMKilled"
-        assert verdict_of(facts).cause is Cause.OUT_OF_MEMORY
+        status = await b.ended(W0)
+        assert status.reason == "OOMKilled"
+        assert verdict_of(status).cause is Cause.OUT_OF_MEMORY
 
     run(scenario)
 
@@ -115,8 +115,8 @@ def test_too_much_memory_is_told_by_the_platforms_reason(run: Callable[[Scenario
 def test_the_last_words_of_a_process_come_with_its_end(run: Callable[[Scenario], None]) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.create(W0, "echo Traceback; echo ValueError: no such thing; exit 1")
-        facts = await b.ended(W0)
-        assert facts.log_tail.splitlines() == ["Traceback", "ValueError: no such thing"]
+        status = await b.ended(W0)
+        assert status.log_tail.splitlines() == ["Traceback", "ValueError: no such thing"]
 
     run(scenario)
 
@@ -137,9 +137,9 @@ def test_a_program_that_is_not_there_ends_with_the_platforms_words(
 ) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.cluster.create(ProcessSpec(W0, ("/no/such/program",)))
-        facts = await b.ended(W0)
-        assert facts.reason == "StartError"
-        assert "/no/such/program" in facts.log_tail and "no such file" in facts.log_tail
+        status = await b.ended(W0)
+        assert status.reason == "StartError"
+        assert "/no/such/program" in status.log_tail and "no such file" in status.log_tail
 
     run(scenario)
 
@@ -167,11 +167,11 @@ async def _unpullable(place: TargetCluster, owner: Owner) -> None:
         await b.create(W0, SLEEP)
         words = await b.waits(W0, "cannot be pulled")
         assert "registry.invalid/zoo:1" in words
-        facts = await b.ended(W0, 70)
+        status = await b.ended(W0, 70)
         assert (
-            facts.reason == "ImagePullFailed"
-            and "registry.invalid" in facts.log_tail
-            and not facts.asked
+            status.reason == "ImagePullFailed"
+            and "registry.invalid" in status.log_tail
+            and not status.asked
         )
         assert time.monotonic() - began_s < 60
 
@@ -184,8 +184,8 @@ def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_run
         await b.create(W0, SLEEP)
         assert "Insufficient cpu" in await b.waits(W0, "no node has room")
         await b.cluster.delete(W0, grace_s=5)
-        facts = await b.ended(W0)
-        assert (facts.exit_code, facts.signal, facts.asked) == (None, None, True)
+        status = await b.ended(W0)
+        assert (status.exit_code, status.signal, status.asked) == (None, None, True)
 
     run(scenario)
 
@@ -297,11 +297,11 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
         await b.start(W0)
         cluster.kill("kubelet")
         try:
-            facts = await b.ended(W0, 150)
+            status = await b.ended(W0, 150)
         finally:
             cluster.start("kubelet")
-        assert facts.reason == "NodeLost"
-        assert verdict_of(facts).cause is Cause.NODE_LOST
+        assert status.reason == "NodeLost"
+        assert verdict_of(status).cause is Cause.NODE_LOST
         await asyncio.to_thread(place.wait_until_node_is_back)
         await b.start(W1)
 

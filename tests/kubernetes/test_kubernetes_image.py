@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.zoo_template import MODULE
-from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Resources
 from tests.kubernetes import image
 from tests.kubernetes.bench import bench, plan
@@ -33,10 +33,10 @@ print(os.getuid())
 """
 
 
-def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tuple[ExitFacts, str]:
+def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tuple[ExitStatus, str]:
     """How a pod with this command ended, and all that it printed."""
 
-    async def scenario() -> tuple[ExitFacts, str]:
+    async def scenario() -> tuple[ExitStatus, str]:
         async with bench(place, owner) as b:
             process = ProcessName(Role.WORKER, 0)
             # Who runs it is the image's own business: no user is set.
@@ -44,8 +44,8 @@ def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tup
                 plan(place), image=Image(name), resources=Resources(), identity=Identity()
             )
             await b.cluster.create(ProcessSpec(process, command))
-            facts = await b.ended(process, LIMIT_S)
-            return facts, await asyncio.to_thread(
+            status = await b.ended(process, LIMIT_S)
+            return status, await asyncio.to_thread(
                 place.kubectl, "-n", owner.namespace, "logs", b.pod(process)
             )
 
@@ -55,8 +55,8 @@ def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tup
 def test_a_zoo_image_has_all_that_a_job_needs_and_only_tmp_can_be_written(
     place: TargetCluster, owner: Owner, elasticdl_image: str
 ) -> None:
-    facts, output = printed(place, owner, elasticdl_image, "python3", "-c", PROGRAM)
-    assert facts.exit_code == 0, output
+    status, output = printed(place, owner, elasticdl_image, "python3", "-c", PROGRAM)
+    assert status.exit_code == 0, output
     assert "Train a model" in output
     assert "'digits.py'" in output and "Dockerfile" not in output
     assert output.split()[-1] == "1000"

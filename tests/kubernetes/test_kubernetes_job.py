@@ -72,7 +72,7 @@ async def main():
             break
     server.close()
     await api.close()
-    assert event.facts.exit_code == 7, event
+    assert event.exit_status.exit_code == 7, event
 
 asyncio.run(main())
 """

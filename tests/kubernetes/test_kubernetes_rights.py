@@ -108,7 +108,7 @@ def test_a_job_can_do_all_it_needs_with_these_rights(
 
     lacking, event = asyncio.run(life())
     assert lacking == ()
-    assert event.facts.exit_code == 9 and len(event.facts.log_tail.splitlines()) == 60
+    assert event.exit_status.exit_code == 9 and len(event.exit_status.log_tail.splitlines()) == 60
 
 
 @pytest.mark.parametrize(

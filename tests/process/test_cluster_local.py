@@ -18,7 +18,7 @@ import pytest
 
 from elasticdl.cluster.base import (
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessSpec,
@@ -49,15 +49,15 @@ def pids_in(log: Path) -> list[int]:
     return [int(pid) for line in lines for pid in line]
 
 
-async def ended(cluster: LocalCluster, name: ProcessName) -> ExitFacts:
+async def ended(cluster: LocalCluster, name: ProcessName) -> ExitStatus:
     async with asyncio.timeout(LIMIT_S), aclosing(cluster.observe()) as events:
         async for event in events:
             if isinstance(event, ProcessExited) and event.name == name:
-                return event.facts
+                return event.exit_status
     raise AssertionError("closed before")
 
 
-async def run_to_end(cluster: LocalCluster, spec: ProcessSpec) -> ExitFacts:
+async def run_to_end(cluster: LocalCluster, spec: ProcessSpec) -> ExitStatus:
     await cluster.create(spec)
     return await ended(cluster, spec.name)
 
@@ -126,21 +126,21 @@ def test_children_of_a_stopped_process_end_with_its_group(tmp_path: Path) -> Non
 
 
 def test_a_stopped_process_is_killed_after_the_grace(tmp_path: Path) -> None:
-    async def scenario() -> ExitFacts:
+    async def scenario() -> ExitStatus:
         cluster = LocalCluster(tmp_path, cores=1)
         await cluster.create(ProcessSpec(W0, ("sleep", "600")))
         pid = cluster._children[W0].process.pid
         os.kill(pid, signal.SIGSTOP)
         await until_async("it is stopped", lambda: process_state(pid) == "T")
         await cluster.delete(W0, grace_s=0.1)
-        facts = await ended(cluster, W0)
+        status = await ended(cluster, W0)
         await cluster.close()
-        return facts
+        return status
 
-    assert asyncio.run(scenario()) == ExitFacts(signal=signal.SIGKILL, asked=True)
+    assert asyncio.run(scenario()) == ExitStatus(signal=signal.SIGKILL, asked=True)
 
 
-def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_facts(
+def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_status(
     tmp_path: Path,
 ) -> None:
     program = (
@@ -148,25 +148,25 @@ def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_fact
         " sys.exit('last words')"
     )
 
-    async def scenario() -> ExitFacts:
+    async def scenario() -> ExitStatus:
         cluster = LocalCluster(tmp_path / "logs", cores=1)
-        facts = await run_to_end(cluster, ProcessSpec(W0, (sys.executable, "-c", program)))
+        status = await run_to_end(cluster, ProcessSpec(W0, (sys.executable, "-c", program)))
         await cluster.close()
-        return facts
+        return status
 
-    facts = asyncio.run(scenario())
+    status = asyncio.run(scenario())
     log = (tmp_path / "logs/worker-0.log").read_text()
     assert (
         log.startswith("=== worker-0 started ") and "\nto stdout\n" in log and "x" * 200_000 in log
     )
-    assert facts.exit_code == 1
-    assert facts.log_tail == "last words"
+    assert status.exit_code == 1
+    assert status.log_tail == "last words"
 
 
 def test_incarnations_share_a_file_and_each_has_a_header_and_its_own_tail(tmp_path: Path) -> None:
-    async def scenario() -> list[ExitFacts]:
+    async def scenario() -> list[ExitStatus]:
         cluster = LocalCluster(tmp_path, cores=1)
-        facts = [
+        status = [
             await run_to_end(
                 cluster,
                 ProcessSpec(ProcessName(Role.PS, 1, incarnation), ("echo", f"life {incarnation}")),
@@ -174,9 +174,9 @@ def test_incarnations_share_a_file_and_each_has_a_header_and_its_own_tail(tmp_pa
             for incarnation in range(2)
         ]
         await cluster.close()
-        return facts
+        return status
 
-    facts = asyncio.run(scenario())
+    status = asyncio.run(scenario())
     lines = (tmp_path / "ps-1.log").read_text().splitlines()
     assert [line.split(" started")[0] for line in lines] == [
         "=== ps-1",
@@ -184,7 +184,7 @@ def test_incarnations_share_a_file_and_each_has_a_header_and_its_own_tail(tmp_pa
         "=== ps-1.1",
         "life 1",
     ]
-    assert [fact.log_tail for fact in facts] == ["life 0", "life 1"]
+    assert [fact.log_tail for fact in status] == ["life 0", "life 1"]
 
 
 def test_a_process_gets_its_environment_its_secrets_and_its_share_of_the_cores(
@@ -202,11 +202,11 @@ def test_a_process_gets_its_environment_its_secrets_and_its_share_of_the_cores(
         cores=3,
     )
 
-    async def scenario() -> ExitFacts:
+    async def scenario() -> ExitStatus:
         cluster = LocalCluster(tmp_path, cores=4)
-        facts = await run_to_end(cluster, spec)
+        status = await run_to_end(cluster, spec)
         await cluster.close()
-        return facts
+        return status
 
     env = json.loads(asyncio.run(scenario()).log_tail)
     shown = (
@@ -228,11 +228,11 @@ def test_threads_never_exceed_the_machine_and_an_explicit_setting_wins(tmp_path:
     program = "import os; print(os.environ['ELASTICDL_THREADS'], os.environ['OMP_NUM_THREADS'])"
     spec = ProcessSpec(W0, (sys.executable, "-c", program), env={"OMP_NUM_THREADS": "7"}, cores=64)
 
-    async def scenario() -> ExitFacts:
+    async def scenario() -> ExitStatus:
         cluster = LocalCluster(tmp_path, cores=2)
-        facts = await run_to_end(cluster, spec)
+        status = await run_to_end(cluster, spec)
         await cluster.close()
-        return facts
+        return status
 
     assert asyncio.run(scenario()).log_tail == "2 7"
 

@@ -19,7 +19,7 @@ import pytest
 
 from elasticdl.cluster.base import (
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessSpec,
@@ -66,11 +66,11 @@ def pid(cluster: LocalCluster, name: ProcessName) -> int:
     return cluster._children[name].process.pid
 
 
-async def ended(cluster: LocalCluster, name: ProcessName) -> ExitFacts:
+async def ended(cluster: LocalCluster, name: ProcessName) -> ExitStatus:
     async with asyncio.timeout(LIMIT_S), aclosing(cluster.observe()) as events:
         async for event in events:
             if isinstance(event, ProcessExited) and event.name == name:
-                return event.facts
+                return event.exit_status
     raise AssertionError("closed before")
 
 
@@ -199,12 +199,12 @@ def test_a_worker_with_other_variables_than_the_template_is_no_fork(
 def test_how_a_fork_ends_is_told(
     tmp_path: Path, program: str, expected: tuple[int | None, int | None]
 ) -> None:
-    async def story(cluster: LocalCluster) -> ExitFacts:
+    async def story(cluster: LocalCluster) -> ExitStatus:
         await cluster.create(python(W0, program))
         return await ended(cluster, W0)
 
-    facts = run(tmp_path, ("decimal",), story)
-    assert (facts.exit_code, facts.signal) == expected
+    status = run(tmp_path, ("decimal",), story)
+    assert (status.exit_code, status.signal) == expected
 
 
 def test_the_log_has_all_output_in_order(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_log_has_all_output_in_order(tmp_path: Path) -> None:
         " print('two', file=sys.stderr); os.system('echo three'); print('four'); sys.exit('five')"
     )
 
-    async def story(cluster: LocalCluster) -> ExitFacts:
+    async def story(cluster: LocalCluster) -> ExitStatus:
         await cluster.create(python(W0, program))
         return await ended(cluster, W0)
 
@@ -231,13 +231,13 @@ def test_a_fork_may_start_processes_and_threads(tmp_path: Path) -> None:
         "subprocess.run([sys.executable, '-c', 'print(1)'], check=True)\n"
     )
 
-    async def story(cluster: LocalCluster) -> ExitFacts:
+    async def story(cluster: LocalCluster) -> ExitStatus:
         await cluster.create(python(W0, program))
         return await ended(cluster, W0)
 
-    facts = run(tmp_path, ("decimal",), story)
-    assert facts.exit_code == 0, facts.log_tail
-    assert facts.log_tail == "thread\n1"
+    status = run(tmp_path, ("decimal",), story)
+    assert status.exit_code == 0, status.log_tail
+    assert status.log_tail == "thread\n1"
 
 
 def test_the_end_of_a_fork_is_waited_for_however_many_files_are_open() -> None:

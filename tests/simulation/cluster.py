@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.cluster.base import (
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -19,7 +19,7 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from tests.simulation.scheduler import Process, Scheduler
 
-KILLED = ExitFacts(signal=int(signal.SIGKILL))
+KILLED = ExitStatus(signal=int(signal.SIGKILL))
 
 
 @dataclass(eq=False)
@@ -103,9 +103,9 @@ class Cluster:
 
     def _seen_ended(self, running: Running) -> None:
         code = running.exit_code
-        facts = (
-            ExitFacts(exit_code=code, asked=running.asked)
+        status = (
+            ExitStatus(exit_code=code, asked=running.asked)
             if code is not None
-            else ExitFacts(signal=9, asked=running.asked)
+            else ExitStatus(signal=9, asked=running.asked)
         )
-        self._board.post(ProcessExited(running.name, facts))
+        self._board.post(ProcessExited(running.name, status))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar, final
 
 from elasticdl.cli.jobs.cluster_client import ClusterClient
-from elasticdl.cluster.kubernetes.job_facts import JobFacts
+from elasticdl.cluster.kubernetes.job_state import JobState
 from elasticdl.cluster.kubernetes.jobs import Jobs
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, STATUS_PORT
 from elasticdl.cluster.kubernetes.port_forward import PortForward
@@ -40,12 +40,12 @@ class ForwardedMaster:
         cluster: ClusterClient,
         jobs: Jobs,
         name: str,
-        facts: Callable[[], JobFacts],
+        state: Callable[[], JobState],
         call_s: float,
     ) -> None:
-        """`facts` returns the job's current state. `call_s` bounds an RPC."""
+        """`state` returns the job's current state. `call_s` bounds an RPC."""
         self._cluster, self._jobs, self._name = cluster, jobs, name
-        self._facts, self._call_s = facts, call_s
+        self._state, self._call_s = state, call_s
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
 
@@ -64,10 +64,10 @@ class ForwardedMaster:
             time.sleep(_AGAIN_S)
 
     @contextmanager
-    def page(self, facts: JobFacts, *, read_only: bool = False) -> Iterator[str]:
+    def page(self, state: JobState, *, read_only: bool = False) -> Iterator[str]:
         """See `Job.page`. Each use opens its own port forward."""
-        token = self._token(facts, read_only=read_only)
-        forward = PortForward(self._cluster.api, facts.namespace, self._pod, STATUS_PORT)
+        token = self._token(state, read_only=read_only)
+        forward = PortForward(self._cluster.api, state.namespace, self._pod, STATUS_PORT)
         address = self._cluster.run(forward.open())
         try:
             yield f"http://{address}/#token={token}"
@@ -77,7 +77,7 @@ class ForwardedMaster:
 
     def explained(self, error: TransientError) -> TransientError:
         """Add to the error what the cluster knows about the unreachable master."""
-        lost = self._facts().lost_master(time.time())
+        lost = self._state().lost_master(time.time())
         words = f"the master of job {self._name} is not reached: {lost}"
         return TransientError(words) if lost else error
 
@@ -110,17 +110,17 @@ class ForwardedMaster:
     def _connected(self) -> _Connection:
         with self._lock:
             if self._connection is None:
-                facts = self._facts()
-                token = self._token(facts)
-                forward = PortForward(self._cluster.api, facts.namespace, self._pod, MASTER_PORT)
+                state = self._state()
+                token = self._token(state)
+                forward = PortForward(self._cluster.api, state.namespace, self._pod, MASTER_PORT)
                 address = self._cluster.run(forward.open(_GREETING_S))
                 client = MasterClient(address, token, "cli", away_s=self._call_s)
                 self._connection = _Connection(forward, client)
             return self._connection
 
-    def _token(self, facts: JobFacts, *, read_only: bool = False) -> str:
+    def _token(self, state: JobState, *, read_only: bool = False) -> str:
         kept = self._jobs.viewer_token if read_only else self._jobs.token
-        token = self._cluster.run(kept(facts))
+        token = self._cluster.run(kept(state))
         if not token:
             raise TransientError(
                 f"the master of job {self._name} is starting: it has not made its token yet",
@@ -129,8 +129,8 @@ class ForwardedMaster:
         return token
 
     async def _pod(self) -> str:
-        facts = await self._jobs.one(self._name)
-        if facts is not None and facts.running_master:
-            return facts.running_master
-        waits_for = facts.waits_for if facts is not None else ""
+        state = await self._jobs.one(self._name)
+        if state is not None and state.running_master:
+            return state.running_master
+        waits_for = state.waits_for if state is not None else ""
         raise TransientError(waits_for or "its master does not run")

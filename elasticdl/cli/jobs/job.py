@@ -42,7 +42,7 @@ class Report:
     job: str
     place: JobLocation
     state: str
-    """A value of `cluster.kubernetes.job_facts.JobStage`, such as waiting, running or done."""
+    """A value of `cluster.kubernetes.job_state.JobStage`, such as waiting, running or done."""
     age_s: float
     status: JobStatus
     exit_code: int | None = None

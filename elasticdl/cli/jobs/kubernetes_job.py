@@ -33,7 +33,7 @@ from elasticdl.jobdir.outcome import Outcome
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
-    from elasticdl.cluster.kubernetes.job_facts import JobFacts
+    from elasticdl.cluster.kubernetes.job_state import JobState
 
 _CHECKING = "its master is checking the model and the data"
 """A master listens only after the check, so one that runs and does not listen is checking."""
@@ -66,10 +66,10 @@ class KubernetesJob:
         self._cluster = cluster
         self._jobs = Jobs(cluster.api, self.place.namespace)
         self._uid = ""
-        self._master = ForwardedMaster(cluster, self._jobs, name, self.facts, call_s)
+        self._master = ForwardedMaster(cluster, self._jobs, name, self.job_state, call_s)
         self._patience = Patience(limit_s=patience_s)
 
-    def facts(self, *, whole: bool = False) -> JobFacts:
+    def job_state(self, *, whole: bool = False) -> JobState:
         """Return the Job and its masters' pods, or all its pods.
 
         Raises an error with exit code 4 if there is none, or another Job now has its name.
@@ -97,68 +97,68 @@ class KubernetesJob:
         """See Job."""
         from elasticdl.cluster.kubernetes.port_forward import NobodyListens
 
-        facts = self.facts()
+        state = self.job_state()
         message = "its master is starting"
-        if facts.ended is None and not facts.waits_for:
+        if state.ended is None and not state.waits_for:
             try:
-                return self._report(facts, self._master.call(lambda master: master.status()))
+                return self._report(state, self._master.call(lambda master: master.status()))
             except NobodyListens:
                 message = _CHECKING
             except TransientError as error:
                 message = (
-                    facts.lost_master(time.time()) or f"its master does not answer: {error.message}"
+                    state.lost_master(time.time()) or f"its master does not answer: {error.message}"
                 )
             except ElasticDLError as error:
                 message = f"its master cannot be asked: {error.message}"
-        return self._without_master(self.facts(whole=True), message)
+        return self._without_master(self.job_state(whole=True), message)
 
-    def _without_master(self, facts: JobFacts, message: str) -> Report:
+    def _without_master(self, state: JobState, message: str) -> Report:
         from elasticdl.cli.jobs.pod_status import status_of_pods
 
-        ended = facts.ended
+        ended = state.ended
         if ended is not None:
             message = ended.message
-        elif facts.waits_for:
+        elif state.waits_for:
             # Only Kubernetes events tell why a pod fails or cannot be created.
-            stuck = facts.job if facts.master is None else facts.prepared
+            stuck = state.job if state.master is None else state.prepared
             said = "" if stuck is None else self._cluster.run(self._jobs.latest_warning(stuck))
             message = (
-                f"{'waiting' if facts.barred is None else 'cannot start'}:"
-                f" {facts.waits_for}{': ' if said else ''}{said}"
+                f"{'waiting' if state.barred is None else 'cannot start'}:"
+                f" {state.waits_for}{': ' if said else ''}{said}"
             )
-        return self._report(facts, status_of_pods(facts, message), ended)
+        return self._report(state, status_of_pods(state, message), ended)
 
     def outcome(self) -> Outcome | None:
         """See Job.
 
         Raises CannotStart if repeated calls find the job unable to start for 40 s.
         """
-        facts = self.facts()
-        if facts.ended is not None:
-            return facts.ended
-        self._patience.seen(facts, lambda: self._has_run(facts))
+        state = self.job_state()
+        if state.ended is not None:
+            return state.ended
+        self._patience.seen(state, lambda: self._has_run(state))
         return None
 
-    def _has_run(self, facts: JobFacts) -> bool:
+    def _has_run(self, state: JobState) -> bool:
         """Return whether a master has run.
 
         Its token proves that or, without access to Secrets, a process.
         """
         try:
-            return bool(self._cluster.run(self._jobs.token(facts)))
+            return bool(self._cluster.run(self._jobs.token(state)))
         except PermanentError:
-            return bool(self.facts(whole=True).pods)
+            return bool(self.job_state(whole=True).pods)
 
     def stop(self, reason: str) -> str:
         """See Job. Without a running master the job is deleted, since nothing can drain it."""
-        facts = self.facts()
-        if facts.ended is not None or facts.has_verdict:
+        state = self.job_state()
+        if state.ended is not None or state.has_verdict:
             return f"job {self.name} has ended already"
-        if facts.waits_for:
-            self.delete(facts)
-            why = f"; it had no master to stop it in order ({facts.waits_for})"
+        if state.waits_for:
+            self.delete(state)
+            why = f"; it had no master to stop it in order ({state.waits_for})"
             return (
-                f"job {self.name} is deleted with all that is its own{why}{after_deletion(facts)}"
+                f"job {self.name} is deleted with all that is its own{why}{after_deletion(state)}"
             )
         try:
             self._master.call(lambda master: master.stop(reason), _PATIENCE_S)
@@ -172,13 +172,13 @@ class KubernetesJob:
 
     def end(self, reason: str) -> str:
         """See Job."""
-        facts = self.facts()
-        self.delete(facts)
-        return f"job {self.name} is deleted with all that is its own{after_deletion(facts)}"
+        state = self.job_state()
+        self.delete(state)
+        return f"job {self.name} is deleted with all that is its own{after_deletion(state)}"
 
-    def delete(self, facts: JobFacts | None = None) -> None:
+    def delete(self, state: JobState | None = None) -> None:
         """Delete the Job and all its objects now."""
-        self._cluster.run(self._jobs.delete(facts or self.facts()))
+        self._cluster.run(self._jobs.delete(state or self.job_state()))
 
     def scale(self, low: int, high: int) -> None:
         """See Job."""
@@ -194,8 +194,8 @@ class KubernetesJob:
         """See Job."""
         from elasticdl.cluster.kubernetes.pod_logs import entries
 
-        facts = self.facts(whole=True)
-        there = [LogEntry(name, what) for name, what in entries(facts)]
+        state = self.job_state(whole=True)
+        there = [LogEntry(name, what) for name, what in entries(state)]
         names = {entry.process for entry in there}
         # Only a running master lists these; without it the logs of pods still help.
         with suppress(ElasticDLError):
@@ -210,15 +210,15 @@ class KubernetesJob:
         """See Job."""
         from elasticdl.cluster.kubernetes.pod_logs import chosen, followed, last
 
-        facts = self.facts(whole=True)
-        pod = chosen(facts, request.process)
+        state = self.job_state(whole=True)
+        pod = chosen(state, request.process)
         if pod is None:
-            yield self._kept_log(facts, request)
+            yield self._kept_log(state, request)
             return
         reading = followed if request.follow else last
         yield from self._cluster.each(reading(self._cluster.api, pod, request.lines))
 
-    def _kept_log(self, facts: JobFacts, request: LogRequest) -> str:
+    def _kept_log(self, state: JobState, request: LogRequest) -> str:
         """Return the log of a deleted pod as the master saved it, at most 1 MiB.
 
         Raises an error with exit code 4 if there is no such log, or no master to ask.
@@ -230,8 +230,8 @@ class KubernetesJob:
         except ElasticDLError as error:
             names = ", ".join(entry.process for entry in self.logs()) or "none yet"
             hint = f"there are {names}"
-            if not facts.running_master:
-                hint += f"; logs of deleted pods are in {_job_dir(facts)}/logs"
+            if not state.running_master:
+                hint += f"; logs of deleted pods are in {_job_dir(state)}/logs"
             raise NoSuchJob(
                 f"job {self.name} in {self.place} has no log of {request.process!r}", hint=hint
             ) from error
@@ -248,17 +248,17 @@ class KubernetesJob:
 
         A running master has it in memory; an ended master has printed it in its log.
         """
-        facts = self.facts()
-        if facts.running_master and facts.ended is None:
+        state = self.job_state()
+        if state.running_master and state.ended is None:
             return Diagnosis(self._snapshot()["story"])
         from elasticdl.history.diagnosis import Story
         from elasticdl.history.diagnosis_text import MOST_LOGGED, story_of_lines
 
-        if facts.ended is None:
-            hint = f" ({_hint(facts)})" if facts.barred is not None else ""
+        if state.ended is None:
+            hint = f" ({_hint(state)})" if state.barred is not None else ""
             return Diagnosis(
                 Story().as_dict(),
-                f"the history, because the master is not running: {facts.waits_for}{hint}",
+                f"the history, because the master is not running: {state.waits_for}{hint}",
             )
         said, why_not = "", "the master was killed, or has an older version"
         try:
@@ -270,7 +270,7 @@ class KubernetesJob:
         if found is not None:
             return Diagnosis(found)
         where = (
-            f"events.jsonl in {_job_dir(facts)}, if that is on a volume: `elasticdl why"
+            f"events.jsonl in {_job_dir(state)}, if that is on a volume: `elasticdl why"
             " --job-dir …` where it is mounted"
         )
         return Diagnosis(
@@ -299,47 +299,47 @@ class KubernetesJob:
         """See Job. It may be used again."""
         self._master.close()
 
-    def _running(self) -> JobFacts:
-        facts = self.facts()
-        if facts.ended is not None:
+    def _running(self) -> JobState:
+        state = self.job_state()
+        if state.ended is not None:
             where = (
-                f"; report.html is in its directory, {facts.ended.job_dir}"
-                if facts.ended.job_dir
+                f"; report.html is in its directory, {state.ended.job_dir}"
+                if state.ended.job_dir
                 else ""
             )
             raise NoSuchJob(
                 f"job {self.name} in {self.place} has ended",
                 hint=f"see `elasticdl status {self.name}`{where}",
             )
-        if facts.waits_for:
+        if state.waits_for:
             raise TransientError(
-                f"job {self.name} in {self.place} cannot be reached: {facts.waits_for}",
+                f"job {self.name} in {self.place} cannot be reached: {state.waits_for}",
                 hint="try again later",
             )
-        return facts
+        return state
 
-    def _report(self, facts: JobFacts, status: JobStatus, ended: Outcome | None = None) -> Report:
-        age_s = time.time() - facts.created_wall_s
-        return Report.of(self, str(facts.standing), age_s, status, ended, _hint(facts))
+    def _report(self, state: JobState, status: JobStatus, ended: Outcome | None = None) -> Report:
+        age_s = time.time() - state.created_wall_s
+        return Report.of(self, str(state.standing), age_s, status, ended, _hint(state))
 
 
-def after_deletion(facts: JobFacts) -> str:
+def after_deletion(state: JobState) -> str:
     """Return the next step for a job without an outcome: its checkpoints may still exist."""
-    spec = facts.spec
+    spec = state.spec
     if spec is None or not spec.resume_command or not spec.checkpoint.checkpoint_steps:
         return ""
     where = f"{spec.cluster.job_dir}/checkpoints"
     return f"; its newest checkpoint, if any, is in {where}; resume with: {spec.resume_command}"
 
 
-def _hint(facts: JobFacts) -> str:
+def _hint(state: JobState) -> str:
     """Return the next step for a job that cannot start; '' for other jobs."""
-    from elasticdl.cluster.kubernetes.job_facts import HINTS
+    from elasticdl.cluster.kubernetes.job_state import HINTS
 
     return (
-        "" if facts.barred is None else f"{HINTS[facts.barred.lasting]}; {removal_hint(facts.name)}"
+        "" if state.barred is None else f"{HINTS[state.barred.lasting]}; {removal_hint(state.name)}"
     )
 
 
-def _job_dir(facts: JobFacts) -> str:
-    return "its directory" if facts.spec is None else facts.spec.cluster.job_dir
+def _job_dir(state: JobState) -> str:
+    return "its directory" if state.spec is None else state.spec.cluster.job_dir

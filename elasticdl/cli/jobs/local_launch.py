@@ -18,7 +18,7 @@ from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.views.live_view import View
 from elasticdl.cluster.base import (
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessSpec,
@@ -89,13 +89,13 @@ class LocalRun:
                 self._stop_once(self._stop_asked)
             following = asyncio.ensure_future(self._follow(events))
             try:
-                facts = await self._end_of_master()
+                status = await self._end_of_master()
             finally:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
             self._view.show(status_in(read_json(directory.status)), self._news(events))
-            outcome = outcome_of(directory, facts, interrupted=self._interrupts > 0)
+            outcome = outcome_of(directory, status, interrupted=self._interrupts > 0)
             self.refusal = refusal_of(directory, outcome)
             if self.refusal is not None:
                 raise self.refusal
@@ -146,13 +146,13 @@ class LocalRun:
         except CreateRefused as refused:
             raise PermanentError(f"the master cannot be started: {refused.reason}") from refused
 
-    async def _end_of_master(self) -> ExitFacts:
+    async def _end_of_master(self) -> ExitStatus:
         """Wait for the master. Unbounded on purpose: a job may take days, and Ctrl-C ends it."""
         assert self._cluster is not None
         async with aclosing(self._cluster.observe()) as events:
             async for event in events:
                 if isinstance(event, ProcessExited) and event.name == MASTER:
-                    return event.facts
+                    return event.exit_status
         raise PermanentError("the cluster was closed under the job")
 
     async def _follow(self, events: Events) -> None:
@@ -225,7 +225,7 @@ async def in_thread(call: Callable[[], T]) -> T:
     return await done
 
 
-def outcome_of(directory: JobDirectory, facts: ExitFacts, *, interrupted: bool) -> Outcome:
+def outcome_of(directory: JobDirectory, status: ExitStatus, *, interrupted: bool) -> Outcome:
     """Return the master's outcome, or what is known of its end if it left none.
 
     The recorded outcome takes precedence over the master's exit status: a second signal may hit the
@@ -237,11 +237,11 @@ def outcome_of(directory: JobDirectory, facts: ExitFacts, *, interrupted: bool) 
     if left is not None:
         outcome = left[0]
     else:
-        tail = f"; its last lines:\n{facts.log_tail}" if facts.log_tail else ""
-        message = f"the master ended by {_how(facts)} without recording an outcome{tail}"
+        tail = f"; its last lines:\n{status.log_tail}" if status.log_tail else ""
+        message = f"the master ended by {_how(status)} without recording an outcome{tail}"
         outcome, _ = killed_end(directory, message)
         if not interrupted:
-            return replace(outcome, exit_code=facts.exit_code or ExitCode.JOB_FAILED)
+            return replace(outcome, exit_code=status.exit_code or ExitCode.JOB_FAILED)
         outcome = replace(outcome, message="ended at once")
     return replace(outcome, exit_code=ExitCode.INTERRUPTED, hint=resume_hint(directory))
 
@@ -258,7 +258,7 @@ def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | No
     return outcome.error() if outcome.exit_code == ExitCode.USAGE else None
 
 
-def _how(facts: ExitFacts) -> str:
-    if facts.signal is not None:
-        return f"signal {signal.Signals(facts.signal).name}"
-    return f"exit code {facts.exit_code}"
+def _how(status: ExitStatus) -> str:
+    if status.signal is not None:
+        return f"signal {signal.Signals(status.signal).name}"
+    return f"exit code {status.exit_code}"

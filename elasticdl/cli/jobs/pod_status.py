@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.cluster.kubernetes.job_facts import JobFacts, wall_s
-from elasticdl.cluster.kubernetes.pods import exit_facts, has_ended, observed
+from elasticdl.cluster.kubernetes.job_state import JobState, wall_s
+from elasticdl.cluster.kubernetes.pods import exit_status, has_ended, observed
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.job_status import (
     JobStatus,
@@ -23,11 +23,11 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.processes.causes import Cause, verdict_of
 
 
-def status_of_pods(facts: JobFacts, message: str) -> JobStatus:
-    """Return a status with `message`, the known facts, and empty values for the rest."""
-    waiting = (facts.waits_for,) if facts.waits_for else ()
-    status = replace(unknown_status(message), processes=rows(facts), waiting=waiting)
-    spec, ended = facts.spec, facts.ended
+def status_of_pods(state: JobState, message: str) -> JobStatus:
+    """Return a status with `message`, what is known, and empty values for the rest."""
+    waiting = (state.waits_for,) if state.waits_for else ()
+    status = replace(unknown_status(message), processes=rows(state), waiting=waiting)
+    spec, ended = state.spec, state.ended
     if spec is not None:
         workers = spec.cluster.num_workers
         scale = ScaleStatus(workers.low, workers.high, requested=0, observed=0)
@@ -57,16 +57,16 @@ def _receipt_of(ended: Outcome) -> Receipt | None:
     return None
 
 
-def rows(facts: JobFacts) -> tuple[ProcessStatus, ...]:
+def rows(state: JobState) -> tuple[ProcessStatus, ...]:
     """Return a row per pod, masters first.
 
     A live pod's state is `running`, since only a master knows whether it is ready.
     """
-    return tuple(_row(facts, name, pod) for name, pod in facts.processes())
+    return tuple(_row(state, name, pod) for name, pod in state.processes())
 
 
-def _row(facts: JobFacts, name: ProcessName, pod: Mapping[str, Any]) -> ProcessStatus:
-    began_s = max(0.0, wall_s(pod["metadata"].get("creationTimestamp")) - facts.created_wall_s)
+def _row(job: JobState, name: ProcessName, pod: Mapping[str, Any]) -> ProcessStatus:
+    began_s = max(0.0, wall_s(pod["metadata"].get("creationTimestamp")) - job.created_wall_s)
     seen = observed(pod)
     state, cause, message = "ended", None, ""
     if not has_ended(pod):
@@ -74,7 +74,7 @@ def _row(facts: JobFacts, name: ProcessName, pod: Mapping[str, Any]) -> ProcessS
     elif (said := read_outcome(pod)) is not None:
         cause, message = str(Cause.FINISHED), said.message.partition("\n")[0]
     else:
-        end = exit_facts(pod, asked=False)
+        end = exit_status(pod, asked=False)
         verdict = verdict_of(end, finished=end.exit_code == 0)
         cause, message = str(verdict.cause), verdict.text
     return ProcessStatus(

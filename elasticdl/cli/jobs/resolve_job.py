@@ -123,7 +123,7 @@ def _refuse_if_absent(job: KubernetesJob, here: str, cluster: ClusterClient) -> 
     """Raise an error that lists all searched places if the cluster has no such job."""
     where = f"namespace {cluster.namespace} of the current kube context"
     try:
-        job.facts()
+        job.job_state()
     except NoSuchJob as error:
         raise NoSuchJob(f"{here}, nor in {where}", hint=_known()) from error
     except ElasticDLError as error:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
-from elasticdl.cluster.kubernetes.job_facts import HINTS, JobStage
+from elasticdl.cluster.kubernetes.job_state import HINTS, JobStage
 from elasticdl.cluster.kubernetes.pod_tracker import PATIENCE_S
 from elasticdl.cluster.kubernetes.pods import no_room
 from elasticdl.errors import ElasticDLError, PermanentError
 
 if TYPE_CHECKING:
-    from elasticdl.cluster.kubernetes.job_facts import JobFacts
+    from elasticdl.cluster.kubernetes.job_state import JobState
     from elasticdl.jobdir.outcome import Outcome
 
 
@@ -37,7 +37,7 @@ class Submitted(Protocol):
 
     name: str
 
-    def facts(self) -> JobFacts:
+    def job_state(self) -> JobState:
         """Return what the Job and its pods show. Raises ElasticDLError."""
 
     def outcome(self) -> Outcome | None:
@@ -74,12 +74,12 @@ class Patience:
         self._well_since_s: float | None = None
         self._words = ""
 
-    def seen(self, facts: JobFacts, has_run: Callable[[], bool]) -> None:
+    def seen(self, state: JobState, has_run: Callable[[], bool]) -> None:
         """Add an observation. Raises CannotStart if the job cannot start for 40 s.
 
         `has_run` returns whether the job ever had a master. It is called only before the error.
         """
-        barred, now_s = facts.barred, self._now_s()
+        barred, now_s = state.barred, self._now_s()
         if barred is None:
             # A retry or a replacement pod hides the problem for a moment, so reset only after
             # lasting success.
@@ -92,8 +92,8 @@ class Patience:
         # Between retries a node reports less than the registry's error, so keep the longest text.
         self._words = max(self._words, barred.text, key=len)
         if now_s - self._since_s >= self._limit_s and not has_run():
-            message = f"job {facts.name} cannot start: its master: {self._words}"
-            raise CannotStart(message, HINTS[barred.lasting], removal_hint(facts.name))
+            message = f"job {state.name} cannot start: its master: {self._words}"
+            raise CannotStart(message, HINTS[barred.lasting], removal_hint(state.name))
 
 
 def first_look(job: Submitted, limits: StartLimits = StartLimits()) -> None:
@@ -107,11 +107,11 @@ def first_look(job: Submitted, limits: StartLimits = StartLimits()) -> None:
     end_s = time.monotonic() + limits.look_s
     try:
         while True:
-            facts = job.facts()
-            if facts.running_master or facts.ended is not None or _waits_for_a_place(facts):
+            state = job.job_state()
+            if state.running_master or state.ended is not None or _waits_for_a_place(state):
                 return
             job.outcome()
-            if facts.standing is not JobStage.STUCK and time.monotonic() > end_s:
+            if state.standing is not JobStage.STUCK and time.monotonic() > end_s:
                 return
             time.sleep(limits.look_every_s)
     except CannotStart:
@@ -120,9 +120,9 @@ def first_look(job: Submitted, limits: StartLimits = StartLimits()) -> None:
         return
 
 
-def _waits_for_a_place(facts: JobFacts) -> bool:
-    suspended = bool((facts.job.get("spec") or {}).get("suspend"))
-    return suspended or (facts.master is not None and bool(no_room(facts.master)))
+def _waits_for_a_place(state: JobState) -> bool:
+    suspended = bool((state.job.get("spec") or {}).get("suspend"))
+    return suspended or (state.master is not None and bool(no_room(state.master)))
 
 
 def cleared_away(job: Submitted, error: CannotStart) -> CannotStart:

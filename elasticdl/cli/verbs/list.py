@@ -108,8 +108,8 @@ def _on_cluster(
         looked.append("any namespace" if everywhere else f"namespace {cluster.namespace}")
         found = cluster.run(Jobs(cluster.api, cluster.namespace).all(everywhere=everywhere))
         jobs = [
-            KubernetesJob(cluster, facts.name, namespace=facts.namespace, call_s=_CALL_S)
-            for facts in found
+            KubernetesJob(cluster, state.name, namespace=state.namespace, call_s=_CALL_S)
+            for state in found
         ]
         if not jobs:
             return []

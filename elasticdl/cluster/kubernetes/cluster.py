@@ -17,7 +17,7 @@ from typing import TypeAlias, final
 from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.base import (
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessSpec,
@@ -259,10 +259,10 @@ class KubernetesCluster:
             self._spawn(self._tell_end(ended, gone=True))
 
     async def _tell_end(self, life: Life, *, gone: bool) -> None:
-        facts = life.facts()
-        if not gone and len(facts.log_tail.encode()) >= _CUT_MESSAGE_BYTES:
-            facts = replace(facts, log_tail=await self._log_tail(life) or facts.log_tail)
-        self._bus.post(ProcessExited(life.name, facts))
+        status = life.exit_status()
+        if not gone and len(status.log_tail.encode()) >= _CUT_MESSAGE_BYTES:
+            status = replace(status, log_tail=await self._log_tail(life) or status.log_tail)
+        self._bus.post(ProcessExited(life.name, status))
         if uid(life.pod) in self._telling:
             self._telling.discard(uid(life.pod))
             self._ended[uid(life.pod)] = life
@@ -298,8 +298,8 @@ class KubernetesCluster:
             for life in self._tracker.overstaying():
                 self._spawn(self._delete_life(life, 0))
             for life in self._tracker.lost():
-                lost = ExitFacts(
-                    reason=NODE_LOST, conditions=life.facts().conditions, asked=life.asked
+                lost = ExitStatus(
+                    reason=NODE_LOST, conditions=life.exit_status().conditions, asked=life.asked
                 )
                 self._bus.post(ProcessExited(life.name, lost))
 

@@ -1,4 +1,4 @@
-"""The facts about a job on a cluster, from its Job and pods: its state, outcome and processes.
+"""The state of a job on a cluster, from its Job and pods: its stage, outcome and processes.
 
 Pure.
 """
@@ -19,7 +19,7 @@ from elasticdl.cluster.kubernetes.pods import (
     IMAGE_FAILED,
     START_FAILED,
     Trouble,
-    exit_facts,
+    exit_status,
     has_ended,
     never_started,
     observed,
@@ -42,9 +42,9 @@ class JobStage(StrEnum):
     """The state of a job between submission and end."""
 
     WAITING = "waiting"
-    """Its master does not run yet, or no longer: `JobFacts.waits_for` says why."""
+    """Its master does not run yet, or no longer: `JobState.waits_for` says why."""
     STUCK = "stuck"
-    """Its master's pod cannot start and mostly will not recover: `JobFacts.barred` says why."""
+    """Its master's pod cannot start and mostly will not recover: `JobState.barred` says why."""
     RUNNING = "running"
     LEAVING = "leaving"
     """The job is being deleted."""
@@ -55,7 +55,7 @@ class JobStage(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True)
-class JobFacts:
+class JobState:
     """A Job with its pods: `masters` are those of its master, the newest last; `pods` all others.
 
     Ended pods may already be deleted.
@@ -204,7 +204,7 @@ class JobFacts:
         if self.master is None or code is None:
             return False
         final = any(known.is_final for known in ExitCode if known == code)
-        disrupted = exit_facts(self.master, asked=False).conditions
+        disrupted = exit_status(self.master, asked=False).conditions
         return code == ExitCode.DONE or (final and not disrupted)
 
     @property
@@ -226,16 +226,18 @@ class JobFacts:
             return Outcome(ExitCode.DONE, "done; its master's pod is gone, and its receipt with it")
         message = str(condition.get("message") or condition.get("reason") or "")
         pod = self.master
-        facts = exit_facts(pod, asked=False) if pod is not None and has_ended(pod) else None
-        code = facts.exit_code if facts else None
+        status = exit_status(pod, asked=False) if pod is not None and has_ended(pod) else None
+        code = status.exit_code if status else None
         if code is None and (mentioned := _EXIT_CODE.search(message)):
             code = int(mentioned[1])
         last = (
-            f"; last output:\n{facts.log_tail.strip()}" if facts and facts.log_tail.strip() else ""
+            f"; last output:\n{status.log_tail.strip()}"
+            if status and status.log_tail.strip()
+            else ""
         )
         how = (
             f"its master ended ({_how(pod)}) without a report"
-            if pod is not None and facts
+            if pod is not None and status
             else "its master ended without a report"
         )
         return Outcome(
@@ -277,15 +279,15 @@ _OVERDUE_S = 60.0
 _VERDICTS = frozenset(int(code) for code in ExitCode)
 
 
-def job_facts(job: Object, pods: Iterable[Object] = ()) -> JobFacts:
-    """The facts of a Job; `pods` may include pods of other jobs and foreign pods."""
+def job_state(job: Object, pods: Iterable[Object] = ()) -> JobState:
+    """The state of a Job; `pods` may include pods of other jobs and foreign pods."""
     own = [pod for pod in pods if _belongs(pod, uid(job))]
     ordered = sorted(
         own,
         key=lambda pod: (wall_s(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]),
     )
     masters = tuple(pod for pod in ordered if process_name(pod).role is Role.MASTER)
-    return JobFacts(
+    return JobState(
         job, masters, tuple(pod for pod in ordered if process_name(pod).role is not Role.MASTER)
     )
 
@@ -322,9 +324,9 @@ def _creation_problem(job: Object) -> str:
 
 
 def _how(pod: Object) -> str:
-    """`signal 9, OOMKilled`: facts, not a verdict."""
-    facts = exit_facts(pod, asked=False)
-    parts = [f"signal {facts.signal}"] if facts.signal is not None else []
-    parts += [f"exit code {facts.exit_code}"] if facts.exit_code is not None else []
-    parts += [facts.reason] if facts.reason else []
-    return ", ".join([*parts, *facts.conditions]) or "cause unknown"
+    """`signal 9, OOMKilled`: as the platform reports it, without a cause."""
+    status = exit_status(pod, asked=False)
+    parts = [f"signal {status.signal}"] if status.signal is not None else []
+    parts += [f"exit code {status.exit_code}"] if status.exit_code is not None else []
+    parts += [status.reason] if status.reason else []
+    return ", ".join([*parts, *status.conditions]) or "cause unknown"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.job_facts import JobFacts, job_facts
+from elasticdl.cluster.kubernetes.job_state import JobState, job_state
 from elasticdl.cluster.kubernetes.labels import (
     ROLE_LABEL,
     secret_name,
@@ -35,7 +35,7 @@ class Jobs:
     def __init__(self, api: ApiServer, namespace: str) -> None:
         self._api, self._namespace = api, namespace
 
-    async def all(self, *, everywhere: bool = False) -> tuple[JobFacts, ...]:
+    async def all(self, *, everywhere: bool = False) -> tuple[JobState, ...]:
         """Every job, the newest first, without its workers' pods.
 
         `everywhere`: in all namespaces.
@@ -47,8 +47,8 @@ class Jobs:
         masters = await self._list(
             f"/api/v1{within}/pods", {"labelSelector": f"{_ALL},{ROLE_LABEL}=master"}, "list pods"
         )
-        every = [job_facts(job, masters) for job in jobs]
-        return tuple(sorted(every, key=lambda facts: -facts.created_wall_s))
+        every = [job_state(job, masters) for job in jobs]
+        return tuple(sorted(every, key=lambda state: -state.created_wall_s))
 
     async def namespaces(self) -> list[str]:
         """The names of the cluster's namespaces, if the user may list them."""
@@ -57,7 +57,7 @@ class Jobs:
             for namespace in await self._list("/api/v1/namespaces", {}, "list namespaces")
         ]
 
-    async def one(self, name: str, *, whole: bool = False) -> JobFacts | None:
+    async def one(self, name: str, *, whole: bool = False) -> JobState | None:
         """A job with its masters' pods, or (`whole`) with all its pods.
 
         None if there is no ElasticDL job of that name.
@@ -75,22 +75,22 @@ class Jobs:
             return None
         wanted = {**selector(name), **({} if whole else {ROLE_LABEL: "master"})}
         own = ",".join(f"{key}={value}" for key, value in wanted.items())
-        return job_facts(
+        return job_state(
             job,
             await self._list(
                 f"/api/v1/namespaces/{self._namespace}/pods", {"labelSelector": own}, "list pods"
             ),
         )
 
-    async def token(self, facts: JobFacts) -> str:
+    async def token(self, state: JobState) -> str:
         """The job's token; '' until its master has created it."""
-        return await self._token(facts, secret_name(facts.name))
+        return await self._token(state, secret_name(state.name))
 
-    async def viewer_token(self, facts: JobFacts) -> str:
+    async def viewer_token(self, state: JobState) -> str:
         """The viewer's token; '' until its master has created it."""
-        return await self._token(facts, viewer_secret_name(facts.name))
+        return await self._token(state, viewer_secret_name(state.name))
 
-    async def _token(self, facts: JobFacts, secret_name: str) -> str:
+    async def _token(self, state: JobState, secret_name: str) -> str:
         path = f"/api/v1/namespaces/{self._namespace}/secrets/{secret_name}"
         try:
             secret = await self._api.get(path)
@@ -99,7 +99,7 @@ class Jobs:
                 return ""
             raise self._not_allowed(refused, "get secrets") from refused
         owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
-        return _text(secret, TOKEN_KEY) if facts.uid in owners else ""
+        return _text(secret, TOKEN_KEY) if state.uid in owners else ""
 
     async def latest_warning(self, about: Mapping[str, Any]) -> str:
         """The cluster's latest warning about a pod or a Job.
@@ -120,12 +120,12 @@ class Jobs:
         )
         return str(newest.get("message") or "").strip()
 
-    async def delete(self, facts: JobFacts) -> None:
+    async def delete(self, state: JobState) -> None:
         """Delete the Job, and with it all objects that it owns. It may be gone already."""
-        path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{facts.name}"
+        path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{state.name}"
         try:
             await self._api.delete(
-                path, {"propagationPolicy": "Background", "preconditions": {"uid": facts.uid}}
+                path, {"propagationPolicy": "Background", "preconditions": {"uid": state.uid}}
             )
         except ApiRefused as refused:
             if refused.status.code not in (404, 409):

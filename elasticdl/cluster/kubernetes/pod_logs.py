@@ -15,9 +15,9 @@ from typing import Any, final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.job_facts import JobFacts
+from elasticdl.cluster.kubernetes.job_state import JobState
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
-from elasticdl.cluster.kubernetes.pods import exit_facts, has_ended, observed, trouble
+from elasticdl.cluster.kubernetes.pods import exit_status, has_ended, observed, trouble
 from elasticdl.errors import ClusterRefused, ElasticDLError, PermanentError, TransientError
 
 AWAY_S = 120.0
@@ -26,12 +26,12 @@ _SILENCE_S = 60.0
 _AGAIN_S = 1.0
 
 
-def entries(facts: JobFacts) -> list[tuple[str, str]]:
+def entries(state: JobState) -> list[tuple[str, str]]:
     """Every log, by process and incarnation, with the state of its pod."""
-    return [(str(name), _state(pod)) for name, pod in facts.processes()]
+    return [(str(name), _state(pod)) for name, pod in state.processes()]
 
 
-def chosen(facts: JobFacts, process: str) -> Mapping[str, Any] | None:
+def chosen(state: JobState, process: str) -> Mapping[str, Any] | None:
     """The pod of a process: `ps-0` is its newest incarnation, `ps-0.1` exactly that one.
 
     None if there is none.
@@ -42,7 +42,7 @@ def chosen(facts: JobFacts, process: str) -> Mapping[str, Any] | None:
         return None
     pods = {
         name: pod
-        for name, pod in facts.processes()
+        for name, pod in state.processes()
         if (name.role, name.index) == (wanted.role, wanted.index)
     }
     if "." in process or not pods:
@@ -172,11 +172,13 @@ def _sortable(stamp: bytes) -> tuple[bytes, bytes]:
 def _state(pod: Mapping[str, Any]) -> str:
     seen = observed(pod)
     if has_ended(pod):
-        facts = exit_facts(pod, asked=False)
+        status = exit_status(pod, asked=False)
         how = (
-            f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
+            f"signal {status.signal}"
+            if status.signal is not None
+            else f"exit code {status.exit_code}"
         )
-        why = ", ".join([*([facts.reason] if facts.reason else []), *facts.conditions])
+        why = ", ".join([*([status.reason] if status.reason else []), *status.conditions])
         return f"ended with {how}" + (f" ({why})" if why else "")
     return f"runs on {seen.where}" if seen.running else seen.waiting_for
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from elasticdl.clock import Clock
-from elasticdl.cluster.base import ExitFacts, ProcessExited, ProcessName, ProcessObserved
+from elasticdl.cluster.base import ExitStatus, ProcessExited, ProcessName, ProcessObserved
 from elasticdl.cluster.event_bus import EventBus
 from elasticdl.cluster.kubernetes.pods import (
     DELETED,
     Pod,
     Trouble,
-    exit_facts,
+    exit_status,
     has_ended,
     observed,
     process_name,
@@ -58,23 +58,23 @@ class Life:
     force_at_s: float | None = None
     """When to force the deletion, since the node does not learn of the earlier end."""
 
-    def facts(self) -> ExitFacts:
+    def exit_status(self) -> ExitStatus:
         """How it ended, with what only this process knows."""
-        facts = exit_facts(self.pod, asked=self.asked)
+        status = exit_status(self.pod, asked=self.asked)
         # A node may report the end of a container that never ran, without code and signal.
-        nothing_known = facts.exit_code is None and facts.signal is None
+        nothing_known = status.exit_code is None and status.signal is None
         if self.given_up is not None and nothing_known:
             return replace(
-                facts, reason=self.given_up.lasting, log_tail=self.given_up.text, asked=False
+                status, reason=self.given_up.lasting, log_tail=self.given_up.text, asked=False
             )
         if (
             self.vanished
             and nothing_known
-            and not (facts.reason or facts.conditions or facts.asked)
+            and not (status.reason or status.conditions or status.asked)
         ):
             # Controllers give a reason, and pods do not vanish by themselves: a user deleted it.
-            return replace(facts, reason=DELETED)
-        return facts
+            return replace(status, reason=DELETED)
+        return status
 
 
 @final

@@ -1,6 +1,6 @@
 """Interpret the description of a pod: whether it runs, what it waits for, how it ended. Pure.
 
-Only the platform's facts are collected here; `master/core/processes/causes.py` derives one cause.
+This is what the platform reports; `master/core/processes/causes.py` derives one cause.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from elasticdl.cluster.base import ExitFacts, ProcessName, ProcessObserved
+from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessObserved
 from elasticdl.cluster.kubernetes.labels import parse_labels
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 
@@ -151,7 +151,7 @@ def raw_exit_code(pod: Pod) -> int | None:
     return None if code is None else int(code)
 
 
-def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
+def exit_status(pod: Pod, *, asked: bool) -> ExitStatus:
     """How the process of a pod ended; for a deleted pod, from its last known state."""
     ended = _terminated(pod) or {}
     code, killed_by = _code(ended)
@@ -160,7 +160,7 @@ def exit_facts(pod: Pod, *, asked: bool) -> ExitFacts:
     if not (reason or conditions or asked) and "deletionTimestamp" in pod["metadata"]:
         reason = DELETED
     said = (str(_status(pod).get("message") or ""), str(ended.get("message") or ""))
-    return ExitFacts(
+    return ExitStatus(
         exit_code=code,
         signal=killed_by,
         reason=reason,

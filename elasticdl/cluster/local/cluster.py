@@ -22,7 +22,7 @@ from typing import final
 
 from elasticdl.cluster.base import (
     CreateRefused,
-    ExitFacts,
+    ExitStatus,
     ProcessExited,
     ProcessName,
     ProcessObserved,
@@ -302,14 +302,14 @@ class LocalCluster:
             child.kill_timer.cancel()
         _kill_group(child.process.pid)
         self._guard.remove(child.process.pid)
-        status = child.process.wait()
-        facts = ExitFacts(
-            exit_code=status if status >= 0 else None,
-            signal=-status if status < 0 else None,
+        code = child.process.wait()
+        status = ExitStatus(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
             log_tail=read_tail(child.log, child.log_begin),
             asked=child.asked,
         )
-        self._bus.post(ProcessExited(name, facts))
+        self._bus.post(ProcessExited(name, status))
         if not self._children:
             self._all_ended.set()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from elasticdl.cluster.base import ExitFacts, ProcessName
+from elasticdl.cluster.base import ExitStatus, ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
@@ -89,7 +89,7 @@ class ProcessEnded(Event):
     """The cluster reported that a process ended."""
 
     name: ProcessName
-    facts: ExitFacts
+    exit_status: ExitStatus
 
 
 @dataclass(frozen=True, slots=True)

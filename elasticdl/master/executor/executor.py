@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, final
 
-from elasticdl.cluster.base import CreateRefused, ExitFacts, ProcessName, Role
+from elasticdl.cluster.base import CreateRefused, ExitStatus, ProcessName, Role
 from elasticdl.errors import ElasticDLError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
@@ -31,7 +31,7 @@ _LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-NEVER_STARTED = ExitFacts(reason="NeverStarted", asked=True)
+NEVER_STARTED = ExitStatus(reason="NeverStarted", asked=True)
 """The exit of a process that was stopped before its delayed start."""
 
 

@@ -1,4 +1,4 @@
-"""Why a process ended: derives one cause from the facts, in words.
+"""Why a process ended: derives one cause from the exit status, in words.
 
 `budgets.py` says how many ends of each cause a job accepts. The platform's reasons known here come
 from `cluster/kubernetes/pods.py` and `cluster/kubernetes/pod_tracker.py`, and from kubelets,
@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elasticdl.cluster.base import ExitFacts
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.errors import ExitCode
 
 
@@ -134,50 +134,57 @@ _OURS = (
 
 
 def verdict_of(
-    facts: ExitFacts, *, finished: bool = False, limit_bytes: int | None = None, worker: bool = True
+    status: ExitStatus,
+    *,
+    finished: bool = False,
+    limit_bytes: int | None = None,
+    worker: bool = True,
 ) -> Verdict:
-    """Derive one cause from the facts of an exit.
+    """Derive one cause from an exit status.
 
     `finished`: the process was told that there is no more work. `limit_bytes`: its memory limit, if
     known. `worker`: it is a worker and has work to give back.
     """
     # Before the exit code: the kernel's SIGKILL looks like any other kill.
-    if facts.reason == "OOMKilled":
-        return Verdict(Cause.OUT_OF_MEMORY, _memory(facts, limit_bytes), blames_work=True)
-    by_platform = _by_platform(facts)
+    if status.reason == "OOMKilled":
+        return Verdict(Cause.OUT_OF_MEMORY, _memory(status, limit_bytes), blames_work=True)
+    by_platform = _by_platform(status)
     # The platform knows more than an exit code: an evicted pod may exit with any of them.
     if by_platform is not None:
         gave_back = (
             "; it returned its shards first"
-            if facts.exit_code == ExitCode.DRAINED and worker
+            if status.exit_code == ExitCode.DRAINED and worker
             else ""
         )
         return Verdict(by_platform.cause, by_platform.text + gave_back)
-    if facts.exit_code == ExitCode.DRAINED:
+    if status.exit_code == ExitCode.DRAINED:
         return Verdict(Cause.DRAINED, "drained" if worker else "left gracefully")
-    if facts.exit_code is not None:
-        return _by_exit_code(facts, facts.exit_code, finished)
-    if facts.asked:
+    if status.exit_code is not None:
+        return _by_exit_code(status, status.exit_code, finished)
+    if status.asked:
         return Verdict(Cause.DRAINED, "ended on request")
-    if facts.signal is not None:
-        crashed = facts.signal in _CRASH_SIGNALS
+    if status.signal is not None:
+        crashed = status.signal in _CRASH_SIGNALS
         return Verdict(
-            Cause.INFRASTRUCTURE, f"killed by {_signal_name(facts.signal)}", blames_work=crashed
+            Cause.INFRASTRUCTURE,
+            f"killed by {_signal_name(status.signal)}",
+            blames_work=crashed,
         )
-    if facts.reason:
+    if status.reason:
         return Verdict(
-            Cause.INFRASTRUCTURE, f"{facts.reason}: {facts.log_tail.strip() or 'no details given'}"
+            Cause.INFRASTRUCTURE,
+            f"{status.reason}: {status.log_tail.strip() or 'no details given'}",
         )
     return Verdict(Cause.NODE_LOST, "disappeared without an exit status")
 
 
-def _memory(facts: ExitFacts, limit_bytes: int | None) -> str:
+def _memory(status: ExitStatus, limit_bytes: int | None) -> str:
     """Describe an end by lack of memory.
 
     A process killed at its limit had used all of it. Its last report is mentioned only if it was
     much lower.
     """
-    peak = facts.memory_peak_bytes
+    peak = status.memory_peak_bytes
     if limit_bytes is None:
         return MEMORY_WORDS + (f"; its last report said {gibibytes(peak)}" if peak else "")
     before = (
@@ -194,46 +201,54 @@ def gibibytes(size_bytes: int) -> str:
     )
 
 
-def _by_platform(facts: ExitFacts) -> Verdict | None:
+def _by_platform(status: ExitStatus) -> Verdict | None:
     """The platform's reason for the end; None if it gives none, or only confirms our request."""
-    found = _REASONS.get(facts.reason) if not (facts.asked and facts.reason in _NO_NEWS) else None
-    if facts.reason.startswith(_REJECTED):
-        found = (Cause.EVICTED, f"rejected by its node ({facts.reason})")
+    found = (
+        _REASONS.get(status.reason) if not (status.asked and status.reason in _NO_NEWS) else None
+    )
+    if status.reason.startswith(_REJECTED):
+        found = (Cause.EVICTED, f"rejected by its node ({status.reason})")
     if found is not None and found[0] in _TELLS_MORE:
-        said = next((line.strip() for line in facts.log_tail.splitlines() if line.strip()), "")
+        said = next((line.strip() for line in status.log_tail.splitlines() if line.strip()), "")
         return Verdict(
             found[0],
             ": ".join(part for part in (found[1], said) if part) or "its image cannot be pulled",
         )
-    found = found or _disruption(facts)
+    found = found or _disruption(status)
     return Verdict(*found) if found else None
 
 
-def _disruption(facts: ExitFacts) -> tuple[Cause, str] | None:
-    for condition in facts.conditions:
+def _disruption(status: ExitStatus) -> tuple[Cause, str] | None:
+    for condition in status.conditions:
         kind, _, why = condition.partition(":")
         if kind == "DisruptionTarget":
             # A node that ended it gracefully also reported how it ended. A lost node is tainted
             # too, but reports nothing.
-            if why == "DeletionByTaintManager" and facts.exit_code is None and facts.signal is None:
+            if (
+                why == "DeletionByTaintManager"
+                and status.exit_code is None
+                and status.signal is None
+            ):
                 return Cause.NODE_LOST, "its node is tainted and does not answer"
             return _DISRUPTIONS.get(why, (Cause.EVICTED, f"disrupted ({why or 'no reason given'})"))
     return None
 
 
-def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
+def _by_exit_code(status: ExitStatus, code: int, finished: bool) -> Verdict:
     match code:
         case ExitCode.FENCED:
             return Verdict(Cause.FENCED, "exited because it had been replaced")
         case ExitCode.UNAVAILABLE:
-            return Verdict(Cause.STRANDED, f"stranded: {_last_line(facts)}")
+            return Verdict(Cause.STRANDED, f"stranded: {_last_line(status)}")
         case ExitCode.CANNOT_RUN:
-            return Verdict(Cause.INFRASTRUCTURE, f"cannot run: {_last_line(facts)}", permanent=True)
+            return Verdict(
+                Cause.INFRASTRUCTURE, f"cannot run: {_last_line(status)}", permanent=True
+            )
         case ExitCode.USER_ERROR:
-            return Verdict(Cause.USER_ERROR, f"user error: {_last_line(facts)}", blames_work=True)
+            return Verdict(Cause.USER_ERROR, f"user error: {_last_line(status)}", blames_work=True)
     if finished and code == 0:
         return Verdict(Cause.FINISHED, "finished")
-    if facts.asked:
+    if status.asked:
         return Verdict(Cause.DRAINED, "ended on request")
     if code == 0:
         return Verdict(
@@ -241,43 +256,43 @@ def _by_exit_code(facts: ExitFacts, code: int, finished: bool) -> Verdict:
             "ended with exit code 0 although work is left",
             blames_work=True,
         )
-    if "Traceback (most recent call last)" in facts.log_tail and not _last_line(facts).startswith(
+    if "Traceback (most recent call last)" in status.log_tail and not _last_line(status).startswith(
         _OURS
     ):
         return Verdict(
             Cause.USER_ERROR,
-            f"exit code {code} after an exception: {_last_line(facts)}",
+            f"exit code {code} after an exception: {_last_line(status)}",
             blames_work=True,
         )
     # Shells and container runtimes report "signal n" as 128 + n.
     text = f"exit code {code}" + (f" ({_signal_name(code - 128)})" if 128 < code < 160 else "")
     # Somebody outside sent these two; other codes come from what the process was doing.
     killed = code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
-    return Verdict(Cause.INFRASTRUCTURE, f"{text}: {_last_line(facts)}", blames_work=not killed)
+    return Verdict(Cause.INFRASTRUCTURE, f"{text}: {_last_line(status)}", blames_work=not killed)
 
 
 _OF_OUR_LOG = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ ([A-Z]) \S+: (.*)")
 """Level and message of a line as the processes log it."""
 
 
-def _last_line(facts: ExitFacts) -> str:
+def _last_line(status: ExitStatus) -> str:
     """The last error that the process logged, or else the last line that is not a log record.
 
     What it logged afterwards, such as that it leaves, is no cause.
     """
     last = ""
-    for line in reversed(facts.log_tail.splitlines()):
+    for line in reversed(status.log_tail.splitlines()):
         record = _OF_OUR_LOG.match(line.strip())
         if record is None:
             last = last or line.strip()
         elif record[1] == "E":
             # The message of a traceback is at its end.
             return last if record[2].startswith("Traceback") and last else record[2]
-    return last or _plain_last_line(facts)
+    return last or _plain_last_line(status)
 
 
-def _plain_last_line(facts: ExitFacts) -> str:
-    lines = [line.strip() for line in facts.log_tail.splitlines() if line.strip()]
+def _plain_last_line(status: ExitStatus) -> str:
+    lines = [line.strip() for line in status.log_tail.splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 
 

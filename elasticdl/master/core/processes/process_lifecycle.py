@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from elasticdl.cluster.base import ExitFacts, ProcessName, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.dropped import DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import FIRST_PART, START_PARTS, amount
@@ -221,19 +221,24 @@ class ProcessLifecycle:
             return
         worker = event.name.role is Role.WORKER
         verdict = verdict_of(
-            event.facts, finished=process.finished, limit_bytes=process.memory_bytes, worker=worker
+            event.exit_status,
+            finished=process.finished,
+            limit_bytes=process.memory_bytes,
+            worker=worker,
         )
         if process.life is Life.LOST:
             self._explained(process, verdict)
             return
         if verdict.cause not in (Cause.IMAGE, Cause.START_ERROR):
             process.ran = (
-                process.ran or event.facts.exit_code is not None or event.facts.signal is not None
+                process.ran
+                or event.exit_status.exit_code is not None
+                or event.exit_status.signal is not None
             )
         if verdict.cause is Cause.DRAINED and process.message:
             verdict = Verdict(Cause.DRAINED, f"{verdict.text} ({process.message})")
         self._context.processes.end(process, verdict.cause, verdict.text, event.at_s)
-        self._account(process, verdict, event.facts)
+        self._account(process, verdict, event.exit_status)
 
     def _explained(self, process: Process, verdict: Verdict) -> None:
         """Record the end of a process that was given up.
@@ -274,7 +279,7 @@ class ProcessLifecycle:
         self._account(process, verdict)
 
     def _account(
-        self, process: Process, verdict: Verdict, context: ExitFacts | None = None
+        self, process: Process, verdict: Verdict, context: ExitStatus | None = None
     ) -> None:
         """Take back what the process held, charge the budget of the cause, and announce the end."""
         name, expected = process.name, self._context.phase in (Phase.ENDING, Phase.ENDED)
@@ -468,7 +473,7 @@ def _ended(process: Process, verdict: Verdict, now_s: float) -> dict[str, Value]
     return found
 
 
-def _how(context: ExitFacts | None) -> dict[str, Value]:
+def _how(context: ExitStatus | None) -> dict[str, Value]:
     if context is None:
         return {}
     found = {
