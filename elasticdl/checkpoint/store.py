@@ -30,7 +30,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class VerifiedCheckpoint:
     """A verified checkpoint, and why newer ones were rejected."""
 
     directory: Path
@@ -98,7 +98,7 @@ def prune(checkpoints: Path, keep: int, newest: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def newest(location: Path) -> Found | None:
+def newest(location: Path) -> VerifiedCheckpoint | None:
     """The newest checkpoint that verifies, in `location` or below it.
 
     None if there is none at all. Raises Corrupted, with all that was tried, if none verifies.
@@ -106,7 +106,7 @@ def newest(location: Path) -> Found | None:
     rejected: list[str] = []
     for directory in _candidates(location):
         try:
-            return Found(directory, verify(directory), tuple(rejected))
+            return VerifiedCheckpoint(directory, verify(directory), tuple(rejected))
         except Corrupted as error:
             rejected.append(error.message)
     if rejected:
@@ -127,7 +127,7 @@ def before(directory: Path) -> list[Path]:
     )
 
 
-def require(location: Path) -> Found:
+def require(location: Path) -> VerifiedCheckpoint:
     """As `newest` for a place that the user named: raises UserError if there is no checkpoint."""
     found = newest(location) if location.is_dir() else None
     if found is None:

@@ -44,7 +44,7 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _Footer:
     """What a file's footer says. The footer of many row groups takes long to parse."""
 
     footer: pq.FileMetaData
@@ -65,7 +65,7 @@ class ParquetFormat:
         self._tables: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
         self._kept_bytes = 0
         self._lengths: dict[str, dict[str, int]] = {}
-        self._facts: dict[str, _Facts] = {}
+        self._footers: dict[str, _Footer] = {}
 
     def metadata(self, file: DataFile) -> Metadata:
         schema = self._open(file).schema
@@ -104,11 +104,11 @@ class ParquetFormat:
     def place(self, file: DataFile, number: int) -> str:
         return record_location(file.path, number)
 
-    def _open(self, file: DataFile) -> _Facts:
-        if file.path not in self._facts:
+    def _open(self, file: DataFile) -> _Footer:
+        if file.path not in self._footers:
             try:
                 with pq.ParquetFile(file.path) as opened:
-                    self._facts[file.path] = _Facts(
+                    self._footers[file.path] = _Footer(
                         opened.metadata, opened.schema_arrow, _runs(opened.metadata)
                     )
             except (pa.ArrowException, OSError) as error:
@@ -116,7 +116,7 @@ class ParquetFormat:
                     f"{file.path}: not a complete Parquet file: {error}",
                     hint="it is truncated or not a Parquet file: write it again",
                 ) from error
-        return self._facts[file.path]
+        return self._footers[file.path]
 
     def _table(self, file: DataFile, run: _Run) -> pa.Table:
         key = (file.path, run.first)

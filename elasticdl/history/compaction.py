@@ -85,7 +85,7 @@ def left_out(lines: Sequence[Line]) -> Left:
     return Left(total, dict(words))
 
 
-def thinned(lines: Sequence[Line], policy: Policy) -> list[Line]:
+def compacted(lines: Sequence[Line], policy: Policy) -> list[Line]:
     """Return at most three quarters of the limit, in order.
 
     The first and the newest line always stay.

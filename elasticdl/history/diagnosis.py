@@ -76,7 +76,7 @@ class Story:
         self._ending = self._has_ended = False
         self._going: dict[str, None] = {}
         """Processes that have not ended, in the order of their launch commands."""
-        self._worked = self._thinned = False
+        self._worked = self._compacted = False
         """Whether any process has made progress under this master."""
         self._at_s = 0.0
         self._stopped_s = 0.0
@@ -98,7 +98,7 @@ class Story:
     def add(self, one: JobEvent) -> None:
         """Add one event."""
         self._at_s = max(self._at_s, one.at_s)
-        self._thinned = self._thinned or one.kind == "history"
+        self._compacted = self._compacted or one.kind == "history"
         match one.kind:
             case "process":
                 self._process(one)
@@ -338,7 +338,7 @@ class Story:
                 ):
                     self._recovered_by_others(one)
                 what = f"{'the preflight' if before == 'starting' else before} took"
-                if before == "working" and not self._worked and not self._thinned:
+                if before == "working" and not self._worked and not self._compacted:
                     what = "no progress in"
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
                 self._put(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.history.compaction import Line, Policy, parsed, thinned
+from elasticdl.history.compaction import Line, Policy, compacted, parsed
 from elasticdl.history.raw_file import RawFile
 from elasticdl.private_file import private, replace_atomically
 
@@ -38,7 +38,7 @@ class JsonLines:
         self._size_bytes = 0
         self._full_bytes = policy.limit_bytes if policy is not None else 0
         """Size that starts the next compaction; above the limit after a failed one."""
-        self._thinning: _Thinning | None = None
+        self._compaction: _Compaction | None = None
         self._lost = 0
 
     def append(self, value: Mapping[str, Any]) -> None:
@@ -57,9 +57,9 @@ class JsonLines:
 
     def close(self) -> None:
         """Close the file, after a compaction in progress."""
-        if self._thinning is not None:
-            self._thinning.join()
-            self._replace(self._thinning)
+        if self._compaction is not None:
+            self._compaction.join()
+            self._replace(self._compaction)
         self._close()
 
     def _close(self) -> None:
@@ -68,8 +68,8 @@ class JsonLines:
             self._file = None
 
     def _write(self, line: bytes) -> None:
-        if self._thinning is not None and not self._thinning.is_alive():
-            self._replace(self._thinning)
+        if self._compaction is not None and not self._compaction.is_alive():
+            self._replace(self._compaction)
         if self._file is None:
             self._file = RawFile(self._path, "ab+", private)
             self._begin_line(self._file)
@@ -77,11 +77,11 @@ class JsonLines:
         self._size_bytes += len(line)
         if (
             self._policy is not None
-            and self._thinning is None
+            and self._compaction is None
             and self._size_bytes > self._full_bytes
         ):
-            self._thinning = _Thinning(self._path, self._size_bytes, self._policy)
-            self._thinning.start()
+            self._compaction = _Compaction(self._path, self._size_bytes, self._policy)
+            self._compaction.start()
 
     def _begin_line(self, file: RawFile) -> None:
         self._size_bytes, last = file.end()
@@ -91,27 +91,27 @@ class JsonLines:
             file.write(b"\n")
             self._size_bytes += 1
 
-    def _replace(self, thinning: _Thinning) -> None:
+    def _replace(self, compaction: _Compaction) -> None:
         """Replace the file by its compacted beginning and the lines appended since."""
-        self._thinning = None
-        if thinning.result is None:
+        self._compaction = None
+        if compaction.result is None:
             self._full_bytes = self._size_bytes * 5 // 4
             return
         self._close()
         try:
             with self._path.open("rb") as file:
-                file.seek(thinning.until_bytes)
-                content = thinning.result + file.read()
+                file.seek(compaction.until_bytes)
+                content = compaction.result + file.read()
             # Not durable: a crash of the machine may lose history.
             replace_atomically(self._path, content, durable=False)
-            self._full_bytes = thinning.policy.limit_bytes
+            self._full_bytes = compaction.policy.limit_bytes
         except OSError as error:
             self._full_bytes = self._size_bytes * 5 // 4
             _LOG.warning("cannot compact %s: %s", self._path, error)
 
 
 @final
-class _Thinning(threading.Thread):
+class _Compaction(threading.Thread):
     """Compacts the beginning of a file; `result` is None on failure."""
 
     def __init__(self, path: Path, until_bytes: int, policy: Policy) -> None:
@@ -122,7 +122,7 @@ class _Thinning(threading.Thread):
 
     def run(self) -> None:
         try:
-            lines = thinned(read_lines(self._path, self.until_bytes), self.policy)
+            lines = compacted(read_lines(self._path, self.until_bytes), self.policy)
         except OSError as error:
             _LOG.warning("cannot compact %s: %s", self._path, error)
             return

@@ -42,8 +42,8 @@ def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
     if is_young and not directory.status.exists() and not _has_receipt(directory):
         return None
     # A master removes its address shortly before it writes its outcome.
-    patience_s = LAST_WORD_WITHIN_S if _has_just_changed(directory) else 0.0
-    end_s = time.monotonic() + patience_s
+    limit_s = LAST_WORD_WITHIN_S if _has_just_changed(directory) else 0.0
+    end_s = time.monotonic() + limit_s
     while (end := read_end(directory)) is None:
         if time.monotonic() >= end_s:
             return killed_end(directory)

@@ -111,7 +111,7 @@ class _Import(threading.Thread):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProcessContext:
     """What a worker reaches outside of itself, besides the master.
 
     `connect` creates a client of the servers. `leave` ends the process at once.
@@ -124,7 +124,7 @@ class Surroundings:
     leave: Callable[[], None]
 
     @classmethod
-    def real(cls, environment: RoleEnvironment, shutdown: Shutdown) -> Surroundings:
+    def real(cls, environment: RoleEnvironment, shutdown: Shutdown) -> ProcessContext:
         """Those of a process on its own."""
         clock = SystemClock()
 
@@ -149,7 +149,7 @@ class Link:
     revival: Revival
 
     @classmethod
-    def make(cls, client: MasterClient, around: Surroundings, shutdown: Shutdown) -> Link:
+    def make(cls, client: MasterClient, around: ProcessContext, shutdown: Shutdown) -> Link:
         """Attach, connect, and start to report and to follow orders.
 
         Leases wait until there is a model to use them.
@@ -202,7 +202,7 @@ def work(
         return _work_on_ring(environment, client, link)
     from elasticdl.worker.pipeline.assignment import Assignment
     from elasticdl.worker.ps.wiring import assemble
-    from elasticdl.worker.ring.evaluation import assemble_whole
+    from elasticdl.worker.ring.evaluation import assemble_local
 
     begin_s = time.monotonic()
     assignment = Assignment(
@@ -210,7 +210,7 @@ def work(
     )
     with link.context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
-            worker = assemble_whole(assignment, Path(link.attached.restore_from), link.context)
+            worker = assemble_local(assignment, Path(link.attached.restore_from), link.context)
         else:
             worker = assemble(assignment, link.parameters, link.context)
     outbox.starting("weights")
@@ -311,7 +311,7 @@ def run(shutdown: Shutdown) -> None:
     environment = RoleEnvironment.read()
     importing = _Import(step_threads())
     client = MasterClient(environment.master, environment.token, str(environment.name))
-    link = Link.make(client, Surroundings.real(environment, shutdown), shutdown)
+    link = Link.make(client, ProcessContext.real(environment, shutdown), shutdown)
     worker: Worker | RingWorker | None = None
     try:
         worker = work(environment, client, link, importing)

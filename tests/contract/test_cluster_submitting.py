@@ -90,7 +90,7 @@ def test_a_right_that_is_missing_is_named_before_anything_is_made(
     cluster = SmallCluster()
     cluster.lacking = lacking
     with pytest.raises(ElasticDLError) as refused:
-        send(cluster, SubmitLimits(rights_patience_s=0.1))
+        send(cluster, SubmitLimits(rights_limit_s=0.1))
     assert words in refused.value.message and refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == []
 

@@ -95,7 +95,7 @@ def test_a_reader_of_ones_own_may_tell_places_and_need_not() -> None:
     )
     assert place(plain, 7) == "table: record 7"
 
-    class Telling:
+    class WithPlaces:
         metadata = None
 
         def sources(self) -> Any:
@@ -107,7 +107,7 @@ def test_a_reader_of_ones_own_may_tell_places_and_need_not() -> None:
         def place(self, source: Any, number: Any) -> Any:
             return f"row {number} of {source}"
 
-    telling = UserReader(
-        open_custom_reader(lambda origin, records_per_task: Telling(), "x", {}), "/zoo"
+    with_places = UserReader(
+        open_custom_reader(lambda origin, records_per_task: WithPlaces(), "x", {}), "/zoo"
     )
-    assert place_of(telling, "t", 3) == "row 3 of t"
+    assert place_of(with_places, "t", 3) == "row 3 of t"

@@ -218,7 +218,7 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_made(
 ) -> None:
     cluster.lacking = {"watch pods"}
     with pytest.raises(ElasticDLError, match="not allowed in namespace ns: watch pods") as refused:
-        furnish(cluster, tmp_path, timing=replace(QUICK, rights_patience_s=0.1))
+        furnish(cluster, tmp_path, timing=replace(QUICK, rights_limit_s=0.1))
     assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == ["iris-abcde"]
 

@@ -88,7 +88,7 @@ class Cluster(SmallCluster):
         return found
 
 
-SHORT = StartLimits(patience_s=0.3, look_s=30.0, look_every_s=0.05)
+SHORT = StartLimits(start_limit_s=0.3, look_s=30.0, look_every_s=0.05)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_who_only_looks_is_told_so_too_and_deletes_nothing(serve: Any) -> None:
         },
     )
     with ClusterClient() as line:
-        job = KubernetesJob(line, "ads", patience_s=SHORT.patience_s)
+        job = KubernetesJob(line, "ads", start_limit_s=SHORT.start_limit_s)
         report = job.report()
         assert (report.state, report.exit_code) == ("stuck", None)
         assert (
@@ -306,7 +306,7 @@ def test_a_job_that_ran_is_waited_for_although_its_next_master_has_no_image_now(
     secret = token_secret(Owner("ns", "ads", made["metadata"]["uid"]), "opensesame")
     cluster.put(f"{CORE}/secrets", {**secret, "data": {"ELASTICDL_TOKEN": "b3BlbnNlc2FtZQ=="}})
     with ClusterClient() as line:
-        job = KubernetesJob(line, "ads", patience_s=SHORT.patience_s)
+        job = KubernetesJob(line, "ads", start_limit_s=SHORT.start_limit_s)
         with pytest.raises(Exception, match="has not ended after 1 s"):
             wait(job, NoView(), timeout_s=1)
         assert job.report().state == "stuck"

@@ -9,7 +9,7 @@ import pytest
 
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
 from elasticdl.cli.jobs.pod_status import rows
-from elasticdl.cli.jobs.start_diagnosis import CannotStart, Patience
+from elasticdl.cli.jobs.start_diagnosis import CannotStart, StartTimer
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.findings import Weight
 from elasticdl.cluster.kubernetes.checking import image, judged, needs
@@ -437,22 +437,22 @@ def test_a_master_that_cannot_start_is_told_from_one_that_waits(
 
 def test_an_image_is_given_up_after_forty_seconds_with_the_registrys_words_unless_it_ran() -> None:
     now_s = [100.0]
-    patience = Patience(lambda: now_s[0])
+    timer = StartTimer(lambda: now_s[0])
     stuck, backed_off = (
         job_state(job(), [no_image()]),
         pod(Role.MASTER, waiting={"reason": "ImagePullBackOff", "message": "later"}),
     )
     prepared = job_state(job(), [pod(Role.MASTER)])
-    patience.seen(stuck, lambda: False)
+    timer.seen(stuck, lambda: False)
     for now_s[0] in (110.0, 130.0):
-        patience.seen(job_state(job(), [backed_off]), lambda: False)
-        patience.seen(prepared, lambda: False)
+        timer.seen(job_state(job(), [backed_off]), lambda: False)
+        timer.seen(prepared, lambda: False)
     now_s[0] = 141.0
-    patience.seen(stuck, lambda: True)
+    timer.seen(stuck, lambda: True)
     with pytest.raises(CannotStart, match=r"digits cannot start: .* 401 Unauthorized"):
-        patience.seen(job_state(job(), [backed_off]), lambda: False)
+        timer.seen(job_state(job(), [backed_off]), lambda: False)
     # All was well for long: a failure now is the first one.
     for now_s[0] in (150.0, 195.0):
-        patience.seen(prepared, lambda: False)
+        timer.seen(prepared, lambda: False)
     now_s[0] = 200.0
-    patience.seen(stuck, lambda: False)
+    timer.seen(stuck, lambda: False)

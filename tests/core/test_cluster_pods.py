@@ -19,7 +19,7 @@ from elasticdl.cluster.kubernetes.pod_tracker import (
     FORCE_AFTER_S,
     NODE_LOST,
     OVERDUE_S,
-    PATIENCE_S,
+    START_PROBLEM_LIMIT_S,
     PodTracker,
 )
 from elasticdl.cluster.kubernetes.pods import (
@@ -357,18 +357,18 @@ def test_a_pod_of_another_kind_with_our_label_is_left_alone() -> None:
 def test_an_image_that_comes_in_time_is_not_given_up() -> None:
     tracked = Tracked()
     tracked.tracker.changed(pod(BACK_OFF))
-    tracked.clock.advance(PATIENCE_S)
+    tracked.clock.advance(START_PROBLEM_LIMIT_S)
     assert tracked.tracker.hopeless() == []
     tracked.tracker.changed(pod())
     tracked.tracker.changed(pod(BACK_OFF))
-    tracked.clock.advance(PATIENCE_S)
+    tracked.clock.advance(START_PROBLEM_LIMIT_S)
     assert tracked.tracker.hopeless() == []
 
 
 def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words() -> None:
     tracked = Tracked()
     tracked.tracker.changed(pod(BACK_OFF))
-    tracked.clock.advance(PATIENCE_S + 1)
+    tracked.clock.advance(START_PROBLEM_LIMIT_S + 1)
     (life,) = tracked.tracker.hopeless()
     assert tracked.tracker.hopeless() == []
     ended = tracked.tracker.gone(pod(terminated(137, "ContainerStatusUnknown")))
@@ -387,7 +387,7 @@ def test_what_the_registry_said_is_told_although_the_node_says_less_between_its_
         )
     )
     tracked.tracker.changed(pod({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}))
-    tracked.clock.advance(PATIENCE_S + 1)
+    tracked.clock.advance(START_PROBLEM_LIMIT_S + 1)
     (life,) = tracked.tracker.hopeless()
     assert "401 Unauthorized" in life.exit_status().log_tail
 
@@ -400,7 +400,7 @@ def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> 
         ),
     )
     tracked.tracker.changed(stuck)
-    tracked.clock.advance(PATIENCE_S + 1)
+    tracked.clock.advance(START_PROBLEM_LIMIT_S + 1)
     (life,) = tracked.tracker.hopeless()
     assert (
         life.exit_status().reason == "StartError"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.history.compaction import HISTORY, Line, Policy, left_out, thinned
+from elasticdl.history.compaction import HISTORY, Line, Policy, compacted, left_out
 from elasticdl.history.event_log import EventLog, _notable, read_events
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines, read_lines
@@ -45,11 +45,11 @@ def lines_of(rows: list[dict[str, str]]) -> list[Line]:
 
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.integers(4_000, 40_000), st.booleans())
-def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_the_rest(
+def test_a_file_that_was_compacted_is_smaller_in_order_keeps_its_ends_and_counts_the_rest(
     rows: list[dict[str, str]], limit_bytes: int, sparse: bool
 ) -> None:
     lines = lines_of(rows)
-    kept = thinned(lines, Policy(limit_bytes, _notable, sparse))
+    kept = compacted(lines, Policy(limit_bytes, _notable, sparse))
     told = [line for line in kept if line.row["kind"] != HISTORY]
     seqs = [line.row["seq"] for line in told]
     assert seqs == sorted(set(seqs))
@@ -66,7 +66,7 @@ def test_a_file_that_was_thinned_is_smaller_in_order_keeps_its_ends_and_counts_t
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(ROWS, min_size=2, max_size=5))
-def test_what_was_left_out_is_counted_over_many_thinnings(
+def test_what_was_left_out_is_counted_over_many_compactions(
     batches: list[list[dict[str, str]]],
 ) -> None:
     kept: list[Any] = []
@@ -74,7 +74,7 @@ def test_what_was_left_out_is_counted_over_many_thinnings(
     for rows in batches:
         fresh = lines_of([{}] * total + rows)[total:]
         total += len(rows)
-        kept = thinned([*kept, *fresh], policy)
+        kept = compacted([*kept, *fresh], policy)
     assert left_out(kept).lines + sum(line.row["kind"] != HISTORY for line in kept) == total
     assert sum(line.row["kind"] == HISTORY for line in kept) <= 1
 
@@ -191,7 +191,7 @@ def test_a_record_of_days_stays_below_its_size_and_says_what_it_left_out(tmp_pat
     largest = 0
     for index in range(2_000):
         append(chronicle, float(index), cause="preempted" if index % 100 == 50 else "")
-        if (shortening := chronicle._lines._thinning) is not None:
+        if (shortening := chronicle._lines._compaction) is not None:
             shortening.join()
         largest = max(largest, path.stat().st_size)
     chronicle.close()
@@ -237,8 +237,8 @@ def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(
     lines = JsonLines(path, Policy(1_000, _notable))
     for index in range(100):
         lines.append({"index": index})
-        if lines._thinning is not None:
-            lines._thinning.join()
+        if lines._compaction is not None:
+            lines._compaction.join()
     lines.close()
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == list(range(100))
     assert 1 <= len(caplog.records) <= 10 and "Input/output error" in caplog.text

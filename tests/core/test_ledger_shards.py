@@ -11,7 +11,7 @@ from elasticdl.job import DataSection, Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.data.ledger import Ids, Ledger
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
-from elasticdl.master.core.data.sharding import Plan, shard_records
+from elasticdl.master.core.data.sharding import ShardPlan, shard_records
 from elasticdl.shard import Applied, ShardId, Source, Task
 from tests.present import present
 
@@ -42,7 +42,9 @@ def test_shards_are_whole_minibatches_and_as_many_as_workers_can_use(
 def test_a_plan_cuts_every_record_into_exactly_one_shard(
     records: list[int], size: int, shuffle: Shuffle, seed: int
 ) -> None:
-    plan = Plan(tuple(Source(f"s{i}", n) for i, n in enumerate(records)), size, 3, shuffle, seed)
+    plan = ShardPlan(
+        tuple(Source(f"s{i}", n) for i, n in enumerate(records)), size, 3, shuffle, seed
+    )
     for epoch in range(3):
         shards = [plan.shard(number, ShardId(number)) for number in plan.order(epoch)]
         cut = sorted((shard.source, i) for shard in shards for i in range(shard.begin, shard.end))
@@ -51,8 +53,8 @@ def test_a_plan_cuts_every_record_into_exactly_one_shard(
 
 
 def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
-    def make(shuffle: Shuffle = Shuffle.RECORDS, seed: int = 1) -> Plan:
-        return Plan((Source("a", 1000),), 10, 2, shuffle, seed)
+    def make(shuffle: Shuffle = Shuffle.RECORDS, seed: int = 1) -> ShardPlan:
+        return ShardPlan((Source("a", 1000),), 10, 2, shuffle, seed)
 
     assert make().order(0) == make().order(0)
     assert make().order(0) != make().order(1)
@@ -76,7 +78,7 @@ def taken(ledger: Ledger, worker: ProcessName) -> HeldShard:
 
 
 def make(records: int = 40, size: int = 20, epochs: int = 1, task: Task = Task.TRAINING) -> Ledger:
-    return Ledger(Plan((Source("a", records),), size, epochs), Ids(), task=task)
+    return Ledger(ShardPlan((Source("a", records),), size, epochs), Ids(), task=task)
 
 
 def adds_up(ledger: Ledger) -> bool:

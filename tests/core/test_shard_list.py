@@ -25,7 +25,7 @@ from elasticdl.master.core.data.shard_list import (
     ShardState,
     shard_page,
 )
-from elasticdl.master.core.data.sharding import Plan
+from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.shard import Applied, Source, Task
 from tests.core.conftest import Bench
 from tests.present import present
@@ -36,7 +36,9 @@ WORKERS = [ProcessName(Role.WORKER, index) for index in range(3)]
 
 def make(shards: int, epochs: int = 1) -> Ledger:
     return Ledger(
-        Plan((Source("a", shards * 10),), 10, epochs, Shuffle.SHARDS, 5), Ids(), task=Task.TRAINING
+        ShardPlan((Source("a", shards * 10),), 10, epochs, Shuffle.SHARDS, 5),
+        Ids(),
+        task=Task.TRAINING,
     )
 
 

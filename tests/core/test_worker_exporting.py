@@ -34,7 +34,7 @@ SPEC = ParametersSpec(
 )
 
 
-class Whole:
+class FixedParameters:
     def __init__(self) -> None:
         self.vector = np.ones(9, np.float32)
         self.ids, self.weights = np.array([-7, 4]), np.ones((2, 2), np.float32)
@@ -46,10 +46,10 @@ class Whole:
         return self.ids, self.weights
 
 
-def export(whole: Whole) -> list[Path]:
+def export(parameters: FixedParameters) -> list[Path]:
     written: list[Path] = []
     task = ExportTask(
-        whole,  # type: ignore[arg-type]
+        parameters,  # type: ignore[arg-type]
         SPEC,
         lambda dense, tables, directory: written.append(directory),
         Path("out"),
@@ -60,14 +60,14 @@ def export(whole: Whole) -> list[Path]:
 
 
 def test_a_whole_model_is_written() -> None:
-    assert export(Whole()) == [Path("out")]
+    assert export(FixedParameters()) == [Path("out")]
 
 
 def test_a_weight_that_is_no_number_is_named_by_variable_or_row() -> None:
-    whole = Whole()
-    whole.weights[1, 1] = np.nan
+    parameters = FixedParameters()
+    parameters.weights[1, 1] = np.nan
     with pytest.raises(NonFinite, match="row 4 of table items is nan: the model has diverged"):
-        export(whole)
-    whole.vector[7] = -np.inf
+        export(parameters)
+    parameters.vector[7] = -np.inf
     with pytest.raises(NonFinite, match=r"a/mean\[1\] is -inf"):
-        export(whole)
+        export(parameters)

@@ -275,9 +275,9 @@ class Rig:
         self.shutdown = Shutdown()
         self.outbox, self.gauges = Outbox(), Gauges(clock)
         keeper = LeaseKeeper(self.master, self.outbox, self.shutdown)
-        patience = ServerRetry(self.shutdown, self.gauges, clock, give_up_s=self.give_up_s)
+        server_retry = ServerRetry(self.shutdown, self.gauges, clock, give_up_s=self.give_up_s)
         self.context = WorkerContext(
-            keeper, self.outbox, self.gauges, patience, HangWatch(clock), self.shutdown
+            keeper, self.outbox, self.gauges, server_retry, HangWatch(clock), self.shutdown
         )
         self.trainer = PsTrainer(
             self.step,  # type: ignore[arg-type]

@@ -428,11 +428,11 @@ def test_time_is_gauged_even_where_the_block_fails() -> None:
 
 def test_patience_ends_with_the_worker() -> None:
     shutdown = Shutdown()
-    patience = ServerRetry(shutdown, Gauges(ManualClock()), ManualClock())
+    server_retry = ServerRetry(shutdown, Gauges(ManualClock()), ManualClock())
 
     def fail(timeout_s: float) -> None:
         shutdown.end(Draining("SIGTERM"))
         raise TransientError("away")
 
     with pytest.raises(Ended):
-        patience.call(fail, "pull")
+        server_retry.call(fail, "pull")

@@ -1,4 +1,4 @@
-"""The leash: a process that asked for it ends with its parent, without a guard."""
+"""A process can ask the kernel to end it with its parent; that needs no orphan reaper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 """
 
 
-def test_a_leashed_process_ends_with_its_parent_and_forgets_whose_child_it_was() -> None:
+def test_a_process_ends_with_its_parent_and_forgets_whose_child_it_was() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
     ) as parent:

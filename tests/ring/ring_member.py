@@ -99,7 +99,7 @@ class Items:
         )
 
 
-class Telling:
+class StepReporter:
     """Tells of each step as it is done.
 
     `long`: {name of a member: [steps done, s that its next one then takes]}.
@@ -180,7 +180,7 @@ def main(name: str, setting: dict[str, Any]) -> None:
         exchange,
         RingStep(model, ring),
         reading,
-        Telling(setting["delay_s"], setting["long"].get(name)),
+        StepReporter(setting["delay_s"], setting["long"].get(name)),
     )
     trainer = RingTrainer(name, "127.0.0.1", parts, context, generations)
     trainer.warm_up(first_batch(sources, Task.TRAINING))

@@ -45,8 +45,8 @@ def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_thos
         start_job,
         digits,
         model_zoo=zoo,
-        model_def="watched",
-        envs=f"WATCHED_FOLDER={tmp_path}",
+        model_def="recording",
+        envs=f"NOTES_FOLDER={tmp_path}",
         num_workers=2,
         num_epochs=20,
         evaluation_steps=45,
@@ -90,7 +90,7 @@ def plain_keras(zoo: Path, directory: Path, digits: Path) -> tuple[Any, Any, Any
     found = store.require(directory / "checkpoints")
     _, arrays = ring_file.read(found.directory)
     model = RingModel.build(
-        load_module(ModelSection(model_zoo=str(zoo), model_def="watched")), {}, seed=0
+        load_module(ModelSection(model_zoo=str(zoo), model_def="recording")), {}, seed=0
     )
     for name, variable in model.state().items():
         variable.assign(arrays[name])

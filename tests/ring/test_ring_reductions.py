@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 CONSTANTS = """
 import tensorflow as tf
 from elasticdl.worker.ring.ring import HorovodRing
-from elasticdl.worker.ring.protocol import RingPlace, RingBroken
+from elasticdl.worker.ring.protocol import RingMembership, RingBroken
 
 ring = HorovodRing()
 
@@ -25,7 +25,7 @@ def reduce_constants():
     total, rows = ring.reduced("sum", tf.zeros([3])), ring.gathered("rows", tf.zeros([0, 2]))
     return total, rows, ring.gathered("ids", tf.zeros([0], tf.int64))
 
-ring.enter(RingPlace(0, 0, 1))
+ring.enter(RingMembership(0, 0, 1))
 for _ in range(2):
     total, rows, ids = reduce_constants()
     assert total.shape == (3,) and rows.shape == (0, 2) and ids.shape == (0,), (total, rows, ids)

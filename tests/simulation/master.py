@@ -88,7 +88,7 @@ class Archive:
 
 
 @final
-class _Told:
+class _EventRecorder:
     """What is announced, for whoever looks at a failed run."""
 
     def __init__(self, world: World) -> None:
@@ -124,7 +124,7 @@ class Master:
             (lambda orders: RingCoordinator(orders, "", world.hub)) if plan.on_ring else None,
         )
         self.archive = Archive(world)
-        told = _Told(world)
+        told = _EventRecorder(world)
         launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here
         deps = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told, None)  # type: ignore[arg-type]
         self._hands = Executor(self.inbox, self.gateway, deps)

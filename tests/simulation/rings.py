@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from elasticdl.checkpoint.manifest import PartFile
 from elasticdl.shard import WorkItem
-from elasticdl.worker.ring.protocol import RingBroken, RingPlace
+from elasticdl.worker.ring.protocol import RingBroken, RingMembership
 from tests.simulation.scheduler import Process, Scheduler, Task, Violation
 
 SILENCE_S = 4.0
@@ -100,7 +100,7 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class _Generation:
-    place: RingPlace
+    place: RingMembership
     members: dict[int, _Member] = field(default_factory=dict)
     formed: bool = False
     withdrawn: bool = False
@@ -159,7 +159,7 @@ class Hub:
 
     # The members' side
 
-    def enter(self, place: RingPlace, process: Process) -> tuple[_Generation, _Member]:
+    def enter(self, place: RingMembership, process: Process) -> tuple[_Generation, _Member]:
         """Blocks until all are there. Raises RingBroken."""
         task = self._scheduler.current
         assert task is not None
@@ -315,7 +315,7 @@ class Ring:
         self._process = process
         self._inside: tuple[_Generation, _Member] | None = None
 
-    def enter(self, place: RingPlace) -> None:
+    def enter(self, place: RingMembership) -> None:
         self.leave()
         self._inside = self.hub.enter(place, self._process)
 

@@ -19,7 +19,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError
 from elasticdl.formatting import GIVING_PART
 from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
-from elasticdl.worker.lifecycle import Link, Surroundings, wind_down
+from elasticdl.worker.lifecycle import Link, ProcessContext, wind_down
 from elasticdl.worker.pipeline.first_batch import first_batch
 from elasticdl.worker.pipeline.loop import Loop, TaskRunner
 from elasticdl.worker.pipeline.prefetch import Prefetch
@@ -152,7 +152,7 @@ def _end_by_force(running: Running, shutdown: Shutdown, scheduler: Any) -> None:
         running.exit_code = int(exit_code(shutdown.reason))
         running.process.kill()
 
-    running.process.spawn(run, "undertaker")
+    running.process.spawn(run, "exit")
 
 
 def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutdown) -> Link:
@@ -162,7 +162,7 @@ def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutd
         running.exit_code = int(exit_code(shutdown.reason))
         running.process.kill()
 
-    around = Surroundings(
+    around = ProcessContext(
         clock,
         data.Gauges(lambda: world.truth.before_report(worker)),  # type: ignore[arg-type]
         HangWatch(clock, output=io.StringIO()),
@@ -201,7 +201,7 @@ class _RingWorker:
 
 
 @final
-class _Watched:
+class _RecordingListener:
     """The real listener of the trainer; the step learns of its item here, and the truth of restored
     weights.
     """
@@ -264,7 +264,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
         EvaluationTask(metrics, context),
         SummaryTask(metrics, callbacks, context.outbox),
     )
-    export = ExportTask(_Whole(), _NO_PARAMETERS, data.nothing, "export", context.outbox)  # type: ignore[arg-type]
+    export = ExportTask(_NoServers(), _NO_PARAMETERS, data.nothing, "export", context.outbox)  # type: ignore[arg-type]
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: _Checked(evaluation, check),
         Task.SUMMARY: _Checked(summary, check),
@@ -281,7 +281,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
         return int(version)
 
     rate = SimpleNamespace(set=lambda version, scale: None)
-    listener = _Watched(RingListener(marks, copies, callbacks, rate, restore), step)  # type: ignore[arg-type]
+    listener = _RecordingListener(RingListener(marks, copies, callbacks, rate, restore), step)  # type: ignore[arg-type]
     reading = RingReading(
         client, sources, context.watch, context.shutdown, link.generations.changed
     )
@@ -294,7 +294,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
 
 
 @final
-class _Whole:
+class _NoServers:
     def dense(self, snapshot: SnapshotId | None) -> Any:
         return np.empty(0, np.float32)
 

@@ -92,7 +92,7 @@ class World:
             task.stack()
             for running in self.cluster.running.values()
             for task in running.process.tasks
-            if not task.done and task.name not in ("undertaker", "watch", "reporter")
+            if not task.done and task.name not in ("exit", "watch", "reporter")
         )
         status = self.master.state.status()
         state = f"{status.phase}, waiting for {status.waiting}, {status.records}, {status.ring}"

@@ -49,12 +49,12 @@ class ForwardedMaster:
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
 
-    def call(self, what: Callable[[MasterClient], T], patience_s: float = 0.0) -> T:
-        """Call the master; retry for up to `patience_s` while it is starting.
+    def call(self, what: Callable[[MasterClient], T], limit_s: float = 0.0) -> T:
+        """Call the master; retry for up to `limit_s` while it is starting.
 
         Raises ElasticDLError that says why the master is unreachable.
         """
-        end_s = time.monotonic() + patience_s
+        end_s = time.monotonic() + limit_s
         while True:
             try:
                 return self._call(what)

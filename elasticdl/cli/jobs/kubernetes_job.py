@@ -20,8 +20,8 @@ from elasticdl.cli.jobs.job import (
     LogRequest,
     Report,
 )
-from elasticdl.cli.jobs.start_diagnosis import Patience, removal_hint
-from elasticdl.cluster.kubernetes.pod_tracker import PATIENCE_S
+from elasticdl.cli.jobs.start_diagnosis import StartTimer, removal_hint
+from elasticdl.cluster.kubernetes.pod_tracker import START_PROBLEM_LIMIT_S
 from elasticdl.errors import (
     ElasticDLError,
     NoSuchJob,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _CHECKING = "its master is checking the model and the data"
 """A master listens only after the check, so one that runs and does not listen is checking."""
-_PATIENCE_S = 10.0
+_CALL_LIMIT_S = 10.0
 _KEPT_BYTES = 1 << 20
 """Limit of a log: as much as a master returns at once."""
 
@@ -53,11 +53,11 @@ class KubernetesJob:
         *,
         namespace: str = "",
         call_s: float = CALL_S,
-        patience_s: float = PATIENCE_S,
+        start_limit_s: float = START_PROBLEM_LIMIT_S,
     ) -> None:
         """`namespace` defaults to the cluster client's. `call_s` bounds calls to the master.
 
-        After `patience_s` a job that cannot start has failed.
+        After `start_limit_s` a job that cannot start has failed.
         """
         from elasticdl.cluster.kubernetes.jobs import Jobs
 
@@ -67,7 +67,7 @@ class KubernetesJob:
         self._jobs = Jobs(cluster.api, self.place.namespace)
         self._uid = ""
         self._master = ForwardedMaster(cluster, self._jobs, name, self.job_state, call_s)
-        self._patience = Patience(limit_s=patience_s)
+        self._start_timer = StartTimer(limit_s=start_limit_s)
 
     def job_state(self, *, whole: bool = False) -> JobState:
         """Return the Job and its masters' pods, or all its pods.
@@ -136,7 +136,7 @@ class KubernetesJob:
         state = self.job_state()
         if state.ended is not None:
             return state.ended
-        self._patience.seen(state, lambda: self._has_run(state))
+        self._start_timer.seen(state, lambda: self._has_run(state))
         return None
 
     def _has_run(self, state: JobState) -> bool:
@@ -161,7 +161,7 @@ class KubernetesJob:
                 f"job {self.name} is deleted with all that is its own{why}{after_deletion(state)}"
             )
         try:
-            self._master.call(lambda master: master.stop(reason), _PATIENCE_S)
+            self._master.call(lambda master: master.stop(reason), _CALL_LIMIT_S)
         except TransientError as error:
             hint = (
                 f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it"
@@ -183,12 +183,12 @@ class KubernetesJob:
     def scale(self, low: int, high: int) -> None:
         """See Job."""
         self._running()
-        self._master.call(lambda master: master.scale(low, high), _PATIENCE_S)
+        self._master.call(lambda master: master.scale(low, high), _CALL_LIMIT_S)
 
     def checkpoint(self) -> None:
         """See Job."""
         self._running()
-        self._master.call(lambda master: master.checkpoint(), _PATIENCE_S)
+        self._master.call(lambda master: master.checkpoint(), _CALL_LIMIT_S)
 
     def logs(self) -> list[LogEntry]:
         """See Job."""

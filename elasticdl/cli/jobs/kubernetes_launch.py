@@ -84,7 +84,7 @@ def _look(cluster: ClusterClient, name: str, limits: StartLimits) -> None:
     """Check whether a detached job can start. Raises CannotStart."""
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 
-    job = KubernetesJob(cluster, name, patience_s=limits.patience_s)
+    job = KubernetesJob(cluster, name, start_limit_s=limits.start_limit_s)
     try:
         first_look(job, limits)
     except CannotStart as error:
@@ -103,7 +103,7 @@ def _watched(
     from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
 
-    job, view = KubernetesJob(cluster, name, patience_s=limits.patience_s), view_for()
+    job, view = KubernetesJob(cluster, name, start_limit_s=limits.start_limit_s), view_for()
     try:
         outcome = watch(job, view)
     except CannotStart as error:

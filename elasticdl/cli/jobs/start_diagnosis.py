@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from elasticdl.cluster.kubernetes.job_state import HINTS, JobStage
-from elasticdl.cluster.kubernetes.pod_tracker import PATIENCE_S
+from elasticdl.cluster.kubernetes.pod_tracker import START_PROBLEM_LIMIT_S
 from elasticdl.cluster.kubernetes.pods import no_room
 from elasticdl.errors import ElasticDLError, PermanentError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class StartLimits:
     """Times in seconds."""
 
-    patience_s: float = PATIENCE_S
+    start_limit_s: float = START_PROBLEM_LIMIT_S
     """How long a job may be unable to start."""
     look_s: float = 5.0
     """How long a detached submission checks whether the job starts."""
@@ -63,11 +63,11 @@ class CannotStart(PermanentError):
 
 
 @final
-class Patience:
+class StartTimer:
     """Measures over repeated observations how long a job has been unable to start."""
 
     def __init__(
-        self, now_s: Callable[[], float] = time.monotonic, limit_s: float = PATIENCE_S
+        self, now_s: Callable[[], float] = time.monotonic, limit_s: float = START_PROBLEM_LIMIT_S
     ) -> None:
         self._now_s, self._limit_s = now_s, limit_s
         self._since_s: float | None = None

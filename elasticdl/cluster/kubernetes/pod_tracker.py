@@ -26,7 +26,7 @@ from elasticdl.cluster.kubernetes.pods import (
 )
 
 _LOG = logging.getLogger(__name__)
-PATIENCE_S = 40.0
+START_PROBLEM_LIMIT_S = 40.0
 """How long an image may be unavailable, or a container impossible to create.
 
 After that, the registry's or node's message is reported as the end of the process.
@@ -161,7 +161,7 @@ class PodTracker:
 
         Each once.
         """
-        limit_s = self._clock.now_s() - PATIENCE_S
+        limit_s = self._clock.now_s() - START_PROBLEM_LIMIT_S
         waiting = [
             life
             for life in self._lives.values()

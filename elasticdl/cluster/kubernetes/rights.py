@@ -77,14 +77,14 @@ async def missing_of(
     return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
 
 
-async def lasting(ask: Callable[[], Awaitable[Rights | None]], patience_s: float) -> Rights | None:
-    """The rights that `ask` still reports as missing after `patience_s`.
+async def lasting(ask: Callable[[], Awaitable[Rights | None]], limit_s: float) -> Rights | None:
+    """The rights that `ask` still reports as missing after `limit_s`.
 
     An API server learns of a new role a moment later. `ask` is one of the functions above; its
     errors pass.
     """
     loop = asyncio.get_running_loop()
-    end_s = loop.time() + patience_s
+    end_s = loop.time() + limit_s
     while (lacking := await ask()) and loop.time() < end_s:
         await asyncio.sleep(_AGAIN_S)
     return lacking

@@ -32,7 +32,7 @@ class SubmitLimits:
 
     limit_s: float = 60.0
     """For all of a submission, including pauses while the API server is unreachable."""
-    rights_patience_s: float = 2.0
+    rights_limit_s: float = 2.0
     """For roles that the previous command created."""
 
 
@@ -104,7 +104,7 @@ class _Submission:
         account = self._spec.kubernetes.service_account or "default"
         lacking = await self._heard(
             lambda: rights.lasting(
-                lambda: rights.missing_of(api, namespace, account), self._limits.rights_patience_s
+                lambda: rights.missing_of(api, namespace, account), self._limits.rights_limit_s
             ),
             limit,
         )

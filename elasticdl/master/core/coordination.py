@@ -8,7 +8,7 @@ from typing import Protocol
 from elasticdl.cluster.base import ProcessName
 from elasticdl.history.awaited import Awaited
 from elasticdl.job_status import RingStatus
-from elasticdl.master.core.checkpoint.snapshots import Cutting
+from elasticdl.master.core.checkpoint.snapshots import OpenCut
 from elasticdl.master.core.events import (
     ConnectionLost,
     LeaseRequested,
@@ -113,7 +113,7 @@ class Coordination(Protocol):
     def owed(self) -> Iterator[Obligation]:
         """What the work of this phase waits for."""
 
-    def owed_cut(self, cutting: Cutting | None) -> Obligation:
+    def owed_cut(self, open_cut: OpenCut | None) -> Obligation:
         """What a checkpoint waits for: the answer to an ordered cut, or the order."""
 
     def weight_holders(self) -> tuple[ProcessName, ...]:

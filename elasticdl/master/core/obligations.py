@@ -101,13 +101,13 @@ class Obligations:
                 yield Obligation(what, owe, current.added_up_s, held)
 
     def _checkpoint(self) -> Iterator[Obligation]:
-        saving, cutting = self._checkpointing.saving, self._snapshots.cutting
+        saving, open_cut = self._checkpointing.saving, self._snapshots.open_cut
         if saving is not None:
             what = f"the checkpoint of version {saving.version} to be written"
             who = self._coordination.weight_holders()
             yield Obligation(what, who, saving.since_s, limited=True)
-        elif self._checkpointing.under_way and cutting is not None:
-            yield self._coordination.owed_cut(cutting)
+        elif self._checkpointing.under_way and open_cut is not None:
+            yield self._coordination.owed_cut(open_cut)
         elif self._context.phase is Phase.CHECKPOINTING:
             yield self._coordination.owed_cut(None)
 

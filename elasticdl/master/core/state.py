@@ -29,7 +29,7 @@ from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.resuming import ledger_json, resume
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
-from elasticdl.master.core.data.sharding import Plan, shard_records
+from elasticdl.master.core.data.sharding import ShardPlan, shard_records
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
 from elasticdl.master.core.obligations import Obligations
@@ -384,10 +384,10 @@ class JobState:
 
     def _plan(
         self, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE
-    ) -> Plan:
+    ) -> ShardPlan:
         data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
         size = shard_records(data, sum(source.records for source in sources), workers)
-        return Plan(sources, size, epochs, shuffle, data.seed)
+        return ShardPlan(sources, size, epochs, shuffle, data.seed)
 
     def _stop_early(self, why: str) -> None:
         if self._leasing.stop_early(why):

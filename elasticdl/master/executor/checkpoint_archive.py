@@ -149,7 +149,7 @@ class CheckpointArchive:
         ledger, again = count_repeated(found.manifest.ledger, before, self._epochs)
         return JobStart(str(found.directory), ledger, found.manifest.version, found.rejected, again)
 
-    def _refuse_of_other_strategy(self, found: store.Found) -> None:
+    def _refuse_of_other_strategy(self, found: store.VerifiedCheckpoint) -> None:
         """Raise UserError for a checkpoint of the other strategy.
 
         Servers store rows by id and a ring stores whole variables; neither can read the other's

@@ -51,7 +51,7 @@ class Timing:
 
     limit_s: float = 180.0
     """Time limit of all steps, including short outages of the API server. Then the pod restarts."""
-    rights_patience_s: float = 10.0
+    rights_limit_s: float = 10.0
     """The job's role may be new, so its rights may take a moment to apply."""
     namesake_s: float = 90.0
     """A master's grace period, and some time for the cluster to delete the old job."""
@@ -99,7 +99,7 @@ class KubernetesResources:
         try:
             async with asyncio.timeout(self._timing.limit_s):
                 lacking = await self._heard(
-                    lambda: rights.lasting(self._missing, self._timing.rights_patience_s)
+                    lambda: rights.lasting(self._missing, self._timing.rights_limit_s)
                 )
                 if lacking:
                     raise _refused(rights.in_words(lacking, self._owner.namespace))

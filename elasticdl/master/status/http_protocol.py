@@ -13,7 +13,7 @@ from typing import final
 from aiohttp import web
 
 from elasticdl.master.status.access import HEADERS
-from elasticdl.master.status.places import Places
+from elasticdl.master.status.connection_limiter import ConnectionLimiter
 from elasticdl.master.status.responses import Refusal
 
 _LOG = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ _KEEP_OPEN_S = 30.0
 class HttpProtocol(web.RequestHandler):
     """One HTTP connection."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_limiter",)
 
-    def __init__(self, server: web.Server, places: Places) -> None:
+    def __init__(self, server: web.Server, limiter: ConnectionLimiter) -> None:
         """Create it within a running loop."""
-        self._places = places
+        self._limiter = limiter
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -41,11 +41,11 @@ class HttpProtocol(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._places.enter(self)
+        self._limiter.enter(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self._places.leave(self)
+        self._limiter.leave(self)
 
     def handle_error(
         self,

@@ -101,8 +101,8 @@ class Logs:
         matches = [{"offset": offset, "line": line} for offset, line in found.matches]
         return answer({"matches": matches, "searched_to": found.to, "more": found.more})
 
-    async def _search(self, process: str, needle: bytes, start: int) -> _Found:
-        found, until_s = _Found(to=start), time.monotonic() + SEARCH_S
+    async def _search(self, process: str, needle: bytes, start: int) -> _LogSearch:
+        found, until_s = _LogSearch(to=start), time.monotonic() + SEARCH_S
         while found.to - start < SEARCH_BYTES and len(found.matches) < MOST_MATCHES:
             part = await self._part(process, found.to, _STEP_BYTES)
             async with self._turns:
@@ -122,7 +122,7 @@ class Logs:
 
 
 @dataclass(slots=True)
-class _Found:
+class _LogSearch:
     """Matches so far: offset of the line (or of its excerpt) and its text.
 
     The search has covered everything before `to`.

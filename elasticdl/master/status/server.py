@@ -18,6 +18,7 @@ from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.status.access import MOST_BODY_BYTES, AccessGuard, add_headers, watchman
 from elasticdl.master.status.actions import Actions
 from elasticdl.master.status.change_feed import ChangeFeed
+from elasticdl.master.status.connection_limiter import ConnectionLimiter
 from elasticdl.master.status.event_frames import EventFrames
 from elasticdl.master.status.event_streams import EventStreams
 from elasticdl.master.status.html_routes import HtmlRoutes
@@ -26,7 +27,6 @@ from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.json_api import JsonApi
 from elasticdl.master.status.limits import LIMITS, PageLimits
 from elasticdl.master.status.logs import Logs
-from elasticdl.master.status.places import Places
 from elasticdl.master.status.shards import Shards
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class StatusServer:
         self._change_feed = ChangeFeed(view, EventFrames(term))
         html_routes = HtmlRoutes(guard, view, self._change_feed)
         self._guard = guard
-        self._places = Places(limits.most_connections)
+        self._limiter = ConnectionLimiter(limits.most_connections)
         application = web.Application(
             middlewares=[self._hear, watchman(guard, html_routes.open_to_all)],
             client_max_size=MOST_BODY_BYTES,
@@ -104,9 +104,9 @@ class StatusServer:
     @web.middleware
     async def _hear(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._guard.visitor(request) is not None:
-            self._places.showed_token(request.protocol)
+            self._limiter.showed_token(request.protocol)
         else:
-            self._places.asked(request.protocol)
+            self._limiter.asked(request.protocol)
         return await handler(request)
 
     def _accept(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
@@ -116,8 +116,8 @@ class StatusServer:
         loop = asyncio.get_running_loop()
 
         def accept() -> asyncio.Protocol:
-            protocol = HttpProtocol(server, self._places)
-            loop.call_later(self._limits.speak_within_s, self._places.expect_request, protocol)
+            protocol = HttpProtocol(server, self._limiter)
+            loop.call_later(self._limits.speak_within_s, self._limiter.expect_request, protocol)
             return protocol
 
         return accept

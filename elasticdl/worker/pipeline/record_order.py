@@ -32,7 +32,7 @@ BAD = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RecordWindow:
     """Entries [begin, end) of a shard's order.
 
     `records` holds the good ones, `end - begin - bad` of them. `places[i]` is the index of the i-th
@@ -86,7 +86,7 @@ class LoadedShard:
         examples = tuple(text for block in parts for text in block.bad_examples)
         return cls(joined([block.records for block in parts]), np.concatenate(places), examples[:3])
 
-    def windows(self, order: Positions, begin: int, size: int) -> Iterator[Window]:
+    def windows(self, order: Positions, begin: int, size: int) -> Iterator[RecordWindow]:
         """The rest of `order` from entry `begin` on, in windows of at most `size` entries."""
         examples = list(self.bad_examples)
         for start in range(begin, len(order), size):
@@ -96,7 +96,7 @@ class LoadedShard:
             bad = end - start - len(good)
             described = tuple(examples[:bad])
             del examples[:bad]
-            yield Window(taken(self.records, good), start, end, bad, described, good)
+            yield RecordWindow(taken(self.records, good), start, end, bad, described, good)
 
     def entries(self, order: Positions, begin: int, end: int) -> tuple[Records, int]:
         """The good records among entries [begin, end) of `order`, and the number of bad ones."""

@@ -38,7 +38,7 @@ _ALL_ROWS_S = 600.0
 """A whole table may be large."""
 
 
-class Step(Protocol):
+class PsStep(Protocol):
     """The methods of `model.step.CompiledStep` that training needs."""
 
     def prepare(self, features: Structure, *, training: bool = False) -> Lookups:
@@ -86,7 +86,7 @@ class PsTrainer:
 
     def __init__(
         self,
-        step: Step,
+        step: PsStep,
         parameters: Parameters,
         context: WorkerContext,
         bounds: Bounds,

@@ -20,7 +20,7 @@ from elasticdl.worker.ring.weights import built, load_weights
 
 
 @final
-class WholeWeights:
+class LocalParameters:
     """The `Parameters` of a worker whose Keras variables are the whole model."""
 
     def __init__(self, version: int) -> None:
@@ -59,7 +59,7 @@ class WholeWeights:
         """Do nothing: there are no connections."""
 
 
-def assemble_whole(assignment: Assignment, checkpoint: Path, context: WorkerContext) -> Worker:
+def assemble_local(assignment: Assignment, checkpoint: Path, context: WorkerContext) -> Worker:
     """Load the user's module, build the model with a ring checkpoint's weights, and all stages.
 
     Raises UserError for a mistake in the module or a checkpoint that does not fit, and Corrupted.
@@ -70,4 +70,4 @@ def assemble_whole(assignment: Assignment, checkpoint: Path, context: WorkerCont
     version = load_weights(model, checkpoint)
     ps_model = model.ps_model()
     pieces = Pieces(assignment, module, sources, ps_model, CompiledStep(ps_model, module))
-    return put_together(pieces, WholeWeights(version), context)
+    return put_together(pieces, LocalParameters(version), context)

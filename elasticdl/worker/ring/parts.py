@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.worker.ring.exchange import Exchange
 
 
-class Step(Protocol):
+class MemberStep(Protocol):
     """The methods of `model.ring_step.RingStep` that training needs."""
 
     def train(
@@ -58,6 +58,6 @@ class RingParts:
 
     ring: Ring
     exchange: Exchange
-    step: Step
+    step: MemberStep
     reading: RingReading
     listener: Listener

@@ -23,8 +23,8 @@ class RingBroken(TransientError):
 
 
 @dataclass(frozen=True, slots=True)
-class RingPlace:
-    """This process's place in one generation.
+class RingMembership:
+    """This process's membership in one generation.
 
     `rendezvous` is HOST:PORT/SCOPE, '' for a ring of one.
     """
@@ -42,7 +42,7 @@ class Ring(Protocol):
     members must call every method after `enter`, in the same order; all raise RingBroken.
     """
 
-    def enter(self, place: RingPlace) -> None:
+    def enter(self, membership: RingMembership) -> None:
         """Meet the other members; blocks until all have come, or the rendezvous is withdrawn."""
 
     def leave(self) -> None:

@@ -19,7 +19,7 @@ from typing import Final, final
 import tensorflow as tf
 
 from elasticdl.model.horovod import horovod
-from elasticdl.worker.ring.protocol import RingBroken, RingPlace, Tensor
+from elasticdl.worker.ring.protocol import RingBroken, RingMembership, Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -48,17 +48,17 @@ class HorovodRing:
         with tf.device("CPU:0"):
             self._beginning = tf.Variable([0], dtype=tf.int32, trainable=False)
 
-    def enter(self, place: RingPlace) -> None:
+    def enter(self, membership: RingMembership) -> None:
         # Horovod keeps its state per process: a second init without a shutdown would be ignored.
         self.leave()
-        os.environ.update(_environment(place))
+        os.environ.update(_environment(membership))
         try:
             self._horovod.init()
         except (ValueError, RuntimeError) as error:
             # A failed init leaves half-open connections behind.
             self._horovod.shutdown()
             raise RingBroken(
-                f"cannot join generation {place.generation} of the ring: {error}"
+                f"cannot join generation {membership.generation} of the ring: {error}"
             ) from error
         self._inside = True
 
@@ -144,13 +144,13 @@ def _settings(silence_s: int, interface: str) -> dict[str, str]:
     return {name: value for name, value in settings.items() if name not in os.environ}
 
 
-def _environment(place: RingPlace) -> Mapping[str, str]:
+def _environment(membership: RingMembership) -> Mapping[str, str]:
     """Make Horovod see one rank per node, so that it makes no further connections between ranks."""
-    address, _, rest = place.rendezvous.partition(":")
+    address, _, rest = membership.rendezvous.partition(":")
     port, _, scope = rest.partition("/")
     return {
-        "HOROVOD_RANK": str(place.rank),
-        "HOROVOD_SIZE": str(place.size),
+        "HOROVOD_RANK": str(membership.rank),
+        "HOROVOD_SIZE": str(membership.size),
         "HOROVOD_LOCAL_RANK": "0",
         "HOROVOD_LOCAL_SIZE": "1",
         "HOROVOD_CROSS_RANK": "0",

@@ -25,7 +25,7 @@ from elasticdl.worker.ring.generations import Generations, MemberReporter
 from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.pause import Pause
 from elasticdl.worker.ring.position import AT_BEGIN, Position
-from elasticdl.worker.ring.protocol import RingBroken, RingPlace
+from elasticdl.worker.ring.protocol import RingBroken, RingMembership
 from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End, ReadPlan
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
@@ -96,7 +96,7 @@ class RingTrainer:
         The state is unchanged afterwards.
         """
         with self._context.watch.doing("compiling the training step"):
-            self._parts.ring.enter(RingPlace(0, 0, 1))
+            self._parts.ring.enter(RingMembership(0, 0, 1))
             self._parts.exchange.gather(self._position.numbers())
             # The trial steps change weights and optimizer state; put both back afterwards.
             kept = self._parts.exchange.copied()
@@ -180,7 +180,7 @@ class RingTrainer:
             rank in generation.holders
         ):  # most likely nobody has more: what comes next is read while the members meet
             self._plan(generation, self._position)
-        self._parts.ring.enter(RingPlace(generation.number, rank, size, rendezvous))
+        self._parts.ring.enter(RingMembership(generation.number, rank, size, rendezvous))
         self._lap("meeting")
         self._rank = rank
         if not generation.holders and rank == 0:

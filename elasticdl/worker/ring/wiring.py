@@ -103,7 +103,7 @@ def assemble_ring(
         Task.EVALUATION: EvaluationTask(step, context),
         Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), context.outbox),
         Task.EXPORT: ExportTask(
-            _Whole(),
+            _NoServers(),
             ps_model.parameters,
             partial(export, ps_model, zoo=module.zoo),
             assignment.output,
@@ -122,8 +122,8 @@ def assemble_ring(
 
 
 @final
-class _Whole:
-    """The `WholeModel` of a worker whose Keras variables are the whole model."""
+class _NoServers:
+    """The `ParameterReader` of a worker whose Keras variables are the whole model."""
 
     def dense(self, snapshot: SnapshotId | None) -> Float32s:
         return np.empty(0, np.float32)

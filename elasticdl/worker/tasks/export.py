@@ -19,7 +19,7 @@ from elasticdl.worker.process.shutdown import NonFinite
 Tables: TypeAlias = Sequence[tuple[Int64s, Float32s]]
 
 
-class WholeModel(Protocol):
+class ParameterReader(Protocol):
     """Access to all parameters."""
 
     def dense(self, snapshot: SnapshotId | None) -> Float32s:
@@ -39,13 +39,13 @@ class ExportTask:
 
     def __init__(
         self,
-        whole: WholeModel,
+        parameter_reader: ParameterReader,
         parameters: ParametersSpec,
         write: Callable[[Float32s, Tables, Path], None],
         directory: Path,
         outbox: Outbox,
     ) -> None:
-        self._whole = whole
+        self._parameter_reader = parameter_reader
         self._parameters = parameters
         self._write = write
         self._directory = directory
@@ -58,9 +58,10 @@ class ExportTask:
         diverged.
         """
         snapshot = loaded.batch.held.lease.snapshot
-        dense = self._whole.dense(snapshot)
+        dense = self._parameter_reader.dense(snapshot)
         tables = [
-            self._whole.rows(table, snapshot) for table in range(len(self._parameters.tables))
+            self._parameter_reader.rows(table, snapshot)
+            for table in range(len(self._parameters.tables))
         ]
         self._check(dense, tables)
         try:

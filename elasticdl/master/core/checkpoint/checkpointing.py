@@ -162,7 +162,7 @@ class Checkpointing:
             and self._context.work is not None
         )
         free = (
-            self._snapshots.cutting is None
+            self._snapshots.open_cut is None
             and not self.under_way
             and self._context.now_s >= self._retry_at_s
         )

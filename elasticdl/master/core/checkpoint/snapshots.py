@@ -22,7 +22,7 @@ def retry_s(failures: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
+class OpenCut:
     """A cut that was ordered and not yet answered."""
 
     id: SnapshotId
@@ -37,25 +37,25 @@ class Snapshots:
     def __init__(self, context: JobContext) -> None:
         self._context = context
         self._next = 0
-        self.cutting: Cutting | None = None
+        self.open_cut: OpenCut | None = None
 
     def take(self, purpose: Purpose) -> SnapshotId:
-        """Order a cut of the servers. Only while `cutting` is None."""
+        """Order a cut of the servers. Only while `open_cut` is None."""
         snapshot = self.expect(purpose)
         self._context.orders.give(TakeSnapshot(snapshot, purpose))
         return snapshot
 
     def expect(self, purpose: Purpose) -> SnapshotId:
-        """Expect a cut that a ring makes at a barrier. Only while `cutting` is None."""
+        """Expect a cut that a ring makes at a barrier. Only while `open_cut` is None."""
         # Ids are never reused, so a late answer cannot match a newer cut.
         snapshot = SnapshotId(self._next)
         self._next += 1
-        self.cutting = Cutting(snapshot, purpose, self._context.now_s)
+        self.open_cut = OpenCut(snapshot, purpose, self._context.now_s)
         return snapshot
 
     def answered(self, snapshot: SnapshotId) -> Purpose | None:
         """Close the open cut and return its purpose; None if another or no cut is open."""
-        if self.cutting is None or self.cutting.id != snapshot:
+        if self.open_cut is None or self.open_cut.id != snapshot:
             return None
-        purpose, self.cutting = self.cutting.purpose, None
+        purpose, self.open_cut = self.open_cut.purpose, None
         return purpose

@@ -16,7 +16,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Piece, Stage, reached
-from elasticdl.master.core.data.sharding import Plan
+from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.shard import Applied, Lease, ShardId, Task
 
 MAX_FAILURES = 3
@@ -76,7 +76,7 @@ class Ledger:
     states come with the end of a shard. Such a piece restarts at its beginning.
     """
 
-    def __init__(self, plan: Plan, ids: Ids, *, task: Task) -> None:
+    def __init__(self, plan: ShardPlan, ids: Ids, *, task: Task) -> None:
         self.plan = plan
         self.task = task
         self.keeps_progress = task is not Task.EVALUATION

@@ -14,7 +14,7 @@ from elasticdl.errors import UserError
 from elasticdl.job import Shuffle
 from elasticdl.master.core.data.ledger import Count, Ids, Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Piece, reached
-from elasticdl.master.core.data.sharding import Plan
+from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.shard import Applied, ShardId, Source, Task, same_data
 
 _FORMAT = 1
@@ -232,7 +232,9 @@ def _trained_by_epoch(plain: Mapping[str, Any], before: RunBefore, epochs: int) 
 def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
     sources = tuple(Source(**source) for source in plain["sources"])
     _check_same(sources, training)
-    plan = Plan(sources, plain["shard_records"], epochs, Shuffle(plain["shuffle"]), plain["seed"])
+    plan = ShardPlan(
+        sources, plain["shard_records"], epochs, Shuffle(plain["shuffle"]), plain["seed"]
+    )
     # Reserve all old ids before any new shard is made.
     ids.next = max(ids.next, plain["next_id"])
     ledger = Ledger(plan, ids, task=Task.TRAINING)
@@ -252,7 +254,7 @@ def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, i
     )
 
 
-def _piece(plan: Plan, entry: dict[str, Any]) -> Piece:
+def _piece(plan: ShardPlan, entry: dict[str, Any]) -> Piece:
     shard = plan.shard(entry["number"], ShardId(entry["id"]))
     return Piece(
         entry["number"],

@@ -29,7 +29,7 @@ def shard_records(data: DataSection, total_records: int, max_workers: int) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardPlan:
     """`sources` cut into shards of `shard_records`, read `epochs` times.
 
     The last shard of a source may be shorter.

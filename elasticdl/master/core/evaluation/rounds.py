@@ -22,7 +22,7 @@ from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Blame, Piece
-from elasticdl.master.core.data.sharding import Plan, shard_records
+from elasticdl.master.core.data.sharding import ShardPlan, shard_records
 from elasticdl.master.core.data.singleton_tasks import SingletonTask
 from elasticdl.master.core.events import Numbers, ProgressReported, SummaryReported, TaskFailed
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -31,7 +31,7 @@ from elasticdl.shard import Applied, Lease, SnapshotId, Task
 
 _TRIES = 20
 _KEPT_RESULTS = 1000
-_SUMMARY_PATIENCE_S = 300.0
+_SUMMARY_LIMIT_S = 300.0
 """How long a summary waits for the worker of the earlier ones, which may be busy.
 
 After that any worker may take it.
@@ -142,7 +142,7 @@ class Evaluation:
         """
         if self._context.spec.action is Action.EVALUATE:
             self.begin_live()
-        elif self._snapshots.cutting is None:
+        elif self._snapshots.open_cut is None:
             self._open(self._final_due(), self._snapshots.take(Purpose.EVALUATION))
 
     def begin_live(self) -> None:
@@ -180,7 +180,7 @@ class Evaluation:
     def _open(self, final: bool, snapshot: SnapshotId | None) -> None:
         data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
         sources = self._context.validation
-        plan = Plan(
+        plan = ShardPlan(
             sources, shard_records(data, sum(source.records for source in sources), workers)
         )
         ledger = Ledger(plan, self._context.ids, task=Task.EVALUATION)
@@ -261,7 +261,7 @@ class Evaluation:
         process = self._context.worker(before) if before else None
         if current is None or process is None or process.life is not Life.READY:
             return None
-        return before if self._context.now_s - current.added_up_s < _SUMMARY_PATIENCE_S else None
+        return before if self._context.now_s - current.added_up_s < _SUMMARY_LIMIT_S else None
 
     def progressed(self, event: ProgressReported) -> int:
         """Book a worker's report on a validation shard; return the records that are new."""

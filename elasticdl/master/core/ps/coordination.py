@@ -12,7 +12,7 @@ from elasticdl.history.awaited import Awaited
 from elasticdl.job import Action
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
-from elasticdl.master.core.checkpoint.snapshots import Cutting, Snapshots
+from elasticdl.master.core.checkpoint.snapshots import OpenCut, Snapshots
 from elasticdl.master.core.data.lease_obligations import lease_obligations
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.pieces import Stage
@@ -108,9 +108,9 @@ class PsCoordination:
         return None
 
     def unanswered_cut(self) -> SnapshotId | None:
-        cutting = self._snapshots.cutting
-        overdue = cutting is not None and self._context.now_s - cutting.since_s > CUT_LIMIT_S
-        return cutting.id if cutting is not None and overdue else None
+        open_cut = self._snapshots.open_cut
+        overdue = open_cut is not None and self._context.now_s - open_cut.since_s > CUT_LIMIT_S
+        return open_cut.id if open_cut is not None and overdue else None
 
     # processes
 
@@ -203,10 +203,10 @@ class PsCoordination:
         if context.phase is Phase.DRAINING and leaving:
             yield Obligation("workers to exit", leaving, context.phase_since_s, limited=True)
 
-    def owed_cut(self, cutting: Cutting | None) -> Obligation:
+    def owed_cut(self, open_cut: OpenCut | None) -> Obligation:
         servers, problem = self.weight_holders(), self._checkpointing.last_problem
-        if cutting is not None:
-            return Obligation("the frozen view for a checkpoint", servers, cutting.since_s)
+        if open_cut is not None:
+            return Obligation("the frozen view for a checkpoint", servers, open_cut.since_s)
         return Obligation(
             "the last checkpoint to begin",
             servers,

@@ -11,7 +11,7 @@ from elasticdl.dropped import DropCause
 from elasticdl.history.awaited import Awaited
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
-from elasticdl.master.core.checkpoint.snapshots import Cutting, Snapshots
+from elasticdl.master.core.checkpoint.snapshots import OpenCut, Snapshots
 from elasticdl.master.core.commands import GrantItem, NoLeaseNow
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.evaluation.rounds import Evaluation
@@ -225,10 +225,10 @@ class RingCoordination:
 
         return tuple(sorted(self._membership.members, key=place))
 
-    def owed_cut(self, cutting: Cutting | None) -> Obligation:
+    def owed_cut(self, open_cut: OpenCut | None) -> Obligation:
         first, problem = self.weight_holders(), self._checkpointing.last_problem
-        if cutting is not None:
-            return Obligation("the copy of the weights for a checkpoint", first, cutting.since_s)
+        if open_cut is not None:
+            return Obligation("the copy of the weights for a checkpoint", first, open_cut.since_s)
         numbers = f"the last attempt failed: {problem}" if problem else ""
         since_s = self._context.phase_since_s
         return Obligation("the last checkpoint to begin", first, since_s, numbers)

@@ -299,31 +299,31 @@ class RingWork:
 
     def _missed_cut(self) -> None:
         """Fail a cut if the ring is past its mark: the member that made the copy is gone."""
-        cutting = self._snapshots.cutting
-        if cutting is None:
+        open_cut = self._snapshots.open_cut
+        if open_cut is None:
             return
         passed = False
         for item in self._items:
             if passed and item.held is not None and item.held.offset > item.begin:
-                self._snapshots.answered(cutting.id)
+                self._snapshots.answered(open_cut.id)
                 self._checkpointing.failed(
-                    cutting.id, "the worker with the copy of the weights is gone"
+                    open_cut.id, "the worker with the copy of the weights is gone"
                 )
                 return
-            passed = passed or item.snapshot == cutting.id
+            passed = passed or item.snapshot == open_cut.id
 
     def _doubtful_cut(self) -> None:
         """Fail a cut if the ring stands at its mark in a new generation.
 
         The member that was to make the copy may be gone.
         """
-        cutting = self._snapshots.cutting
-        if cutting is None:
+        open_cut = self._snapshots.open_cut
+        if open_cut is None:
             return
         for item in self._items:
             if item.steps_left:
                 return
-            if item.snapshot == cutting.id:
+            if item.snapshot == open_cut.id:
                 self._fail_cut("a new generation of the ring formed at the checkpoint")
                 return
 
@@ -410,7 +410,7 @@ class RingWork:
         self._items.clear()
 
     def _fail_cut(self, why: str) -> None:
-        if self._snapshots.cutting is not None:
-            snapshot = self._snapshots.cutting.id
+        if self._snapshots.open_cut is not None:
+            snapshot = self._snapshots.open_cut.id
             self._snapshots.answered(snapshot)
             self._checkpointing.failed(snapshot, why)

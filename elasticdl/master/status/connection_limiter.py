@@ -11,7 +11,7 @@ class _Connection(Protocol):
 
 
 @final
-class Places:
+class ConnectionLimiter:
     """The page's connections; `most` in all.
 
     Until a connection has shown the token it is a stranger's. Strangers get half of the places. A

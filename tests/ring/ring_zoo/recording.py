@@ -11,7 +11,7 @@ from digits import custom_model, feed, loss, optimizer  # noqa: F401
 
 from elasticdl.model.callbacks import SavedModelExporter
 
-NOTES = Path(os.environ.get("WATCHED_FOLDER", "."))
+NOTES = Path(os.environ.get("NOTES_FOLDER", "."))
 
 
 class Halving(keras.callbacks.Callback):
