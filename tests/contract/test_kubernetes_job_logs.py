@@ -70,7 +70,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesJob]:
     threading.Thread(target=page.serve_forever, daemon=True).start()
 
     @contextmanager
-    def tunnel(_self: ForwardedMaster, _state: JobState) -> Iterator[str]:
+    def tunnel(_self: ForwardedMaster, _state: JobState, **_role: bool) -> Iterator[str]:
         yield f"http://127.0.0.1:{page.server_address[1]}/#token=opensesame"
 
     monkeypatch.setattr(ForwardedMaster, "page", tunnel)
@@ -104,7 +104,7 @@ def test_a_log_that_nobody_has_names_those_that_there_are(
     assert missing.value.hint == "there are master-0, worker-7"
 
     @contextmanager
-    def away(_self: ForwardedMaster, _state: JobState) -> Iterator[str]:
+    def away(_self: ForwardedMaster, _state: JobState, **_role: bool) -> Iterator[str]:
         raise TransientError("the master is away")
         yield
 

@@ -450,7 +450,7 @@ def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(
         assert code == 1 and "ErrImageNeverPull" in errors and "--image-pull-secrets" in errors, (
             errors
         )
-        # The start may fail for 40 s; the rest is for commands and pods on a machine busy with other
+        # The start may fail for 40 s; commands and pods need the rest on a machine busy with other
         # clusters. Kubernetes tries for ever.
         assert took_s < LIMIT_S, ghosts.ended
     assert "`elasticdl stop ghost` clears the job away" in ghosts.ended["wait"][1]
