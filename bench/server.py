@@ -70,7 +70,9 @@ class Master(MasterServicer):
     def Attach(self, request: Any, context: Any) -> Any:
         if request.bulk_address:
             self.attached.put(request.bulk_address)
-        return pb.AttachReply(term=1, heartbeat_s=2.0, job=self._job)
+        return pb.AttachReply(
+            term=1, heartbeat_s=2.0, job=self._job, bulk_tokens=[bulk_key("bench", 0)]
+        )
 
     def Report(self, request: Any, context: Any) -> Any:
         return pb.ReportReply()

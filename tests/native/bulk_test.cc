@@ -408,9 +408,40 @@ void ids_find_their_owner_whatever_their_number() {
   }
 }
 
+void large_blocks_are_used_again_and_by_one_at_a_time() {
+  constexpr size_t kMiB = 1 << 20;
+  Buffer first, second;
+  char* const large = first.room(20 * kMiB);
+  first.trim(8 * kMiB);
+  CHECK(first.data() == nullptr);
+  CHECK(second.room(19 * kMiB) == large);
+  CHECK(first.room(20 * kMiB) != large);
+  second.trim(0);
+  Buffer small;
+  CHECK(small.room(2 * kMiB) != large);  // it would waste most of it
+  std::vector<std::thread> threads;
+  std::atomic<int> torn{0};
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([t, &torn] {
+      Buffer buffer;
+      for (size_t i = 0; i < 200; ++i) {
+        const size_t bytes = (1 + (i * 7 + static_cast<size_t>(t)) % 5) * kMiB;
+        char* const at = buffer.room(bytes);
+        std::memset(at, t, bytes);
+        std::this_thread::yield();
+        if (at[0] != t || at[bytes / 2] != t || at[bytes - 1] != t) ++torn;
+        buffer.trim(0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(torn == 0);
+}
+
 }  // namespace
 
 int main() {
+  large_blocks_are_used_again_and_by_one_at_a_time();
   specs_survive_their_encoding_and_nothing_else_does();
   ids_find_their_owner_whatever_their_number();
   pushes_pulls_cuts_and_saves_run_beside_one_another();

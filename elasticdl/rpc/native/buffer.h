@@ -1,9 +1,10 @@
 // Uninitialized bytes: a vector would first zero megabytes that a receive overwrites.
 #pragma once
 
-#include <cstdlib>
-#include <new>
+#include <cstddef>
 #include <utility>
+
+#include "elasticdl/rpc/native/blocks.h"
 
 namespace elasticdl {
 
@@ -14,39 +15,30 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(capacity_, other.capacity_);
+    std::swap(block_, other.block_);
     return *this;
   }
-  ~Buffer() { std::free(data_); }
+  ~Buffer() { give_back(block_); }
 
   // At least `bytes` long, 64-byte aligned; discards the content. Throws std::bad_alloc.
   char* room(size_t bytes) {
-    if (bytes > capacity_) {
-      std::free(std::exchange(data_, nullptr));
-      capacity_ = 0;
-      size_t rounded = (bytes + bytes / 8 + 4095) / 4096 * 4096;
-      data_ = static_cast<char*>(std::aligned_alloc(64, rounded));
-      if (data_ == nullptr) throw std::bad_alloc();
-      capacity_ = rounded;
+    if (bytes > block_.bytes) {
+      give_back(std::exchange(block_, {}));
+      block_ = take_block(bytes);
     }
-    return data_;
+    return block_.data;
   }
 
-  // Frees the memory if it is larger than `bytes`.
+  // Gives the memory up if it is larger than `bytes`.
   void trim(size_t bytes) {
-    if (capacity_ > bytes) {
-      std::free(std::exchange(data_, nullptr));
-      capacity_ = 0;
-    }
+    if (block_.bytes > bytes) give_back(std::exchange(block_, {}));
   }
 
-  char* data() { return data_; }
-  const char* data() const { return data_; }
+  char* data() { return block_.data; }
+  const char* data() const { return block_.data; }
 
  private:
-  char* data_ = nullptr;
-  size_t capacity_ = 0;
+  Block block_;
 };
 
 }  // namespace elasticdl

@@ -1,0 +1,72 @@
+#include "elasticdl/rpc/native/blocks.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <utility>
+
+namespace elasticdl {
+namespace {
+
+// Smaller ones come fast from the heap.
+constexpr size_t kLeast = 1 << 20;
+// One block is kept whatever its size.
+constexpr size_t kMostKept = size_t{256} << 20;
+
+class Spare {
+ public:
+  // The smallest that is large enough and not much larger; empty if there is none.
+  Block take(size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Block* best = nullptr;
+    for (Block& block : blocks_) {
+      if (block.bytes < bytes || block.bytes / 2 > bytes) continue;
+      if (best == nullptr || block.bytes < best->bytes) best = &block;
+    }
+    if (best == nullptr) return {};
+    kept_ -= best->bytes;
+    return std::exchange(*best, {});
+  }
+
+  // False if there is no room for it.
+  bool keep(Block block) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (kept_ > 0 && kept_ + block.bytes > kMostKept) return false;
+    auto free = std::find_if(blocks_.begin(), blocks_.end(), [](const Block& one) { return one.data == nullptr; });
+    if (free == blocks_.end()) return false;
+    kept_ += block.bytes;
+    *free = block;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::array<Block, 64> blocks_;
+  size_t kept_ = 0;
+};
+
+// Never destroyed: threads may give blocks back while the process exits.
+Spare& spare() {
+  static Spare* const kept = new Spare;
+  return *kept;
+}
+
+}  // namespace
+
+Block take_block(size_t bytes) {
+  if (bytes >= kLeast) {
+    if (Block block = spare().take(bytes); block.data != nullptr) return block;
+  }
+  const size_t rounded = (bytes + bytes / 8 + 4095) / 4096 * 4096;
+  Block block{static_cast<char*>(std::aligned_alloc(64, rounded)), rounded};
+  if (block.data == nullptr) throw std::bad_alloc();
+  return block;
+}
+
+void give_back(Block block) noexcept {
+  if (block.bytes < kLeast || !spare().keep(block)) std::free(block.data);
+}
+
+}  // namespace elasticdl
