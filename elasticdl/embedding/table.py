@@ -39,7 +39,7 @@ class Table(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Of rows, ids, index and views."""
+        """Memory of rows, ids, index and views."""
 
     def __len__(self) -> int:
         """Rows made so far."""

@@ -75,7 +75,7 @@ def status_in(left: Mapping[str, Any]) -> JobStatus | None:
 
 
 def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, JobStatus | None]:
-    """Return the end of a job whose master left no outcome, and its last saved status."""
+    """Return the outcome of a job whose master recorded none, and its last saved status."""
     name = job_name(directory)
     if not message and directory.status.exists():
         message = (

@@ -1,4 +1,4 @@
-"""Find the file of a model module without importing it, so that a wrong name is told at once."""
+"""Find the file of a model module without importing it, so that a wrong name fails at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a server, from its registration at the master to the end of the job."""
+"""Run a server, from its registration at the master until the job ends."""
 
 from __future__ import annotations
 

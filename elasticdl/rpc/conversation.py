@@ -146,7 +146,7 @@ class State:
 class RingCut:
     """Rank 0 keeps a copy of the weights, at a checkpoint mark.
 
-    Told no later than progress with any later item.
+    The master gets it no later than progress with any later item.
     """
 
     snapshot: SnapshotId

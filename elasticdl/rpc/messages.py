@@ -186,7 +186,7 @@ def lease_answer_to_wire(answer: LeaseAnswer) -> pb.LeaseReply:
 
 
 def lease_answer_from_wire(message: pb.LeaseReply) -> LeaseAnswer:
-    """Message -> answer. An empty one is nonsense, not the end of work: raises ValueError."""
+    """Message -> answer. Raises ValueError for an empty one: it does not mean "no more work"."""
     match message.WhichOneof("answer"):
         case "lease":
             return lease_from_wire(message.lease)
@@ -222,7 +222,7 @@ def order_to_wire(order: Order) -> pb.Order:
 
 
 def order_from_wire(message: pb.Order) -> Order:
-    """Message -> order. Raises ValueError for an empty one, or nonsense."""
+    """Message -> order. Raises ValueError for an empty or invalid one."""
     match message.WhichOneof("order"):
         case "drain":
             return Drain(message.drain)

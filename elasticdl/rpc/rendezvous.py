@@ -61,7 +61,7 @@ class RendezvousLimits:
 class _Generation:
     values: dict[bytes, bytes] = field(default_factory=dict)
     size_bytes: int = 0
-    """Of all values."""
+    """Total size of the values."""
     waiting: dict[bytes, list[_Connection]] = field(default_factory=dict)
 
 

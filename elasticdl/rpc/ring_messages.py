@@ -1,6 +1,6 @@
 """The ring's part of the conversation on the wire: protobuf messages to frozen values and back.
 
-Nonsense raises ValueError.
+Invalid messages raise ValueError.
 """
 
 from __future__ import annotations

@@ -640,9 +640,11 @@ def test_a_verb_has_no_flag_that_it_does_not_heed(
     )
 
 
-def test_all_namespaces_and_one_of_them_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_namespaces_and_one_namespace_exclude_each_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["list", "-A", "--namespace", "team"]) == 2
-    assert "say one of them" in capsys.readouterr().err
+    assert "cannot be used together" in capsys.readouterr().err
 
 
 NOT_OF_RINGS: tuple[str, ...] = (

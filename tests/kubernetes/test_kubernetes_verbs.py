@@ -460,7 +460,7 @@ def test_train_and_wait_have_ended_soon_where_the_image_is_not_there(
         "what train made is gone; who waits deletes nothing"
     )
     code, _, errors = elasticdl.run("stop", "ghost", "--yes", *there)
-    assert code == 0 and "is deleted with all that is its own" in errors
+    assert code == 0 and "and all its objects are deleted" in errors
     elasticdl.until(lambda: not elasticdl.json("list", *there), "the job is gone")
     code, _, errors = elasticdl.run("status", "ghost", *there)
     assert code == 4 and f"namespace {ghosts.commands.namespace}" in errors

@@ -223,7 +223,7 @@ job.stop()
     assert (forked, code) == (
         "forked 7",
         "130",
-    ) and "job drains goes on: stop() ends it in order" in interrupted
+    ) and "job drains continues: stop() stops it gracefully" in interrupted
 
 
 def test_the_package_imports_nothing_until_it_is_used() -> None:

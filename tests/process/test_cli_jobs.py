@@ -279,7 +279,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
     process.send_signal(signal.SIGINT)
     code, _, errors = elasticdl.end(process)
     assert code == 130
-    assert "once more ends it at once" in errors and "no checkpoint exists" in errors
+    assert "interrupt again to end it at once" in errors and "no checkpoint exists" in errors
     assert gone(where["pid"])
 
 

@@ -72,8 +72,8 @@ class BackgroundRun:
             self._over.wait(timeout_s)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(
-                f"job {self._name} goes on: stop() ends it in order; a script that ends waits for"
-                " it"
+                f"job {self._name} continues: stop() stops it gracefully; Python waits for it"
+                " before it exits"
             )
             raise
         if self.running:

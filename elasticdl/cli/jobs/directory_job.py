@@ -283,7 +283,7 @@ class DirectoryJob:
                 f"the master of job {self.name} in {self.place} does not answer: {error.message}"
             )
             hint = (
-                f"it may be busy or stand still; its log is {self.directory.master_log};"
+                f"it may be busy or stalled; its log is {self.directory.master_log};"
                 f" `elasticdl stop {self.name} --now` ends it in any case"
             )
             raise TransientError(words, hint=hint) from error

@@ -122,7 +122,7 @@ class LogRequest:
 class Diagnosis:
     """Explanation of a job: `story` as in `history.diagnosis.Story`.
 
-    `missing` says in words which facts are lost.
+    `missing` explains what is not available; it is empty if nothing is missing.
     """
 
     story: Mapping[str, Any]
@@ -139,7 +139,7 @@ class Job(Protocol):
     place: JobLocation
 
     def report(self) -> Report:
-        """Return the current state or the end."""
+        """Return the current state, or the outcome of an ended job."""
 
     def outcome(self) -> Outcome | None:
         """Return the outcome; None if the job has not ended."""
@@ -175,7 +175,7 @@ class Job(Protocol):
     def snapshot(self) -> dict[str, object]:
         """Return the data of the job's page, as in `history.snapshot`.
 
-        Raises ElasticDLError that says where the data is, if this job has none.
+        Raises ElasticDLError if the data is not available; the error says where to find it.
         """
 
     def close(self) -> None:

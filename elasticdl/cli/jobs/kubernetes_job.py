@@ -156,10 +156,8 @@ class KubernetesJob:
             return f"job {self.name} has ended already"
         if state.waits_for:
             self.delete(state)
-            why = f"; it had no master to stop it in order ({state.waits_for})"
-            return (
-                f"job {self.name} is deleted with all that is its own{why}{after_deletion(state)}"
-            )
+            why = f"; no master could stop it gracefully: {state.waits_for}"
+            return f"job {self.name} and all its objects are deleted{why}{after_deletion(state)}"
         try:
             self._master.call(lambda master: master.stop(reason), _CALL_LIMIT_S)
         except TransientError as error:
@@ -174,7 +172,7 @@ class KubernetesJob:
         """See Job."""
         state = self.job_state()
         self.delete(state)
-        return f"job {self.name} is deleted with all that is its own{after_deletion(state)}"
+        return f"job {self.name} and all its objects are deleted{after_deletion(state)}"
 
     def delete(self, state: JobState | None = None) -> None:
         """Delete the Job and all its objects now."""

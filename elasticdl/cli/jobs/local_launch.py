@@ -119,12 +119,12 @@ class LocalRun:
         self._interrupts += 1
         if self._interrupts == 1:
             how = (
-                "stopping in order, with a last checkpoint; once more ends it at once"
+                "stopping after a last checkpoint; interrupt again to end it at once"
                 if self._directory.preflight.exists()
                 else "ending the check of the model and the data"
             )
             self._view.say(f"{why}: {how}")
-            self._beside(self._stop_in_order(why))
+            self._beside(self._stop_gracefully(why))
         elif self._interrupts == 2 and self._cluster is not None:
             self._view.say(f"{why}: ending at once")
             self._beside(self._cluster.delete(MASTER, grace_s=0))
@@ -165,7 +165,10 @@ class LocalRun:
             await asyncio.sleep(max(0.05, POLL_S - (time.monotonic() - began_s)))
 
     def _news(self, events: Events) -> list[dict[str, Any]]:
-        """Return new events; the end of a job that did not begin is told as the command's error."""
+        """Return new events.
+
+        The command's error reports the failure of a job that did not begin, so omit that event.
+        """
         begun = self._directory.preflight.exists()
         return [
             event
@@ -184,7 +187,7 @@ class LocalRun:
         self.answers.set()
         return status
 
-    async def _stop_in_order(self, why: str) -> None:
+    async def _stop_gracefully(self, why: str) -> None:
         assert self._cluster is not None
         try:
             await in_thread(lambda: self.job.stop(why))

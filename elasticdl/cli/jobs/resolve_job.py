@@ -73,7 +73,7 @@ def _holds_a_job(directory: JobDirectory) -> bool:
 
 
 def _named(job: str) -> Iterator[Path]:
-    """Return the directory below ./jobs that holds the job of that name under another name.
+    """Yield the directory below ./jobs whose job has this name, if the directory's name differs.
 
     Raises SpecError if there are several, so that nobody stops the wrong job.
     """

@@ -37,9 +37,7 @@ def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> Non
     With --namespace, --kube-context or -A, list only the jobs on the cluster.
     """
     if everywhere and namespace:
-        raise click.UsageError(
-            f"-A is of all namespaces, --namespace of {namespace}: say one of them."
-        )
+        raise click.UsageError("-A and --namespace cannot be used together.")
     looked = [] if namespace or kube_context or everywhere else [f"./{JOBS}"]
     only_cluster = bool(namespace or kube_context or everywhere)
     reports = [] if only_cluster else _local()

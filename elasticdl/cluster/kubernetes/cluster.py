@@ -152,9 +152,9 @@ class KubernetesCluster:
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).
 
-        Of several requests, the earliest end counts. If a later request shortens the grace, the end
-        is published in time, but the process may live on for the first grace, since nodes do not
-        shorten it. The caller must fence a process whose state it takes over.
+        The request with the earliest deadline counts. If a later request shortens the grace, the
+        exit is published in time, but the process may live on for the first grace, since nodes do
+        not shorten it. The caller must fence a process whose state it takes over.
         """
         if self.has_ended(name):
             return

@@ -146,7 +146,7 @@ class JobState:
     def barred(self) -> Trouble | None:
         """Why the master's pod cannot start: its image or its container. None if it can.
 
-        Between two pods that cannot start, it is the reason of the earlier one.
+        Until a second pod exists, the reason of the first one applies.
         """
         if self.running_master or _final_condition(self.job) is not None:
             return None

@@ -1,8 +1,8 @@
 """A copy of a list on an API server: list, then watch, until cancelled.
 
 The copy is keyed by uid: an object created again under an old name is a different one. Any failure
-ends in another list, so that nothing is missed for good: a watch that is too old to continue, in
-both its forms, or a server that is unreachable, silent or sends nonsense. While the server is
+leads to another list, so that nothing is missed: a watch that is too old to continue, in both its
+forms, or a server that is unreachable, silent or sends invalid answers. While the server is
 unreachable, this costs almost nothing.
 """
 

@@ -1,4 +1,4 @@
-"""Wait for the end of any process, child or not. Linux only (pidfd)."""
+"""Wait until any process, child or not, exits. Linux only (pidfd)."""
 
 from __future__ import annotations
 

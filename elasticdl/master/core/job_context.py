@@ -144,7 +144,7 @@ class JobContext:
     ) -> None:
         """Count messages that change nothing.
 
-        A cause that no correct process produces is announced once.
+        The first message that only a faulty process can send is announced.
         """
         # Announce the first only: a faulty process may send thousands.
         if cause in WRONG and not self.dropped[cause]:

@@ -60,16 +60,16 @@ class Welcome:
     sources: Callable[[], Sequence[Source]] = tuple
 
 
-class _NonsenseError(Exception):
+class _InvalidMessage(Exception):
     """An invalid message: INVALID_ARGUMENT."""
 
 
 @contextmanager
-def _sense() -> Iterator[None]:
+def _valid() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise _NonsenseError(str(error)) from error
+        raise _InvalidMessage(str(error)) from error
 
 
 class RequestChecks(Protocol):
@@ -140,10 +140,10 @@ class MasterService(MasterServicer):
     async def Attach(self, request: pb.AttachRequest, context: AsyncContext) -> pb.AttachReply:
         caller = _caller(context)
         try:
-            with _sense():
+            with _valid():
                 event = self._attached(caller.name, request)
             await self._gateway.attach(event, caller.instance)
-        except _NonsenseError as error:
+        except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
@@ -178,10 +178,10 @@ class MasterService(MasterServicer):
 
     async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:
         try:
-            with _sense():
+            with _valid():
                 report = messages.report_from_wire(request)
             await self._gateway.report(_name(context), report, request.sequence)
-        except _NonsenseError as error:
+        except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
@@ -218,7 +218,7 @@ class MasterService(MasterServicer):
         leaving = _process(_caller(context))
         why_not = self._checks.why_not_checkpoint()
         if leaving or not why_not:
-            # What goes with a server that leaves is told even if nothing can be done.
+            # The job reports what a leaving server loses, even if it can save nothing.
             await self._queue.post(CheckpointRequested(self._queue.at_s(), leaving))
         if why_not:
             await context.abort(
@@ -256,7 +256,7 @@ class MasterService(MasterServicer):
         )
 
 
-async def _invalid(context: AsyncContext, error: _NonsenseError) -> NoReturn:
+async def _invalid(context: AsyncContext, error: _InvalidMessage) -> NoReturn:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 

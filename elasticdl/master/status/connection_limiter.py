@@ -1,4 +1,4 @@
-"""Who holds the page's connections: strangers make room for others, who showed the token stays."""
+"""Limit the page's connections: those without the token make room for new ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class _Connection(Protocol):
 class ConnectionLimiter:
     """The page's connections; `most` in all.
 
-    Until a connection has shown the token it is a stranger's. Strangers get half of the places. A
-    new one takes the place of the oldest, so nobody keeps others out by being there first.
+    A connection is a stranger's until it has shown the token. Strangers get half of them. A new one
+    replaces the oldest, so early strangers keep nobody out.
     """
 
     def __init__(self, most: int) -> None:

@@ -84,9 +84,9 @@ class StatusServer:
         return int(self._listening.sockets[0].getsockname()[1])
 
     async def close(self, finish: FinishJob | None) -> None:
-        """Send browsers the end, and disconnect them.
+        """Send the job's outcome to browsers, and disconnect them.
 
-        None: this master ends and the job does not, or its end is unknown.
+        None: this master ends and the job does not, or its outcome is unknown.
         """
         ended = (
             {"exit_code": int(finish.exit_code), "message": finish.message, "hint": finish.hint}

@@ -149,7 +149,7 @@ function notices(status, outcome) {
         h(
           "div",
           { class: "notice error" },
-          h("strong", {}, "The job stands still"),
+          h("strong", {}, "The job is stalled"),
           h("p", {}, status.waiting?.[0] ?? ""),
         ),
       ]

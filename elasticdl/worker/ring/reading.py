@@ -302,7 +302,7 @@ class RingReading:
                 self._changed.notify_all()
 
     def _giving_way(self, number: int, blocks: Iterable[Block]) -> Iterator[Block]:
-        """These blocks; an early shard waits for its rest until a new plan is in progress."""
+        """Yield the blocks. An early shard pauses until a new plan is in progress."""
         for block in blocks:
             yield block
             with self._changed:

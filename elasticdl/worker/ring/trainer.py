@@ -399,7 +399,7 @@ class RingTrainer:
             self._context.outbox.urgent.set()
 
     def _lease(self) -> Lease:
-        """Of the shard in the position."""
+        """Return the lease of the shard in the position."""
         return _lease_of(self._position.shard, self._position.attempt, self._position.records)
 
     def _tell(self, lease: Lease, advance: Advance) -> None:

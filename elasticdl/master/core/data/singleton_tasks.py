@@ -12,7 +12,7 @@ MAX_FAILURES = 3
 
 
 def attempts(failures: Sequence[str]) -> str:
-    """All failures, one per attempt; the same error of several workers is told once.
+    """All failures, one per attempt; the same error of several workers is reported once.
 
     A failure is `WORKER: REASON`.
     """

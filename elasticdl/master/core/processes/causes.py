@@ -202,7 +202,7 @@ def gibibytes(size_bytes: int) -> str:
 
 
 def _by_platform(status: ExitStatus) -> Verdict | None:
-    """The platform's reason for the end; None if it gives none, or only confirms our request."""
+    """The platform's reason for the exit; None if it gives none, or only confirms our request."""
     found = (
         _REASONS.get(status.reason) if not (status.asked and status.reason in _NO_NEWS) else None
     )
