@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [
     ROOT / f"elasticdl/embedding/native/{name}.cc"
-    for name in ("table", "optimizer", "initializer", "distinct")
+    for name in ("table", "optimizer", "initializer", "unique_ids")
 ]
 # The table has setup.py's portable flags; the loops are compiled for this machine.
 FLAGS = [

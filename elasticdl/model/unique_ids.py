@@ -78,11 +78,11 @@ class LookupPlan:
             UserError: an id is outside -input_dim..input_dim - 1 (Keras allows negative ids).
         """
         arrays = self._wrapped(arrays, ps_model)
-        distinct = [_distinct([arrays[index] for index in group]) for group in self.groups]
-        ids = tuple(_NONE if group is None else distinct[group][0] for group in self.group_of)
+        unique = [_unique([arrays[index] for index in group]) for group in self.groups]
+        ids = tuple(_NONE if group is None else unique[group][0] for group in self.group_of)
         for table, layer in enumerate(ps_model.tables):
             _check(ids[table], layer)
-        positions = [distinct[group][1][place] for group, place in self.slots]
+        positions = [unique[group][1][place] for group, place in self.slots]
         return Lookups(ids, tuple(positions[site.array] for site in self.sites))
 
     def _wrapped(self, arrays: Sequence[Int64s], ps_model: PsModel) -> Sequence[Int64s]:
@@ -105,13 +105,13 @@ class LookupPlan:
 _NONE = np.empty(0, np.int64)
 
 
-def _distinct(arrays: Sequence[Int64s]) -> tuple[Int64s, list[NDArray[np.int32]]]:
+def _unique(arrays: Sequence[Int64s]) -> tuple[Int64s, list[NDArray[np.int32]]]:
     """Distinct ids of all arrays together, and positions in the shape of each array."""
     if len(arrays) == 1:
-        ids, positions = _native.distinct(arrays[0].reshape(-1))
+        ids, positions = _native.unique_ids(arrays[0].reshape(-1))
         return ids, [positions.reshape(arrays[0].shape)]
     # Together, so that an id in two arrays is pulled once.
-    ids, positions = _native.distinct(np.concatenate([array.reshape(-1) for array in arrays]))
+    ids, positions = _native.unique_ids(np.concatenate([array.reshape(-1) for array in arrays]))
     ends = np.cumsum([array.size for array in arrays])[:-1]
     return ids, [
         part.reshape(array.shape)

@@ -99,7 +99,7 @@ class Table:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
     def insert(self, ids: NDArray[np.int64], values: NDArray[np.float32]) -> None: ...
 
-def distinct(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def unique_ids(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Distinct ids in order of first appearance, and for each id its index among them."""
 
 def merge_rows(

@@ -28,7 +28,7 @@ def main() -> None:
     leave_on_signal()
     try:
         from elasticdl.cluster.role_environment import RoleEnvironment
-        from elasticdl.ps.serving import serve
+        from elasticdl.ps.lifecycle import serve
 
         leave(serve(RoleEnvironment.read()))
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly

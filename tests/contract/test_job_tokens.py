@@ -15,9 +15,9 @@ from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import Refused, UserError
 from elasticdl.master.core import events as happened
 from elasticdl.native import _native
+from elasticdl.ps.lifecycle import control_server
 from elasticdl.ps.saving import ServerPart
 from elasticdl.ps.servicer import TermGuard
-from elasticdl.ps.serving import control_server
 from elasticdl.rpc.conversation import Report, RingCut, RingReport, RingSaved
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_client import ServerPool

@@ -17,14 +17,14 @@ def test_distinct_ids_come_in_order_of_first_appearance_with_each_ids_position(
     ids: list[int],
 ) -> None:
     array = np.array(ids, np.int64)
-    found, positions = _native.distinct(array)
+    found, positions = _native.unique_ids(array)
     assert found.tolist() == list(dict.fromkeys(ids))
     np.testing.assert_array_equal(found[positions], array)
 
 
 def test_a_large_batch_of_skewed_ids_is_taken_apart_and_put_together() -> None:
     ids = np.random.default_rng(0).zipf(1.1, 100_000).astype(np.int64)
-    found, positions = _native.distinct(ids)
+    found, positions = _native.unique_ids(ids)
     assert len(found) == len(np.unique(ids))
     np.testing.assert_array_equal(found[positions], ids)
 

@@ -152,7 +152,7 @@ void duplicates_are_found_and_summed() {
   for (size_t i = 0; i < 5000; ++i) ids.push_back(static_cast<int64_t>(i * i % 1009) - 500);
   Ids found(ids.size());
   std::vector<int32_t> positions(ids.size());
-  found.resize(distinct(ids.data(), ids.size(), found.data(), positions.data()));
+  found.resize(unique_ids(ids.data(), ids.size(), found.data(), positions.data()));
   for (size_t i = 0; i < ids.size(); ++i) CHECK(found[static_cast<size_t>(positions[i])] == ids[i]);
   for (size_t dim : {1, 7, 16}) {
     const Floats ones(ids.size() * dim, 1.0f);

@@ -213,7 +213,7 @@ def main(world: World, running: Running) -> int:
 
 
 def _serve(world: World, running: Running) -> int:
-    """As `ps.serving.serve`."""
+    """As `ps.lifecycle.serve`."""
     scheduler = world.scheduler
     scheduler.sleep(world.plan.start_s * scheduler.random.random())
     client = world.client(running)

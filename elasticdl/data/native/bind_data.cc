@@ -130,8 +130,8 @@ nb::object csv_first_row(nb::bytes data, bool final, char delimiter, bool quotin
   int64_t line = 1;
   p = skip_empty_lines(p, end, final, line);
   Fields fields;
-  RowFacts facts;
-  if (p == end || scan_row(p, end, final, dialect, fields, facts) == nullptr) return nb::none();
+  RowScan scan;
+  if (p == end || scan_row(p, end, final, dialect, fields, scan) == nullptr) return nb::none();
   nb::list row;
   for (size_t i = 0; i < fields.size(); ++i) row.append(nb::bytes(fields[i].data(), fields[i].size()));
   return row;
@@ -151,21 +151,21 @@ nb::tuple csv_rows(nb::bytes data, char delimiter, bool quoting, int64_t skip, i
   for (; row < skip + take; ++row) {
     p = skip_empty_lines(p, end, true, line);
     if (p == end) break;
-    RowFacts facts;
+    RowScan scan;
     const char* begin = p;
     fields.clear();
-    p = row < skip ? skim_row(p, end, true, dialect, facts) : scan_row(p, end, true, dialect, fields, facts);
+    p = row < skip ? skim_row(p, end, true, dialect, scan) : scan_row(p, end, true, dialect, fields, scan);
     if (p == nullptr) break;
     if (row >= skip) {
-      if (facts.fields == columns && !facts.stray) {
+      if (scan.fields == columns && !scan.stray) {
         for (size_t i = 0; i < columns; ++i) items.set_bytes(good * columns + i, fields[i].data(), fields[i].size());
         ++good;
       } else {
-        bad.append(nb::make_tuple(line, what_is_wrong(facts, static_cast<int64_t>(columns)),
+        bad.append(nb::make_tuple(line, what_is_wrong(scan, static_cast<int64_t>(columns)),
                                   nb::bytes(begin, std::min<size_t>(p - begin, 60))));
       }
     }
-    line += facts.newlines + 1;
+    line += scan.newlines + 1;
   }
   return nb::make_tuple(good, std::max<int64_t>(row - skip, 0), bad);
 }

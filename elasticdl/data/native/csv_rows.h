@@ -20,7 +20,7 @@ struct Dialect {
   bool stops[256] = {};  // bytes that end an unquoted field
 };
 
-struct RowFacts {
+struct RowScan {
   size_t fields = 0;
   int64_t newlines = 0;    // inside quotes
   bool stray = false;      // text between a closing quote and the end of its field
@@ -40,14 +40,14 @@ inline const char* unquoted_end(const char* p, const char* end, const Dialect& d
 // Goes through a quoted field; `p` is behind its opening quote. Returns the address behind the field's last byte, or
 // null if the bytes end before that is known.
 template <class Sink>
-const char* scan_quoted(const char* p, const char* end, bool final, const Dialect& dialect, Sink& sink, RowFacts& facts) {
+const char* scan_quoted(const char* p, const char* end, bool final, const Dialect& dialect, Sink& sink, RowScan& scan) {
   for (;;) {
     const char* quote = static_cast<const char*>(std::memchr(p, '"', static_cast<size_t>(end - p)));
     if (quote == nullptr) {
-      facts.in_quotes = true;
+      scan.in_quotes = true;
       return nullptr;
     }
-    facts.newlines += std::count(p, quote, '\n');
+    scan.newlines += std::count(p, quote, '\n');
     if (quote + 1 == end && !final) return nullptr;
     if (quote + 1 < end && quote[1] == '"') {
       sink.piece(p, static_cast<size_t>(quote + 1 - p));
@@ -57,7 +57,7 @@ const char* scan_quoted(const char* p, const char* end, bool final, const Dialec
     sink.piece(p, static_cast<size_t>(quote - p));
     const char* stop = unquoted_end(quote + 1, end, dialect);
     if (stop != quote + 1) {
-      facts.stray = true;
+      scan.stray = true;
       sink.piece(quote + 1, static_cast<size_t>(stop - quote - 1));
     }
     return stop;
@@ -67,11 +67,11 @@ const char* scan_quoted(const char* p, const char* end, bool final, const Dialec
 // Scans the row at `p`, which is not at `end` nor at a newline. Returns the place behind its newline, or null if the
 // bytes end before the row does (never so when `final`, except inside quotes).
 template <class Sink>
-const char* scan_row(const char* p, const char* end, bool final, const Dialect& dialect, Sink& sink, RowFacts& facts) {
-  facts = RowFacts{};
+const char* scan_row(const char* p, const char* end, bool final, const Dialect& dialect, Sink& sink, RowScan& scan) {
+  scan = RowScan{};
   for (;;) {
     if (dialect.quoting && p < end && *p == '"') {
-      p = scan_quoted(p + 1, end, final, dialect, sink, facts);
+      p = scan_quoted(p + 1, end, final, dialect, sink, scan);
       if (p == nullptr) return nullptr;
     } else {
       const char* stop = unquoted_end(p, end, dialect);
@@ -79,7 +79,7 @@ const char* scan_row(const char* p, const char* end, bool final, const Dialect& 
       p = stop;
     }
     sink.field_done();
-    ++facts.fields;
+    ++scan.fields;
     if (p == end) return final ? p : nullptr;
     if (*p == '\n') return p + 1;
     if (*p == '\r') {
@@ -92,19 +92,19 @@ const char* scan_row(const char* p, const char* end, bool final, const Dialect& 
 }
 
 // The same for counting only: skips the fields of a line without quotes or lone \r.
-inline const char* skim_row(const char* p, const char* end, bool final, const Dialect& dialect, RowFacts& facts) {
+inline const char* skim_row(const char* p, const char* end, bool final, const Dialect& dialect, RowScan& scan) {
   const char* newline = static_cast<const char*>(std::memchr(p, '\n', static_cast<size_t>(end - p)));
   if (newline != nullptr) {
     const char* stop = newline > p && newline[-1] == '\r' ? newline - 1 : newline;
     const size_t size = static_cast<size_t>(stop - p);
     if (std::memchr(p, '"', size) == nullptr && std::memchr(p, '\r', size) == nullptr) {
-      facts = RowFacts{};
-      facts.fields = 1 + static_cast<size_t>(std::count(p, stop, dialect.delimiter));
+      scan = RowScan{};
+      scan.fields = 1 + static_cast<size_t>(std::count(p, stop, dialect.delimiter));
       return newline + 1;
     }
   }
   NoSink sink;
-  return scan_row(p, end, final, dialect, sink, facts);
+  return scan_row(p, end, final, dialect, sink, scan);
 }
 
 // Skips empty lines, counting them in `line`. A \r at the end of bytes that are not `final` stays: \n may follow.

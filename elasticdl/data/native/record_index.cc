@@ -67,17 +67,17 @@ class CsvPass {
     for (;;) {
       p = skip_empty_lines(p, end, final, line_);
       if (p == end || (*p == '\r' && p + 1 == end && !final)) break;
-      RowFacts facts;
-      const char* next = skim_row(p, end, final, dialect_, facts);
+      RowScan scan;
+      const char* next = skim_row(p, end, final, dialect_, scan);
       if (next == nullptr) {
-        unfinished_in_quotes_ = facts.in_quotes;
+        unfinished_in_quotes_ = scan.in_quotes;
         if (final) fail(Fault::open_quote, offset_ + (p - data));
         break;
       }
       entries_.record_begins(records_, offset_ + (p - data), line_);
-      judge(facts, p, next);
+      judge(scan, p, next);
       ++records_;
-      line_ += facts.newlines + 1;
+      line_ += scan.newlines + 1;
       p = next;
     }
     offset_ += p - data;
@@ -98,12 +98,12 @@ class CsvPass {
     index_.fault_line = line_;
   }
 
-  void judge(const RowFacts& facts, const char* p, const char* next) {
-    if (index_.columns == 0) index_.columns = static_cast<int64_t>(facts.fields);
-    if (static_cast<int64_t>(facts.fields) == index_.columns && !facts.stray) return;
+  void judge(const RowScan& scan, const char* p, const char* next) {
+    if (index_.columns == 0) index_.columns = static_cast<int64_t>(scan.fields);
+    if (static_cast<int64_t>(scan.fields) == index_.columns && !scan.stray) return;
     ++index_.bad;
     if (index_.examples.size() >= kExamples) return;
-    index_.examples.push_back({line_, what_is_wrong(facts, index_.columns), std::string(p, std::min<size_t>(next - p, 60))});
+    index_.examples.push_back({line_, what_is_wrong(scan, index_.columns), std::string(p, std::min<size_t>(next - p, 60))});
   }
 
   RecordIndex& index_;
@@ -140,10 +140,10 @@ class HeaderBuffer {
 
 }  // namespace
 
-std::string what_is_wrong(const RowFacts& facts, int64_t columns) {
-  if (static_cast<int64_t>(facts.fields) != columns)
-    return "expected " + std::to_string(columns) + " fields, got " + std::to_string(facts.fields);
-  return facts.stray ? "text between a closing quote and the end of its field" : "";
+std::string what_is_wrong(const RowScan& scan, int64_t columns) {
+  if (static_cast<int64_t>(scan.fields) != columns)
+    return "expected " + std::to_string(columns) + " fields, got " + std::to_string(scan.fields);
+  return scan.stray ? "text between a closing quote and the end of its field" : "";
 }
 
 RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride) {

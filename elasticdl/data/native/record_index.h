@@ -44,7 +44,7 @@ inline constexpr size_t kExamples = 3;
 inline constexpr int64_t kMaxEntries = 500'000;  // 12 MB in memory
 
 // Describes a bad row; "" for a good one.
-std::string what_is_wrong(const RowFacts& facts, int64_t columns);
+std::string what_is_wrong(const RowScan& scan, int64_t columns);
 
 // Bytes [begin, size) of a CSV file. `columns` is the right number of fields; 0: that of the first row.
 RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride);

@@ -124,14 +124,14 @@ void insert(Table& table, const Ids& ids, const Matrix& values) {
   table.insert(ids.data(), ids.shape(0), values.data());
 }
 
-nb::tuple distinct_arrays(const Ids& ids) {
+nb::tuple unique_ids_arrays(const Ids& ids) {
   const size_t n = ids.shape(0);
   std::vector<int64_t> found(n);
   Made<int32_t> positions(n);
   size_t count = 0;
   {
     nb::gil_scoped_release released;
-    count = distinct(ids.data(), n, found.data(), positions.data());
+    count = unique_ids(ids.data(), n, found.data(), positions.data());
   }
   Made<int64_t> out(count);
   std::copy_n(found.begin(), count, out.data());
@@ -209,7 +209,7 @@ void bind_table(nb::module_& m) {
 void bind_embedding(nb::module_& m) {
   elasticdl::bind_specs(m);
   elasticdl::bind_table(m);
-  m.def("distinct", &elasticdl::distinct_arrays, "ids"_a.noconvert());
+  m.def("unique_ids", &elasticdl::unique_ids_arrays, "ids"_a.noconvert());
   m.def("merge_rows", &elasticdl::merge_arrays, "values"_a.noconvert(), "positions"_a.noconvert(), "count"_a);
   m.def("update_dense", &elasticdl::update_arrays, "spec"_a, "weights"_a.noconvert(), "slots"_a, "gradients"_a.noconvert(), "learning_rate"_a, "step"_a);
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "elasticdl/embedding/native/distinct.h"
+#include "elasticdl/embedding/native/unique_ids.h"
 #include "elasticdl/embedding/native/initializer.h"
 #include "elasticdl/embedding/native/optimizer.h"
 

@@ -1,4 +1,4 @@
-#include "elasticdl/embedding/native/distinct.h"
+#include "elasticdl/embedding/native/unique_ids.h"
 
 #include <climits>
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace elasticdl {
 namespace {
-#define ELASTICDL_KERNELS "elasticdl/embedding/native/distinct_kernels.h"
+#define ELASTICDL_KERNELS "elasticdl/embedding/native/unique_ids_kernels.h"
 #include "elasticdl/embedding/native/dispatch.h"
 
 constexpr size_t kAhead = 16;
@@ -21,8 +21,8 @@ unsigned bits_for(size_t n) {
 }
 }  // namespace
 
-size_t distinct(const int64_t* ids, size_t n, int64_t* out, int32_t* positions) {
-  if (n > INT32_MAX) throw std::length_error("distinct: more than 2^31 - 1 ids in one call");
+size_t unique_ids(const int64_t* ids, size_t n, int64_t* out, int32_t* positions) {
+  if (n > INT32_MAX) throw std::length_error("unique_ids: more than 2^31 - 1 ids in one call");
   const unsigned bits = bits_for(n);
   const size_t mask = (size_t{1} << bits) - 1;
   std::vector<int32_t> places(mask + 1, -1);  // index into `out`; 4 bytes, so that a batch's places stay in the cache
