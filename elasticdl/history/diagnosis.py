@@ -95,30 +95,30 @@ class Story:
         self._recovered: list[float] = [0.0, 0.0, 0.0]
         """Count, total and longest recovery, in seconds."""
 
-    def add(self, one: JobEvent) -> None:
+    def add(self, event: JobEvent) -> None:
         """Add one event."""
-        self._at_s = max(self._at_s, one.at_s)
-        self._compacted = self._compacted or one.kind == "history"
-        match one.kind:
+        self._at_s = max(self._at_s, event.at_s)
+        self._compacted = self._compacted or event.kind == "history"
+        match event.kind:
             case "process":
-                self._process(one)
+                self._process(event)
             case "wait":
-                self._wait(one)
+                self._wait(event)
             case "job":
-                self._job(one)
+                self._job(event)
             case "ring":
-                self._ring(one)
-            case "shard" if one.process in self._ends:
-                self._ends[one.process].records += max(0, int(one.number("trained")))
-            case "checkpoint" | "evaluation" if one.step in (EventKind.SAVED, EventKind.ENDED):
-                self._slow(one)
-            case kind if one.level in ("warning", "error") or kind in (
+                self._ring(event)
+            case "shard" if event.process in self._ends:
+                self._ends[event.process].records += max(0, int(event.number("trained")))
+            case "checkpoint" | "evaluation" if event.step in (EventKind.SAVED, EventKind.ENDED):
+                self._slow(event)
+            case kind if event.level in ("warning", "error") or kind in (
                 "scale",
                 "staleness",
                 "memory",
                 "history",
             ):
-                self._note(one)
+                self._note(event)
             case _:
                 pass
 
@@ -159,46 +159,46 @@ class Story:
 
     # processes
 
-    def _process(self, one: JobEvent) -> None:
-        if one.step == EventKind.ORDERED:
-            self._going[one.process] = None
-        elif one.step in (EventKind.ENDED, EventKind.LOST):
-            self._going.pop(one.process, None)
-        match one.step:
+    def _process(self, event: JobEvent) -> None:
+        if event.step == EventKind.ORDERED:
+            self._going[event.process] = None
+        elif event.step in (EventKind.ENDED, EventKind.LOST):
+            self._going.pop(event.process, None)
+        match event.step:
             case EventKind.ORDERED:
-                self._ordered(one)
+                self._ordered(event)
             case EventKind.READY:
-                self._ready(one)
+                self._ready(event)
             case EventKind.WORKING:
-                self._working(one)
+                self._working(event)
             case EventKind.ENDED | EventKind.LOST:
-                self._ended(one)
+                self._ended(event)
             case EventKind.EXPLAINED:
-                entry = self._ends.get(one.process)
+                entry = self._ends.get(event.process)
                 if entry is not None:
                     self._causes[entry.cause] -= 1
-                    self._causes[one.cause] += 1
+                    self._causes[event.cause] += 1
                     entry.cause, entry.text = (
-                        one.cause,
-                        f"{one.process} {one.details.get('reason', one.text)}",
+                        event.cause,
+                        f"{event.process} {event.details.get('reason', event.text)}",
                     )
-            case "" if one.level in ("warning", "error"):
-                self._note(one)
+            case "" if event.level in ("warning", "error"):
+                self._note(event)
             case _:
                 pass
 
-    def _ordered(self, one: JobEvent) -> None:
-        entry = self._exits.pop(str(one.details.get("replaces", "")), None)
+    def _ordered(self, event: JobEvent) -> None:
+        entry = self._exits.pop(str(event.details.get("replaces", "")), None)
         if entry is not None:
-            entry.replaced_by = one.process
+            entry.replaced_by = event.process
             _make_room(self._replacing)
-            self._replacing[one.process] = entry
+            self._replacing[event.process] = entry
 
-    def _ready(self, one: JobEvent) -> None:
+    def _ready(self, event: JobEvent) -> None:
         after_s, pending_s, start_s = (
-            one.number("after_s"),
-            one.number("pending_s"),
-            one.number("start_s"),
+            event.number("after_s"),
+            event.number("pending_s"),
+            event.number("start_s"),
         )
         if after_s >= SLOW_S:
             parts = [
@@ -206,72 +206,72 @@ class Story:
                 f"{spoken(start_s)} until it attached",
             ]
             parts += [
-                f"{spoken(one.number(f'{part}_s'))} {words}"
+                f"{spoken(event.number(f'{part}_s'))} {words}"
                 for part, words in START_PARTS.items()
-                if one.number(f"{part}_s")
+                if event.number(f"{part}_s")
             ]
             text = (
-                f"{one.process} was ready {spoken(after_s)} after it was ordered:"
+                f"{event.process} was ready {spoken(after_s)} after it was ordered:"
                 f" {', '.join(parts)}"
             )
-            self._put_slow_start(one, after_s, text)
-        if one.process.startswith("ps-"):
-            self._recover(one)
+            self._put_slow_start(event, after_s, text)
+        if event.process.startswith("ps-"):
+            self._recover(event)
 
-    def _working(self, one: JobEvent) -> None:
+    def _working(self, event: JobEvent) -> None:
         self._worked = True
-        after_s = one.number("after_s")
+        after_s = event.number("after_s")
         if after_s >= SLOW_S:
-            text = f"{one.process} made its first progress {spoken(after_s)} after it was ready"
-            if "first_s" in one.details:
-                first_s = one.number("first_s")
+            text = f"{event.process} made its first progress {spoken(after_s)} after it was ready"
+            if "first_s" in event.details:
+                first_s = event.number("first_s")
                 waited = (
                     f"{spoken(after_s - first_s)} until it had work, "
                     if after_s - first_s >= 1
                     else ""
                 )
                 text += f": {waited}{spoken(first_s)} for its first steps, including compilation"
-            self._put_slow_start(one, after_s, text)
-        self._recover(one)
+            self._put_slow_start(event, after_s, text)
+        self._recover(event)
 
-    def _put_slow_start(self, one: JobEvent, after_s: float, text: str) -> None:
+    def _put_slow_start(self, event: JobEvent, after_s: float, text: str) -> None:
         """Add a part of a start that ended with this event and took `after_s`."""
         self._put(
             DiagnosisEntry(
-                one.at - after_s,
-                one.at_s - after_s,
+                event.at - after_s,
+                event.at_s - after_s,
                 What.START,
                 text,
-                one.process,
+                event.process,
                 seconds=after_s,
             )
         )
 
-    def _recover(self, one: JobEvent) -> None:
-        entry = self._replacing.pop(one.process, None)
+    def _recover(self, event: JobEvent) -> None:
+        entry = self._replacing.pop(event.process, None)
         if entry is not None:
-            self._recovered_at(entry, one.at_s, one.process)
+            self._recovered_at(entry, event.at_s, event.process)
 
     def _recovered_at(self, entry: DiagnosisEntry, at_s: float, by: str) -> None:
         entry.recovered_s, entry.recovered_by = round(at_s - entry.at_s, 3), by
         count, total_s, worst_s = self._recovered
         self._recovered = [count + 1, total_s + entry.recovered_s, max(worst_s, entry.recovered_s)]
 
-    def _ended(self, one: JobEvent) -> None:
-        cause = one.cause or "unknown"
+    def _ended(self, event: JobEvent) -> None:
+        cause = event.cause or "unknown"
         self._causes[cause] += 1
-        reason = str(one.details.get("reason", one.text))
+        reason = str(event.details.get("reason", event.text))
         if cause == "finished" or (cause in _EXPECTED and self._ending):
             return
-        shard = one.details.get("shard")
+        shard = event.details.get("shard")
         level = "info" if cause in _EXPECTED else "warning"
         entry = self._put(
             DiagnosisEntry(
-                one.at,
-                one.at_s,
+                event.at,
+                event.at_s,
                 What.EXIT,
-                f"{one.process} {reason}",
-                one.process,
+                f"{event.process} {reason}",
+                event.process,
                 cause,
                 level=level,
             )
@@ -279,43 +279,43 @@ class Story:
         if cause in _EXPECTED:
             return
         if isinstance(shard, int):
-            key = one.process.rpartition("-")[0], cause, shard
+            key = event.process.rpartition("-")[0], cause, shard
             _make_room(self._shards)
             self._shards[key] += 1
             times = self._shards[key]
             entry.text += (
                 f", {_times(times)} on shard {shard}" if times > 1 else f", on shard {shard}"
             )
-        entry.records = int(one.number("records"))
+        entry.records = int(event.number("records"))
         _make_room(self._ends)
-        self._ends[one.process] = entry
+        self._ends[event.process] = entry
         _make_room(self._exits)
-        self._exits[one.process] = entry
+        self._exits[event.process] = entry
 
     # waits
 
-    def _wait(self, one: JobEvent) -> None:
-        what = str(one.details.get("wait", ""))
-        reason = str(one.details.get("reason", "")) or one.text
-        match one.step:
+    def _wait(self, event: JobEvent) -> None:
+        what = str(event.details.get("wait", ""))
+        reason = str(event.details.get("reason", "")) or event.text
+        match event.step:
             case EventKind.BEGUN:
-                since_s = one.number("since_s", one.at_s)
+                since_s = event.number("since_s", event.at_s)
                 entry = self._waits.get(what)
                 if entry is None:
-                    at = one.at - (one.at_s - since_s)
+                    at = event.at - (event.at_s - since_s)
                     entry = self._waits[what] = self._put(
                         DiagnosisEntry(at, since_s, What.WAIT, "", open=True, level="warning")
                     )
                 entry.text = f"for {awaited_text(what)}: {reason}"
             case EventKind.ENDED:
-                self._over(one, what, reason)
+                self._over(event, what, reason)
             case _:
-                self._note(one)
+                self._note(event)
 
-    def _over(self, one: JobEvent, what: str, reason: str) -> None:
-        seconds = one.number("waited_s")
+    def _over(self, event: JobEvent, what: str, reason: str) -> None:
+        seconds = event.number("waited_s")
         entry = self._waits.pop(what, None) or self._put(
-            DiagnosisEntry(one.at - seconds, one.at_s - seconds, What.WAIT, "")
+            DiagnosisEntry(event.at - seconds, event.at_s - seconds, What.WAIT, "")
         )
         entry.text, entry.seconds = f"for {awaited_text(what)}: {reason}", seconds
         entry.open, entry.level = False, "info"
@@ -323,69 +323,69 @@ class Story:
 
     # the job
 
-    def _job(self, one: JobEvent) -> None:
-        match one.step:
+    def _job(self, event: JobEvent) -> None:
+        match event.step:
             case EventKind.BEGUN:
-                self._begun(one)
+                self._begun(event)
             case EventKind.PHASE:
-                self._ending = one.details.get("phase") == "ending"
-                before, before_s = str(one.details.get("before", "")), one.number("before_s")
+                self._ending = event.details.get("phase") == "ending"
+                before, before_s = str(event.details.get("before", "")), event.number("before_s")
                 if (
                     before == "working"
-                    and one.level != "error"
-                    and one.details.get("phase")
+                    and event.level != "error"
+                    and event.details.get("phase")
                     in ("evaluating", "checkpointing", "exporting", "ending")
                 ):
-                    self._recovered_by_others(one)
+                    self._recovered_by_others(event)
                 what = f"{'the preflight' if before == 'starting' else before} took"
                 if before == "working" and not self._worked and not self._compacted:
                     what = "no progress in"
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
                 self._put(
                     DiagnosisEntry(
-                        one.at,
-                        one.at_s,
+                        event.at,
+                        event.at_s,
                         What.PHASE,
-                        f"{_first_line(one.text)}{took}",
-                        level=one.level,
+                        f"{_first_line(event.text)}{took}",
+                        level=event.level,
                     )
                 )
             case EventKind.ENDED:
                 self._has_ended = True
-                self._end_waits(one)
-                self._note(one)
-            case _ if one.level in ("warning", "error") or "ended_early" in one.details:
-                self._note(one)
+                self._end_waits(event)
+                self._note(event)
+            case _ if event.level in ("warning", "error") or "ended_early" in event.details:
+                self._note(event)
             case _:
                 pass
 
-    def _end_waits(self, one: JobEvent) -> None:
+    def _end_waits(self, event: JobEvent) -> None:
         """Close all open waits."""
         for what, wait in self._waits.items():
-            wait.open, wait.level, wait.seconds = False, "info", max(0.0, one.at_s - wait.at_s)
+            wait.open, wait.level, wait.seconds = False, "info", max(0.0, event.at_s - wait.at_s)
             self._waited_s[what] = self._waited_s.get(what, 0.0) + wait.seconds
         self._waits.clear()
 
-    def _recovered_by_others(self, one: JobEvent) -> None:
+    def _recovered_by_others(self, event: JobEvent) -> None:
         """Record that existing workers finished lost workers' work before a replacement came."""
         for pending in (self._exits, self._replacing):
             for process in [
                 name for name, entry in pending.items() if entry.process.startswith("worker-")
             ]:
-                self._recovered_at(pending.pop(process), one.at_s, OTHERS)
+                self._recovered_at(pending.pop(process), event.at_s, OTHERS)
 
-    def _begun(self, one: JobEvent) -> None:
+    def _begun(self, event: JobEvent) -> None:
         """Handle a new master: add the time that the job was away.
 
         Time between the job's end and a --resume is reported, but does not count as a wait.
         """
         self._ending = self._worked = False
         for wait in self._waits.values():
-            wait.open, wait.seconds = False, max(0.0, one.at_s - wait.at_s)
+            wait.open, wait.seconds = False, max(0.0, event.at_s - wait.at_s)
         self._waits.clear()
         self._exits.clear()
         self._replacing.clear()
-        away_s = one.number("away_s")
+        away_s = event.number("away_s")
         if self._has_ended:
             self._going.clear()
             self._stopped_s += away_s
@@ -396,15 +396,19 @@ class Story:
                 f" {listed}"
             )
             self._put(
-                DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.NOTE, text, level="error")
+                DiagnosisEntry(
+                    event.at - away_s, event.at_s - away_s, What.NOTE, text, level="error"
+                )
             )
         if not self._has_ended and away_s >= _AWAY_S:
             text = "for a master: the previous one was gone"
             self._put(
-                DiagnosisEntry(one.at - away_s, one.at_s - away_s, What.WAIT, text, seconds=away_s)
+                DiagnosisEntry(
+                    event.at - away_s, event.at_s - away_s, What.WAIT, text, seconds=away_s
+                )
             )
             self._waited_s[Awaited.MASTER] = self._waited_s.get(Awaited.MASTER, 0.0) + away_s
-        self._put(DiagnosisEntry(one.at, one.at_s, What.PHASE, one.text))
+        self._put(DiagnosisEntry(event.at, event.at_s, What.PHASE, event.text))
         self._has_ended = False
 
     def _gone_with_master(self) -> list[str]:
@@ -414,16 +418,16 @@ class Story:
         self._causes.update({"infrastructure": len(gone)} if gone else {})
         return gone
 
-    def _ring(self, one: JobEvent) -> None:
-        match one.step:
+    def _ring(self, event: JobEvent) -> None:
+        match event.step:
             case EventKind.PUBLISHED:
-                reason = one.details.get("reason", "")
-                members = len(str(one.details.get("members", "")).split())
+                reason = event.details.get("reason", "")
+                members = len(str(event.details.get("members", "")).split())
                 text = (
-                    f"generation {one.number('generation'):.0f} of the ring,"
+                    f"generation {event.number('generation'):.0f} of the ring,"
                     f" {amount(members, 'member')}: {reason}"
                 )
-                self._put(DiagnosisEntry(one.at, one.at_s, What.RING, text))
+                self._put(DiagnosisEntry(event.at, event.at_s, What.RING, text))
             case EventKind.COMPLETE:
                 for pending in (self._exits, self._replacing):
                     for process in [
@@ -431,42 +435,42 @@ class Story:
                         for name, entry in pending.items()
                         if entry.process.startswith("worker-")
                     ]:
-                        self._recovered_at(pending.pop(process), one.at_s, "ring")
+                        self._recovered_at(pending.pop(process), event.at_s, "ring")
             case _:
-                self._note(one)
+                self._note(event)
 
-    def _slow(self, one: JobEvent) -> None:
-        seconds = one.number("seconds")
+    def _slow(self, event: JobEvent) -> None:
+        seconds = event.number("seconds")
         if seconds >= SLOW_S:
-            text = f"{_first_line(one.text)} ({spoken(seconds)})"
+            text = f"{_first_line(event.text)} ({spoken(seconds)})"
             self._put(
                 DiagnosisEntry(
-                    one.at - seconds, one.at_s - seconds, What.PHASE, text, seconds=seconds
+                    event.at - seconds, event.at_s - seconds, What.PHASE, text, seconds=seconds
                 )
             )
 
-    def _note(self, one: JobEvent) -> None:
+    def _note(self, event: JobEvent) -> None:
         self._put(
             DiagnosisEntry(
-                one.at,
-                one.at_s,
+                event.at,
+                event.at_s,
                 What.NOTE,
-                _first_line(one.text),
-                one.process,
-                one.cause,
-                level=one.level,
+                _first_line(event.text),
+                event.process,
+                event.cause,
+                level=event.level,
             )
         )
 
 
 def _shown(entry: DiagnosisEntry, now_s: float) -> dict[str, Any]:
-    found = {name: getattr(entry, name) for name in DiagnosisEntry.__slots__}
-    found["what"] = str(entry.what)
+    shown = {name: getattr(entry, name) for name in DiagnosisEntry.__slots__}
+    shown["what"] = str(entry.what)
     if entry.open:
-        found["seconds"] = max(0.0, now_s - entry.at_s)
+        shown["seconds"] = max(0.0, now_s - entry.at_s)
     for key in ("at", "at_s", "seconds"):
-        found[key] = None if found[key] is None else round(found[key], 3)
-    return found
+        shown[key] = None if shown[key] is None else round(shown[key], 3)
+    return shown
 
 
 def _times(count: int) -> str:
@@ -477,7 +481,7 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _make_room(found: dict[K, V]) -> None:
+def _make_room(entries: dict[K, V]) -> None:
     """Drop the oldest item to make room."""
-    while len(found) >= _MOST_OPEN:
-        del found[next(iter(found))]
+    while len(entries) >= _MOST_OPEN:
+        del entries[next(iter(entries))]

@@ -59,8 +59,8 @@ class EventLog:
             before = read_events(path)[0]
         except OSError:
             before = []
-        for one in before:
-            self._take(one)
+        for event in before:
+            self._take(event)
         if before:
             last = before[-1]
             self.started_at = last.at - last.at_s
@@ -79,10 +79,10 @@ class EventLog:
 
         `stamp` has `at` and `at_s`; `fields` has the other fields of a JobEvent.
         """
-        one = job_event({**fields, **stamp}, self.next_seq)
-        self._take(one)
-        self._lines.append(one.as_dict())
-        return one
+        event = job_event({**fields, **stamp}, self.next_seq)
+        self._take(event)
+        self._lines.append(event.as_dict())
+        return event
 
     def after(self, seq: int = -1, limit: int = KEPT) -> list[JobEvent]:
         """Return events with a higher `seq`, oldest first; only the newest 1,000 are in memory."""
@@ -96,12 +96,12 @@ class EventLog:
         """Close the file."""
         self._lines.close()
 
-    def _take(self, one: JobEvent) -> None:
-        self._newest.append(one)
-        self.last_s = one.at_s
-        self.next_seq = one.seq + 1
-        self.timeline.add(one)
-        self.story.add(one)
+    def _take(self, event: JobEvent) -> None:
+        self._newest.append(event)
+        self.last_s = event.at_s
+        self.next_seq = event.seq + 1
+        self.timeline.add(event)
+        self.story.add(event)
 
 
 def read_events(path: Path) -> tuple[list[JobEvent], int]:
@@ -109,18 +109,18 @@ def read_events(path: Path) -> tuple[list[JobEvent], int]:
 
     Raises OSError if the file exists but cannot be read.
     """
-    lines, found = read_lines(path), []
+    lines, events = read_lines(path), []
     seq = 0
     for line in lines:
         try:
-            one = job_event(line.row, seq)
+            event = job_event(line.row, seq)
         except ValueError:
             continue
-        if one.seq >= seq:
-            found.append(one)
-            seq = one.seq + 1
+        if event.seq >= seq:
+            events.append(event)
+            seq = event.seq + 1
     left = left_out(lines).lines
-    return found, left
+    return events, left
 
 
 __all__ = ["EVENTS_POLICY", "HISTORY", "METRICS_POLICY", "EventLog", "read_events"]

@@ -93,25 +93,25 @@ class JobEvent:
         }
 
 
-def job_event(found: Mapping[str, Any], seq: int) -> JobEvent:
+def job_event(row: Mapping[str, Any], seq: int) -> JobEvent:
     """Parse a line; `seq` is the default for a line without one.
 
     Raises ValueError if the line is invalid.
     """
     try:
-        details = found.get("details") or {}
-        number = int(found.get("seq", seq))
+        details = row.get("details") or {}
+        number = int(row.get("seq", seq))
         if not 0 <= number < _MOST_SEQ:
             raise ValueError(f"invalid event: seq {number}")
         return JobEvent(
             seq=number,
-            at=_finite(found["at"]),
-            at_s=_finite(found["at_s"]),
-            kind=characters(str(found["kind"])),
-            text=bounded(str(found.get("text", ""))),
-            process=characters(str(found.get("process") or "")),
-            cause=characters(str(found.get("cause") or "")),
-            level=characters(str(found.get("level") or "info")),
+            at=_finite(row["at"]),
+            at_s=_finite(row["at_s"]),
+            kind=characters(str(row["kind"])),
+            text=bounded(str(row.get("text", ""))),
+            process=characters(str(row.get("process") or "")),
+            cause=characters(str(row.get("cause") or "")),
+            level=characters(str(row.get("level") or "info")),
             details=whole_values(details),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -155,16 +155,16 @@ class SeriesStore:
 
     def _find(self, name: str, label: str, unit: str, at_s: float) -> Series | None:
         labels = self._series.setdefault(name, {})
-        found = labels.get(label)
-        if found is None:
+        series = labels.get(label)
+        if series is None:
             if len(labels) >= MOST_LABELS and (
                 self._full_s.get(name) == at_s or not _make_room(labels, at_s)
             ):
                 self._full_s[name] = at_s
                 self.labels_left_out += 1
                 return None
-            found = labels[label] = _begun(name, label, unit)
-        return found
+            series = labels[label] = _begun(name, label, unit)
+        return series
 
 
 def _begun(name: str, label: str, unit: str) -> Series:

@@ -231,11 +231,11 @@ def note_metrics(book: SeriesStore, row: Mapping[str, Any]) -> list[Point]:
         or not isinstance(records, int)
     ):
         return []
-    found: list[Point] = []
+    points: list[Point] = []
     if row.get("kind") == "training" and "loss" in values:
-        found = [(*LOSS, at_s, records, values["loss"])]
+        points = [(*LOSS, at_s, records, values["loss"])]
     elif row.get("kind") == "evaluation":
-        found = [(METRIC, str(name), "", at_s, records, value) for name, value in values.items()]
-    for name, label, unit, _, _, value in found:
+        points = [(METRIC, str(name), "", at_s, records, value) for name, value in values.items()]
+    for name, label, unit, _, _, value in points:
         book.add((name, label, unit), at_s, records, value)
-    return found
+    return points

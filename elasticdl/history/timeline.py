@@ -76,22 +76,22 @@ class Timeline:
         self._bars = 0
         self._at_s = 0.0
 
-    def add(self, one: JobEvent) -> None:
+    def add(self, event: JobEvent) -> None:
         """Add one event."""
-        self._at_s = max(self._at_s, one.at_s)
-        match one.kind:
+        self._at_s = max(self._at_s, event.at_s)
+        match event.kind:
             case "process":
-                self._process(one)
-            case "ring" if one.step == EventKind.PUBLISHED:
-                members = tuple(str(one.details.get("members", "")).split())
-                reason = str(one.details.get("reason", one.text))
+                self._process(event)
+            case "ring" if event.step == EventKind.PUBLISHED:
+                members = tuple(str(event.details.get("members", "")).split())
+                reason = str(event.details.get("reason", event.text))
                 self._generations.append(
-                    Generation(int(one.number("generation")), one.at_s, members, reason)
+                    Generation(int(event.number("generation")), event.at_s, members, reason)
                 )
             case "job":
-                self._job(one)
-            case kind if kind in _MARKED or one.level == "error":
-                self._marks.append(Mark(one.at_s, kind, one.text))
+                self._job(event)
+            case kind if kind in _MARKED or event.level == "error":
+                self._marks.append(Mark(event.at_s, kind, event.text))
             case _:
                 pass
 
@@ -129,28 +129,31 @@ class Timeline:
         now.text = row.message or bar.text
         return now
 
-    def _process(self, one: JobEvent) -> None:
-        if one.step == EventKind.ORDERED:
-            self._close(one.process, one.at_s, _UNSEEN)
-            role = one.process.rpartition("-")[0]
-            self._going[one.process] = Bar(
-                one.process, role, one.at_s, replaces=str(one.details.get("replaces", ""))
+    def _process(self, event: JobEvent) -> None:
+        if event.step == EventKind.ORDERED:
+            self._close(event.process, event.at_s, _UNSEEN)
+            role = event.process.rpartition("-")[0]
+            self._going[event.process] = Bar(
+                event.process, role, event.at_s, replaces=str(event.details.get("replaces", ""))
             )
             self._bars += 1
             return
-        bar = self._going.get(one.process)
-        match one.step:
+        bar = self._going.get(event.process)
+        match event.step:
             case EventKind.READY if bar is not None:
-                bar.ready_s, bar.state = one.at_s, "ready"
-                bar.where = str(one.details.get("where", ""))
+                bar.ready_s, bar.state = event.at_s, "ready"
+                bar.where = str(event.details.get("where", ""))
             case EventKind.STOPPING if bar is not None:
-                bar.state, bar.text = "stopping", str(one.details.get("reason", one.text))
+                bar.state, bar.text = "stopping", str(event.details.get("reason", event.text))
             case EventKind.ENDED | EventKind.LOST if bar is not None:
                 self._close(
-                    one.process, one.at_s, str(one.details.get("reason", one.text)), one.cause
+                    event.process,
+                    event.at_s,
+                    str(event.details.get("reason", event.text)),
+                    event.cause,
                 )
             case EventKind.ENDED | EventKind.EXPLAINED:
-                self._explain(one)
+                self._explain(event)
             case _:
                 pass
 
@@ -160,20 +163,20 @@ class Timeline:
             bar.ended_s, bar.state, bar.text, bar.cause = at_s, "ended", text, cause
             self._ended.append(bar)
 
-    def _explain(self, one: JobEvent) -> None:
+    def _explain(self, event: JobEvent) -> None:
         """Correct an end's cause when the platform reports it later."""
         for bar in reversed(self._ended):
-            if bar.process == one.process:
+            if bar.process == event.process:
                 bar.cause, bar.text = (
-                    one.cause or bar.cause,
-                    str(one.details.get("reason", bar.text)),
+                    event.cause or bar.cause,
+                    str(event.details.get("reason", bar.text)),
                 )
                 return
 
-    def _job(self, one: JobEvent) -> None:
-        if one.step == EventKind.BEGUN:
+    def _job(self, event: JobEvent) -> None:
+        if event.step == EventKind.BEGUN:
             # Processes of an earlier master ended with it, or are different processes by now.
             for process in list(self._going):
-                self._close(process, one.at_s, _UNSEEN)
-        if one.step:
-            self._marks.append(Mark(one.at_s, one.kind, one.text))
+                self._close(process, event.at_s, _UNSEEN)
+        if event.step:
+            self._marks.append(Mark(event.at_s, event.kind, event.text))

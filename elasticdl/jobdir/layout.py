@@ -129,9 +129,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return a file's JSON object; empty if it is missing or incomplete."""
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        if isinstance(found, dict):
-            return found
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if isinstance(value, dict):
+            return value
     return {}
 
 

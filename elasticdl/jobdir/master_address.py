@@ -65,5 +65,5 @@ def write_master(directory: JobDirectory, master: MasterAddress) -> None:
 
 def read_master(directory: JobDirectory) -> MasterAddress | None:
     """Return the address; None if there is no master or its file is incomplete."""
-    found = read_json(directory.master)
-    return MasterAddress.from_json(found) if found else None
+    value = read_json(directory.master)
+    return MasterAddress.from_json(value) if value else None

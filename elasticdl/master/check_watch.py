@@ -150,13 +150,13 @@ class CheckWatch:
 
     def _dump(self, text: str) -> None:
         """Parse a line of `faulthandler`: a title, and then the frames, innermost first."""
-        found = _FRAME.fullmatch(text)
+        frame = _FRAME.fullmatch(text)
         with self._lock:
-            if found is None:
+            if frame is None:
                 self._stack = ()
             else:
-                self._stack = (*self._stack, (found[1], int(found[2]), found[3]))
-                if Path(found[1]).is_relative_to(self._zoo):
+                self._stack = (*self._stack, (frame[1], int(frame[2]), frame[3]))
+                if Path(frame[1]).is_relative_to(self._zoo):
                     self._dumped.set()
 
     def _heard(self, text: str) -> None:

@@ -349,11 +349,11 @@ class Master:
         return snapshot(reading, record, self.collector.as_list(), outcome, logs)
 
     def _last_status(self, finish: FinishJob) -> JobStatus:
-        found = self.status()
-        if found.phase == Phase.ENDED:
-            return found
+        status = self.status()
+        if status.phase == Phase.ENDED:
+            return status
         why = finish.message.partition("\n")[0]
-        return cut_short(found, finish.message, finish.exit_code, f"killed with the job: {why}")
+        return cut_short(status, finish.message, finish.exit_code, f"killed with the job: {why}")
 
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: many users may be able to read a volume.

@@ -169,7 +169,7 @@ def follow_check(
     watch = CheckWatch(streams.ours.detach(), spec.model.model_zoo, limits, SystemClock(), tell)
     watch.start()
     # Python notices a Ctrl-C just before a wait only when the wait ends.
-    while (found := watch.answer(_LOOK_EVERY_S)) is None:
+    while (result := watch.answer(_LOOK_EVERY_S)) is None:
         if cancelled():
             raise PreflightCancelledError
         if end := _end_of(child.pid):
@@ -188,7 +188,7 @@ def follow_check(
                 " imported, or waits for something",
             )
         watch.look(lambda: os.kill(child.pid, signal.SIGUSR2))
-    return _judged(found)
+    return _judged(result)
 
 
 def _usage(message: str, hint: str) -> UserError:
@@ -199,12 +199,12 @@ def _usage(message: str, hint: str) -> UserError:
 
 def _end_of(pid: int) -> str:
     """How a child ended; '' if it has not. It stays a zombie."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
+    exited = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if exited is None:
         return ""
-    if found.si_code == os.CLD_EXITED:
-        return f"exit code {found.si_status}"
-    return f"signal {signal.Signals(found.si_status).name}"
+    if exited.si_code == os.CLD_EXITED:
+        return f"exit code {exited.si_status}"
+    return f"signal {signal.Signals(exited.si_status).name}"
 
 
 def _last_lines(output: IO[bytes]) -> str:
@@ -226,38 +226,38 @@ def load_preflight(path: Path) -> Preflight | None:
     Raises UserError if the file is invalid.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise UserError(f"{path} is not a preflight result: {error}", hint="remove it") from error
-    if not isinstance(found, dict) or "ok" not in found:
+    if not isinstance(result, dict) or "ok" not in result:
         raise UserError(f"{path} is not a preflight result", hint="remove it")
-    return _judged(found)
+    return _judged(result)
 
 
-def _judged(found: dict[str, Any]) -> Preflight:
-    if not found["ok"]:
+def _judged(result: dict[str, Any]) -> Preflight:
+    if not result["ok"]:
         error = UserError(
-            str(found.get("error", "the model or its data is unusable")),
-            hint=str(found.get("hint", "")),
+            str(result.get("error", "the model or its data is unusable")),
+            hint=str(result.get("hint", "")),
         )
         with suppress(ValueError):
-            error.exit_code = ExitCode(found.get("exit_code", ExitCode.USAGE))
+            error.exit_code = ExitCode(result.get("exit_code", ExitCode.USAGE))
         raise error
     return Preflight(
-        _sources(found, "training"),
-        _sources(found, "validation"),
-        _sources(found, "prediction"),
-        found,
+        _sources(result, "training"),
+        _sources(result, "validation"),
+        _sources(result, "prediction"),
+        result,
     )
 
 
-def _sources(found: Mapping[str, Any], key: str) -> tuple[Source, ...]:
+def _sources(result: Mapping[str, Any], key: str) -> tuple[Source, ...]:
     try:
         return tuple(
             Source(str(one["name"]), int(one["records"]), str(one.get("fingerprint", "")))
-            for one in found.get(key) or ()
+            for one in result.get(key) or ()
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the check returned invalid {key} data: {error!r}") from error

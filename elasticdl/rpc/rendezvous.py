@@ -137,23 +137,23 @@ class Rendezvous:
 
     def named(self, connection: _Connection, method: bytes, path: bytes) -> int:
         """Look at the first line of a request; returns the status of a refusal, 0 for none."""
-        found = _PATH.fullmatch(path)
-        if found is None or method not in (b"GET", b"PUT", b"DELETE"):
+        match = _PATH.fullmatch(path)
+        if match is None or method not in (b"GET", b"PUT", b"DELETE"):
             return 400
-        scope = self._scopes.get(found[1])
+        scope = self._scopes.get(match[1])
         if scope is None:
             return 410
         self._strangers.pop(connection, None)
-        return 403 if method == b"PUT" and not scope.may_write(found[2]) else 0
+        return 403 if method == b"PUT" and not scope.may_write(match[2]) else 0
 
     def answer(self, connection: _Connection, method: bytes, path: bytes, value: bytes) -> None:
         """Answer a complete request, at once or when its key exists."""
-        found = _PATH.fullmatch(path)
-        scope = self._scopes.get(found[1]) if found is not None else None
-        if found is None or scope is None:
+        match = _PATH.fullmatch(path)
+        scope = self._scopes.get(match[1]) if match is not None else None
+        if match is None or scope is None:
             connection.reply(410)
             return
-        key, generation = found[2], scope.generation
+        key, generation = match[2], scope.generation
         if method == b"PUT":
             size_bytes = generation.size_bytes + len(value) - len(generation.values.get(key, b""))
             if size_bytes > self._limits.generation_bytes:
@@ -170,7 +170,7 @@ class Rendezvous:
         elif key in generation.values:
             connection.reply(200, generation.values[key])
         else:
-            connection.waits_for = (found[1], key)
+            connection.waits_for = (match[1], key)
             generation.waiting.setdefault(key, []).append(connection)
 
     def leave(self, connection: _Connection) -> None:

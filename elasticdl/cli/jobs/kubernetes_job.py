@@ -74,8 +74,8 @@ class KubernetesJob:
 
         Raises an error with exit code 4 if there is none, or another Job now has its name.
         """
-        found = self._cluster.run(self._jobs.one(self.name, whole=whole))
-        if found is None:
+        state = self._cluster.run(self._jobs.one(self.name, whole=whole))
+        if state is None:
             if self._uid:
                 raise NoSuchJob(
                     f"job {self.name} no longer exists in {self.place}",
@@ -85,13 +85,13 @@ class KubernetesJob:
                 f"there is no job {self.name} in {self.place}", hint="see `elasticdl list`"
             )
         # Names can be reused; only the UID identifies the Job that this object stands for.
-        if self._uid and found.uid != self._uid:
+        if self._uid and state.uid != self._uid:
             raise NoSuchJob(
                 f"job {self.name} in {self.place} was deleted",
                 hint="another job has the same name now",
             )
-        self._uid = found.uid
-        return found
+        self._uid = state.uid
+        return state
 
     def report(self) -> Report:
         """See Job."""
@@ -224,7 +224,7 @@ class KubernetesJob:
         part = f"start=-{_KEPT_BYTES}&limit={_KEPT_BYTES}"
         try:
             # `safe=""`: a slash in the name must not become part of the path.
-            found = self._get(f"/api/v1/logs/{quote(request.process, safe='')}?{part}")
+            log = self._get(f"/api/v1/logs/{quote(request.process, safe='')}?{part}")
         except ElasticDLError as error:
             names = ", ".join(entry.process for entry in self.logs()) or "none yet"
             hint = f"there are {names}"
@@ -233,7 +233,7 @@ class KubernetesJob:
             raise NoSuchJob(
                 f"job {self.name} in {self.place} has no log of {request.process!r}", hint=hint
             ) from error
-        return "".join(str(found["text"]).splitlines(keepends=True)[-request.lines :])
+        return "".join(str(log["text"]).splitlines(keepends=True)[-request.lines :])
 
     @contextmanager
     def page(self, *, read_only: bool = False) -> Iterator[str]:
@@ -264,9 +264,9 @@ class KubernetesJob:
             said = "".join(self.read_log(LogRequest("master-0", 4 * MOST_LOGGED)))
         except ElasticDLError as error:
             why_not = error.message
-        found = story_of_lines(said.splitlines())
-        if found is not None:
-            return Diagnosis(found)
+        story = story_of_lines(said.splitlines())
+        if story is not None:
+            return Diagnosis(story)
         where = (
             f"events.jsonl in {_job_dir(state)}, if that is on a volume: `elasticdl why"
             " --job-dir …` where it is mounted"

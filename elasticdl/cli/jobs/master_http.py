@@ -35,7 +35,7 @@ class MasterPage:
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {self._token}"})
             answer = connection.getresponse()
-            found: dict[str, Any] = json.loads(answer.read())
+            body: dict[str, Any] = json.loads(answer.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise TransientError(
                 f"cannot reach the master's page: {error or type(error).__name__}"
@@ -45,8 +45,8 @@ class MasterPage:
         if answer.status != http.HTTPStatus.OK:
             raise PermanentError(
                 str(
-                    (found.get("error") or {}).get("message")
+                    (body.get("error") or {}).get("message")
                     or f"the master's page answered {answer.status}"
                 )
             )
-        return found
+        return body

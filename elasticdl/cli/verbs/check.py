@@ -55,12 +55,12 @@ def _here(spec: JobSpec, form: Format) -> int:
         about = "model and data"
         refuse_paths(spec)
         tell("checking the model and the data ...")
-        found = run_preflight(spec, tell=tell)
+        preflight = run_preflight(spec, tell=tell)
     except UserError as error:
         if form != Format.TABLE:
             put(render(_findings_json([Finding(about, Weight.PROBLEM, error.message)]), form))
         raise
-    for warning in found.raw.get("warnings") or ():
+    for warning in preflight.raw.get("warnings") or ():
         tell(f"Warning: {warning}")
     findings = [
         Finding(
@@ -70,18 +70,18 @@ def _here(spec: JobSpec, form: Format) -> int:
             f" {amount(len(sources), 'source')}",
         )
         for title, sources in (
-            ("training", found.training),
-            ("validation", found.validation),
-            ("prediction", found.prediction),
+            ("training", preflight.training),
+            ("validation", preflight.validation),
+            ("prediction", preflight.prediction),
         )
         if sources
     ]
     if form != Format.TABLE:
         warnings = [
             Finding("model and data", Weight.WARNING, text)
-            for text in found.raw.get("warnings") or ()
+            for text in preflight.raw.get("warnings") or ()
         ]
-        put(render({**_findings_json([*findings, *warnings]), **found.raw}, form))
+        put(render({**_findings_json([*findings, *warnings]), **preflight.raw}, form))
         return ExitCode.DONE
     for one in findings:
         show(f"{one.about:<10} {one.text}")

@@ -90,8 +90,8 @@ def _local() -> list[Report]:
     if not jobs:
         return []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(pool.map(lambda job: job.report(), jobs))
-    return sorted(found, key=lambda report: report.age_s)
+        reports = list(pool.map(lambda job: job.report(), jobs))
+    return sorted(reports, key=lambda report: report.age_s)
 
 
 def _on_cluster(
@@ -104,10 +104,10 @@ def _on_cluster(
 
     with ClusterClient(namespace, context) as cluster:
         looked.append("any namespace" if everywhere else f"namespace {cluster.namespace}")
-        found = cluster.run(Jobs(cluster.api, cluster.namespace).all(everywhere=everywhere))
+        states = cluster.run(Jobs(cluster.api, cluster.namespace).all(everywhere=everywhere))
         jobs = [
             KubernetesJob(cluster, state.name, namespace=state.namespace, call_s=_CALL_S)
-            for state in found
+            for state in states
         ]
         if not jobs:
             return []

@@ -76,9 +76,9 @@ def shown(diagnosis: Diagnosis, most: int) -> list[str]:
 def _in_all(totals: Mapping[str, Any]) -> list[str]:
     from elasticdl.history.awaited import awaited_text
 
-    found = []
+    lines = []
     if exits := totals["exits"]:
-        found.append(
+        lines.append(
             "ended: "
             + ", ".join(
                 f"{count:,} {cause.replace('_', ' ')}" for cause, count in sorted(exits.items())
@@ -86,18 +86,18 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
         )
     waited = {awaited_text(what): seconds for what, seconds in totals["waited_s"].items()}
     if waited:
-        found.append(
+        lines.append(
             "waited: "
             + ", ".join(f"{spoken(seconds)} for {what}" for what, seconds in waited.items())
         )
     recoveries = totals["recoveries"]
     if recoveries["count"]:
         mean, worst = spoken(recoveries["mean_s"]), spoken(recoveries["worst_s"])
-        found.append(
+        lines.append(
             f"made up for {amount(recoveries['count'], 'loss', 'losses')}: {mean} on average,"
             f" {worst} at most"
         )
-    return found
+    return lines
 
 
 def _mark(entry: Mapping[str, Any]) -> str:

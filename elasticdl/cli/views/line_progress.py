@@ -34,11 +34,11 @@ class LineProgress:
 
     def lines(self, report: Report) -> list[str]:
         """Return what is new: ends of processes, reasons to wait, the job's state."""
-        status, found = report.status, []
-        found += [progress.event_line(event) for event in progress.ends(self._before, status)]
+        status, lines = report.status, []
+        lines += [progress.event_line(event) for event in progress.ends(self._before, status)]
         # A wait that only grew longer is no change.
         waits = {_AGES.sub("# s", reason): reason for reason in status.waiting}
-        found += [
+        lines += [
             plain(f"waiting: {reason}")
             for shape, reason in waits.items()
             if shape not in self._waits
@@ -49,9 +49,9 @@ class LineProgress:
         due = self._now_s() - self._told_s >= EVERY_S
         if standing != self._standing or (due and head != self._head):
             self._standing, self._head, self._told_s = standing, head, self._now_s()
-            found.append(head)
+            lines.append(head)
         stamp = self._wall()
-        return [f"{stamp}  {line}" for line in found]
+        return [f"{stamp}  {line}" for line in lines]
 
 
 def _standing(report: Report) -> tuple[object, ...]:

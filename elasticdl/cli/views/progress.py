@@ -80,16 +80,16 @@ def named_values(loss: float | None, metrics: Mapping[str, float | None], digits
 
 def measures(status: JobStatus) -> list[str]:
     """Return training loss, metrics of the last evaluation, staleness and its limit."""
-    found = named_values(status.loss, status.metrics, 4)
+    shown = named_values(status.loss, status.metrics, 4)
     workers = [one for name, one in status.gauges.items() if name.startswith("worker-")]
     stale = [one["staleness_mean"] for one in workers if "staleness_mean" in one]
     if stale:
-        found.append(f"staleness {sum(stale) / len(stale):.2g}")
+        shown.append(f"staleness {sum(stale) / len(stale):.2g}")
     if limits := [one["staleness_limit"] for one in workers if "staleness_limit" in one]:
-        found.append(f"staleness limit {max(limits):.0f}{_reason(workers)}")
+        shown.append(f"staleness limit {max(limits):.0f}{_reason(workers)}")
     if status.updates_lost:
-        found.append(f"updates lost {status.updates_lost}")
-    return found
+        shown.append(f"updates lost {status.updates_lost}")
+    return shown
 
 
 def _reason(workers: Sequence[Mapping[str, float]]) -> str:

@@ -36,8 +36,8 @@ def refusal(code: int, message: str) -> CreateRefused:
     """Interpret an answer with an HTTP `code` of 400 or more to a request to create a pod."""
     if code == 403:
         return _forbidden(message)
-    if code == 404 and (found := _NAMESPACE.search(message)):
-        return CreateRefused(f"there is no namespace {found['name']}", retry=False)
+    if code == 404 and (match := _NAMESPACE.search(message)):
+        return CreateRefused(f"there is no namespace {match['name']}", retry=False)
     if code == 401:
         # The server refuses a token for a moment while it is being renewed.
         return CreateRefused(f"the cluster does not accept our credentials: {message}", retry=True)
@@ -54,72 +54,72 @@ def refusal(code: int, message: str) -> CreateRefused:
 
 
 def _forbidden(message: str) -> CreateRefused:
-    if found := _QUOTA.search(message):
-        return CreateRefused(_quota(found), retry=True)
-    if found := _MUST_SAY.search(message):
+    if match := _QUOTA.search(message):
+        return CreateRefused(_quota(match), retry=True)
+    if match := _MUST_SAY.search(message):
         return CreateRefused(
-            f"quota {found['name']} requires the pod to specify {found['what']}", retry=False
+            f"quota {match['name']} requires the pod to specify {match['what']}", retry=False
         )
-    if found := _NOT_COUNTED.search(message):
+    if match := _NOT_COUNTED.search(message):
         # A new quota forbids everything until its controller has counted, a moment later.
         return CreateRefused(
-            f"quota {found['name']} is new, and its usage is not counted yet", retry=True
+            f"quota {match['name']} is new, and its usage is not counted yet", retry=True
         )
     if _STARTING in message:
         return CreateRefused(
             "the API server has just started and has not loaded its rules yet", retry=True
         )
-    if found := _POD_SECURITY.search(message):
+    if match := _POD_SECURITY.search(message):
         return CreateRefused(
-            f"the namespace's pod security ({found['level']}) does not allow it: {found['why']}",
+            f"the namespace's pod security ({match['level']}) does not allow it: {match['why']}",
             retry=False,
         )
-    if found := _RIGHTS.search(message):
-        return CreateRefused(_missing_right(found), retry=False)
-    if found := _WEBHOOK.search(message):
+    if match := _RIGHTS.search(message):
+        return CreateRefused(_missing_right(match), retry=False)
+    if match := _WEBHOOK.search(message):
         return CreateRefused(
-            f"the cluster's admission webhook {found['name']} refused: {found['why'].strip()}",
+            f"the cluster's admission webhook {match['name']} refused: {match['why'].strip()}",
             retry=False,
         )
-    if found := _PRIORITY.search(message):
+    if match := _PRIORITY.search(message):
         return CreateRefused(
-            f"there is no priority class {found['name']}; see `kubectl get priorityclasses`",
+            f"there is no priority class {match['name']}; see `kubectl get priorityclasses`",
             retry=False,
         )
-    if found := _ACCOUNT.search(message):
+    if match := _ACCOUNT.search(message):
         # A new namespace gets its `default` account a moment later.
         return CreateRefused(
-            f"there is no service account {found['name']}; see docker/rbac.yaml",
-            retry=found["name"] == "default",
+            f"there is no service account {match['name']}; see docker/rbac.yaml",
+            retry=match["name"] == "default",
         )
     if "because it is being terminated" in message:
         return CreateRefused("the namespace is being deleted", retry=False)
     return CreateRefused(f"the cluster forbids the pod: {message}", retry=False)
 
 
-def _quota(found: re.Match[str]) -> str:
+def _quota(match: re.Match[str]) -> str:
     """`quota team-a exhausted: cpu 8 of 8 used, 2 more asked for`."""
-    asked, used, limit = (_quantities(found[part]) for part in ("asked", "used", "limit"))
+    asked, used, limit = (_quantities(match[part]) for part in ("asked", "used", "limit"))
     parts = [
         f"{what} {used.get(what, '?')} of {limit.get(what, '?')} used, {amount} more asked for"
         for what, amount in asked.items()
     ]
-    return f"quota {found['name']} exhausted: {'; '.join(parts)}"
+    return f"quota {match['name']} exhausted: {'; '.join(parts)}"
 
 
 def _quantities(text: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.strip().split(",") if "=" in part)
 
 
-def _missing_right(found: re.Match[str]) -> str:
-    account = _SERVICE_ACCOUNT_USER.fullmatch(found["user"])
+def _missing_right(match: re.Match[str]) -> str:
+    account = _SERVICE_ACCOUNT_USER.fullmatch(match["user"])
     who = (
         f"service account {account['name']} of namespace {account['namespace']}"
         if account
-        else f"user {found['user']}"
+        else f"user {match['user']}"
     )
-    where = f" in namespace {found['namespace']}" if found["namespace"] else ""
+    where = f" in namespace {match['namespace']}" if match["namespace"] else ""
     return (
-        f"{who} may not {found['verb']} {found['resource']}{where}; docker/rbac.yaml"
+        f"{who} may not {match['verb']} {match['resource']}{where}; docker/rbac.yaml"
         " grants the rights that a job needs"
     )

@@ -328,10 +328,10 @@ class Stalls:
         """Whether the wait is limited elsewhere, or a debtor is busy, starting or stopping."""
         if owed.limited:
             return True
-        found = [
+        processes = [
             process for name in owed.debtors if (process := self._context.processes.going.get(name))
         ]
-        return any(not process.up or self._activities.busy(process) for process in found)
+        return any(not process.up or self._activities.busy(process) for process in processes)
 
     # the steps
 
@@ -400,16 +400,16 @@ class Stalls:
             self._context.orders.give(AskState(name))
 
     def _replace(self, stall: _Stall) -> None:
-        found = [
+        candidates = [
             process
             for name in stall.owed[0].debtors
             if (process := self._context.processes.going.get(name)) and process.live
         ]
-        if not found:
+        if not candidates:
             self._end(stall)
             return
         stall.rung = Rung.REPLACED
-        process = self._remedies.spare(found)
+        process = self._remedies.spare(candidates)
         why = f"the job is stalled, waiting for {stall.owed[0].text(self._context.now_s)}"
         self._announce(f"still stalled: replacing {process.name}", meaning(EventKind.FAILED))
         self._remedies.replace(process, why)
@@ -473,11 +473,11 @@ class Stalls:
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return long
         if self._stall is not None:
-            found = self._described(self._stall.owed)
+            described = self._described(self._stall.owed)
             return [
                 (
                     f"stalled for {self._context.now_s - self._stall.since_s:.0f} s, waiting for"
-                    f" {found}"
+                    f" {described}"
                 ),
                 *long,
             ]

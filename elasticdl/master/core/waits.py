@@ -54,10 +54,10 @@ class Waits:
     def tick(self) -> None:
         """Check what the job waits for now."""
         self._pending.tick()
-        now_s, found = self._context.now_s, dict(self._now())
+        now_s, reasons = self._context.now_s, dict(self._now())
         if busy := self._activities.long():
-            found[Awaited.CODE] = "; ".join(busy[:_MOST_BUSY])
-        for what, reason in found.items():
+            reasons[Awaited.CODE] = "; ".join(busy[:_MOST_BUSY])
+        for what, reason in reasons.items():
             wait = self._open.setdefault(what, _Open(now_s, now_s))
             # Charge the time since the last look to the present reason.
             wait.reasons.add(reason, now_s - wait.seen_s)
@@ -74,7 +74,7 @@ class Waits:
                     details=details,
                 )
         for what, wait in tuple(self._open.items()):
-            if what not in found and now_s - wait.seen_s >= _QUIET_S:
+            if what not in reasons and now_s - wait.seen_s >= _QUIET_S:
                 del self._open[what]
                 self._over(what, wait)
 

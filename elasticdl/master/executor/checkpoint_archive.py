@@ -77,15 +77,15 @@ class CheckpointArchive:
         if self._spec.resume:
             return self._resumed()
         if self._spec.checkpoint_dir_for_init:
-            found = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
-            self._refuse_of_other_strategy(found)
-            _LOG.info("starting with the parameters of %s", found.directory)
+            checkpoint = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
+            self._refuse_of_other_strategy(checkpoint)
+            _LOG.info("starting with the parameters of %s", checkpoint.directory)
             # Servers report their version; a ring that only evaluates or predicts does not.
             still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
             return JobStart(
-                str(found.directory),
-                version=found.manifest.version if still else 0,
-                passed_over=found.rejected,
+                str(checkpoint.directory),
+                version=checkpoint.manifest.version if still else 0,
+                passed_over=checkpoint.rejected,
             )
         return JobStart()
 
@@ -132,34 +132,40 @@ class CheckpointArchive:
                 await asyncio.to_thread(store.abandon, making)
 
     def _resumed(self) -> JobStart:
-        found = store.newest(self._checkpoints)
-        if found is None:
+        checkpoint = store.newest(self._checkpoints)
+        if checkpoint is None:
             raise UserError(
                 f"--resume, but there is no checkpoint in {self._checkpoints}",
                 hint="start without --resume; --checkpoint-steps makes the job resumable",
             )
-        if not found.manifest.ledger:
+        if not checkpoint.manifest.ledger:
             raise UserError(
-                f"{found.directory} has no data ledger to resume",
+                f"{checkpoint.directory} has no data ledger to resume",
                 hint="use --checkpoint-dir-for-init instead",
             )
-        self._refuse_of_other_strategy(found)
-        _LOG.info("resuming from %s", found.directory)
+        self._refuse_of_other_strategy(checkpoint)
+        _LOG.info("resuming from %s", checkpoint.directory)
         before = run_before(JobDirectory(self._checkpoints.parent))
-        ledger, again = count_repeated(found.manifest.ledger, before, self._epochs)
-        return JobStart(str(found.directory), ledger, found.manifest.version, found.rejected, again)
+        ledger, again = count_repeated(checkpoint.manifest.ledger, before, self._epochs)
+        return JobStart(
+            str(checkpoint.directory),
+            ledger,
+            checkpoint.manifest.version,
+            checkpoint.rejected,
+            again,
+        )
 
-    def _refuse_of_other_strategy(self, found: store.VerifiedCheckpoint) -> None:
+    def _refuse_of_other_strategy(self, checkpoint: store.VerifiedCheckpoint) -> None:
         """Raise UserError for a checkpoint of the other strategy.
 
         Servers store rows by id and a ring stores whole variables; neither can read the other's
         files.
         """
-        made_by = strategy_of(found.manifest)
+        made_by = strategy_of(checkpoint.manifest)
         if made_by is not self._strategy:
             raise UserError(
-                f"{found.directory} was made with --distribution-strategy {made_by}, but this job"
-                f" uses {self._strategy}",
+                f"{checkpoint.directory} was made with --distribution-strategy {made_by}, but this"
+                f" job uses {self._strategy}",
                 hint="start with a checkpoint of the same strategy",
             )
 

@@ -80,17 +80,17 @@ class JobPreparation:
     async def _preflight(self) -> Preflight:
         """Return the saved result of the command or of an earlier master, or run the check."""
         path = self._directory.preflight
-        found = load_preflight(path)
-        if found is None:
-            found = await self._check()
+        preflight = load_preflight(path)
+        if preflight is None:
+            preflight = await self._check()
             try:
-                save_preflight(path, found)
+                save_preflight(path, preflight)
             except OSError as error:
                 raise PermanentError(
                     f"cannot write {path}: {error.strerror or error}",
                     hint="free disk space, or choose another --job-dir",
                 ) from error
-        return found
+        return preflight
 
     async def _check(self) -> Preflight:
         loop, cancelled = asyncio.get_running_loop(), threading.Event()

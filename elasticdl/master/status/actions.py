@@ -111,23 +111,23 @@ async def _object(request: web.Request, keys: set[str]) -> Mapping[str, Any]:
     if request.content_type != "application/json":
         raise Refusal(415, f"expected application/json, got {request.content_type[:60]}")
     try:
-        found = json.loads(await body_of(request) or b"{}")
+        body = json.loads(await body_of(request) or b"{}")
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "the body is not JSON") from error
-    if not isinstance(found, dict) or not set(found) <= keys:
+    if not isinstance(body, dict) or not set(body) <= keys:
         raise Refusal(400, f"expected a JSON object with {', '.join(sorted(keys)) or 'no keys'}")
-    return found
+    return body
 
 
 def _text(asked: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    found = asked.get(key, default)
-    if not isinstance(found, str):
+    value = asked.get(key, default)
+    if not isinstance(value, str):
         raise Refusal(400, f"{key}: expected text")
-    return found
+    return value
 
 
 def _whole(asked: Mapping[str, Any], key: str) -> int:
-    found = asked.get(key)
-    if not isinstance(found, int) or isinstance(found, bool):
+    value = asked.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
         raise Refusal(400, f"{key}: expected a whole number")
-    return found
+    return value

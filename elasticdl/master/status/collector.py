@@ -117,13 +117,13 @@ class Collector:
         # A gap, so that the curve does not connect two runs of the job.
         if not self.looks:
             self._series.break_off(at_s)
-        found, self._recorded = self._recorded, []
+        samples, self._recorded = self._recorded, []
         self._status = status
         for (name, label, unit), value in self._values(status):
             if self._series.add((name, label, unit), at_s, records, value):
-                found.append(Sample(name, label, unit, at_s, records, value))
-        self.newest, self.looks = found, self.looks + 1
-        return found
+                samples.append(Sample(name, label, unit, at_s, records, value))
+        self.newest, self.looks = samples, self.looks + 1
+        return samples
 
     async def save_if_due(self) -> None:
         """Save the curves when a save is due; only the encoding runs on the loop."""

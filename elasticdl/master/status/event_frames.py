@@ -61,12 +61,12 @@ class EventFrames:
 
     def publish(self, events: Iterable[tuple[str, Any]]) -> None:
         """Make one frame of (event, payload) pairs and wake all readers. No pairs make no frame."""
-        found = list(events)
-        if not found:
+        changes = list(events)
+        if not changes:
             return
         self.newest += 1
-        parts = [event_bytes(name, payload) for name, payload in found[:-1]]
-        name, payload = found[-1]
+        parts = [event_bytes(name, payload) for name, payload in changes[:-1]]
+        name, payload = changes[-1]
         frame = Frame(
             self.newest, b"".join([*parts, event_bytes(name, payload, self.id(self.newest))])
         )

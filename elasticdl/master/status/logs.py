@@ -97,19 +97,19 @@ class Logs:
         needle = wanted.encode("utf-8", errors="replace").lower()
         if not needle or len(needle) > _LONGEST_QUERY:
             raise Refusal(400, f"q: expected 1 to {_LONGEST_QUERY} bytes to search for")
-        found = await self._search(request.match_info["process"], needle, start)
-        matches = [{"offset": offset, "line": line} for offset, line in found.matches]
-        return answer({"matches": matches, "searched_to": found.to, "more": found.more})
+        matching = await self._search(request.match_info["process"], needle, start)
+        matches = [{"offset": offset, "line": line} for offset, line in matching.matches]
+        return answer({"matches": matches, "searched_to": matching.to, "more": matching.more})
 
     async def _search(self, process: str, needle: bytes, start: int) -> _LogSearch:
-        found, until_s = _LogSearch(to=start), time.monotonic() + SEARCH_S
-        while found.to - start < SEARCH_BYTES and len(found.matches) < MOST_MATCHES:
-            part = await self._part(process, found.to, _STEP_BYTES)
+        search, until_s = _LogSearch(to=start), time.monotonic() + SEARCH_S
+        while search.to - start < SEARCH_BYTES and len(search.matches) < MOST_MATCHES:
+            part = await self._part(process, search.to, _STEP_BYTES)
             async with self._turns:
-                await asyncio.to_thread(found.look, part, needle)
-            if not found.more or time.monotonic() > until_s:
+                await asyncio.to_thread(search.look, part, needle)
+            if not search.more or time.monotonic() > until_s:
                 break
-        return found
+        return search
 
     async def _part(self, process: str, start: int, limit_bytes: int) -> LogPart:
         try:

@@ -62,9 +62,9 @@ def number(request: web.Request, name: str, default: int, low: int, high: int) -
         return default
     try:
         # Python's int() also accepts digits of other scripts.
-        found = int(text) if text.isascii() and len(text) < 20 else None
+        value = int(text) if text.isascii() and len(text) < 20 else None
     except ValueError:
-        found = None
-    if found is None or not low <= found <= high:
+        value = None
+    if value is None or not low <= value <= high:
         raise Refusal(400, f"{name}={text[:40]!r}: expected a whole number from {low} to {high}")
-    return found
+    return value

@@ -203,19 +203,19 @@ def gibibytes(size_bytes: int) -> str:
 
 def _by_platform(status: ExitStatus) -> Verdict | None:
     """The platform's reason for the exit; None if it gives none, or only confirms our request."""
-    found = (
+    reported = (
         _REASONS.get(status.reason) if not (status.asked and status.reason in _NO_NEWS) else None
     )
     if status.reason.startswith(_REJECTED):
-        found = (Cause.EVICTED, f"rejected by its node ({status.reason})")
-    if found is not None and found[0] in _TELLS_MORE:
+        reported = (Cause.EVICTED, f"rejected by its node ({status.reason})")
+    if reported is not None and reported[0] in _TELLS_MORE:
         said = next((line.strip() for line in status.log_tail.splitlines() if line.strip()), "")
         return Verdict(
-            found[0],
-            ": ".join(part for part in (found[1], said) if part) or "its image cannot be pulled",
+            reported[0],
+            ": ".join(part for part in (reported[1], said) if part) or "its image cannot be pulled",
         )
-    found = found or _disruption(status)
-    return Verdict(*found) if found else None
+    reported = reported or _disruption(status)
+    return Verdict(*reported) if reported else None
 
 
 def _disruption(status: ExitStatus) -> tuple[Cause, str] | None:

@@ -465,20 +465,20 @@ def _started(process: Process) -> dict[str, Value]:
 
 def _ended(process: Process, verdict: Verdict, now_s: float) -> dict[str, Value]:
     step = EventKind.LOST if process.life is Life.LOST else EventKind.ENDED
-    found = meaning(step, reason=verdict.text)
+    details = meaning(step, reason=verdict.text)
     if process.ready_s is not None:
-        found["ready_for_s"] = round(now_s - process.ready_s, 3)
+        details["ready_for_s"] = round(now_s - process.ready_s, 3)
     if process.memory_bytes is not None:
-        found["memory_bytes"] = process.memory_bytes
-    return found
+        details["memory_bytes"] = process.memory_bytes
+    return details
 
 
 def _how(context: ExitStatus | None) -> dict[str, Value]:
     if context is None:
         return {}
-    found = {
+    details = {
         "exit_code": context.exit_code,
         "signal": context.signal,
         "peak_bytes": context.memory_peak_bytes,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in details.items() if value is not None}
