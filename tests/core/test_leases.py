@@ -258,6 +258,17 @@ def test_failures_outside_of_shards_spend_max_relaunches(bench: type[Bench]) -> 
     assert "failed 2 times (--max-relaunches 1)" in present(job.state.status().outcome)
 
 
+def test_an_error_that_a_worker_has_reported_is_said_once(bench: type[Bench]) -> None:
+    job = bench()
+    job.up()
+    job.put(e.TaskFailed(0, job.worker(0), None, None, 0, "ValueError: no"))
+    job.die(job.worker(0), USER_ERROR)
+    job.die(job.worker(1), USER_ERROR)  # It could not report it.
+    saying = [line for line in job.of(c.Announce) if "ValueError: no" in line.text]
+    assert [str(line.process) for line in saying] == ["worker-0", "worker-1"]
+    assert job.said("worker-0 ended: user error")
+
+
 def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(
     bench: type[Bench],
 ) -> None:

@@ -287,7 +287,10 @@ class ProcessLifecycle:
         records = self._done(process)
         done = f"; {amount(records, 'record')} done" if records else ""
         ended = "" if verdict.text.startswith("ended ") else "ended: "
-        text = f"{name} {ended}{verdict.text}{done}"
+        counted = process.failure_reported and verdict.cause is Cause.USER_ERROR
+        # An event has the worker's report of its error already.
+        said = "user error" if counted else verdict.text
+        text = f"{name} {ended}{said}{done}"
         details = {
             **_ended(process, verdict, self._context.now_s),
             "records": records,
@@ -305,7 +308,6 @@ class ProcessLifecycle:
             if verdict.blames_work and not process.failure_reported and not more
             else ""
         )
-        counted = process.failure_reported and verdict.cause is Cause.USER_ERROR
         stranded = verdict.cause is Cause.STRANDED and bool(self._context.servers_away())
         answered = self._take_back(process, blame) or more or counted or stranded
         ran, life = self._context.processes.ran(name.role), (process.ordered_s, self._context.now_s)
