@@ -107,7 +107,7 @@ def _bytes_of(array: NDArray[np.generic]) -> bytes:
 
 
 def _size(array: _Array) -> int:
-    """Bytes of an array. Raises ValueError for a type or a shape that no array of numbers has."""
+    """Return an array's bytes. Raises ValueError for a type or shape that no array has."""
     try:
         dtype = np.dtype(array.dtype)
     except TypeError as error:

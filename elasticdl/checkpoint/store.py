@@ -128,7 +128,7 @@ def before(directory: Path) -> list[Path]:
 
 
 def require(location: Path) -> VerifiedCheckpoint:
-    """As `newest` for a place that the user named: raises UserError if there is no checkpoint."""
+    """Return the newest checkpoint of a place that the user named. Raises UserError if none."""
     found = newest(location) if location.is_dir() else None
     if found is None:
         raise UserError(

@@ -28,7 +28,7 @@ class Finding:
     text: str
 
     def as_dict(self) -> dict[str, str]:
-        """For JSON and YAML."""
+        """Return a dictionary for JSON and YAML."""
         return {"about": self.about, "result": str(self.weight), "text": self.text}
 
 

@@ -89,7 +89,7 @@ class DataFile:
             )
 
     def read(self, descriptor: int, begin: int, end: int) -> bytes:
-        """Bytes [begin, end).
+        """Return the bytes [begin, end).
 
         Raises DataChanged if the file ends before `end`, and UserError if it is unreadable.
         """

@@ -79,7 +79,7 @@ def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
 def _normal(
     mean: np.float32, deviation: np.float32, bits: NDArray[np.uint64], low: float, width: float
 ) -> NDArray[np.float32]:
-    """By the quantile of a uniform probability in low .. low + width."""
+    """Draw by the quantile of a uniform probability in low .. low + width."""
     p = low + width * (((bits >> np.uint64(33)).astype(np.float64) + 0.5) * 2.0**-31)
     return (np.float64(mean) + np.float64(deviation) * _normal_quantile(p)).astype(np.float32)
 
@@ -96,7 +96,7 @@ def _normal_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _natural_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For 0 < x < 1, by atanh's series."""
+    """Compute ln(x) for 0 < x < 1, by atanh's series."""
     bits = x.view(np.int64)
     exponent = (bits - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
     mantissa = (bits - (exponent << np.int64(52))).view(np.float64)  # in sqrt(1/2) .. sqrt(2)

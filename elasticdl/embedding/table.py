@@ -51,7 +51,7 @@ class Table(Protocol):
         """
 
     def peek(self, ids: Int64s, view: int = LIVE) -> Float32s:
-        """As `lookup`, for a view, but makes no rows: missing ones read as their initial values."""
+        """Look rows up in a view without making any: missing ones read as their initial values."""
 
     def apply(self, ids: Int64s, gradients: Float32s, learning_rate: float, step: int) -> None:
         """One update of the rows `ids` (distinct) by float32[len(ids), dim]; makes missing rows

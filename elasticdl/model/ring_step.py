@@ -135,7 +135,7 @@ class RingStep:
         iteration: int,
         wish: bool = False,
     ) -> RingOutcome:
-        """One step on this member's part (features, labels) of the global minibatch; None: empty.
+        """Run one step on this member's part of the global minibatch: features, labels, or None.
 
         `iteration` counts applied steps; random numbers depend only on it and on `rank`. `wish`
         asks all members for a pause.

@@ -108,7 +108,7 @@ def restore(server: _native.Server, place: ServerPart, directory: Path) -> int:
 
 
 def restore_newest_intact(server: _native.Server, place: ServerPart, directory: Path) -> int:
-    """As `restore`, for a restarted server, but try earlier checkpoints if this one is damaged.
+    """Restore a restarted server; try earlier checkpoints if this one is damaged.
 
     The version shows how many updates are lost. Raises Corrupted with all that was tried.
     """

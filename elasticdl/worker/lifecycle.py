@@ -125,7 +125,7 @@ class ProcessContext:
 
     @classmethod
     def real(cls, environment: RoleEnvironment, shutdown: Shutdown) -> ProcessContext:
-        """Those of a process on its own."""
+        """Return the context of a process of its own."""
         clock = SystemClock()
 
         def connect(attached: Attached) -> ServerPool:

@@ -116,7 +116,7 @@ def test_each_part_says_what_the_snapshot_has(
     for said in ("running", "training, epoch 1 of 2", "20 % 1,234 of 6,000 records"):
         expect(page.locator("header")).to_contain_text(said)
     assert window.numbers()["Records repeated"] == "7"
-    expect(page.locator("#lately td")).to_have_text(["0:01", "worker-0 is started"])
+    expect(page.locator("#recent td")).to_have_text(["0:01", "worker-0 is started"])
     expect(page.locator("#plot-loss canvas")).to_be_visible()
     assert page.evaluate("() => steady.shift") == 0
     expect(page.locator("#plot-metric-accuracy .canvas")).to_have_text(

@@ -182,7 +182,7 @@ def services(owner: Owner) -> tuple[Json, Json]:
 
 
 def network_policy(owner: Owner) -> Json:
-    """Only processes of the job may connect to processes of the job."""
+    """Allow only processes of the job to connect to its processes."""
     peers = {"podSelector": {"matchLabels": selector(owner.job)}}
     return {
         "apiVersion": "networking.k8s.io/v1",

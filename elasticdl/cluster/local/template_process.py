@@ -43,7 +43,7 @@ class Request:
     variables: dict[str, str]
 
     def to_bytes(self) -> bytes:
-        """For the socket; any text, even undecodable bytes of paths, survives as JSON."""
+        """Encode for the socket; any text, even undecodable bytes of paths, survives as JSON."""
         return json.dumps([self.arguments, self.variables]).encode("ascii")
 
     @classmethod

@@ -55,7 +55,7 @@ export function dialogs() {
     dialog(
       "checkpoint",
       "Take a checkpoint now?",
-      "All servers hold one consistent view for a moment; training goes on.",
+      "All servers hold one consistent view for a moment; training continues.",
       "Take a checkpoint",
     ),
     dialog(

@@ -6,10 +6,10 @@ import { job } from "./job.js";
 import { emptyRow, fill, firstPage } from "./table.js";
 import { CAUSES, clock, count } from "./format.js";
 
-const LATELY = 12;
+const MOST_RECENT = 12;
 
-export function latelyFrame() {
-  return h("section", { class: "lately" }, h("h3", {}, "Recent events"), table("lately"));
+export function recentEventsFrame() {
+  return h("section", { class: "recent" }, h("h3", {}, "Recent events"), table("recent"));
 }
 
 export function eventsFrame() {
@@ -39,9 +39,9 @@ export function bindEvents() {
     byId(name).addEventListener("input", () => firstPage("events"));
 }
 
-export function paintLately() {
-  const rows = job.events.slice(-LATELY).reverse().map(eventRow);
-  patchRows(byId("lately"), rows.length ? rows : [emptyRow("nothing has happened yet", 2)], true);
+export function paintRecentEvents() {
+  const rows = job.events.slice(-MOST_RECENT).reverse().map(eventRow);
+  patchRows(byId("recent"), rows.length ? rows : [emptyRow("nothing has happened yet", 2)], true);
 }
 
 export function paintEvents() {

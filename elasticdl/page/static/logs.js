@@ -325,7 +325,7 @@ async function search(start) {
       h(
         "button",
         { type: "button", class: "more", click: () => search(found.searched_to) },
-        `Searched to byte ${count(found.searched_to)}; go on…`,
+        `Searched to byte ${count(found.searched_to)}; continue…`,
       ),
     );
   if (!box.childElementCount) box.append(`No matches in ${view.process}.`);

@@ -10,7 +10,7 @@ import { axisFrame, fitPlots, paintPlots, plotsFrame, repaintPlots } from "./plo
 import { paintBars, timelineFrame } from "./bars.js";
 import { bindProcesses, paintProcesses, processesFrame } from "./processes.js";
 import { listShards, paintShards, shardsFrame } from "./shards.js";
-import { bindEvents, eventsFrame, latelyFrame, paintEvents, paintLately } from "./events.js";
+import { bindEvents, eventsFrame, recentEventsFrame, paintEvents, paintRecentEvents } from "./events.js";
 import { bindLogs, logsFrame, paintLogs, refreshLogs } from "./logs.js";
 import { actionBar, bindActions, dialogs } from "./actions.js";
 import { bindSignOut, signOutButton } from "./session.js";
@@ -21,7 +21,7 @@ let due = false;
 
 // Each tab has a frame, created once, and a painter that fills it.
 const frames = {
-  overview: () => [axisFrame(), h("div", { class: "columns" }, plotsFrame(), latelyFrame())],
+  overview: () => [axisFrame(), h("div", { class: "columns" }, plotsFrame(), recentEventsFrame())],
   timeline: timelineFrame,
   processes: processesFrame,
   shards: shardsFrame,
@@ -29,7 +29,7 @@ const frames = {
   events: eventsFrame,
 };
 const painters = {
-  overview: () => (paintPlots(), paintLately()),
+  overview: () => (paintPlots(), paintRecentEvents()),
   timeline: paintBars,
   processes: paintProcesses,
   shards: paintShards,

@@ -201,7 +201,7 @@ export function fitPlots() {
   }
 }
 
-// Newest first; a long series is thinned evenly.
+// Newest first; a long series is shortened evenly.
 function tabulate(details, found) {
   const shown = found.slice(0, 8),
     first = shown[0];

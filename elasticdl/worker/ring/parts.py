@@ -27,7 +27,7 @@ class MemberStep(Protocol):
         iteration: int,
         wish: bool = False,
     ) -> RingOutcome:
-        """One step of all members. Raises UserError and the ring's errors."""
+        """Run one step of all members. Raises UserError and the ring's errors."""
 
     def waits(self) -> bool:
         """In `train`: it waits for the others. From any thread."""

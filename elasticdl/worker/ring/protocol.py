@@ -49,10 +49,10 @@ class Ring(Protocol):
         """Close all connections, if any. Never raises."""
 
     def reduced(self, name: str, tensor: Tensor) -> Tensor:
-        """In a graph: the sum over all members, bit-identical on all."""
+        """Return, in a graph, the sum over all members; it has the same bits on all."""
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        """In a graph: all members' rows in the order of their ranks."""
+        """Return, in a graph, all members' rows in the order of their ranks."""
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

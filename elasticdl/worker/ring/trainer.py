@@ -429,7 +429,7 @@ class RingTrainer:
 
 
 def _lease_of(shard: int, attempt: int, records: int) -> Lease:
-    """As reports name it: the rest of a lease does not matter there."""
+    """Return the lease as reports name it: they ignore the rest of a lease."""
     return Lease(Task.TRAINING, Shard(ShardId(shard), "", 0, records), attempt)
 
 
