@@ -2,7 +2,7 @@
 # # A job from a notebook
 # `elasticdl.train(...)` takes the flags of `elasticdl train`, in snake case. It checks the model
 # and the data, starts the job's processes and returns a handle at once; the picture under the cell
-# is updated until the job has ended. With `image_name=...` the same call runs the job on a Kubernetes
+# is updated until the job ends. With `image_name=...` the same call runs the job on a Kubernetes
 # cluster.
 #
 # First some data, and a model module: a plain Keras model, a loss, an optimizer, and how records
