@@ -90,6 +90,11 @@ class CheckWatch:
         with self._lock:
             return self._moved_s
 
+    def suspend(self) -> None:
+        """The check does not run: this time does not count."""
+        with self._lock:
+            self._moved_s = self._stage_s = self._stack_s = self._clock.now_s()
+
     def look(self, ask_stack: Callable[[], None]) -> None:
         """Print messages that are due.
 

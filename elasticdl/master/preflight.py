@@ -55,11 +55,33 @@ class PreflightCancelledError(Exception):
 
 
 class CheckProcess(Protocol):
-    """The process of a check, a child of ours that nobody has waited for."""
+    """The process of a check."""
 
     @property
-    def pid(self) -> int:
-        """Its number, and that of its process group."""
+    def waits_for(self) -> str:
+        """Why it does not run yet, as text; '' if it runs. That time does not count."""
+
+    def end(self) -> str:
+        """How it ended, as text; '' if it has not. Raises ElasticDLError if it cannot run."""
+
+    def ask_stack(self) -> None:
+        """Have it write its stack, if it can be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCheck:
+    """A child of ours that nobody has waited for."""
+
+    pid: int
+    waits_for: str = ""
+
+    def end(self) -> str:
+        """See CheckProcess. It stays a zombie."""
+        return _end_of(self.pid)
+
+    def ask_stack(self) -> None:
+        """See CheckProcess."""
+        os.kill(self.pid, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +145,7 @@ def child_process(
     standard: Sequence[int],
     command: Sequence[str] = (),
     stacks_s: float = LIMITS.stacks_s,
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[ChildCheck]:
     """Start the check with these descriptors as its stdin, stdout and stderr.
 
     At the end of the block, it and the processes that the user's code started are ended.
@@ -139,7 +161,7 @@ def child_process(
         start_new_session=True,
     ) as child:
         try:
-            yield child
+            yield ChildCheck(child.pid)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -168,17 +190,24 @@ def follow_check(
         streams.ours.shutdown(socket.SHUT_WR)
     watch = CheckWatch(streams.ours.detach(), spec.model.model_zoo, limits, SystemClock(), tell)
     watch.start()
+    waited_for = ""
     # Python notices a Ctrl-C just before a wait only when the wait ends.
     while (result := watch.answer(_LOOK_EVERY_S)) is None:
         if cancelled():
             raise PreflightCancelledError
-        if end := _end_of(child.pid):
+        if end := child.end():
             if watch.answer(_LAST_WORDS_S) is None:
                 raise _usage(
                     f"the check of model and data ended with {end} and no"
                     f" result{_last_lines(streams.output)}",
                     f"check whether the module {spec.model.model_def} ends the process",
                 )
+            continue
+        if (waits_for := child.waits_for) != waited_for:
+            waited_for = waits_for
+            tell(waits_for or "checking the model and the data")
+        if waits_for:
+            watch.suspend()
             continue
         if time.monotonic() > watch.moved_s + limits.part_s:
             raise _usage(
@@ -187,7 +216,7 @@ def follow_check(
                 f"check whether the module {spec.model.model_def} does long work when it is"
                 " imported, or waits for something",
             )
-        watch.look(lambda: os.kill(child.pid, signal.SIGUSR2))
+        watch.look(child.ask_stack)
     return _judged(result)
 
 

@@ -1,7 +1,7 @@
 """`python -m elasticdl.model.check`: validate the model and the data of a job.
 
-Its stdin and stdout are one socket. It reads a JobSpec from there as JSON, and writes its progress
-(`stages.py`) and one JSON object:
+It reads a JobSpec as JSON from its stdin, or in a pod from ELASTICDL_JOB. To its stdout it writes
+its progress (`stages.py`) and one JSON object:
 
     {"ok": true, "training": [{"name", "records", "fingerprint"}], "validation": [...],
      "prediction": [...], "model": {...}, "warnings": [...]}
@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.formatting import IMPORTING
@@ -61,7 +62,7 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         with open(question, encoding="utf-8") as told:
-            spec = JobSpec.model_validate_json(told.read())
+            spec = JobSpec.model_validate_json(os.environ.pop(SPEC_VARIABLE, "") or told.read())
         answer_fields = check(spec, stages)
     except Exception as error:  # noqa: BLE001 - the top of the process: the caller always gets an answer
         trace = traceback.format_exc(limit=-4)

@@ -13,8 +13,15 @@ import pytest
 import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes.labels import MASTER, labels, parse_labels, pod_name
+from elasticdl.cluster.kubernetes.labels import (
+    JOB_UID_LABEL,
+    MASTER,
+    labels,
+    parse_labels,
+    pod_name,
+)
 from elasticdl.cluster.kubernetes.manifests import (
+    check_pod,
     job,
     network_policy,
     pod,
@@ -103,7 +110,8 @@ def secrets() -> list[dict[str, Any]]:
 
 
 def pods() -> list[dict[str, Any]]:
-    return [the_job()["spec"]["template"], worker(), pod(OWNER, SERVERS, spec(SERVER))]
+    check = check_pod(OWNER, WORKERS, replace(spec(WORKER), secrets={}), 1)
+    return [the_job()["spec"]["template"], worker(), pod(OWNER, SERVERS, spec(SERVER)), check]
 
 
 def test_the_objects_of_a_job_are_those_that_people_have_read() -> None:
@@ -138,7 +146,12 @@ def test_every_pod_keeps_the_restricted_standard() -> None:
 
 
 def test_only_the_master_may_talk_to_the_api_server() -> None:
-    assert [made["spec"]["automountServiceAccountToken"] for made in pods()] == [True, False, False]
+    assert [made["spec"]["automountServiceAccountToken"] for made in pods()] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def secrets_of(body: dict[str, Any]) -> list[tuple[str, str]]:
@@ -164,10 +177,11 @@ def test_tokens_are_only_in_secrets() -> None:
 
 def test_only_the_masters_pod_sees_the_jobs_token_and_a_process_sees_its_own_only() -> None:
     root, _, workers, servers = (made["metadata"]["name"] for made in secrets())
-    master, worker_, server = (made["spec"] for made in pods())
+    master, worker_, server, check = (made["spec"] for made in pods())
     assert secrets_of(master) == [(root, "")]
     assert secrets_of(worker_) == [(workers, "worker-3")]
     assert secrets_of(server) == [(servers, "ps-0.1")]
+    assert secrets_of(check) == []
 
 
 def test_the_secret_of_a_process_has_its_token_and_no_other_kind() -> None:
@@ -195,6 +209,22 @@ def test_a_dollar_is_a_dollar_for_the_process() -> None:
 def test_a_name_can_be_read_back_from_its_labels() -> None:
     for name in (WORKER, SERVER, MASTER):
         assert parse_labels(labels("digits", name)) == name
+
+
+def test_the_pod_of_the_check_is_like_a_workers_and_no_process_of_the_job() -> None:
+    made = pods()[-1]
+    assert made["metadata"]["name"] == "digits-check-1"
+    with pytest.raises(ValueError, match="check"):
+        parse_labels(made["metadata"]["labels"])
+    # The labels by which the job's NetworkPolicy and the next master find it.
+    assert network_policy(OWNER)["spec"]["podSelector"]["matchLabels"].items() <= (
+        made["metadata"]["labels"].items()
+    )
+    assert made["metadata"]["labels"][JOB_UID_LABEL] == OWNER.uid
+    theirs, ours = worker()["spec"], made["spec"]
+    for key in ("tolerations", "nodeSelector", "priorityClassName", "volumes", "securityContext"):
+        assert ours[key] == theirs[key]
+    assert ours["containers"][0]["resources"] == theirs["containers"][0]["resources"]
 
 
 def test_names_of_incarnations_differ() -> None:

@@ -26,6 +26,7 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
+from tests.contract.small_kubelet import SmallKubelet
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -56,8 +57,8 @@ sys.exit(code)
 """
 CHECK = """
 import json, os, sys, time
-spec = json.loads(sys.stdin.read())
-assert "ELASTICDL_TOKEN" not in os.environ
+spec = json.loads(os.environ["ELASTICDL_JOB"])
+assert not [name for name in os.environ if "TOKEN" in name]
 open(os.environ["BEGUN"], "w").close()
 if spec["model"]["model_def"] == "counts":
     print(json.dumps({"counted": 32, "files": 3200}), flush=True)
@@ -73,7 +74,7 @@ else:
 @pytest.fixture
 def cluster() -> Iterator[tuple[SmallCluster, str]]:
     """An API server in a thread of its own, and its address."""
-    made, told, over = SmallCluster(), threading.Event(), threading.Event()
+    made, told, over = SmallKubelet(), threading.Event(), threading.Event()
     made.put(PODS, {"metadata": {"name": "iris-abcde"}})
     address: list[str] = []
 
@@ -90,6 +91,7 @@ def cluster() -> Iterator[tuple[SmallCluster, str]]:
     yield made, address[0]
     over.set()
     thread.join(30)
+    made.close()
 
 
 class Pod:
@@ -102,6 +104,7 @@ class Pod:
             "image_name": "i",
             "job_name": "iris",
             "job_dir": str(folder / "job"),
+            "envs": f"BEGUN={folder / 'begun'}",
         }
         spec = JobSpec.from_flags(Action.TRAIN, {**needed, **flags})
         self.folder, self.outcome, self.begun = folder, folder / "outcome", folder / "begun"
@@ -125,7 +128,7 @@ class Pod:
             "ELASTICDL_POD_NAME": "iris-abcde",
             "ELASTICDL_TOKEN_FILE": str(folder / "token/ELASTICDL_TOKEN"),
             "ELASTICDL_OUTCOME_FILE": str(self.outcome), "KUBECONFIG": str(folder / "kubeconfig"),
-            "BEGUN": str(self.begun), "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT),
         }  # fmt: skip
         command = [
             sys.executable,
@@ -200,7 +203,9 @@ def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
     pod.process.send_signal(signal.SIGTERM)
     assert pod.finish() == ExitCode.DRAINED, pod.log()
     assert pod.left() is None and not (pod.folder / "job/status.json").exists()
-    assert {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()) and cluster[0].deleted == []
+    assert {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()) and cluster[0].deleted == [
+        ("iris-check-1", 1)
+    ]
 
 
 def test_the_next_master_ends_them_and_begins_again(
@@ -230,13 +235,14 @@ def test_the_next_master_ends_them_and_begins_again(
 
 
 def test_a_master_that_is_told_to_leave_in_the_check_is_started_again(
-    start: Callable[..., Pod],
+    start: Callable[..., Pod], cluster: tuple[SmallKubelet, str]
 ) -> None:
     pod = start(model_def="slow")
     pod.until("the check has begun", pod.begun.exists)
     pod.process.send_signal(signal.SIGTERM)
     assert pod.finish() == ExitCode.DRAINED, pod.log()
     assert pod.left() is None
+    assert cluster[0].deleted == [("iris-check-1", 1)]
 
 
 def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(

@@ -12,6 +12,8 @@ ROLE_LABEL = f"{DOMAIN}/role"
 INDEX_LABEL = f"{DOMAIN}/index"
 INCARNATION_LABEL = f"{DOMAIN}/incarnation"
 MASTER = ProcessName(Role.MASTER, 0)
+CHECK = "check"
+"""Stands for a role in the pod that checks model and data: it is no process of the job."""
 SECRET_SIZE = 64
 """Processes whose tokens share a Secret."""
 
@@ -51,6 +53,16 @@ def master_selector(job: str) -> str:
     return ",".join(
         f"{key}={value}" for key, value in {**selector(job), ROLE_LABEL: str(Role.MASTER)}.items()
     )
+
+
+def check_labels(job: str) -> dict[str, str]:
+    """The labels of the pod that checks model and data."""
+    return {
+        **selector(job),
+        "app.kubernetes.io/component": CHECK,
+        "app.kubernetes.io/managed-by": "elasticdl",
+        ROLE_LABEL: CHECK,
+    }
 
 
 def labels(job: str, name: ProcessName) -> dict[str, str]:

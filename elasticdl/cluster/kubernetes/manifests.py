@@ -11,10 +11,12 @@ from dataclasses import replace
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import (
+    CHECK,
     JOB_UID_LABEL,
     MASTER,
     ROLE_LABEL,
     SECRET_SIZE,
+    check_labels,
     labels,
     pod_name,
     process_secret_name,
@@ -52,6 +54,25 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
         "metadata": {
             **_owned(owner, pod_name(owner.job, spec.name)),
             "labels": {**labels(owner.job, spec.name), JOB_UID_LABEL: owner.uid},
+            "annotations": _annotations(),
+        },
+        "spec": body,
+    }
+
+
+def check_pod(owner: Owner, plan: PodPlan, spec: ProcessSpec, attempt: int) -> Json:
+    """The pod that checks model and data: like a worker's, but it runs no process of the job.
+
+    `spec` has no secrets.
+    """
+    body = pod_spec(owner.job, plan, spec)
+    body["hostname"] = CHECK
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **_owned(owner, f"{owner.job}-{CHECK}-{attempt}"),
+            "labels": {**check_labels(owner.job), JOB_UID_LABEL: owner.uid},
             "annotations": _annotations(),
         },
         "spec": body,

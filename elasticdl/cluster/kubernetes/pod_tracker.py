@@ -13,6 +13,7 @@ from typing import final
 from elasticdl.clock import Clock
 from elasticdl.cluster.base import ExitStatus, ProcessExited, ProcessName, ProcessObserved
 from elasticdl.cluster.event_bus import EventBus
+from elasticdl.cluster.kubernetes.labels import CHECK, ROLE_LABEL
 from elasticdl.cluster.kubernetes.pods import (
     DELETED,
     Pod,
@@ -133,6 +134,8 @@ class PodTracker:
             try:
                 name = process_name(pod)
             except (KeyError, ValueError):
+                if (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == CHECK:
+                    return None
                 _LOG.warning(
                     "pod %s has this job's label, but is not one of its processes",
                     pod["metadata"].get("name"),

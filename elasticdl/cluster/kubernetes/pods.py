@@ -74,9 +74,14 @@ def has_ended(pod: Pod) -> bool:
     return _status(pod).get("phase") in _ENDED or _terminated(pod) is not None
 
 
+def is_running(pod: Pod) -> bool:
+    """Whether its container runs."""
+    return "running" in _state(pod)
+
+
 def observed(pod: Pod) -> ProcessObserved:
     """The observation of a live pod."""
-    running = "running" in _state(pod)
+    running = is_running(pod)
     waiting_for = "" if running else trouble(pod).text
     return ProcessObserved(
         process_name(pod), running, str((pod.get("spec") or {}).get("nodeName") or ""), waiting_for

@@ -11,8 +11,8 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -20,13 +20,20 @@ from typing import final
 
 from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.checkpoint.strategy import as_trained
-from elasticdl.cluster.base import Cluster
+from elasticdl.cluster.base import Cluster, Role
+from elasticdl.cluster.kubernetes import manifests
 from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import MASTER
 from elasticdl.cluster.kubernetes.manifests import master_address, master_names
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
-from elasticdl.cluster.kubernetes.plans import MASTER_PORT, RENDEZVOUS_PORT, STATUS_PORT, Owner
+from elasticdl.cluster.kubernetes.plans import (
+    MASTER_PORT,
+    RENDEZVOUS_PORT,
+    STATUS_PORT,
+    Json,
+    Owner,
+)
 from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.termination_message import outcome_text
@@ -40,6 +47,7 @@ from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.platform.check_pod import check_pod
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
 from elasticdl.master.platform.platform import (
     Handover,
@@ -47,7 +55,7 @@ from elasticdl.master.platform.platform import (
     PageAddress,
     invalid_environment,
 )
-from elasticdl.master.preflight import CheckProcess, child_process
+from elasticdl.master.preflight import CheckProcess
 from elasticdl.private_file import make_private, private
 from elasticdl.tokens import process_token
 
@@ -99,6 +107,7 @@ class KubernetesPlatform:
         """Raises PermanentError if the environment is not that of a job's pod."""
         self._pod_env = MasterPodEnv.read()
         self._token = ""
+        self._api: ApiServer | None = None
 
     def open(self) -> MasterEnvironment:
         furnished = asyncio.run(self._furnish())
@@ -134,7 +143,7 @@ class KubernetesPlatform:
 
     @asynccontextmanager
     async def cluster(self, handover: Handover) -> AsyncIterator[Cluster]:
-        api = await connect()
+        api = self._api = await connect()
         spec = self._pod_env.spec
         habits = ClusterOptions(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
         secrets = ProcessSecrets(
@@ -161,12 +170,17 @@ class KubernetesPlatform:
     async def check(
         self, process_env: ProcessEnv, standard: Sequence[int]
     ) -> AsyncIterator[CheckProcess]:
-        stack = ExitStack()
-        child = stack.enter_context(child_process(process_env.spec, standard))
-        try:
-            yield child
-        finally:
-            await asyncio.to_thread(stack.close)
+        assert self._api is not None
+        owner, spec = self._pod_env.owner, process_env.check()
+        question = {SPEC_VARIABLE: process_env.spec.model_dump_json()}
+        spec = replace(spec, env={**spec.env, **question})
+        plan = pod_plan(process_env.spec, Role.WORKER)
+
+        def make(attempt: int) -> Json:
+            return manifests.check_pod(owner, plan, spec, attempt)
+
+        async with check_pod(self._api, owner, make, standard) as check:
+            yield check
 
     def tell(self, outcome: Outcome) -> None:
         try:

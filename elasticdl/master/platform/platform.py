@@ -18,7 +18,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
-from elasticdl.master.preflight import CheckProcess
+from elasticdl.master.preflight import CheckProcess, ChildCheck
 from elasticdl.tokens import new_token
 
 WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
@@ -157,11 +157,13 @@ class LocalPlatform:
         finally:
             await self._cluster.close()
 
-    def check(
+    @asynccontextmanager
+    async def check(
         self, process_env: ProcessEnv, standard: Sequence[int]
-    ) -> AbstractAsyncContextManager[CheckProcess]:
+    ) -> AsyncIterator[CheckProcess]:
         assert self._cluster is not None
-        return self._cluster.beside(process_env.check(), standard)
+        async with self._cluster.beside(process_env.check(), standard) as process:
+            yield ChildCheck(process.pid)
 
     def tell(self, outcome: Outcome) -> None:
         """Do nothing: the command reads the job's directory."""
