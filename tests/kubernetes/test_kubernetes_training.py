@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.kubernetes.labels import master_selector
+from elasticdl.cluster.kubernetes.labels import CHECK, master_selector
 from elasticdl.errors import ExitCode
 from model_zoo import make_data
 from tests.kubernetes.jobs import JOB_LIMIT_S
@@ -271,6 +271,25 @@ def test_who_may_not_submit_is_told_so_and_nothing_is_made(ground: Ground, tmp_p
         code, _, errors = ground.run("train", *flags, wrong, value, limit_s=STEP_LIMIT_S)
         assert code == ExitCode.CLUSTER_REFUSED and words in errors, errors
     assert ground.objects() == []
+
+
+SPY = """
+import os, socket
+secret = [name for name in os.environ if "TOKEN" in name]
+secret += [path for path in ("/var/run/secrets", "/var/run/elasticdl") if os.path.exists(path)]
+raise ValueError(f"{socket.gethostname()} sees {secret}")
+"""
+
+
+def test_the_models_code_in_the_check_sees_no_token_and_its_pod_is_deleted(ground: Ground) -> None:
+    (ground.folder / "zoo").mkdir()
+    (ground.folder / "zoo/spy.py").write_text(SPY)
+    flags = ground.flags("spied", model_def="spy", training_data=iris(ground, 1))
+    code, _, errors = ground.run("train", *flags, "--model-zoo", "/data/zoo")
+    assert code in (ExitCode.USAGE, ExitCode.JOB_FAILED) and "check sees []" in errors, errors
+    selector = f"elasticdl.org/role={CHECK}"
+    checks = ground.place.read("pods", "-n", ground.namespace, "-l", selector)["items"]
+    assert not [pod for pod in checks if "deletionTimestamp" not in pod["metadata"]]
 
 
 def test_a_job_that_the_user_has_to_mend_ends_at_once_with_its_words_and_is_not_tried_again(
