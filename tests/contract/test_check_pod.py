@@ -29,7 +29,7 @@ from tests.contract.small_kubelet import SmallKubelet
 pytestmark = pytest.mark.contract
 OWNER = Owner("ns", "iris", "uid-1")
 PODS = "/api/v1/namespaces/ns/pods"
-QUICK = CheckPodLimits(quiet_s=0.0, look_s=0.05, again_s=0.05, patience_s=0.5)
+QUICK = CheckPodLimits(quiet_s=0.0, look_s=0.05, again_s=0.05, start_problem_s=0.5)
 FINE = 'print(\'{"ok": true, "training": [{"name": "a.csv", "records": 40}]}\', flush=True)'
 NO_ROOM = {
     "phase": "Pending",

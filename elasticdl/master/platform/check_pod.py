@@ -19,23 +19,30 @@ from itertools import count
 from typing import Final, TypeAlias, final
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster.base import CreateRefused, ExitFacts
+from elasticdl.cluster.base import CreateRefused, ExitStatus
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.cluster.kubernetes.pod_logs import followed
-from elasticdl.cluster.kubernetes.pod_tracker import PATIENCE_S
+from elasticdl.cluster.kubernetes.pod_tracker import START_PROBLEM_LIMIT_S
 from elasticdl.cluster.kubernetes.pods import (
     DELETED,
     Trouble,
-    exit_facts,
+    exit_status,
     has_ended,
     is_running,
     never_started,
     trouble,
     uid,
 )
-from elasticdl.errors import ClusterRefused, ElasticDLError, ExitCode, TransientError, UserError
+from elasticdl.errors import (
+    ClusterRefused,
+    ElasticDLError,
+    ExitCode,
+    PermanentError,
+    TransientError,
+    UserError,
+)
 from elasticdl.master.core.processes.causes import Cause, verdict_of
 
 _LOG = logging.getLogger(__name__)
@@ -53,13 +60,13 @@ class CheckPodLimits:
     """Limits and intervals, in seconds.
 
     `place_s`: how long a pod may wait for its place. `quiet_s`: a shorter wait is not worth a word.
-    `patience_s`: how long its image may be
-    unavailable. `most_lost`: how many pods may be lost.
+    `start_problem_s`: how long its image may be unavailable. `most_lost`: how many pods may be
+    lost.
     """
 
     place_s: float = 3600.0
     quiet_s: float = 3.0
-    patience_s: float = PATIENCE_S
+    start_problem_s: float = START_PROBLEM_LIMIT_S
     look_s: float = 1.0
     again_s: float = 5.0
     last_lines_s: float = 10.0
@@ -101,18 +108,24 @@ class CheckPod:
         """Do nothing: nobody can send a signal into a pod. The check reports by itself."""
 
     async def run(self) -> None:
-        """Start the pod, follow it, and start another one if the cluster ended it."""
-        try:
-            for attempt in count(1):
-                facts = await self._one(self._make(attempt))
-                verdict = verdict_of(facts)
-                if verdict.cause not in _LOST or attempt > self._limits.most_lost:
-                    self._judge(facts, verdict.cause, verdict.text)
-                    return
-                self.waits_for = f"{_WHOSE} was {verdict.text}: starting another one"
-                await self._delete()
-        except ElasticDLError as error:
-            self._error = error
+        """Start the pod, follow it, and start another one if the cluster ended it.
+
+        Raises ElasticDLError.
+        """
+        for attempt in count(1):
+            status = await self._one(self._make(attempt))
+            verdict = verdict_of(status)
+            if verdict.cause not in _LOST or attempt > self._limits.most_lost:
+                self._judge(status, verdict.cause, verdict.text)
+                return
+            self.waits_for = f"{_WHOSE} was lost ({verdict.text}): starting another one"
+            await self._delete()
+
+    def fail(self, error: BaseException) -> None:
+        """Have `end` raise this error."""
+        if not isinstance(error, ElasticDLError):
+            error = PermanentError(f"cannot follow {_WHOSE}: {error!r}")
+        self._error = error
 
     async def close(self) -> None:
         """Delete the pod."""
@@ -120,7 +133,7 @@ class CheckPod:
         self._messages.close()
         os.close(self._output)
 
-    async def _one(self, made: Json) -> ExitFacts:
+    async def _one(self, made: Json) -> ExitStatus:
         """Return how the pod ended. Raises ElasticDLError for one that cannot start."""
         began_s = asyncio.get_running_loop().time()
         pod = self._existing = await self._created(made, began_s)
@@ -131,26 +144,29 @@ class CheckPod:
                 copying.append(asyncio.ensure_future(self._copy(pod)))
 
         try:
-            facts = await self._ended(pod, began_s, copy)
+            status = await self._ended(pod, began_s, copy)
             if copying:  # Its last lines may be its result.
                 await asyncio.wait(copying, timeout=self._limits.last_lines_s)
-            return facts
+            return status
         finally:
             for task in copying:
                 task.cancel()
             await asyncio.gather(*copying, return_exceptions=True)
 
     async def _created(self, made: Json, began_s: float) -> Json:
+        # From here on it may exist, also if the answer is lost.
+        self._existing = made
         while True:
             try:
                 return await self._creator.create(self._path, made)
             except CreateRefused as refused:
                 if not refused.retry:
+                    self._existing = None  # A pod of that name is somebody else's.
                     raise ClusterRefused(f"{_WHOSE} cannot be created: {refused.reason}") from None
                 self._wait(refused.reason, began_s)
                 await asyncio.sleep(self._limits.again_s)
 
-    async def _ended(self, pod: Json, began_s: float, copy: Callable[[], None]) -> ExitFacts:
+    async def _ended(self, pod: Json, began_s: float, copy: Callable[[], None]) -> ExitStatus:
         """Look at the pod until it has ended; `copy` its log once there is one."""
         loop = asyncio.get_running_loop()
         troubled_s: float | None = None
@@ -166,13 +182,13 @@ class CheckPod:
                     raise ClusterRefused(f"cannot see {_WHOSE}: {refused.message}") from refused
                 now = None
             if now is None or uid(now) != uid(pod):
-                return ExitFacts(reason=DELETED)
+                return ExitStatus(reason=DELETED)
             if has_ended(now):
                 self.waits_for = ""
                 if (problem := never_started(now)) is not None:
                     raise _cannot_start(problem)
                 copy()
-                return exit_facts(now, asked=False)
+                return exit_status(now, asked=False)
             problem = trouble(now)
             if is_running(now):
                 self.waits_for = ""
@@ -183,7 +199,7 @@ class CheckPod:
             else:
                 troubled_s = loop.time() if troubled_s is None else troubled_s
                 self._wait(problem.text, began_s)
-                if loop.time() > troubled_s + self._limits.patience_s:
+                if loop.time() > troubled_s + self._limits.start_problem_s:
                     raise _cannot_start(problem)
 
     def _wait(self, text: str, began_s: float) -> None:
@@ -226,7 +242,7 @@ class CheckPod:
             os.lseek(self._output, 0, os.SEEK_SET)
         os.write(self._output, data)
 
-    def _judge(self, facts: ExitFacts, cause: Cause, text: str) -> None:
+    def _judge(self, status: ExitStatus, cause: Cause, text: str) -> None:
         """Take the end of the last pod."""
         if cause is Cause.OUT_OF_MEMORY:
             self._error = UserError(
@@ -235,18 +251,20 @@ class CheckPod:
             )
             self._error.exit_code = ExitCode.USAGE
         elif cause in _LOST or cause in (Cause.IMAGE, Cause.START_ERROR):
-            self._error = ClusterRefused(f"{_WHOSE} ended: {text}{_detail(facts)}")
-        elif facts.signal is not None:
-            self._end = f"signal {signal.Signals(facts.signal).name}"
+            self._error = ClusterRefused(f"{_WHOSE} ended: {text}{_detail(status)}")
+        elif status.signal is not None:
+            self._end = f"signal {signal.Signals(status.signal).name}"
         else:
-            self._end = f"exit code {facts.exit_code}"
+            self._end = f"exit code {status.exit_code}"
 
     async def _delete(self) -> None:
         """Delete the pod that exists; it ends with the job in any case."""
         if (pod := self._existing) is None:
             return
         self._existing = None
-        options: Json = {"gracePeriodSeconds": 1, "preconditions": {"uid": uid(pod)}}
+        options: Json = {"gracePeriodSeconds": 1}
+        if "uid" in pod["metadata"]:
+            options["preconditions"] = {"uid": uid(pod)}
         try:
             async with asyncio.timeout(self._limits.delete_s):
                 while True:
@@ -270,8 +288,8 @@ def _cannot_start(problem: Trouble) -> ClusterRefused:
     )
 
 
-def _detail(facts: ExitFacts) -> str:
-    return f": {facts.log_tail}" if facts.log_tail else ""
+def _detail(status: ExitStatus) -> str:
+    return f": {status.log_tail}" if status.log_tail else ""
 
 
 @asynccontextmanager
@@ -285,6 +303,12 @@ async def check_pod(
     """Run the check; at the end of the context its pod is deleted."""
     pod = CheckPod(api, owner, make, standard, limits)
     running = asyncio.ensure_future(pod.run())
+
+    def finished(task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            pod.fail(error)
+
+    running.add_done_callback(finished)
     try:
         yield pod
     finally:
