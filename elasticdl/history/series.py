@@ -134,13 +134,13 @@ class SeriesStore:
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return all curves by name and label, in order of arrival."""
-        return [one.as_dict() for labels in self._series.values() for one in labels.values()]
+        return [series.as_dict() for labels in self._series.values() for series in labels.values()]
 
     def break_off(self, at_s: float) -> None:
         """Record a pause of measurement: do not join points from `at_s` on with earlier ones."""
         for labels in self._series.values():
-            for one in labels.values():
-                one.break_off(at_s)
+            for series in labels.values():
+                series.break_off(at_s)
 
     def load(self, saved: Iterable[Mapping[str, Any]]) -> None:
         """Continue saved curves; ignore invalid ones."""
@@ -182,13 +182,13 @@ def _make_room(labels: dict[str, Series], at_s: float) -> bool:
 
 
 def _loaded(row: Mapping[str, Any]) -> Series:
-    one = _begun(str(row["name"]), str(row["label"]), str(row["unit"]))
-    one.width_s = float(row.get("width_s", one.width_s))
-    if not one.width_s > 0:
-        raise ValueError(f"series {one.name}: {one.width_s} s a point")
+    series = _begun(str(row["name"]), str(row["label"]), str(row["unit"]))
+    series.width_s = float(row.get("width_s", series.width_s))
+    if not series.width_s > 0:
+        raise ValueError(f"series {series.name}: {series.width_s} s a point")
     numbers: Sequence[tuple[Any, Any, Any]] = list(
         zip(row["at_s"], row["records"], row["values"], strict=True)
     )
     for at_s, records, value in numbers:
-        one.add(float(at_s), int(records), None if value is None else float(value))
-    return one
+        series.add(float(at_s), int(records), None if value is None else float(value))
+    return series

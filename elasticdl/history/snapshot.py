@@ -182,9 +182,9 @@ def record_in(
     """
     events, left_out = read_events(directory / EVENTS)
     timeline, story = Timeline(), Story()
-    for one in events:
-        timeline.add(one)
-        story.add(one)
+    for event in events:
+        timeline.add(event)
+        story.add(event)
     if killed and events and not (events[-1].kind == "job" and events[-1].step == EventKind.ENDED):
         last = events[-1]
         since_s = max(0.0, heard_s - last.at_s)

@@ -127,9 +127,9 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
                 raise _unusable(f"cannot write to {directory.path}", error) from error
             yield directory
     finally:
-        for one in made:
+        for folder in made:
             with suppress(OSError):  # There is something in it.
-                one.rmdir()
+                folder.rmdir()
         os.close(lock)
 
 
@@ -211,9 +211,9 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
         finally:
             os.close(lock)
     finally:
-        for one in made:
+        for folder in made:
             with suppress(OSError):
-                one.rmdir()
+                folder.rmdir()
 
 
 def _write(directory: JobDirectory, spec: JobSpec) -> None:
@@ -251,8 +251,8 @@ def _try_place(place: str, flag: str) -> None:
     if not place:
         return
     path = Path(place)
-    for one in _make(path, flag):
-        one.rmdir()
+    for folder in _make(path, flag):
+        folder.rmdir()
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
         raise SpecError(f"{flag} {path} is not writable for this user", hint=f"name another {flag}")
 
@@ -264,15 +264,15 @@ def _make(path: Path, flag: str, mode: int = 0o777) -> list[Path]:
     """
     made: list[Path] = []
     try:
-        missing = [one for one in (path, *path.parents) if not one.exists()]
-        for one in reversed(missing):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
             # Another command may create the same parent at the same time.
             with suppress(FileExistsError):
-                one.mkdir(mode if one == path else 0o777)
-                made.insert(0, one)
+                folder.mkdir(mode if folder == path else 0o777)
+                made.insert(0, folder)
     except OSError as error:
-        for one in made:
-            one.rmdir()
+        for folder in made:
+            folder.rmdir()
         raise _unusable(f"cannot make {path}", error, flag) from error
     return made
 

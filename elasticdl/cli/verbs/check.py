@@ -91,7 +91,7 @@ def _here(spec: JobSpec, form: Format) -> int:
 
 def _findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the result, with the same keys for local and cluster checks."""
-    return {"result": str(worst(findings)), "findings": [one.as_dict() for one in findings]}
+    return {"result": str(worst(findings)), "findings": [finding.as_dict() for finding in findings]}
 
 
 def _on_cluster(spec: JobSpec, form: Format) -> int:

@@ -81,11 +81,11 @@ def named_values(loss: float | None, metrics: Mapping[str, float | None], digits
 def measures(status: JobStatus) -> list[str]:
     """Return training loss, metrics of the last evaluation, staleness and its limit."""
     shown = named_values(status.loss, status.metrics, 4)
-    workers = [one for name, one in status.gauges.items() if name.startswith("worker-")]
-    stale = [one["staleness_mean"] for one in workers if "staleness_mean" in one]
+    workers = [gauges for name, gauges in status.gauges.items() if name.startswith("worker-")]
+    stale = [gauges["staleness_mean"] for gauges in workers if "staleness_mean" in gauges]
     if stale:
         shown.append(f"staleness {sum(stale) / len(stale):.2g}")
-    if limits := [one["staleness_limit"] for one in workers if "staleness_limit" in one]:
+    if limits := [gauges["staleness_limit"] for gauges in workers if "staleness_limit" in gauges]:
         shown.append(f"staleness limit {max(limits):.0f}{_reason(workers)}")
     if status.updates_lost:
         shown.append(f"updates lost {status.updates_lost}")
