@@ -77,12 +77,13 @@ def _node(name: str) -> dict[str, Any]:
 
 
 def submit(place: TargetCluster, jobs: Jobs, workers: int) -> Job:
-    """A job whose workers go to fake nodes; its master and its server really run."""
-    room = {"capacity": {REAL: "10"}, "allocatable": {REAL: "10"}}
-    body = json.dumps({"status": room})
-    place.kubectl("patch", "node", "node0", "--subresource=status", "--type=merge", "-p", body)
+    """A job whose workers go to fake nodes; its check, its master and its server really run."""
+    fakes = [f"fake-{index}" for index in range(NODES)]
+    # The check's pod is like a worker's: while it has no node, only the real one takes workers.
+    place.kubectl("cordon", *fakes)
+    _room(place, fake=1)
     make_data.MAKERS["digits"](jobs.folder, 0)
-    return jobs.submit(
+    job = jobs.submit(
         "many",
         model_def="digits",
         training_data=f"{DATA}/train.npz",
@@ -94,6 +95,19 @@ def submit(place: TargetCluster, jobs: Jobs, workers: int) -> Job:
         ps_resource_limit=f"{REAL}=1",
         worker_resource_limit=f"{FAKE}=1",
     )
+    check = ("-n", jobs.namespace, "pod/many-check-1", f"--timeout={LIMIT_S:.0f}s")
+    place.kubectl("wait", "--for=create", *check)
+    place.kubectl("wait", "--for=jsonpath={.status.phase}=Running", *check)
+    _room(place, fake=0)
+    place.kubectl("uncordon", *fakes)
+    return job
+
+
+def _room(place: TargetCluster, fake: int) -> None:
+    """Offer places on the real node; `fake` of them are for workers."""
+    room = {REAL: "10", FAKE: str(fake)}
+    body = json.dumps({"status": {"capacity": room, "allocatable": room}})
+    place.kubectl("patch", "node", "node0", "--subresource=status", "--type=merge", "-p", body)
 
 
 def workers(place: TargetCluster, job: Job) -> list[dict[str, Any]]:
