@@ -114,7 +114,13 @@ def native() -> Extension:
         "-Wall",
         "-DNDEBUG",
     ]
-    link = ["-pthread"]
+    # OpenSSL goes in, hidden: TensorFlow exports BoringSSL's functions of the same names to
+    # libraries that are loaded later.
+    link = [
+        "-pthread",
+        "-Wl,-Bstatic,-lssl,-lcrypto,-Bdynamic",
+        "-Wl,--exclude-libs,libssl.a:libcrypto.a",
+    ]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-O1", "-UNDEBUG"]
         link += [f"-fsanitize={SANITIZE}"]

@@ -1,6 +1,6 @@
-"""`python -m bench [table] [server] [end_to_end] [ring] [page] [quality] [kubernetes]`: by default
-all but quality, which takes half an hour, and kubernetes, which needs root and Go. Writes figures
-to bench/results/<name>.json.
+"""`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]`: by
+default all but quality, which takes half an hour, and kubernetes, which needs root and Go. Writes
+figures to bench/results/<name>.json.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-DEFAULT = ("table", "server", "end_to_end", "ring", "page")
+DEFAULT = ("table", "server", "tls", "end_to_end", "ring", "page")
 NAMES = (*DEFAULT, "quality", "kubernetes")
 
 

@@ -35,7 +35,9 @@ class RunningJob:
         from elasticdl.rpc.master_client import MasterClient
 
         where = json.loads(address.read_text())
-        client = MasterClient(where["address"], where["token"], "cli")
+        client = MasterClient(
+            where["address"], where["token"], "cli", authority=where["authority"] or None
+        )
         try:
             return client.status().to_json()
         except ElasticDLError:

@@ -35,7 +35,10 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
+from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tls import MASTER_NAME
+from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key, bulk_token
 
 ROOT = Path(__file__).parent.parent
@@ -61,7 +64,8 @@ MEMORY_AIM = 1.25
 class Master(MasterServicer):
     """The part of a master that a server needs to start."""
 
-    def __init__(self) -> None:
+    def __init__(self, authority: Authority | None) -> None:
+        self._authority = authority
         self.attached: queue.Queue[str] = queue.Queue()
         self.over = threading.Event()
         flags = {"model_zoo": "z", "model_def": "m", "training_data": "t"}
@@ -70,8 +74,14 @@ class Master(MasterServicer):
     def Attach(self, request: Any, context: Any) -> Any:
         if request.bulk_address:
             self.attached.put(request.bulk_address)
+        certificate = (
+            self._authority.certify(request.public_key, ["ps-0"])
+            if self._authority is not None and request.public_key
+            else ""
+        )
+        key = bulk_key("bench", 0)
         return pb.AttachReply(
-            term=1, heartbeat_s=2.0, job=self._job, bulk_tokens=[bulk_key("bench", 0)]
+            term=1, heartbeat_s=2.0, job=self._job, bulk_tokens=[key], certificate=certificate
         )
 
     def Report(self, request: Any, context: Any) -> Any:
@@ -83,12 +93,15 @@ class Master(MasterServicer):
 
 
 @contextmanager
-def server_process() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start a real server; yields its address and process."""
-    master = Master()
+def server_process(
+    authority: Authority | None = None,
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start a real server; yields its address and process. `authority` None: no TLS."""
+    master = Master(authority)
     control = grpc.server(ThreadPoolExecutor(4))
     add_MasterServicer_to_server(master, control)
-    port = control.add_insecure_port("127.0.0.1:0")
+    certified = authority.certified_key([MASTER_NAME]) if authority is not None else None
+    port = bound_port(control, "127.0.0.1:0", certified)
     control.start()
     with tempfile.TemporaryDirectory() as directory:
         environment = {
@@ -97,6 +110,7 @@ def server_process() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             "ELASTICDL_TOKEN": "bench",
             "ELASTICDL_PROCESS": "ps-0",
             "ELASTICDL_JOB_DIR": directory,
+            "ELASTICDL_AUTHORITY": authority.certificate if authority is not None else "",
         }
         process = subprocess.Popen(
             [sys.executable, "-m", "elasticdl.ps.main"],
@@ -134,9 +148,16 @@ def timed(call: Callable[[], object], at_least_s: float = MEASURE_S) -> list[flo
 class Client:
     """Pulls and pushes random rows of one table, or the dense vector."""
 
-    def __init__(self, address: str, optimizer: OptimizerSpec, dense: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        optimizer: OptimizerSpec,
+        dense: int,
+        authority: Authority | None = None,
+    ) -> None:
         token = bulk_token(bulk_key("bench", 0), "worker-0")
-        self.pool = ServerPool([address], "worker-0", [token])
+        trusted = authority.certificate if authority is not None else None
+        self.pool = ServerPool([address], "worker-0", [token], authority=trusted)
         spec = ParametersSpec(
             optimizer=optimizer,
             dense=(DenseSpec(path="w", shape=(dense,)),),

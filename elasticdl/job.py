@@ -27,7 +27,7 @@ from elasticdl.flag import DATA, DIRECTORY, NeededBy, UnusedOnRing, UsedBy, Valu
 from elasticdl.flag_values import Scalar, WorkerRange, parse_envs, parse_params, parse_staleness
 from elasticdl.job_name import LONGEST, is_valid
 from elasticdl.job_problems import flag_of, missing, problem_of
-from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
+from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, object_name
 
 
 class Action(StrEnum):
@@ -76,6 +76,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+TLS_AUTO, TLS_ON, TLS_OFF = "auto", "on", "off"
 _PAIRS = Value("KEY=VALUE", repeats=True)
 Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params), _PAIRS]
 Envs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_envs), _PAIRS]
@@ -269,6 +270,13 @@ class ClusterSection(_Section):
         le=65535,
         description="Port of the local status page; 0 selects a free one.",
     )
+    tls: Annotated[str, AfterValidator(object_name), Value("auto|on|off|SECRET")] = Field(
+        default=TLS_AUTO,
+        description=(
+            "Encrypt the job's connections: auto is on for a cluster, off for a local job. SECRET"
+            " is a kubernetes.io/tls Secret with a certificate for the status page."
+        ),
+    )
     envs: Envs = Field(
         default_factory=dict, description="`KEY=value;…`: environment variables of all processes."
     )
@@ -360,6 +368,17 @@ class JobSpec(_Section):
         """Whether its processes are pods of a cluster."""
         return bool(self.kubernetes.image_name)
 
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the job's processes encrypt and verify their connections."""
+        tls = self.cluster.tls
+        return self.on_kubernetes if tls == TLS_AUTO else tls != TLS_OFF
+
+    @property
+    def page_secret(self) -> str | None:
+        """The Secret with the status page's certificate; None: the job's own authority signs it."""
+        return None if self.cluster.tls in (TLS_AUTO, TLS_ON, TLS_OFF) else self.cluster.tls
+
     def origins(self) -> tuple[str, ...]:
         """The data that the action uses, as it is named."""
         data = self.data
@@ -403,6 +422,11 @@ class JobSpec(_Section):
                 hint="set --validation-data to the data to evaluate on",
             )
         self.kubernetes.check()
+        if not self.on_kubernetes and self.page_secret is not None:
+            raise SpecError(
+                f"--tls {self.page_secret} without --image-name",
+                hint="a Secret is for a job on a cluster; set --tls on, off or auto",
+            )
         if self.on_kubernetes:
             self._check_places()
 

@@ -37,7 +37,7 @@ IMAGE = re.compile(
 """The grammar of the distribution project's image references."""
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_OURS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/secrets")  # noqa: S108 - places in a pod
+_OURS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/elasticdl-page", "/var/run/secrets")  # noqa: S108 - places in a pod
 
 
 class PullPolicy(StrEnum):

@@ -40,7 +40,9 @@ def status(job: Path) -> dict[str, Any]:
     """The job's status; empty while its master is not there."""
     try:
         where = json.loads((job / "master.json").read_text())
-        client = MasterClient(where["address"], where["token"], "cli")
+        client = MasterClient(
+            where["address"], where["token"], "cli", authority=where["authority"] or None
+        )
         try:
             return client.status().to_json()
         finally:

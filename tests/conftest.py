@@ -121,7 +121,9 @@ class Job:
 
         try:
             where = json.loads((self.directory / "master.json").read_text())
-            client = MasterClient(where["address"], where["token"], "cli")
+            client = MasterClient(
+                where["address"], where["token"], "cli", authority=where["authority"] or None
+            )
             try:
                 return client.status().to_json()
             finally:

@@ -11,6 +11,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import PermanentError
 
 TOKEN = "ELASTICDL_TOKEN"  # noqa: S105 - a name
+AUTHORITY = "ELASTICDL_AUTHORITY"
 
 
 @final
@@ -26,15 +27,19 @@ class RoleEnvironment:
     job_dir: Path
     bind_host: str = ""
     """Where the process listens; '' for this machine only."""
+    authority: str | None = None
+    """The certificate, as PEM, that verifies the job's processes; None: they use no TLS."""
 
     def variables(self) -> dict[str, str]:
         """All but the token, which is a secret."""
         bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
+        trusted = {AUTHORITY: self.authority} if self.authority else {}
         return {
             "ELASTICDL_MASTER": self.master,
             "ELASTICDL_PROCESS": str(self.name),
             "ELASTICDL_JOB_DIR": str(self.job_dir),
             **bind,
+            **trusted,
         }
 
     @classmethod
@@ -51,6 +56,7 @@ class RoleEnvironment:
                 ProcessName.parse(os.environ["ELASTICDL_PROCESS"]),
                 Path(os.environ["ELASTICDL_JOB_DIR"]),
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
+                os.environ.get(AUTHORITY) or None,
             )
         except (KeyError, ValueError) as error:
             raise PermanentError(

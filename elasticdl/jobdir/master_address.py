@@ -26,11 +26,13 @@ class MasterAddress:
     term: int
     token: str = ""
     """'' in a pod: its token stays in the Secret, since many users may be able to read a volume."""
+    authority: str = ""
+    """The certificate, as PEM, that verifies the master; '' without TLS, and in a pod."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MasterAddress:
         """Parse a file; invalid fields become 0 or ''."""
-        text = {key: str(value.get(key) or "") for key in ("address", "page", "token")}
+        text = {key: str(value.get(key) or "") for key in ("address", "page", "token", "authority")}
         pid, term = (
             found if isinstance(found, int) and 0 <= found < MOST_TERM else 0
             for found in map(value.get, ("pid", "term"))

@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -69,7 +71,11 @@ from elasticdl.master.status.server import StatusServer
 from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.rpc.rendezvous import Rendezvous
 from elasticdl.shard import Source, Task
+from elasticdl.tls import MASTER_NAME
+from elasticdl.tls.authority import Authority, CertifiedKey
+from elasticdl.tls.contexts import server_context
 from elasticdl.tokens import process_token
 
 _LOG = logging.getLogger("elasticdl.master")
@@ -115,10 +121,16 @@ class Master:
         )
         self.queue = EventQueue(clock, self.event_log.began_s)
         self.core = JobState(spec, platform.limits)
+        own = self._certified_key()
+        self._context = server_context(own.certificate, own.key) if own else None
         self._registry = PsRegistry(
             spec.cluster.num_ps_pods,
             lambda name, address: GrpcServerControl(
-                str(name), address, process_token(environment.token, str(name)), self._term
+                str(name),
+                address,
+                process_token(environment.token, str(name)),
+                self._term,
+                environment.trusted,
             ),
         )
         self._fences = Fences(self._registry)
@@ -128,7 +140,9 @@ class Master:
             self._fences,
             _MAIN_TASK[spec.action],
             self.core.may_attach,
-            RingCoordinator if spec.trains_on_ring else None,
+            partial(RingCoordinator, rendezvous=Rendezvous(context=self._context))
+            if spec.trains_on_ring
+            else None,
         )
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._sources: tuple[Source, ...] = ()
@@ -138,18 +152,35 @@ class Master:
             spec.model_dump_json(),
             lambda: self._archive.restore_from,
             lambda: self._sources,
+            environment.authority,
         )
         service = MasterService(self.queue, self._gateway, welcome, self.status_json, self.core)
-        self._server = MasterServer(service)
+        self._server = MasterServer(service, own)
         self._view = self._job_view()
         self._page = StatusServer(
             self._view,
             AccessGuard(environment.token, environment.page.names),
             self._term,
             directory.logs,
+            context=self._page_context(),
         )
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
+
+    def _certified_key(self) -> CertifiedKey | None:
+        """Make the master's certificate; None: no TLS."""
+        if self._environment.authority is None:
+            return None
+        here = ("localhost", "127.0.0.1", "::1")
+        names = (MASTER_NAME, *self._environment.page.names, *here)
+        return self._environment.authority.certified_key(names)
+
+    def _page_context(self) -> ssl.SSLContext | None:
+        """The user's certificate for browsers; our command line asks for the master by its name."""
+        own = self._environment.page.certified_key
+        if own is None or self._context is None:
+            return self._context
+        return server_context(own.certificate, own.key, {MASTER_NAME: self._context})
 
     def _job_view(self) -> JobView:
         what = about(
@@ -220,7 +251,8 @@ class Master:
             )
         except OSError as error:
             return "", f"cannot serve the status page: {error.strerror or error}"
-        return f"http://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
+        scheme = "http" if self._context is None else "https"
+        return f"{scheme}://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
 
     async def _drive(
         self, journal: JournalFile, cluster: Cluster, process_env: ProcessEnv, problem: str
@@ -358,7 +390,9 @@ class Master:
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: many users may be able to read a volume.
         token = "" if self._platform.has_next else self._environment.token
-        master = MasterAddress(address, page, os.getpid(), self._term, token)
+        # It travels with the token: who may read one may rely on the other.
+        trusted = self._environment.trusted if token else None
+        master = MasterAddress(address, page, os.getpid(), self._term, token, trusted or "")
         write_master(self._environment.directory, master)
 
 
@@ -476,7 +510,12 @@ def _work(platform: Platform) -> FinishJob:
     try:
         environment = platform.open()
         directory = environment.directory
-        return asyncio.run(serve(environment, read_spec(directory), platform))
+        spec = read_spec(directory)
+        if spec.uses_tls and environment.authority is None:
+            # A job on this machine ends with its master, and so does its authority.
+            authority = Authority.new(spec.cluster.job_name)
+            environment = replace(environment, authority=authority)
+        return asyncio.run(serve(environment, spec, platform))
     except ElasticDLError as error:
         if directory is None and not platform.has_next:
             raise

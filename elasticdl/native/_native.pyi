@@ -136,7 +136,9 @@ class Pool:
     `move` and `close` any time.
     """
 
-    def __init__(self, addresses: list[str], tokens: list[str], name: str) -> None: ...
+    def __init__(
+        self, addresses: list[str], tokens: list[str], name: str, authority: str = ""
+    ) -> None: ...
     def initialise(
         self, spec: ParametersSpec, dense: NDArray[np.float32], timeout_s: float
     ) -> list[tuple[bool, str]]:
@@ -182,7 +184,9 @@ class Pool:
 class Server:
     """One parameter server with its bulk plane. Thread-safe."""
 
-    def __init__(self, server: int, servers: int, key: str) -> None: ...
+    def __init__(
+        self, server: int, servers: int, key: str, certificate: str = "", private_key: str = ""
+    ) -> None: ...
     def listen(self, host: str, port: int = 0) -> int:
         """Serve the bulk plane from now on; the port."""
 

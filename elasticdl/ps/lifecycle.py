@@ -22,8 +22,10 @@ from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import Drain, Finish, Report, State, TellState
 from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_server
-from elasticdl.rpc.master_client import MasterClient
+from elasticdl.rpc.master_client import AWAY_S, MasterClient
+from elasticdl.rpc.secured import bound_port
 from elasticdl.stacks import stacks
+from elasticdl.tls.authority import CertifiedKey, KeyPair
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +52,11 @@ def reachable_address(environment: RoleEnvironment, port: int) -> str:
 
 
 def control_server(
-    environment: RoleEnvironment, server: _native.Server, place: ServerPart, guard: TermGuard
+    environment: RoleEnvironment,
+    server: _native.Server,
+    place: ServerPart,
+    guard: TermGuard,
+    certified: CertifiedKey | None = None,
 ) -> tuple[grpc.Server, int]:
     """Start the gRPC server for the master; returns it with its port."""
     checks = SyncChecks(guard.proof, guard.check)
@@ -59,7 +65,7 @@ def control_server(
     )
     add_ParameterServerServicer_to_server(ControlService(server, place), control)
     host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
-    port = control.add_insecure_port(f"{host or '[::]'}:0")
+    port = bound_port(control, f"{host or '[::]'}:0", certified)
     if port == 0:
         raise PermanentError(
             f"cannot listen on {environment.bind_host}", hint="set ELASTICDL_BIND_HOST"
@@ -73,13 +79,16 @@ def serve(environment: RoleEnvironment) -> ExitCode:
 
     Returns the exit code.
     """
-    client = MasterClient(environment.master, environment.token, str(environment.name))
-    attached = client.attach()
+    client = _client(environment, AWAY_S)
+    pair = KeyPair.new() if environment.authority is not None else None
+    attached = client.attach(public_key=pair.public if pair is not None else b"")
+    certified = CertifiedKey(attached.certificate, pair.private) if pair is not None else None
     guard = TermGuard(environment.token)
     guard.learn(attached.term)
     place = ServerPart(environment.name.index, attached.spec.cluster.num_ps_pods, attached.run)
     (key,) = attached.bulk_tokens
-    server = _native.Server(place.server, place.servers, key)
+    pem = (certified.certificate, certified.key) if certified is not None else ()
+    server = _native.Server(place.server, place.servers, key, *pem)
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
@@ -89,7 +98,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
     # Listen only after the restore: a worker must never see a half-restored server.
     bulk = reachable_address(environment, server.listen(environment.bind_host))
-    _control, port = control_server(environment, server, place, guard)
+    _control, port = control_server(environment, server, place, guard, certified)
     before_leaving(lambda: save_first(environment))
     client.attach(reachable_address(environment, port), bulk, version)
     _log.info(
@@ -112,15 +121,23 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     return ExitCode.DONE
 
 
+def _client(environment: RoleEnvironment, away_s: float) -> MasterClient:
+    return MasterClient(
+        environment.master,
+        environment.token,
+        str(environment.name),
+        away_s=away_s,
+        authority=environment.authority,
+    )
+
+
 def save_first(environment: RoleEnvironment) -> None:
     """Have the master take a checkpoint before this server leaves, and wait for it.
 
     Returns at once if the master does not answer, if the job does not train now, or if no
     checkpoint can be taken. The master then announces what is lost.
     """
-    client = MasterClient(
-        environment.master, environment.token, str(environment.name), away_s=_FAREWELL_CALL_S
-    )
+    client = _client(environment, _FAREWELL_CALL_S)
     try:
         before = client.status()
         if before.phase not in ("working", "evaluating") or not before.version:

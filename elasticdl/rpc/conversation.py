@@ -39,6 +39,7 @@ class Attached:
     sources: tuple[Source, ...] = ()
     run: str = ""
     bulk_tokens: tuple[str, ...] = field(default=(), repr=False)
+    certificate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,14 @@ from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
-from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.retry import delay_s, mapped, retrying
+from elasticdl.rpc.secured import connected
 from elasticdl.shard import Source
+from elasticdl.tls import MASTER_NAME
+from elasticdl.tls.contexts import handshake_problem
 from elasticdl.tokens import proof_to_master
 
 T = TypeVar("T")
@@ -43,17 +46,27 @@ class MasterClient:
     master rejects a message as invalid.
     """
 
-    def __init__(self, address: str, token: str, name: str, *, away_s: float = AWAY_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        name: str,
+        *,
+        away_s: float = AWAY_S,
+        authority: str | None = None,
+    ) -> None:
         """`address` of the master, host:port; `token` of the process `name`, such as `worker-3`.
 
-        People use the job's token and any other name.
+        People use the job's token and any other name. `authority` (PEM) signs the master's
+        certificate; None: clear text.
         """
         self._address = address
         self._credentials = Credentials(proof_to_master(token), name)
         self._away_s = away_s
         self._term = 0
         self._closed = threading.Event()
-        self._channel = grpc.insecure_channel(address, options=channel_options())
+        self._authority = authority
+        self._channel = connected(address, authority, MASTER_NAME)
         self._stub: Any = MasterStub(self._channel)
         self._report_lock = threading.Lock()
         self._reports = 0
@@ -67,13 +80,15 @@ class MasterClient:
         restored_version: int | None = None,
         *,
         starting: bool = False,
+        public_key: bytes = b"",
     ) -> Attached:
         """Attach this process. Reports are due from now on.
 
         A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when
         it can serve, with both addresses and the version it restored (None: it has no state yet).
         Only then does the master announce it. `starting`: a worker that first builds a model; its
-        reports say when it is ready for work.
+        reports say when it is ready for work. `public_key` (DER) of a server that
+        wants a certificate.
         """
         request = pb.AttachRequest(
             control_address=control_address,
@@ -81,6 +96,7 @@ class MasterClient:
             has_state=restored_version is not None,
             restored_version=restored_version or 0,
             starting=starting,
+            public_key=public_key,
         )
         reply = self._call(self._stub.Attach, request, "attach")
         self._term = reply.term
@@ -93,6 +109,7 @@ class MasterClient:
             sources=tuple(Source(one.name, one.records, one.fingerprint) for one in reply.sources),
             run=reply.run,
             bulk_tokens=tuple(reply.bulk_tokens),
+            certificate=reply.certificate,
         )
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:
@@ -201,13 +218,21 @@ class MasterClient:
     def _call(
         self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0
     ) -> T:
-        return retrying(
-            lambda timeout_s: method(request, **self._with(timeout_s)),
-            self._away_s,
-            self._what(what),
-            attempt_s=attempt_s,
-            closed=self._closed,
-        )
+        try:
+            return retrying(
+                lambda timeout_s: method(request, **self._with(timeout_s)),
+                self._away_s,
+                self._what(what),
+                attempt_s=attempt_s,
+                closed=self._closed,
+            )
+        except TransientError as error:
+            # gRPC only says that time was up.
+            if self._authority is not None and not self._closed.is_set():
+                problem = handshake_problem(self._address, self._authority, MASTER_NAME)
+                if problem:
+                    raise TransientError(f"{error.message}: {problem}") from error
+            raise
 
     def _survive(self, error: grpc.RpcError | ValueError, away_s: float) -> None:
         """Raise an error that a new stream cannot fix, or that has lasted too long."""

@@ -30,12 +30,20 @@ class ServerPool:
     when they break. Calls of one kind queue.
     """
 
-    def __init__(self, addresses: Sequence[str], name: str, tokens: Sequence[str]) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        name: str,
+        tokens: Sequence[str],
+        *,
+        authority: str | None = None,
+    ) -> None:
         """`addresses`: bulk addresses (host:port) in index order, '' for a missing server.
 
-        `name` is this process's name, `tokens` are what it shows to each server.
+        `name` is this process's name, `tokens` are what it shows to each server. `authority` (PEM)
+        signs the servers' certificates; None: clear text.
         """
-        self._pool = _native.Pool(list(addresses), list(tokens), name)
+        self._pool = _native.Pool(list(addresses), list(tokens), name, authority or "")
         self._spec: ParametersSpec | None = None
         self._newest: Float32s | None = None
         self._pulling = threading.Lock()

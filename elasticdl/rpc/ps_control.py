@@ -14,13 +14,15 @@ from typing import Any, Protocol, final
 import grpc
 import grpc.aio
 
-from elasticdl.errors import PermanentError, TransientError
+from elasticdl.errors import ElasticDLError, PermanentError, TransientError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
-from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerStub
 from elasticdl.rpc.retry import mapped
+from elasticdl.rpc.secured import LOOK_S, connected_async
 from elasticdl.shard import Applied, SnapshotId
+from elasticdl.tls.contexts import handshake_problem
 from elasticdl.tokens import proof_to_server
 
 _SLACK_S = 1.0
@@ -104,13 +106,21 @@ class ServerControl(Protocol):
 class GrpcServerControl:
     """`ServerControl` over gRPC. Use it from one event loop."""
 
-    def __init__(self, name: str, address: str, token: str, term: int) -> None:
-        """`token` is the server's; `term` the calling master's."""
+    def __init__(
+        self, name: str, address: str, token: str, term: int, authority: str | None = None
+    ) -> None:
+        """`token` is the server's; `term` the calling master's.
+
+        `authority` (PEM) signs the server's certificate; None: clear text.
+        """
         self._name = name
         self._address = address
         self._metadata = Credentials(proof_to_server(token, term), "master").metadata(term)
         self._closed = False
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
+        self._authority = authority
+        # Another incarnation has the same name: it is the same server.
+        self._certified, _, _ = name.partition(".")
+        self._channel = connected_async(address, authority, self._certified)
         self._stub: Any = ParameterServerStub(self._channel)
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
@@ -156,6 +166,15 @@ class GrpcServerControl:
     def _what(self, call: str) -> str:
         return f"{call} at {self._name} ({self._address})"
 
+    async def _explained(self, error: ElasticDLError) -> ElasticDLError:
+        """Add why no connection is possible: gRPC only says that time was up."""
+        if self._authority is None or not isinstance(error, TransientError):
+            return error
+        problem = await asyncio.to_thread(
+            handshake_problem, self._address, self._authority, self._certified, LOOK_S
+        )
+        return TransientError(f"{error.message}: {problem}") if problem else error
+
     async def _call(self, method: str, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - one reply type a method
         try:
             call = getattr(self._stub, method)
@@ -163,7 +182,7 @@ class GrpcServerControl:
                 request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=True
             )
         except grpc.RpcError as error:
-            raise mapped(error, self._what(method)) from error
+            raise await self._explained(mapped(error, self._what(method))) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
             # A closed channel cancels its calls; that does not cancel the task that waits here.
             task = asyncio.current_task()

@@ -19,9 +19,12 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
+
+from elasticdl.tls.acceptor import Handshake, accepting
 
 _PATH: Final = re.compile(rb"/([a-z0-9-]{1,80})(?::\d{1,5})?(/[\w.-]{1,200}/[\w.-]{1,100})")
 _OWN: Final = re.compile(rb".*/(?:rank_)?(\d{1,9})")
@@ -81,18 +84,24 @@ class _Scope:
 class Rendezvous:
     """Serves all generations of a job's ring, one after the other. Belongs to one asyncio loop."""
 
-    def __init__(self, limits: RendezvousLimits = RendezvousLimits()) -> None:
-        self._limits = limits
+    def __init__(
+        self,
+        limits: RendezvousLimits = RendezvousLimits(),
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`context` of a TLS server; None: clear text."""
+        self._limits, self._context = limits, context
         self._scopes: dict[bytes, _Scope] = {}
-        self._connections: set[_Connection] = set()
-        self._strangers: dict[_Connection, None] = {}
+        self._connections: set[_Connection | Handshake] = set()
+        self._strangers: dict[_Connection | Handshake, None] = {}
         """By age."""
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "", port: int = 0) -> int:
         """Listen; returns the port. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, host or None, port, backlog=1024)
+        accept = accepting(self._context, self._connection, self)
+        self._server = await loop.create_server(accept, host or None, port, backlog=1024)
         return int(self._server.sockets[0].getsockname()[1])
 
     def open(self, scopes: Sequence[str]) -> None:
@@ -124,7 +133,7 @@ class Rendezvous:
     def _connection(self) -> _Connection:
         return _Connection(self)
 
-    def enter(self, connection: _Connection) -> None:
+    def enter(self, connection: _Connection | Handshake) -> None:
         """Take a new connection; the oldest stranger goes if there are too many."""
         self._connections.add(connection)
         self._strangers[connection] = None
@@ -132,8 +141,9 @@ class Rendezvous:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.abort()
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._limits.request_s, connection.expect_request)
+        if isinstance(connection, _Connection):
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._limits.request_s, connection.expect_request)
 
     def named(self, connection: _Connection, method: bytes, path: bytes) -> int:
         """Look at the first line of a request; returns the status of a refusal, 0 for none."""
@@ -173,10 +183,12 @@ class Rendezvous:
             connection.waits_for = (match[1], key)
             generation.waiting.setdefault(key, []).append(connection)
 
-    def leave(self, connection: _Connection) -> None:
+    def leave(self, connection: _Connection | Handshake) -> None:
         """Forget a connection that has ended."""
         self._connections.discard(connection)
         self._strangers.pop(connection, None)
+        if isinstance(connection, Handshake):
+            return
         name, key = connection.waits_for
         scope = self._scopes.get(name)
         waiting = scope.generation.waiting.get(key, []) if scope is not None else []
@@ -262,7 +274,7 @@ class _Connection(asyncio.Protocol):
                 b"HTTP/1.1 %d %s\r\nContent-Length: %d\r\n\r\n%s"
                 % (status, reason, len(value), value)
             )
-            if self._complete:
+            if self._complete or not self._transport.can_write_eof():
                 self._transport.close()
                 return
             # To close with bytes unread would reset the connection before the peer has the answer.

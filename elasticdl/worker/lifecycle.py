@@ -130,7 +130,10 @@ class ProcessContext:
 
         def connect(attached: Attached) -> ServerPool:
             return ServerPool(
-                attached.servers or ("",), str(environment.name), attached.bulk_tokens or ("",)
+                attached.servers or ("",),
+                str(environment.name),
+                attached.bulk_tokens or ("",),
+                authority=environment.authority,
             )
 
         return cls(clock, Gauges(clock), HangWatch(clock), connect, lambda: leave(shutdown))
@@ -226,14 +229,14 @@ def work(
 
 def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link) -> RingWorker:
     from elasticdl.worker.pipeline.assignment import Assignment
-    from elasticdl.worker.ring.wiring import assemble_ring
+    from elasticdl.worker.ring.wiring import MasterOfRing, assemble_ring
 
     assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
-    host = environment.master.rpartition(":")[0]
+    master = MasterOfRing(environment.master.rpartition(":")[0], environment.authority)
     with link.context.watch.starting(
         f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo
     ):
-        worker = assemble_ring(assignment, host, client, link.generations, link.context)
+        worker = assemble_ring(assignment, master, client, link.generations, link.context)
     # The worker reports itself when it has compiled.
     link.context.outbox.starting("compile")
     worker.run()
@@ -310,7 +313,12 @@ def run(shutdown: Shutdown) -> None:
     """Run a worker's whole life, except for its end as a process."""
     environment = RoleEnvironment.read()
     importing = _Import(step_threads())
-    client = MasterClient(environment.master, environment.token, str(environment.name))
+    client = MasterClient(
+        environment.master,
+        environment.token,
+        str(environment.name),
+        authority=environment.authority,
+    )
     link = Link.make(client, ProcessContext.real(environment, shutdown), shutdown)
     worker: Worker | RingWorker | None = None
     try:

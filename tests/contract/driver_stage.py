@@ -46,6 +46,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import (
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Lease, Shard, ShardId, Task
+from elasticdl.tls.authority import CertifiedKey
 from elasticdl.tokens import process_token
 
 TOKEN = "the-token-of-this-job"
@@ -190,10 +191,12 @@ class Stage:
         core: Any = None,
         clock: Clock | None = None,
         limits: CutLimits = CutLimits(),
+        certified: CertifiedKey | None = None,
     ) -> None:
         """`core`: another than the scripted one, such as a whole `JobState`; `clock`: another than
-        one that stands still.
+        one that stands still. `certified`: the master's; None: clear text.
         """
+        self._certified = certified
         self.directory, self._limits = directory, limits
         self.core = core or ScriptedCore()
         self.journal = ListJournal()
@@ -250,7 +253,7 @@ class Stage:
             self.core,
         )
         self._service = service
-        self._master = MasterServer(service)
+        self._master = MasterServer(service, self._certified)
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster.observe()))
 
@@ -276,7 +279,7 @@ class Stage:
         await self._master.close()
 
     async def come_back(self) -> None:
-        self._master = MasterServer(self._service)
+        self._master = MasterServer(self._service, self._certified)
         await self._master.start("127.0.0.1", int(self.address.rpartition(":")[2]))
 
     def client(

@@ -24,6 +24,7 @@ from elasticdl.native import _native
 from elasticdl.rpc.parameters import Float32s, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key, bulk_token
 
 TOKEN = "the job's token"
@@ -64,18 +65,29 @@ def shown(servers: int, name: str, token: str = TOKEN) -> list[str]:
 class Stage:
     """`count` servers and any number of clients; everything is closed at the end."""
 
-    def __init__(self, count: int = 1, token: str = TOKEN) -> None:
+    def __init__(
+        self, count: int = 1, token: str = TOKEN, authority: Authority | None = None
+    ) -> None:
+        """`authority`: of the servers' certificates; None: clear text."""
         self._open = ExitStack()
-        self.servers = [_native.Server(k, count, bulk_key(token, k)) for k in range(count)]
+        self._trusted = authority.certificate if authority else None
+        self.servers = [self._server(k, count, token, authority) for k in range(count)]
         self.addresses = [f"127.0.0.1:{server.listen('127.0.0.1')}" for server in self.servers]
         for server in self.servers:
             self._open.callback(server.stop)
+
+    @staticmethod
+    def _server(k: int, count: int, token: str, authority: Authority | None) -> _native.Server:
+        if authority is None:
+            return _native.Server(k, count, bulk_key(token, k))
+        certified = authority.certified_key([f"ps-{k}"])
+        return _native.Server(k, count, bulk_key(token, k), certified.certificate, certified.key)
 
     def pool(
         self, name: str = "worker-0", token: str = TOKEN, addresses: Sequence[str] | None = None
     ) -> ServerPool:
         places = addresses or self.addresses
-        pool = ServerPool(places, name, shown(len(places), name, token))
+        pool = ServerPool(places, name, shown(len(places), name, token), authority=self._trusted)
         self._open.callback(pool.close)
         return pool
 
@@ -136,6 +148,8 @@ class BadNetwork:
         self._target = (host, int(port))
         self._random = random.Random(seed)
         self.breaks_left = breaks
+        self.overheard = bytearray()
+        """All that it carried, both ways."""
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -166,6 +180,7 @@ class BadNetwork:
                 with self._lock:
                     broken = self.breaks_left > 0 and self._random.random() < 0.03
                     self.breaks_left -= broken
+                    self.overheard += data
                 sink.sendall(data[: self._random.randint(0, len(data))] if broken else data)
                 if broken:
                     break

@@ -5,6 +5,7 @@ browser and processes.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,7 +84,13 @@ def spec(**flags: Any) -> JobSpec:
 class Stage:
     """`watched` and `inbox` are the master's; `url` is where its page is."""
 
-    def __init__(self, directory: Path, job: JobSpec, limits: PageLimits = PageLimits()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        job: JobSpec,
+        limits: PageLimits = PageLimits(),
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         clock = SystemClock()
         self.inbox = EventQueue(clock)
         self.core = JobState(job)
@@ -107,7 +114,8 @@ class Stage:
             self.collector,
         )
         guard = AccessGuard(TOKEN, ("iris-master",))
-        self.server = StatusServer(self.watched, guard, 3, directory / "logs", limits)
+        self.server = StatusServer(self.watched, guard, 3, directory / "logs", limits, context)
+        self._scheme = "http" if context is None else "https"
         self.cluster: Cluster = FakeCluster()
         self.port = self._asked = 0
         self.running: asyncio.Task[do.FinishJob] | None = None
@@ -118,7 +126,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}"
+        return f"{self._scheme}://{self.host}"
 
     @property
     def fake(self) -> FakeCluster:
@@ -198,8 +206,9 @@ async def staged(
     job: JobSpec | None = None,
     records: int = 6400,
     limits: PageLimits = PageLimits(),
+    context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Stage]:
-    stage = Stage(directory, job or spec(), limits)
+    stage = Stage(directory, job or spec(), limits, context)
     try:
         async with asyncio.timeout(LIMIT_S):
             await stage.open(records)

@@ -23,6 +23,7 @@ from elasticdl.master.platform.kubernetes_resources import (
     ProvisionedResources,
     Timing,
 )
+from elasticdl.tls.authority import Authority
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 from tests.waiting import until_async
@@ -52,13 +53,15 @@ def furnish(
     beside: Callable[[], Any] = lambda: None,
     when: Callable[[], Any] = lambda: True,
     timing: Timing = QUICK,
+    *,
+    secured: bool = False,
 ) -> ProvisionedResources:
     """`beside` happens as soon as `when` holds."""
 
     async def story() -> ProvisionedResources:
         async with serving(cluster) as api:
             work = asyncio.ensure_future(
-                KubernetesResources(api, OWNER, "iris-abcde", folder, timing).run()
+                KubernetesResources(api, OWNER, "iris-abcde", folder, timing, secured=secured).run()
             )
             await until_async("the time has come", when)
             beside()
@@ -88,6 +91,24 @@ def test_the_first_master_makes_the_token_and_what_its_processes_need(
     assert cluster.names() == MADE and not found.replaces
     assert found.term == 1795255207, "the second in which the API server made its pod"
     assert found.token not in repr(found)
+
+
+def test_all_masters_of_a_job_with_tls_have_one_authority(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
+    first = furnish(cluster, tmp_path, secured=True)
+    assert first.authority is not None and "PRIVATE" not in repr(first)
+    made = {name: cluster.objects[f"{CORE}/secrets/iris-{name}"] for name in ("token", "viewer")}
+    own, viewer = (made[name]["stringData"] for name in ("token", "viewer"))
+    assert (own["ca.crt"], own["ca.key"]) == (first.authority.certificate, first.authority.key)
+    assert viewer["ca.crt"] == own["ca.crt"] and "ca.key" not in viewer
+    ports = cluster.objects[f"{CORE}/services/iris-master"]["spec"]["ports"]
+    assert [port.get("appProtocol") for port in ports] == ["https", None, "https"]
+    for key, text in own.items():
+        (tmp_path / key).write_text(text)
+    assert furnish(cluster, tmp_path, secured=True).authority == first.authority
+    # What it signs is good for those who trust what the first one left.
+    assert Authority(first.authority).certificate == own["ca.crt"]
 
 
 def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(

@@ -16,6 +16,7 @@ from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.native import _native
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
+from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key
 from tests.contract.ps_stage import (
     LIMIT_S,
@@ -34,9 +35,10 @@ ONES = np.ones(6, np.float32)
 IDS = [0, 1, 2, 3, -1, -2, 2**40, -(2**63), 2**63 - 1]
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[(1, False), (2, False), (3, False), (3, True)])
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
-    made = Stage(request.param)
+    count, secured = request.param
+    made = Stage(count, authority=Authority.new("job") if secured else None)
     yield made
     made.close()
 

@@ -66,6 +66,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "tolerations": ('[{"key": "spot"}]', [{"key": "spot"}]),
     "affinity": ('{"nodeAffinity": {}}', {"nodeAffinity": {}}),
     "oom_memory_limit": ("4Gi", "4Gi"),
+    "tls": ("on", "on"),
 }
 
 

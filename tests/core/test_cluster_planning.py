@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from decimal import Decimal
 from pathlib import Path
@@ -383,3 +384,29 @@ def test_names_that_clusters_take_are_taken() -> None:
     )
     job(image_name="registry.local:5000/team/zoo:7", job_name="a" * 52)
     job(image_name=f"[::1]:5000/zoo@sha256:{'0' * 64}")
+
+
+def test_a_secret_for_the_page_is_mounted_into_the_masters_pod_only() -> None:
+    asked = JobSpec.from_flags(Action.TRAIN, {**NEEDED, **EVERYTHING, "tls": "ads-page"})
+    assert asked.uses_tls and asked.page_secret == "ads-page"
+    master, *others = (json.dumps(one["spec"]) for one in pod_objects(asked, "team-a"))
+    assert '"secretName": "ads-page"' in master and "/var/run/elasticdl-page" in master
+    assert not any("ads-page" in other or "elasticdl-page" in other for other in others)
+
+
+@pytest.mark.parametrize(
+    "tls,on_cluster,here", [("auto", True, False), ("on", True, True), ("off", False, False)]
+)
+def test_tls_is_on_for_a_cluster_and_off_for_this_machine_unless_it_is_said(
+    tls: str, on_cluster: bool, here: bool
+) -> None:
+    local = JobSpec.from_flags(Action.TRAIN, {**NEEDED, "tls": tls})
+    remote = JobSpec.from_flags(Action.TRAIN, {**NEEDED, **EVERYTHING, "tls": tls})
+    assert (remote.uses_tls, local.uses_tls) == (on_cluster, here)
+    assert remote.page_secret is None and local.page_secret is None
+
+
+@pytest.mark.parametrize("tls,words", [("page", "--tls page without --image-name"), ("A_b", "tls")])
+def test_a_secret_of_a_local_job_and_a_name_that_is_none_are_refused(tls: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        JobSpec.from_flags(Action.TRAIN, {**NEEDED, "tls": tls})

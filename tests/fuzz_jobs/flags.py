@@ -408,6 +408,7 @@ DRAWN: Mapping[str, Draw] = {
     "max_relaunches": _one_of(None, None, 0, 5),
     "status_port": _one_of(None, None, 0, Place.FREE_PORT),
     "envs": _envs,
+    "tls": _one_of(None, None, "auto", "on", "off"),
     "stall_seconds": _one_of(None, None, 0, 30, 600.5),
 }
 

@@ -247,7 +247,13 @@ def _status(job: Path) -> dict[str, Any] | None:
 
     try:
         where = json.loads((job / "master.json").read_text())
-        client = MasterClient(where["address"], where["token"], "cli", away_s=2.0)
+        client = MasterClient(
+            where["address"],
+            where["token"],
+            "cli",
+            away_s=2.0,
+            authority=where["authority"] or None,
+        )
         try:
             return client.status().to_json()
         finally:

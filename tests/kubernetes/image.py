@@ -32,8 +32,8 @@ STAGE = "localhost/elasticdl-{}:test"
 """The Dockerfile's stages that take minutes, as images with names: so their layers are not taken
 for waste.
 """
-BASE = "localhost/python-base:bookworm"
-_PACKAGES = "python3,python3-venv,python3-dev,g++,ca-certificates"
+_PACKAGES = "python3,python3-venv,python3-dev,g++,libssl-dev,ca-certificates"
+BASE = f"localhost/python-base:bookworm-{hashlib.sha256(_PACKAGES.encode()).hexdigest()[:8]}"
 MODULES = (ROOT / "model_zoo", ROOT / "tests/kubernetes/zoo")
 BUILD_LIMIT_S = 1200.0
 CONTAINED = (

@@ -5,9 +5,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -29,11 +31,28 @@ using Addresses = std::vector<std::string>;
 constexpr double kLimitS = 60.0;
 constexpr size_t kDense = 6, kDim = 2;
 
+// Where the certificates are; '' for clear text.
+std::string certificates;
+
+std::string pem(const std::string& name) {
+  std::ifstream file(certificates + "/" + name);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TlsContext certified(uint32_t server) {
+  const std::string name = "ps-" + std::to_string(server);
+  return certificates.empty() ? nullptr : server_tls(pem(name + ".crt"), pem(name + ".key"));
+}
+
+TlsContext trusting() { return certificates.empty() ? nullptr : client_tls(pem("authority.crt")); }
+
 struct Served {
   ps::Server core;
   ps::Listener listener;
   int port = 0;
-  Served(uint32_t server, uint32_t servers) : core({server, servers, "key", 17}), listener(core) {
+  Served(uint32_t server, uint32_t servers) : core({server, servers, "key", 17, certified(server)}), listener(core) {
     port = listener.listen("127.0.0.1", 0);
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port); }
@@ -53,7 +72,7 @@ struct Worker {
   int64_t sequence = 0;
   std::vector<int64_t> versions;
   Worker(const Addresses& addresses, const std::string& name)
-      : pool(addresses, std::vector<std::string>(addresses.size(), wire::bulk_token("key", name)), name, nullptr), versions(addresses.size(), 0) {
+      : pool(addresses, std::vector<std::string>(addresses.size(), wire::bulk_token("key", name)), name, nullptr, trusting()), versions(addresses.size(), 0) {
     std::vector<float> zeros(kDense);
     pool.initialise(counting_spec(), zeros.data(), kLimitS);
   }
@@ -450,5 +469,8 @@ int main() {
   only_text_is_taken_for_text();
   digests_are_those_of_the_standards();
   frames_of_any_kind_do_no_harm();
+  certificates = std::getenv("TLS_CERTIFICATES");
+  pushes_pulls_cuts_and_saves_run_beside_one_another();
+  servers_may_go_and_come_while_others_wait();
   std::puts("all held");
 }

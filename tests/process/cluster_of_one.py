@@ -32,6 +32,10 @@ MASTER = ProcessName(Role.MASTER, 0)
 _EMPTY: dict[str, Any] = {"template": {"spec": {"containers": []}}}
 
 
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
 class ClusterOfOne:
     """`ports` leads from a port of a pod to one of this machine."""
 
@@ -42,8 +46,9 @@ class ClusterOfOne:
         """It accepts connections and answers nothing."""
         self.address = ""
 
-    def add_job(self, name: str) -> None:
-        """One whose master runs."""
+    def add_job(self, name: str, authority: str | None = None) -> None:
+        """One whose master runs; `authority` signs its certificate (None: no TLS)."""
+        trusted = {} if authority is None else {"ca.crt": _encoded(authority)}
         uid = f"uid-of-{name}"
         base = labels(name, MASTER)
         job = {
@@ -66,12 +71,12 @@ class ClusterOfOne:
         self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
         secret = {
             "metadata": {**owned, "name": secret_name(name)},
-            "data": {"ELASTICDL_TOKEN": base64.b64encode(TOKEN.encode()).decode()},
+            "data": {"ELASTICDL_TOKEN": _encoded(TOKEN), **trusted},
         }
         self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/secrets", secret)
         viewer = {
             "metadata": {**owned, "name": viewer_secret_name(name)},
-            "data": {"ELASTICDL_TOKEN": base64.b64encode(VIEWER.encode()).decode()},
+            "data": {"ELASTICDL_TOKEN": _encoded(VIEWER), **trusted},
         }
         self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/secrets", viewer)
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,18 +37,23 @@ _FLAGS = [
 ]
 
 
-def check_held(sources: Sequence[Path], sanitizers: str, folder: Path) -> None:
-    """Compile into `folder`, on all cores, and run."""
+def check_held(
+    sources: Sequence[Path],
+    sanitizers: str,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Compile into `folder`, on all cores, and run with these variables."""
     compiler = ["g++", *_FLAGS, f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(partial(_compiled, compiler, folder), range(len(sources)), sources))
     program = str(folder / "program")
-    _run([*compiler, *objects, "-o", program]).check_returncode()
-    ran = _run([program])
+    _run([*compiler, *objects, "-lssl", "-lcrypto", "-o", program]).check_returncode()
+    ran = _run([program], variables)
     if (
         "unexpected memory mapping" in ran.stderr
     ):  # ThreadSanitizer's addresses were taken by the kernel's randomisation
-        ran = _run(["setarch", "-R", program])
+        ran = _run(["setarch", "-R", program], variables)
     assert (ran.returncode, ran.stdout) == (0, "all held\n"), ran.stderr[-4000:]
 
 
@@ -95,6 +100,14 @@ def _common() -> bytes:
     return b"\0".join([_run(["g++", "--version"]).stdout.encode(), *contents])
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: list[str], variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     limit_s = 280 + fuzz_s()
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        env={**os.environ, **(variables or {})},
+    )

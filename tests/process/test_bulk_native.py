@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.tls.authority import Authority
 from tests.fuzz.budget import fuzz_s
 from tests.process.sanitized import ROOT, SANITIZERS, check_held
 
@@ -28,4 +29,10 @@ SOURCES = [
 
 @pytest.mark.parametrize("sanitizers", SANITIZERS)
 def test_servers_and_clients_hold_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
-    check_held(SOURCES, sanitizers, tmp_path)
+    authority = Authority.new("job")
+    (tmp_path / "authority.crt").write_text(authority.certificate)
+    for server in range(8):
+        certified = authority.certified_key([f"ps-{server}"])
+        (tmp_path / f"ps-{server}.crt").write_text(certified.certificate)
+        (tmp_path / f"ps-{server}.key").write_text(certified.key)
+    check_held(SOURCES, sanitizers, tmp_path, {"TLS_CERTIFICATES": str(tmp_path)})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.kubernetes.plans import STATUS_PORT
+from elasticdl.tls import MASTER_NAME
+from elasticdl.tls.authority import Authority
+from elasticdl.tls.contexts import server_context
 from elasticdl.tokens import viewer_token
 from tests.process.cluster_of_one import NAMESPACE, TOKEN, VIEWER, ClusterOfOne, cluster_of_one
 from tests.process.test_cli_jobs import Commands, elasticdl
@@ -106,6 +111,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 @pytest.fixture
 def page() -> Iterator[int]:
     """The status page of a master in a pod; its port. It knows the owner and the viewer."""
+    with served_page(None) as port:
+        yield port
+
+
+@contextmanager
+def served_page(context: ssl.SSLContext | None) -> Iterator[int]:
     known = [f"Bearer {token}" for token in (TOKEN, VIEWER)]
 
     class Page(BaseHTTPRequestHandler):
@@ -119,6 +130,8 @@ def page() -> Iterator[int]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.server_address[1]
@@ -163,6 +176,29 @@ def test_the_page_of_a_job_on_a_cluster_is_reached_until_ctrl_c(
     output, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, output) == (0, ""), errors
     assert "until Ctrl-C" in errors
+
+
+@pytest.mark.usefixtures("no_browser")
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_command_verifies_the_page_and_the_browser_need_not(
+    cluster: ClusterOfOne, tmp_path: Path, trusted: bool
+) -> None:
+    authority = Authority.new("ads")
+    key = authority.certified_key([MASTER_NAME])
+    known = authority if trusted else Authority.new("ads")
+    cluster.add_job("ads", known.certificate)
+    with served_page(server_context(key.certificate, key.key)) as port:
+        cluster.ports[STATUS_PORT] = port
+        process = start(tmp_path, "dashboard", "ads", "--no-browser")
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        if trusted:
+            assert address.startswith("http://127.0.0.1:")
+            assert [status_of(address) for _ in range(3)] == [200] * 3
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (0 if trusted else 1), errors
+    assert ("certificate is refused" in errors) is not trusted
 
 
 @pytest.mark.usefixtures("no_browser")

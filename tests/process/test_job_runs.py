@@ -26,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(start_jobs: Callable[..., Job], data: Path) -> Job:
-    """By the issue's own command, which leaves checkpoints, too."""
+    """By the issue's own command, which leaves checkpoints, too; with TLS as on a cluster."""
     job = start_jobs(
         model_def="iris",
         training_data=data,
@@ -36,6 +36,7 @@ def trained(start_jobs: Callable[..., Job], data: Path) -> Job:
         num_ps_pods=2,
         output=data.parent / "export",
         checkpoint_steps=20,
+        tls="on",
     )
     code, output = job.finish()
     assert code == 0, output

@@ -57,7 +57,9 @@ def test_scaling_to_six_workers_starts_a_few_at_a_time_and_loses_nothing(
     assert not [pid for pid, text in texts.items() if where["token"].encode() in text]
     own = process_token(where["token"], "worker-0").encode()
     assert len([text for text in texts.values() if own in text]) == 1, "only worker-0 has its token"
-    client = MasterClient(where["address"], where["token"], "cli")
+    client = MasterClient(
+        where["address"], where["token"], "cli", authority=where["authority"] or None
+    )
     try:
         client.scale(1, WORKERS)
         most = 0

@@ -76,6 +76,7 @@ class Paced:
             num_ps_pods=2,
             minibatch_size=MINIBATCH,
             envs=f"PACED_FOLDER={self.folder}",
+            tls="on",
             **flags,
         )
 

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from elasticdl.errors import ElasticDLError, ExitCode, Refused
 from elasticdl.job import Action, JobSpec
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
+from elasticdl.tls.contexts import client_context
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 from tests.contract.small_kubelet import SmallKubelet
@@ -199,7 +201,11 @@ def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
         "iris-master:50001",
         "0.0.0.0",
     )
-    assert not json.loads((pod.folder / "job/master.json").read_text())["token"]
+    where = json.loads((pod.folder / "job/master.json").read_text())
+    assert not where["token"] and where["page"].startswith("https://iris-master:")
+    # Its own key is made by the server itself; the pod has only what is public.
+    assert variables["ELASTICDL_AUTHORITY"] == authority_of(cluster[0])
+    assert "PRIVATE KEY" not in json.dumps(cluster[0].objects[f"{PODS}/iris-ps-0"])
     pod.process.send_signal(signal.SIGTERM)
     assert pod.finish() == ExitCode.DRAINED, pod.log()
     assert pod.left() is None and not (pod.folder / "job/status.json").exists()
@@ -250,12 +256,12 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
 ) -> None:
     pod = start(model_def="slow")
     pod.until("the check has begun", pod.begun.exists)
-    token, address = token_of(cluster[0]), pod.address
-    stranger = MasterClient(address, "guessed", "cli", away_s=5.0)
+    token, trusted, address = token_of(cluster[0]), authority_of(cluster[0]), pod.address
+    stranger = MasterClient(address, "guessed", "cli", away_s=5.0, authority=trusted)
     with pytest.raises(Refused):
         stranger.status()
     stranger.close()
-    client = MasterClient(address, token, "cli", away_s=5.0)
+    client = MasterClient(address, token, "cli", away_s=5.0, authority=trusted)
     status = client.status()
     assert (status.message, status.phase, status.processes) == (
         "checking the model and the data",
@@ -263,7 +269,11 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
         (),
     )
     client.close()
-    page = f"http://127.0.0.1:{(pod.folder / 'status_port').read_text()}"
+    page = f"https://127.0.0.1:{(pod.folder / 'status_port').read_text()}"
+
+    def answered(address: str, token: str, body: object = None) -> tuple[int, str]:
+        return answer_of(address, token, body, client_context(trusted))
+
     pod.until("the page is there", lambda: answered(f"{page}/", token)[0] == 200)
     assert "checking the model and the data" in answered(f"{page}/", token)[1]
     code, logs = answered(f"{page}/api/v1/logs", token)
@@ -281,6 +291,11 @@ def token_of(cluster: SmallCluster) -> str:
     return str(secret["stringData"]["ELASTICDL_TOKEN"])
 
 
+def authority_of(cluster: SmallCluster) -> str:
+    secret = cluster.objects["/api/v1/namespaces/ns/secrets/iris-token"]
+    return str(secret["stringData"]["ca.crt"])
+
+
 def test_whoever_asks_is_told_what_the_check_is_at_by_the_master_that_the_job_will_have(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
 ) -> None:
@@ -289,7 +304,8 @@ def test_whoever_asks_is_told_what_the_check_is_at_by_the_master_that_the_job_wi
     where = json.loads((pod.folder / "job/master.json").read_text())
     assert where["pid"] == pod.process.pid
     text = "counting records: 32 of 3,200 files"
-    client = MasterClient(pod.address, token_of(cluster[0]), "cli", away_s=5.0)
+    trusted = authority_of(cluster[0])
+    client = MasterClient(pod.address, token_of(cluster[0]), "cli", away_s=5.0, authority=trusted)
     pod.until("the status says it", lambda: client.status().message == text)
     status = client.status()
     assert (status.phase, status.waiting, status.processes) == ("starting", (text,), ())
@@ -306,14 +322,14 @@ def test_whoever_asks_is_told_what_the_check_is_at_by_the_master_that_the_job_wi
     }  # fmt: skip
 
 
-def answered(address: str, token: str, body: object = None) -> tuple[int, str]:
+def answer_of(address: str, token: str, body: object, context: ssl.SSLContext) -> tuple[int, str]:
     """Status and text; 0 while nobody listens."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(
         address, None if body is None else json.dumps(body).encode(), headers
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refusal:
         with refusal:

@@ -163,7 +163,15 @@ def test_nothing_at_all_names_all_packages(machine: Machine) -> None:
     (machine.bin / "g++").unlink()
     ran = machine.prepare()
     assert ran.returncode == 2
-    assert "sudo apt-get install g++ python3 python3-venv python3-dev" in ran.stderr
+    assert "sudo apt-get install g++ libssl-dev python3 python3-venv python3-dev" in ran.stderr
+
+
+def test_a_compiler_without_openssl_is_told_the_package(machine: Machine) -> None:
+    somebody(machine)
+    machine.python("python3.11")
+    machine.program("g++", "exit 1")
+    ran = machine.prepare()
+    assert ran.returncode == 2 and "apt-get install libssl-dev" in ran.stderr
 
 
 def test_an_interpreter_of_no_package_is_named_with_what_it_lacks(machine: Machine) -> None:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 def test_a_member_leaves_at_the_end_of_a_step_when_it_is_sent_away_and_when_fewer_are_wanted(
     start_job: Callable[..., Job], digits: Path, zoo: Path, tmp_path: Path
 ) -> None:
-    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2)
+    paced = start_paced(start_job, digits, zoo, tmp_path / "orders", num_workers=2, tls="on")
     before = paced.ring(2)
     drained = paced.signal(before, 0, signal.SIGTERM)
     after = paced.ring(2, after=before["ring"]["generation"] + 1)

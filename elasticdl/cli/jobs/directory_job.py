@@ -274,7 +274,9 @@ class DirectoryJob:
         from elasticdl.rpc.master_client import MasterClient  # slow import (gRPC): not for `--help`
 
         where = self._where()
-        client = MasterClient(where.address, where.token, "cli", away_s=CALL_S)
+        client = MasterClient(
+            where.address, where.token, "cli", away_s=CALL_S, authority=where.authority or None
+        )
         try:
             yield client
         except TransientError as error:

@@ -11,11 +11,13 @@ from typing import TypeVar, final
 
 from elasticdl.cli.jobs.cluster_client import ClusterClient
 from elasticdl.cluster.kubernetes.job_state import JobState
-from elasticdl.cluster.kubernetes.jobs import Jobs
+from elasticdl.cluster.kubernetes.jobs import JobAccess, Jobs
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, STATUS_PORT
-from elasticdl.cluster.kubernetes.port_forward import PortForward
+from elasticdl.cluster.kubernetes.port_forward import LOOPBACK, PortForward
 from elasticdl.errors import Refused, TransientError
 from elasticdl.rpc.master_client import MasterClient
+from elasticdl.tls import MASTER_NAME
+from elasticdl.tls.relay import Relay
 
 T = TypeVar("T")
 CALL_S = 8.0
@@ -66,13 +68,24 @@ class ForwardedMaster:
     @contextmanager
     def page(self, state: JobState, *, read_only: bool = False) -> Iterator[str]:
         """See `Job.page`. Each use opens its own port forward."""
-        token = self._token(state, read_only=read_only)
-        forward = PortForward(self._cluster.api, state.namespace, self._pod, STATUS_PORT)
-        address = self._cluster.run(forward.open())
+        access = self._access(state, read_only=read_only)
+        forward = PortForward(
+            self._cluster.api, state.namespace, self._pod, STATUS_PORT, access.authority
+        )
+        # A server that speaks HTTP does not greet, but one with TLS says at once who it is.
+        greeting_s = 0.0 if access.authority is None else _GREETING_S
+        address = self._cluster.run(forward.open(greeting_s))
+        # Browsers do not know the job's authority: we verify, and they connect to us on loopback.
+        relay = Relay(access.authority, MASTER_NAME) if access.authority is not None else None
         try:
-            yield f"http://{address}/#token={token}"
+            if relay is not None:
+                host, _, port = address.rpartition(":")
+                address = f"{LOOPBACK}:{self._cluster.run(relay.open(host, int(port)))}"
+            yield f"http://{address}/#token={access.token}"
         finally:
             with suppress(TransientError):
+                if relay is not None:
+                    self._cluster.run(relay.close())
                 self._cluster.run(forward.close())
 
     def explained(self, error: TransientError) -> TransientError:
@@ -111,22 +124,30 @@ class ForwardedMaster:
         with self._lock:
             if self._connection is None:
                 state = self._state()
-                token = self._token(state)
-                forward = PortForward(self._cluster.api, state.namespace, self._pod, MASTER_PORT)
+                access = self._access(state)
+                forward = PortForward(
+                    self._cluster.api, state.namespace, self._pod, MASTER_PORT, access.authority
+                )
                 address = self._cluster.run(forward.open(_GREETING_S))
-                client = MasterClient(address, token, "cli", away_s=self._call_s)
+                client = MasterClient(
+                    address,
+                    access.token,
+                    "cli",
+                    away_s=self._call_s,
+                    authority=access.authority,
+                )
                 self._connection = _Connection(forward, client)
             return self._connection
 
-    def _token(self, state: JobState, *, read_only: bool = False) -> str:
-        kept = self._jobs.viewer_token if read_only else self._jobs.token
-        token = self._cluster.run(kept(state))
-        if not token:
+    def _access(self, state: JobState, *, read_only: bool = False) -> JobAccess:
+        kept = self._jobs.viewer_access if read_only else self._jobs.access
+        access = self._cluster.run(kept(state))
+        if access is None:
             raise TransientError(
                 f"the master of job {self._name} is starting: it has not made its token yet",
                 hint="try again",
             )
-        return token
+        return access
 
     async def _pod(self) -> str:
         state = await self._jobs.one(self._name)

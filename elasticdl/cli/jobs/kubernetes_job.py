@@ -145,7 +145,7 @@ class KubernetesJob:
         Its token proves that or, without access to Secrets, a process.
         """
         try:
-            return bool(self._cluster.run(self._jobs.token(state)))
+            return self._cluster.run(self._jobs.access(state)) is not None
         except PermanentError:
             return bool(self.job_state(whole=True).pods)
 

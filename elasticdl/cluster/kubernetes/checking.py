@@ -48,7 +48,7 @@ async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
         _quotas(api, spec, namespace),
         _priorities(api, spec),
         _claims(api, spec, namespace),
-        _pull_secrets(api, spec, namespace),
+        _secrets(api, spec, namespace),
     )
     return [finding for part in (*parts, [image(spec.kubernetes.image_name)]) for finding in part]
 
@@ -335,16 +335,28 @@ def _claim(name: str, claim: Json | None, namespace: str) -> Finding:
     )
 
 
-async def _pull_secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
-    return [
+async def _secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
+    """Whether the Secrets that the user named exist, as far as the user may see that."""
+    flags = dict.fromkeys(spec.kubernetes.image_pull_secrets, "--image-pull-secrets")
+    if spec.page_secret is not None:
+        flags[spec.page_secret] = "--tls"
+    found = {
+        name: await _object(api, f"/api/v1/namespaces/{namespace}/secrets/{name}") for name in flags
+    }
+    findings = [
         Finding(
-            "image",
+            "image" if flag == "--image-pull-secrets" else "tls",
             Weight.PROBLEM,
-            f"there is no secret {name} in namespace {namespace}, which --image-pull-secrets names",
+            f"there is no secret {name} in namespace {namespace}, which {flag} names",
         )
-        for name in spec.kubernetes.image_pull_secrets
-        if await _object(api, f"/api/v1/namespaces/{namespace}/secrets/{name}") is None
+        for name, flag in flags.items()
+        if found[name] is None
     ]
+    page = found.get(spec.page_secret or "")
+    if page and not {"tls.crt", "tls.key"} <= (page.get("data") or {}).keys():
+        problem = f"secret {spec.page_secret} has no tls.crt and tls.key, which --tls needs"
+        findings.append(Finding("tls", Weight.PROBLEM, problem))
+    return findings
 
 
 _HIDDEN: Json = {}

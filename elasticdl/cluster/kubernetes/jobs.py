@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
@@ -15,7 +16,7 @@ from elasticdl.cluster.kubernetes.labels import (
     selector,
     viewer_secret_name,
 )
-from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY
+from elasticdl.cluster.kubernetes.manifests import AUTHORITY_KEY, TOKEN_KEY
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.cluster.kubernetes.pods import uid
 from elasticdl.errors import ClusterRefused
@@ -23,6 +24,15 @@ from elasticdl.job_name import is_valid
 
 _ALL = "app.kubernetes.io/name=elasticdl"
 _PAGE = "500"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JobAccess:
+    """The job's token, and the certificate (PEM) that verifies its master; None: no TLS."""
+
+    token: str = field(repr=False)
+    authority: str | None
 
 
 @final
@@ -82,24 +92,27 @@ class Jobs:
             ),
         )
 
-    async def token(self, state: JobState) -> str:
-        """The job's token; '' until its master has created it."""
-        return await self._token(state, secret_name(state.name))
+    async def access(self, state: JobState) -> JobAccess | None:
+        """What the job's owner needs to talk to its master; None until that has created it."""
+        return await self._access(state, secret_name(state.name))
 
-    async def viewer_token(self, state: JobState) -> str:
-        """The viewer's token; '' until its master has created it."""
-        return await self._token(state, viewer_secret_name(state.name))
+    async def viewer_access(self, state: JobState) -> JobAccess | None:
+        """The same for a viewer, with the viewer's token."""
+        return await self._access(state, viewer_secret_name(state.name))
 
-    async def _token(self, state: JobState, secret_name: str) -> str:
+    async def _access(self, state: JobState, secret_name: str) -> JobAccess | None:
         path = f"/api/v1/namespaces/{self._namespace}/secrets/{secret_name}"
         try:
             secret = await self._api.get(path)
         except ApiRefused as refused:
             if refused.status.code == 404:
-                return ""
+                return None
             raise self._not_allowed(refused, "get secrets") from refused
         owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
-        return _text(secret, TOKEN_KEY) if state.uid in owners else ""
+        token = _text(secret, TOKEN_KEY)
+        if not token or state.uid not in owners:
+            return None
+        return JobAccess(token, _text(secret, AUTHORITY_KEY) or None)
 
     async def latest_warning(self, about: Mapping[str, Any]) -> str:
         """The cluster's latest warning about a pod or a Job.

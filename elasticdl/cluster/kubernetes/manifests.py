@@ -35,9 +35,12 @@ from elasticdl.cluster.kubernetes.plans import (
 )
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER, from_field, mount, pod_spec
 from elasticdl.errors import ExitCode
+from elasticdl.tls.authority import CertifiedKey
 
 TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
+AUTHORITY_KEY, AUTHORITY_PRIVATE_KEY = "ca.crt", "ca.key"
 SECRET_FOLDER = "/var/run/elasticdl"  # noqa: S105 - a path
+PAGE_FOLDER = "/var/run/elasticdl-page"
 
 
 def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
@@ -106,6 +109,9 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
         SECRET_FOLDER,
         read_only=True,
     )
+    if plan.page_secret:
+        source = {"secret": {"secretName": plan.page_secret, "defaultMode": 0o444}}
+        mount(master, "page", source, PAGE_FOLDER, read_only=True)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -131,15 +137,25 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
     }
 
 
-def token_secret(owner: Owner, token: str) -> Json:
-    """The Secret with the job's token. Only the master mounts it."""
+def token_secret(owner: Owner, token: str, authority: CertifiedKey | None = None) -> Json:
+    """The Secret with the job's token. Only the master mounts it.
+
+    `authority` signs the certificates of the job's processes; None: no TLS.
+    """
     # The uid distinguishes it from the Secret of an earlier job of the same name.
-    return _secret(owner, secret_name(owner.job), {TOKEN_KEY: token, UID_KEY: owner.uid})
+    values = {TOKEN_KEY: token, UID_KEY: owner.uid}
+    if authority is not None:
+        values |= {AUTHORITY_KEY: authority.certificate, AUTHORITY_PRIVATE_KEY: authority.key}
+    return _secret(owner, secret_name(owner.job), values)
 
 
-def viewer_secret(owner: Owner, token: str) -> Json:
-    """The Secret with the viewer's token, which someone may give to Prometheus."""
-    return _secret(owner, viewer_secret_name(owner.job), {TOKEN_KEY: token})
+def viewer_secret(owner: Owner, token: str, authority: CertifiedKey | None = None) -> Json:
+    """The Secret with the viewer's token, which someone may give to Prometheus.
+
+    With it goes the certificate that verifies the master.
+    """
+    trusted = {AUTHORITY_KEY: authority.certificate} if authority is not None else {}
+    return _secret(owner, viewer_secret_name(owner.job), {TOKEN_KEY: token, **trusted})
 
 
 def process_secret(owner: Owner, name: ProcessName, token_of: Callable[[ProcessName], str]) -> Json:
@@ -180,8 +196,11 @@ def master_names(owner: Owner) -> tuple[str, ...]:
     )
 
 
-def services(owner: Owner) -> tuple[Json, Json]:
-    """The master's lasting address, and a name for every process: `ps-0.digits`."""
+def services(owner: Owner, *, secured: bool = False) -> tuple[Json, Json]:
+    """The master's lasting address, and a name for every process: `ps-0.digits`.
+
+    `secured`: the master uses TLS.
+    """
     master = _service(
         owner, f"{owner.job}-master", {**selector(owner.job), ROLE_LABEL: str(Role.MASTER)}
     )
@@ -190,11 +209,16 @@ def services(owner: Owner) -> tuple[Json, Json]:
             "name": "grpc",
             "port": MASTER_PORT,
             "targetPort": "grpc",
-            "appProtocol": "kubernetes.io/h2c",
+            "appProtocol": "https" if secured else "kubernetes.io/h2c",
         },
         # Members of a ring find each other here.
         {"name": "rendezvous", "port": RENDEZVOUS_PORT},
-        {"name": "page", "port": STATUS_PORT, "targetPort": "page", "appProtocol": "http"},
+        {
+            "name": "page",
+            "port": STATUS_PORT,
+            "targetPort": "page",
+            "appProtocol": "https" if secured else "http",
+        },
     ]
     # A name resolves only while its process runs: a leaving incarnation is not found.
     names = _service(owner, owner.job, selector(owner.job))

@@ -108,6 +108,7 @@ def job_object(spec: JobSpec, namespace: str) -> Json:
         spec.cluster.job_name,
         pod_plan(spec, Role.MASTER),
         ttl_s=spec.kubernetes.ttl_seconds,
+        page_secret=spec.page_secret,
     )
     return job(plan, ProcessSpec(MASTER, MASTER_COMMAND, env={SPEC_VARIABLE: text}))
 

@@ -135,6 +135,8 @@ class JobPlan:
     relaunches: int = 20
     ttl_s: int = 24 * 3600
     suspended: bool = False
+    page_secret: str | None = None
+    """The Secret with the status page's certificate."""
 
 
 MASTER_PORT = 50001

@@ -8,6 +8,7 @@ reconnects when a connection breaks, as gRPC does by itself; `problem` says why 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias, final
@@ -20,6 +21,8 @@ from elasticdl.errors import (
     ElasticDLError,
     TransientError,
 )
+from elasticdl.tls import MASTER_NAME
+from elasticdl.tls.contexts import client_context, refusal_of
 
 PROTOCOL = "v4.channel.k8s.io"
 LOOPBACK = "127.0.0.1"
@@ -43,8 +46,19 @@ class PortForward:
     ends with either side.
     """
 
-    def __init__(self, api: ApiServer, namespace: str, pod_of: PodOf, port: int) -> None:
-        """`pod_of` names the pod to reach; each connection calls it, to follow a replaced pod."""
+    def __init__(
+        self,
+        api: ApiServer,
+        namespace: str,
+        pod_of: PodOf,
+        port: int,
+        authority: str | None = None,
+    ) -> None:
+        """`pod_of` names the pod to reach; each connection calls it, to follow a replaced pod.
+
+        `authority` (PEM) signs the master's certificate; None: it speaks clear text.
+        """
+        self._authority = authority
         self._api, self._pod_of, self._port = api, pod_of, port
         self._namespace = namespace
         self._server: asyncio.Server | None = None
@@ -59,7 +73,7 @@ class PortForward:
         """Connect to the pod once, then listen; returns the address, `127.0.0.1:4711`.
 
         With `greeting_s` above 0, the pod must send something within that time, as a gRPC server
-        does.
+        does; with TLS it must complete the handshake.
 
         Raises ElasticDLError, OSError.
         """
@@ -129,15 +143,30 @@ class PortForward:
                 return TransientError(f"the API server cannot connect to pod {pod}: HTTP {code}")
 
     async def _greeted(self, socket: Socket, pod: str, limit_s: float) -> None:
+        handshake = _Handshake(self._authority) if self._authority is not None else None
         try:
             async with asyncio.timeout(limit_s):
+                if handshake is not None:
+                    await socket.send_bytes(bytes((_DATA,)) + handshake.answer(b""))
                 async for channel, content in _messages(socket):
                     if channel == _DATA:
-                        return
+                        if handshake is None:
+                            return
+                        answer = handshake.answer(content)
+                        if handshake.complete:
+                            return
+                        if answer:
+                            await socket.send_bytes(bytes((_DATA,)) + answer)
+                        continue
                     said = content.decode("utf-8", errors="replace")
                     raise (NobodyListens if _REFUSED in said else TransientError)(
                         self._problem(said, pod)
                     )
+        except ssl.SSLError as error:
+            raise TransientError(
+                f"port {self._port} of pod {pod}: {refusal_of(error)}",
+                hint="another process may be reached there, or a clock be wrong",
+            ) from error
         except TimeoutError as error:
             raise TransientError(f"pod {pod} does not answer on port {self._port}") from error
         raise TransientError(f"the connection to pod {pod} broke")
@@ -146,6 +175,28 @@ class PortForward:
         if _REFUSED in said:
             return f"nothing listens on port {self._port} of pod {pod}"
         return f"the connection to pod {pod} broke: {said}" if said else ""
+
+
+@final
+class _Handshake:
+    """Finds out whether the master is at the other end, and trusted."""
+
+    def __init__(self, authority: str) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._connection = client_context(authority).wrap_bio(
+            self._incoming, self._outgoing, server_hostname=MASTER_NAME
+        )
+        self.complete = False
+
+    def answer(self, received: bytes) -> bytes:
+        """Take bytes of the peer, and return bytes for it. Raises ssl.SSLError."""
+        self._incoming.write(received)
+        try:
+            self._connection.do_handshake()
+            self.complete = True
+        except ssl.SSLWantReadError:
+            pass
+        return self._outgoing.read()
 
 
 async def _joined(

@@ -34,7 +34,7 @@ class ProcessEnv:
 
     `address` is the master's, `token` the job's. `cores` is the number of cores for the job; None
     leaves each process its own. `bind_host` is the listen address of servers; '' means this machine
-    only.
+    only. `authority` is the certificate that processes trust, as PEM; None: no TLS.
     """
 
     spec: JobSpec
@@ -43,6 +43,7 @@ class ProcessEnv:
     token: str = field(repr=False)
     cores: float | None
     bind_host: str = ""
+    authority: str | None = None
 
     def __call__(self, name: ProcessName) -> ProcessSpec:
         """Return the spec of one process. The user's environment cannot override our variables."""
@@ -73,7 +74,7 @@ class ProcessEnv:
 
     def _role(self, name: ProcessName) -> dict[str, str]:
         return RoleEnvironment(
-            self.address, "", name, Path(self.directory), self.bind_host
+            self.address, "", name, Path(self.directory), self.bind_host, self.authority
         ).variables()
 
     def _share(self, role: Role) -> float:

@@ -28,7 +28,9 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import AsyncChecks, AsyncContext, Caller, caller_of, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import Source
+from elasticdl.tls.authority import Authority, CertifiedKey
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
 HEARTBEAT_S = 2.0
@@ -58,6 +60,18 @@ class Welcome:
     job: str
     restore_from: Callable[[], str]
     sources: Callable[[], Sequence[Source]] = tuple
+    authority: Authority | None = None
+
+    def certificate(self, name: ProcessName, public_key: bytes) -> str:
+        """Certify a server's key. Raises ValueError for an invalid one."""
+        if not public_key:
+            return ""
+        if self.authority is None or name.role is not Role.PS:
+            raise ValueError(
+                f"{name} wants a certificate, which only servers of a job with TLS get"
+            )
+        # The name outlives an incarnation: workers know servers by their index.
+        return self.authority.certify(public_key, [f"{name.role}-{name.index}"])
 
 
 class _InvalidMessage(Exception):
@@ -142,6 +156,7 @@ class MasterService(MasterServicer):
         try:
             with _valid():
                 event = self._attached(caller.name, request)
+                certificate = self._welcome.certificate(event.name, request.public_key)
             await self._gateway.attach(event, caller.instance)
         except _InvalidMessage as error:
             await _invalid(context, error)
@@ -156,6 +171,7 @@ class MasterService(MasterServicer):
             sources=self._sources() if event.name.role is Role.WORKER else (),
             run=run_name(self._welcome.token),
             bulk_tokens=self._bulk_tokens(event.name),
+            certificate=certificate,
         )
 
     async def RequestLease(self, request: pb.LeaseRequest, context: AsyncContext) -> pb.LeaseReply:
@@ -264,7 +280,9 @@ async def _invalid(context: AsyncContext, error: _InvalidMessage) -> NoReturn:
 class MasterServer:
     """The master's gRPC server."""
 
-    def __init__(self, service: MasterService) -> None:
+    def __init__(self, service: MasterService, certified: CertifiedKey | None = None) -> None:
+        """`certified` is the master's; None: clear text."""
+        self._certified = certified
         checks = AsyncChecks(service.proof, service.refusal)
         self._server = grpc.aio.server(interceptors=[checks], options=server_options())
         add_MasterServicer_to_server(service, self._server)
@@ -274,9 +292,9 @@ class MasterServer:
 
         Raises RuntimeError if the port is taken.
         """
-        bound = self._server.add_insecure_port(f"{host}:{port}")
+        bound = bound_port(self._server, f"{host}:{port}", self._certified)
         await self._server.start()
-        return int(bound)
+        return bound
 
     async def close(self) -> None:
         """Stop listening; calls in progress get a second."""

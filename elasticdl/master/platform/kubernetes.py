@@ -25,7 +25,7 @@ from elasticdl.cluster.kubernetes import manifests
 from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import MASTER
-from elasticdl.cluster.kubernetes.manifests import master_address, master_names
+from elasticdl.cluster.kubernetes.manifests import PAGE_FOLDER, master_address, master_names
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import (
     MASTER_PORT,
@@ -57,6 +57,7 @@ from elasticdl.master.platform.platform import (
 )
 from elasticdl.master.preflight import CheckProcess
 from elasticdl.private_file import make_private, private
+from elasticdl.tls.authority import Authority, CertifiedKey, names_in
 from elasticdl.tokens import process_token
 
 _LOG = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ class KubernetesPlatform:
         self._pod_env = MasterPodEnv.read()
         self._token = ""
         self._api: ApiServer | None = None
+        self._authority: CertifiedKey | None = None
 
     def open(self) -> MasterEnvironment:
         furnished = asyncio.run(self._furnish())
@@ -116,9 +118,13 @@ class KubernetesPlatform:
         )
         _keep_own_log(directory, self._pod_env.pod_name)
         self._token = furnished.token
+        self._authority = furnished.authority
         host = "[::]" if _v6() else _ANY
         owner = self._pod_env.owner
-        page = PageAddress(host.strip("[]"), STATUS_PORT, master_names(owner), owner.namespace)
+        certified = _page_certificate() if self._pod_env.spec.page_secret else None
+        own = names_in(certified.certificate) if certified is not None else ()
+        names = (*master_names(owner), *own)
+        page = PageAddress(host.strip("[]"), STATUS_PORT, names, owner.namespace, certified)
         return MasterEnvironment(
             directory,
             furnished.token,
@@ -128,6 +134,7 @@ class KubernetesPlatform:
             RENDEZVOUS_PORT,
             warnings,
             page,
+            Authority(self._authority) if self._authority is not None else None,
         )
 
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
@@ -139,6 +146,7 @@ class KubernetesPlatform:
             environment.token,
             None,
             "::" if _v6() else _ANY,
+            environment.trusted,
         )
 
     @asynccontextmanager
@@ -157,7 +165,8 @@ class KubernetesPlatform:
             secrets,
         )
         rungs = PriorityLadder(cluster.has_ended)
-        keeping = asyncio.ensure_future(self._resources(api).keep(self._token, secrets))
+        keep = self._resources(api).keep(self._token, secrets, self._authority)
+        keeping = asyncio.ensure_future(keep)
         try:
             yield cluster
         finally:
@@ -197,7 +206,11 @@ class KubernetesPlatform:
 
     def _resources(self, api: ApiServer) -> KubernetesResources:
         return KubernetesResources(
-            api, self._pod_env.owner, self._pod_env.pod_name, self._pod_env.token_folder
+            api,
+            self._pod_env.owner,
+            self._pod_env.pod_name,
+            self._pod_env.token_folder,
+            secured=self._pod_env.spec.uses_tls,
         )
 
 
@@ -229,6 +242,20 @@ def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
 
 def _v6() -> bool:
     return ":" in os.environ.get("ELASTICDL_POD_ADDRESS", "")
+
+
+def _page_certificate() -> CertifiedKey:
+    """Read the certificate in the Secret that the user named. Raises SpecError."""
+    folder = Path(PAGE_FOLDER)
+    try:
+        found = CertifiedKey((folder / "tls.crt").read_text(), (folder / "tls.key").read_text())
+        names_in(found.certificate)
+        return found
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"the Secret that --tls names has no usable tls.crt and tls.key: {error}",
+            hint="make one with `kubectl create secret tls`",
+        ) from error
 
 
 def open_directory(

@@ -22,6 +22,8 @@ from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServe
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, master_selector
 from elasticdl.cluster.kubernetes.manifests import (
+    AUTHORITY_KEY,
+    AUTHORITY_PRIVATE_KEY,
     TOKEN_KEY,
     UID_KEY,
     network_policy,
@@ -38,6 +40,7 @@ from elasticdl.errors import (
     ExitCode,
     TransientError,
 )
+from elasticdl.tls.authority import Authority, CertifiedKey
 from elasticdl.tokens import new_token, viewer_token
 
 T = TypeVar("T")
@@ -66,11 +69,15 @@ class Timing:
 @final
 @dataclass(frozen=True, slots=True)
 class ProvisionedResources:
-    """`term` exceeds that of every earlier master of the job. `replaces`: there was one."""
+    """`term` exceeds that of every earlier master of the job. `replaces`: there was one.
+
+    Token and authority are those of all masters of the job; `authority` is None without TLS.
+    """
 
     token: str = field(repr=False)
     term: int
     replaces: bool
+    authority: CertifiedKey | None = None
 
 
 @final
@@ -84,8 +91,11 @@ class KubernetesResources:
         pod_name: str,
         token_folder: Path,
         timing: Timing = Timing(),
+        *,
+        secured: bool = False,
     ) -> None:
-        self._timing = timing
+        """`secured`: the job's processes use TLS."""
+        self._timing, self._secured = timing, secured
         self._api, self._owner = api, owner
         self._pod_name, self._token_folder = pod_name, token_folder
         self._pods = f"/api/v1/namespaces/{owner.namespace}/pods"
@@ -105,22 +115,22 @@ class KubernetesResources:
                     raise _refused(rights.in_words(lacking, self._owner.namespace))
                 await self._await_previous_master()
                 term = await self._heard(self._created_s)
-                token = self._mounted()
-                replaces = bool(token)
+                found = self._mounted()
+                replaces = found is not None
                 if replaces:
                     await self._heard(self._end_earlier)
-                token = token or await self._made()
+                token, authority = found or await self._made()
                 # A Secret of an earlier job of this name is in the way until the cluster deletes
                 # it; `keep` creates ours then.
                 with suppress(FileExistsError):
-                    await self._heard_but_taken(self._viewer(token))
+                    await self._heard_but_taken(self._viewer(token, authority))
                 await self._objects()
         except TimeoutError as error:
             raise _unavailable(
                 f"could not create the job's Kubernetes resources within"
                 f" {self._timing.limit_s:g} s; see the log"
             ) from error
-        return ProvisionedResources(token, term, replaces)
+        return ProvisionedResources(token, term, replaces, authority)
 
     async def _missing(self) -> rights.Rights:
         return await rights.missing(self._api, self._owner.namespace)
@@ -186,33 +196,40 @@ class KubernetesResources:
 
     # the token
 
-    def _mounted(self) -> str:
-        """Return the token that an earlier master of this job made.
+    def _mounted(self) -> tuple[str, CertifiedKey | None] | None:
+        """Return token and authority that an earlier master of this job made.
 
-        '' if there is none, or if it belongs to another job of this name.
+        None if there was none, or if it belongs to another job of this name.
         """
-        try:
-            uid = (self._token_folder / UID_KEY).read_text(encoding="ascii")
-            return (
-                (self._token_folder / TOKEN_KEY).read_text(encoding="ascii")
-                if uid == self._owner.uid
-                else ""
-            )
-        except OSError:
-            return ""
 
-    async def _made(self) -> str:
+        def read(key: str) -> str:
+            return (self._token_folder / key).read_text(encoding="ascii")
+
+        try:
+            if read(UID_KEY) != self._owner.uid:
+                return None
+            signing = (
+                CertifiedKey(read(AUTHORITY_KEY), read(AUTHORITY_PRIVATE_KEY))
+                if self._secured
+                else None
+            )
+            return read(TOKEN_KEY), signing
+        except OSError:
+            return None
+
+    async def _made(self) -> tuple[str, CertifiedKey | None]:
         """Create the Secret.
 
         An existing Secret may be ours, if the answer to our request was lost, or that of a deleted
         job of the same name. We may not read it, but a node mounts ours within a minute or two.
         """
         token = new_token()
-        made = token_secret(self._owner, token)
+        authority = Authority.new(self._owner.job).own if self._secured else None
+        made = token_secret(self._owner, token, authority)
         while True:
             try:
                 await self._heard_but_taken(made)
-                return token
+                return token, authority
             except FileExistsError:
                 if found := self._mounted():
                     return found
@@ -286,7 +303,7 @@ class KubernetesResources:
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         while True:
             try:
-                await cluster.furnish([*services(self._owner), network_policy(self._owner)])
+                await cluster.furnish(self._lasting())
                 return
             except CreateRefused as refused:
                 if not refused.retry:
@@ -296,7 +313,12 @@ class KubernetesResources:
 
     # later
 
-    async def keep(self, token: str, secrets: ProcessSecrets) -> NoReturn:
+    def _lasting(self) -> list[Json]:
+        return [*services(self._owner, secured=self._secured), network_policy(self._owner)]
+
+    async def keep(
+        self, token: str, secrets: ProcessSecrets, authority: CertifiedKey | None = None
+    ) -> NoReturn:
         """Recreate deleted objects until cancelled.
 
         Without its Secret no pod starts; without the Services no process finds another.
@@ -304,13 +326,15 @@ class KubernetesResources:
         while True:
             await asyncio.sleep(self._timing.keep_every_s)
             try:
-                await self._mend(token, secrets)
+                await self._mend(token, secrets, authority)
             except (ElasticDLError, CreateRefused) as error:
                 _LOG.info("cannot check the job's Kubernetes resources: %s", error)
 
-    async def _mend(self, token: str, secrets: ProcessSecrets) -> None:
+    async def _mend(
+        self, token: str, secrets: ProcessSecrets, authority: CertifiedKey | None
+    ) -> None:
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
-        for made in (*services(self._owner), network_policy(self._owner)):
+        for made in self._lasting():
             try:
                 await self._api.get(cluster.path_of(made))
             except ApiRefused as refused:
@@ -322,15 +346,16 @@ class KubernetesResources:
                 await cluster.furnish([made])
         # We may not read a Secret, so try to create it; usually it exists.
         again = await secrets.mend()
-        for made in (token_secret(self._owner, token), self._viewer(token)):
+        own = token_secret(self._owner, token, authority)
+        for made in (own, self._viewer(token, authority)):
             with suppress(FileExistsError):
                 await self._heard_but_taken(made)
                 again.append(made["metadata"]["name"])
         for name in again:
             _LOG.warning("Secret %s was deleted: creating it again", name)
 
-    def _viewer(self, token: str) -> Json:
-        return viewer_secret(self._owner, viewer_token(token))
+    def _viewer(self, token: str, authority: CertifiedKey | None) -> Json:
+        return viewer_secret(self._owner, viewer_token(token), authority)
 
 
 def _no_pods(_name: object) -> PodPlan:

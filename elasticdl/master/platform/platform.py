@@ -19,6 +19,7 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.preflight import CheckProcess, ChildCheck
+from elasticdl.tls.authority import Authority, CertifiedKey
 from elasticdl.tokens import new_token
 
 WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
@@ -37,6 +38,8 @@ class PageAddress:
     port: int = 0
     names: tuple[str, ...] = ()
     namespace: str = ""
+    certified_key: CertifiedKey | None = None
+    """The page's certificate for browsers; None: the master's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,13 @@ class MasterEnvironment:
     """Port of the ring's rendezvous; 0 selects any free port."""
     warnings: tuple[str, ...] = ()
     page: PageAddress = PageAddress()
+    authority: Authority | None = None
+    """None: the processes use no TLS, or the platform keeps no authority for later masters."""
+
+    @property
+    def trusted(self) -> str | None:
+        """The certificate, as PEM, that verifies the job's processes."""
+        return self.authority.certificate if self.authority else None
 
 
 def invalid_environment(error: KeyError | ValueError) -> PermanentError:
@@ -144,7 +154,12 @@ class LocalPlatform:
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
         address = f"{environment.host}:{port}"
         return ProcessEnv(
-            spec, str(environment.directory.path), address, environment.token, self._cores
+            spec,
+            str(environment.directory.path),
+            address,
+            environment.token,
+            self._cores,
+            authority=environment.trusted,
         )
 
     @asynccontextmanager

@@ -87,13 +87,17 @@ class AccessGuard:
             return self.holder(given.strip())
         return self._sessions.get(request.cookies.get(self.cookie_name, ""))
 
-    def sign_in(self, response: web.StreamResponse, visitor: Visitor) -> None:
+    def sign_in(self, request: web.Request, response: web.StreamResponse, visitor: Visitor) -> None:
         """Begin a session, and give its cookie to the browser."""
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = visitor
         if len(self._sessions) > MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
-        response.set_cookie(self.cookie_name, cookie, path="/", httponly=True, samesite="Strict")
+        # On loopback the browser may speak clear text to the command line, which relays over TLS.
+        secure = request.secure and _name_of(request.headers.get("Host", "")) not in _LOOPBACK
+        response.set_cookie(
+            self.cookie_name, cookie, path="/", httponly=True, samesite="Strict", secure=secure
+        )
 
     def sign_out(self, request: web.Request, response: web.StreamResponse) -> None:
         """End the session, here and in the browser."""
@@ -124,7 +128,8 @@ class AccessGuard:
     def _ours(self, host: str, request: web.Request) -> bool:
         """Return whether the host is ours. Ignore the port, which a port forwarder may change."""
         name = _name_of(host)
-        return name in _LOOPBACK or name in self._names or name == _own_address(request)
+        known = name in self._names or f"*.{name.partition('.')[2]}" in self._names
+        return known or name in _LOOPBACK or name == _own_address(request)
 
     def _check_origin(self, request: web.Request, host: str) -> None:
         """Refuse requests that a browser marks as coming from another site.

@@ -99,7 +99,7 @@ class HtmlRoutes:
             else web.Response(status=204)
         )
         response.headers.update(NO_STORE)
-        self._guard.sign_in(response, visitor)
+        self._guard.sign_in(request, response, visitor)
         return response
 
     async def sign_out(self, request: web.Request) -> web.Response:

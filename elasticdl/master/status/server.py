@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import ssl
 from pathlib import Path
 from typing import final
 
@@ -28,6 +28,7 @@ from elasticdl.master.status.json_api import JsonApi
 from elasticdl.master.status.limits import LIMITS, PageLimits
 from elasticdl.master.status.logs import Logs
 from elasticdl.master.status.shards import Shards
+from elasticdl.tls.acceptor import Factory, accepting
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_S = 2.0
@@ -45,8 +46,10 @@ class StatusServer:
         term: int,
         log_directory: Path,
         limits: PageLimits = PageLimits(),
+        context: ssl.SSLContext | None = None,
     ) -> None:
-        self._limits = limits
+        """`context` of a TLS server; None: clear text."""
+        self._limits, self._context = limits, context
         self._change_feed = ChangeFeed(view, EventFrames(term))
         html_routes = HtmlRoutes(guard, view, self._change_feed)
         self._guard = guard
@@ -109,7 +112,7 @@ class StatusServer:
             self._limiter.asked(request.protocol)
         return await handler(request)
 
-    def _accept(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+    def _accept(self, runner: web.AppRunner) -> Factory:
         server = runner.server
         assert server is not None
         server.request_handler = only_known_expectations(server.request_handler)
@@ -120,4 +123,4 @@ class StatusServer:
             loop.call_later(self._limits.speak_within_s, self._limiter.expect_request, protocol)
             return protocol
 
-        return accept
+        return accepting(self._context, accept, self._limiter)

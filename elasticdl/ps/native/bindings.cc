@@ -27,8 +27,8 @@ uint64_t random_instance() {
 // A server with its bulk plane, and the model under restoration before the server gets it.
 class Served {
  public:
-  Served(uint32_t server, uint32_t servers, const std::string& key)
-      : core({server, servers, key, random_instance()}), listener(core) {
+  Served(uint32_t server, uint32_t servers, const std::string& key, const std::string& certificate, const std::string& private_key)
+      : core({server, servers, key, random_instance(), server_tls(certificate, private_key)}), listener(core) {
     if (servers == 0 || server >= servers) throw UserError("server " + std::to_string(server) + " of " + std::to_string(servers));
   }
 
@@ -191,7 +191,8 @@ void bind_ps(nb::module_& m) {
   using namespace elasticdl::ps;
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Served>(m, "Server")
-      .def(nb::init<uint32_t, uint32_t, const std::string&>(), "server"_a, "servers"_a, "key"_a)
+      .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&>(), "server"_a, "servers"_a, "key"_a,
+           "certificate"_a = "", "private_key"_a = "")
       .def("listen", [](Served& served, const std::string& host, int port) { return served.listener.listen(host, port); },
            "host"_a, "port"_a = 0, Released())
       .def("stop", [](Served& served) { served.listener.stop(); }, Released())

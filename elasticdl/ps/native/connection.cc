@@ -1,7 +1,6 @@
 #include "elasticdl/ps/native/connection.h"
 
 #include <errno.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 
@@ -105,6 +104,13 @@ void Connection::challenge(std::chrono::steady_clock::time_point deadline) {
 
 bool Connection::greet() {
   const auto deadline = std::chrono::steady_clock::now() + kGreeting;
+  if (const TlsContext& tls = server_.facts().tls; tls != nullptr) {
+    socket_.secure(tls, "");
+    if (!socket_.handshake_by(deadline)) {
+      ++server_.statistics().bad_frames;
+      return false;
+    }
+  }
   if (!receive_greeting(wire::Kind::hello, sizeof(wire::Hello), wire::kMaxHello, deadline)) return false;
   try {
     wire::Cursor cursor(payload_.data(), header_.payload_bytes);
@@ -135,9 +141,9 @@ bool Connection::greet() {
 bool Connection::receive_header() {
   char* at = reinterpret_cast<char*>(&header_);
   for (;;) {
-    ssize_t got = ::recv(socket_.fd(), at, sizeof header_, 0);
+    ssize_t got = socket_.receive_some(at, sizeof header_);
     if (got > 0) return socket_.receive(at + got, sizeof header_ - static_cast<size_t>(got));
-    if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) return false;
+    if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) return false;
   }
 }
 

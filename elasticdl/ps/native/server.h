@@ -10,6 +10,7 @@
 #include "elasticdl/ps/native/model.h"
 #include "elasticdl/ps/native/statistics.h"
 #include "elasticdl/ps/native/views.h"
+#include "elasticdl/rpc/native/tls.h"
 
 namespace elasticdl::ps {
 
@@ -18,6 +19,7 @@ struct Facts {
   uint32_t servers = 1;
   std::string key;  // from which the token of any worker at this server is derived
   uint64_t instance = 0;  // random
+  TlsContext tls = nullptr;  // null: clear text
 };
 
 class Server {

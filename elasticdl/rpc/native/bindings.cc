@@ -153,9 +153,10 @@ void bind_rpc(nb::module_& m) {
       .def("add_table", &add_table, "name"_a, "dim"_a, "initializer"_a, "seed"_a)
       .def_ro("json", &Spec::json);
   nb::class_<Pool>(m, "Pool")
-      .def("__init__", [](Pool* self, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, const std::string& name) {
-        new (self) Pool(addresses, tokens, name, look_for_signals);
-      }, "addresses"_a, "tokens"_a, "name"_a)
+      .def("__init__", [](Pool* self, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, const std::string& name,
+                          const std::string& authority) {
+        new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority));
+      }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "")
       .def("initialise", &initialise, "spec"_a, "dense"_a.noconvert(), "timeout_s"_a)
       .def("pull", &pull, "ids"_a.noconvert(), "snapshot"_a, "dense"_a.none(), "rows"_a.noconvert(), "newest"_a.none(), "timeout_s"_a)
       .def("push", &push, "sequence"_a, "applied"_a, "versions"_a, "learning_rate"_a, "dense"_a.none(), "ids"_a.noconvert(),

@@ -53,6 +53,7 @@ struct Identity {
   std::string name;
   uint64_t session = 0;
   bool pushes = false;
+  TlsContext tls = nullptr;  // null: clear text
 };
 
 class Link;

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 
@@ -35,9 +34,9 @@ struct Received {
   bool gone;
 };
 Received receive_some(const Socket& socket, char* data, size_t bytes) {
-  ssize_t got = ::recv(socket.fd(), data, bytes, 0);
+  ssize_t got = socket.receive_some(data, bytes);
   if (got > 0) return {static_cast<size_t>(got), false};
-  bool later = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+  bool later = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
   return {0, !later};
 }
 
@@ -88,7 +87,8 @@ void Link::abandon() {
 
 short Link::events() const {
   if (state_ == State::connecting) return POLLOUT;
-  return static_cast<short>(out_.empty() ? POLLIN : POLLIN | POLLOUT);
+  const bool all_left = !socket_.pending() && (state_ == State::securing || out_.empty());
+  return static_cast<short>(all_left ? POLLIN : POLLIN | POLLOUT);
 }
 
 std::string Link::story() const {
@@ -101,7 +101,8 @@ std::string Link::story() const {
 void Link::advance(Time now) {
   if (state_ == State::away) connect(now);
   if (state_ == State::connecting) connected(now);
-  while (state_ > State::connecting && state_ != State::ready) {
+  if (state_ == State::securing) secured(now);
+  while (state_ > State::securing && state_ != State::ready) {
     if (!out_.flush(socket_)) return lost(std::strerror(errno), now);
     if (!receive(now)) return;
   }
@@ -122,6 +123,17 @@ void Link::connected(Time now) {
   if (::poll(&ready, 1, 0) == 0) return;
   std::string problem = connect_problem(socket_);
   if (!problem.empty()) return lost(problem, now);
+  if (identity_.tls == nullptr) return greet();
+  socket_.secure(identity_.tls, "ps-" + std::to_string(server_));
+  state_ = State::securing;
+}
+
+void Link::secured(Time now) {
+  if (socket_.handshake()) return greet();
+  if (errno != EAGAIN && errno != EWOULDBLOCK) lost(socket_.handshake_problem(), now);
+}
+
+void Link::greet() {
   wire::Hello hello{};
   hello.session = identity_.session;
   hello.nonce = random_digest();

@@ -74,10 +74,12 @@ class Link {
   std::string story() const;
 
  private:
-  enum class State { away, connecting, greeting, proving, seeding, ready, asking };
+  enum class State { away, connecting, securing, greeting, proving, seeding, ready, asking };
 
   void connect(Time now);
   void connected(Time now);
+  void secured(Time now);
+  void greet();
   void send(State next, wire::Kind kind, std::string own, const std::vector<iovec>& rest);
   void seed();
   void ask();

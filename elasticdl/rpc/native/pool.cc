@@ -52,10 +52,11 @@ class Deadline {
 
 }  // namespace
 
-Pool::Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle)
+Pool::Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
+           TlsContext tls)
     : servers_(static_cast<uint32_t>(addresses.size())),
-      pulls_(Identity{tokens, name, random_session(), false}, addresses, idle),
-      pushes_(Identity{tokens, name, random_session(), true}, addresses, idle) {
+      pulls_(Identity{tokens, name, random_session(), false, tls}, addresses, idle),
+      pushes_(Identity{tokens, name, random_session(), true, tls}, addresses, idle) {
   if (servers_ == 0) throw UserError("no addresses of parameter servers");
   if (tokens.size() != servers_) {
     throw UserError(std::to_string(tokens.size()) + " tokens for " + std::to_string(servers_) + " parameter servers");

@@ -66,7 +66,9 @@ struct PushRequest {
 // One puller and one pusher may use it at a time; `move` and `close` anyone.
 class Pool {
  public:
-  Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle);
+  // `tls` null: clear text.
+  Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
+       TlsContext tls = nullptr);
 
   // Sets the spec of all later calls.
   std::vector<InitialiseAnswer> initialise(const Spec& spec, const float* dense, double timeout_s);

@@ -55,13 +55,12 @@ void limit(int fd, int option, double seconds) {
   ::setsockopt(fd, SOL_SOCKET, option, &value, sizeof value);
 }
 
-// Receives all bytes. `prepare` runs before each system call; false from it ends the receive.
+// Receives all bytes. `prepare` runs before each part; false from it ends the receive.
 template <class Prepare>
-bool receive_all(int fd, char* data, size_t bytes, Prepare prepare) {
+bool receive_all(const Socket& socket, char* data, size_t bytes, Prepare prepare) {
   while (bytes > 0) {
     if (!prepare()) return false;
-    ssize_t got = ::recv(fd, data, bytes, 0);
-    if (got < 0 && errno == EINTR) continue;
+    ssize_t got = socket.receive_some(data, bytes);
     if (got <= 0) return false;
     data += got;
     bytes -= static_cast<size_t>(got);
@@ -72,6 +71,7 @@ bool receive_all(int fd, char* data, size_t bytes, Prepare prepare) {
 }  // namespace
 
 void Socket::close() {
+  tls_.reset();
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
@@ -79,12 +79,44 @@ void Socket::shutdown() const {
   if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
 }
 
+void Socket::secure(const TlsContext& context, const std::string& name) { tls_ = std::make_unique<Tls>(context, fd_, name); }
+
+bool Socket::handshake_by(std::chrono::steady_clock::time_point deadline) const {
+  tls_->expect_by(deadline);
+  bool done = tls_->handshake();
+  while (!done && (errno == EAGAIN || errno == EINTR) && std::chrono::steady_clock::now() < deadline) done = tls_->handshake();
+  return done;
+}
+
+ssize_t Socket::receive_some(char* data, size_t bytes) const {
+  for (;;) {
+    ssize_t got = tls_ != nullptr ? tls_->read(data, bytes) : ::recv(fd_, data, bytes, 0);
+    if (got >= 0 || errno != EINTR) return got;
+  }
+}
+
+ssize_t Socket::send_some(const iovec* parts, size_t count) const {
+  if (tls_ != nullptr) return tls_->write(parts, count);
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);
+  message.msg_iovlen = std::min<size_t>(count, 64);
+  for (;;) {
+    ssize_t sent = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
+    if (sent >= 0 || errno != EINTR) return sent;
+  }
+}
+
 bool Socket::receive(char* data, size_t bytes) const {
-  return receive_all(fd_, data, bytes, [] { return true; });
+  return receive_all(*this, data, bytes, [] { return true; });
 }
 
 bool Socket::receive_by(std::chrono::steady_clock::time_point deadline, char* data, size_t bytes) const {
-  return receive_all(fd_, data, bytes, [&] {
+  if (tls_ != nullptr) {
+    // Parts of one record may arrive, each in time for the socket's own limit.
+    tls_->expect_by(deadline);
+    return receive(data, bytes);
+  }
+  return receive_all(*this, data, bytes, [&] {
     const double left_s = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
     if (left_s < 1e-3) return false;  // the kernel reads 0 as no limit
     limit_receive_s(left_s);
@@ -92,25 +124,12 @@ bool Socket::receive_by(std::chrono::steady_clock::time_point deadline, char* da
   });
 }
 
-bool Socket::send(const char* data, size_t bytes) const {
-  while (bytes > 0) {
-    ssize_t sent = ::send(fd_, data, bytes, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
-    data += sent;
-    bytes -= static_cast<size_t>(sent);
-  }
-  return true;
-}
+bool Socket::send(const char* data, size_t bytes) const { return send({{const_cast<char*>(data), bytes}}); }
 
 bool Socket::send(std::vector<iovec> parts) const {
   size_t at = 0;
   while (at < parts.size()) {
-    msghdr message{};
-    message.msg_iov = parts.data() + at;
-    message.msg_iovlen = std::min<size_t>(parts.size() - at, 64);
-    ssize_t sent = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
+    ssize_t sent = send_some(parts.data() + at, parts.size() - at);
     if (sent < 0) return false;
     size_t left = static_cast<size_t>(sent);
     while (at < parts.size() && left >= parts[at].iov_len) left -= parts[at++].iov_len;
@@ -119,10 +138,13 @@ bool Socket::send(std::vector<iovec> parts) const {
       parts[at].iov_len -= left;
     }
   }
-  return true;
+  return flush();
 }
 
-void Socket::limit_receive_s(double seconds) const { limit(fd_, SO_RCVTIMEO, seconds); }
+void Socket::limit_receive_s(double seconds) const {
+  if (tls_ != nullptr) tls_->expect_any_time();
+  limit(fd_, SO_RCVTIMEO, seconds);
+}
 void Socket::limit_send_s(double seconds) const { limit(fd_, SO_SNDTIMEO, seconds); }
 
 Socket listen_on(const std::string& host, int port, int* bound_port) {

@@ -5,9 +5,12 @@
 
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "elasticdl/rpc/native/tls.h"
 
 namespace elasticdl {
 
@@ -17,9 +20,10 @@ class Socket {
   explicit Socket(int fd) : fd_(fd) {}
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(tls_, other.tls_);
     return *this;
   }
   ~Socket() { close(); }
@@ -30,6 +34,21 @@ class Socket {
 
   // Wakes every thread that is blocked on this socket; the descriptor stays ours.
   void shutdown() const;
+
+  // From now on bytes travel encrypted, after a handshake. A client expects the peer to be `name`, a server gives ''.
+  void secure(const TlsContext& context, const std::string& name);
+  // One step of the handshake; see Tls.
+  bool handshake() const { return tls_->handshake(); }
+  std::string handshake_problem() const { return tls_->problem(); }
+  // Blocking: the whole handshake; false if it failed or did not end in time.
+  bool handshake_by(std::chrono::steady_clock::time_point deadline) const;
+
+  // As recv and writev, whatever interrupts them. EAGAIN: nothing for now.
+  ssize_t receive_some(char* data, size_t bytes) const;
+  ssize_t send_some(const iovec* parts, size_t count) const;
+  // Sends what is encrypted but has not left; false: see errno.
+  bool flush() const { return tls_ == nullptr || tls_->flush(); }
+  bool pending() const { return tls_ != nullptr && tls_->pending(); }
 
   // Blocking: all bytes, or false when the peer is gone, stalled for longer than the socket's time limit, or shut down.
   bool receive(char* data, size_t bytes) const;
@@ -44,6 +63,7 @@ class Socket {
 
  private:
   int fd_ = -1;
+  std::unique_ptr<Tls> tls_;
 };
 
 // Listens on host:port (0: any); throws UserError when that is not possible. `port` receives the number.

@@ -1,6 +1,5 @@
 // Sends and receives bytes on a non-blocking socket.
 #include <errno.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 
@@ -14,14 +13,11 @@ constexpr size_t kRowsAtOnce = 256 << 10;
 
 // > 0: received; 0: nothing there for now; < 0: the connection is lost.
 ssize_t receive_some(const Socket& socket, char* data, size_t bytes) {
-  for (;;) {
-    ssize_t got = ::recv(socket.fd(), data, bytes, 0);
-    if (got > 0) return got;
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-    if (got == 0) errno = ECONNRESET;
-    return -1;
-  }
+  ssize_t got = socket.receive_some(data, bytes);
+  if (got > 0) return got;
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+  if (got == 0) errno = ECONNRESET;
+  return -1;
 }
 
 void spread(const char* rows, size_t count, const uint32_t* positions, const Target& target) {
@@ -46,11 +42,7 @@ void Outgoing::put(std::string own, const std::vector<iovec>& parts) {
 
 bool Outgoing::flush(const Socket& socket) {
   while (at_ < parts_.size()) {
-    msghdr message{};
-    message.msg_iov = parts_.data() + at_;
-    message.msg_iovlen = std::min<size_t>(parts_.size() - at_, 64);
-    ssize_t sent = ::sendmsg(socket.fd(), &message, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
+    ssize_t sent = socket.send_some(parts_.data() + at_, parts_.size() - at_);
     if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     size_t left = static_cast<size_t>(sent);
     while (at_ < parts_.size() && left >= parts_[at_].iov_len) left -= parts_[at_++].iov_len;
@@ -59,7 +51,7 @@ bool Outgoing::flush(const Socket& socket) {
       parts_[at_].iov_len -= left;
     }
   }
-  return true;
+  return socket.flush() || errno == EAGAIN || errno == EWOULDBLOCK;
 }
 
 void Incoming::expect(const std::vector<Target>* targets, uint64_t bytes) {

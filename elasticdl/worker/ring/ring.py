@@ -14,11 +14,13 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, final
 
 import tensorflow as tf
 
 from elasticdl.model.horovod import horovod
+from elasticdl.tls.relay import RelayThread
 from elasticdl.worker.ring.protocol import RingBroken, RingMembership, Tensor
 
 _log = logging.getLogger(__name__)
@@ -36,14 +38,23 @@ _OURS: Final = "elasticdl_ring_"
 class HorovodRing:
     """The `Ring` on Horovod with Gloo; one per process, since Horovod's state is global."""
 
-    def __init__(self, *, master_host: str = "127.0.0.1", silence_s: int = SILENCE_S) -> None:
+    def __init__(
+        self,
+        *,
+        master_host: str = "127.0.0.1",
+        silence_s: int = SILENCE_S,
+        relay: RelayThread | None = None,
+    ) -> None:
         """`master_host` selects the network by which members reach each other.
+
+        `relay` leads to the rendezvous, since Horovod has no TLS; None: it is in clear text.
 
         Raises CannotRun without Horovod.
         """
         # Horovod reads these at each init, and they never change.
         os.environ.update(_settings(silence_s, interface_to(master_host)))
         self._horovod = horovod()
+        self._relay = relay
         self._inside = False
         with tf.device("CPU:0"):
             self._beginning = tf.Variable([0], dtype=tf.int32, trainable=False)
@@ -51,16 +62,24 @@ class HorovodRing:
     def enter(self, membership: RingMembership) -> None:
         # Horovod keeps its state per process: a second init without a shutdown would be ignored.
         self.leave()
-        os.environ.update(_environment(membership))
+        os.environ.update(_environment(self._relayed(membership)))
         try:
             self._horovod.init()
         except (ValueError, RuntimeError) as error:
             # A failed init leaves half-open connections behind.
             self._horovod.shutdown()
+            problem = self._relay.problem if self._relay is not None else ""
             raise RingBroken(
-                f"cannot join generation {membership.generation} of the ring: {error}"
+                f"cannot join generation {membership.generation} of the ring: {problem or error}"
             ) from error
         self._inside = True
+
+    def _relayed(self, membership: RingMembership) -> RingMembership:
+        if self._relay is None or not membership.rendezvous:
+            return membership
+        address, _, scope = membership.rendezvous.partition("/")
+        host, _, port = address.rpartition(":")
+        return replace(membership, rendezvous=f"{self._relay.to(host, int(port))}/{scope}")
 
     def leave(self) -> None:
         if self._inside:

@@ -18,6 +18,8 @@ from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Float32s, Int64s
 from elasticdl.shard import SnapshotId, Task
+from elasticdl.tls import MASTER_NAME
+from elasticdl.tls.relay import RelayThread
 from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.first_batch import first_batch
@@ -69,19 +71,29 @@ class RingWorker:
         self.trainer.run()
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class MasterOfRing:
+    """The master's host, and the certificate that verifies it, as PEM; None: clear text."""
+
+    host: str
+    authority: str | None
+
+
 def assemble_ring(
     assignment: Assignment,
-    host: str,
+    master: MasterOfRing,
     source: ItemSource,
     generations: Generations,
     context: WorkerContext,
 ) -> RingWorker:
-    """Load the user's module, build the model and all stages; `host` is the master's.
+    """Load the user's module, build the model and all stages.
 
     Raises UserError for any mistake in the module, CannotRun without Horovod.
     """
     spec = assignment.spec
-    ring = HorovodRing(master_host=host)
+    relay = RelayThread(master.authority, MASTER_NAME) if master.authority is not None else None
+    ring = HorovodRing(master_host=master.host, relay=relay)
     module = load_module(spec.model)
     sources = sources_of(assignment, module)
     model = built(assignment, module, sources)
@@ -117,7 +129,7 @@ def assemble_ring(
     )
     reading = RingReading(source, sources, context.watch, context.shutdown, generations.changed)
     parts = RingParts(ring, exchange, RingStep(model, ring), reading, listener)
-    trainer = RingTrainer(str(assignment.name), host, parts, context, generations)
+    trainer = RingTrainer(str(assignment.name), master.host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
 
 

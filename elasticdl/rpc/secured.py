@@ -1,0 +1,44 @@
+"""gRPC connections with or without TLS."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from elasticdl.rpc.channel import Options, channel_options
+from elasticdl.tls.authority import CertifiedKey
+
+LOOK_S: Final = 0.5
+
+
+def _options(name: str) -> Options:
+    # The certificate is for the process, whatever its address.
+    return [*channel_options(), ("grpc.ssl_target_name_override", name)]
+
+
+def connected(address: str, authority: str | None, name: str) -> grpc.Channel:
+    """A channel to the process `name`, verified by `authority` (PEM); None: clear text."""
+    if authority is None:
+        return grpc.insecure_channel(address, options=channel_options())
+    credentials = grpc.ssl_channel_credentials(authority.encode())
+    return grpc.secure_channel(address, credentials, options=_options(name))
+
+
+def connected_async(address: str, authority: str | None, name: str) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    if authority is None:
+        return grpc.aio.insecure_channel(address, options=channel_options())
+    credentials = grpc.ssl_channel_credentials(authority.encode())
+    return grpc.aio.secure_channel(address, credentials, options=_options(name))
+
+
+def bound_port(
+    server: grpc.Server | grpc.aio.Server, address: str, certified: CertifiedKey | None
+) -> int:
+    """Have a server listen with this certificate; None: in clear text. Returns the port."""
+    if certified is None:
+        return int(server.add_insecure_port(address))
+    pair = (certified.key.encode(), certified.certificate.encode())
+    return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
