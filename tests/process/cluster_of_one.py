@@ -32,7 +32,8 @@ MASTER = ProcessName(Role.MASTER, 0)
 _EMPTY: dict[str, Any] = {"template": {"spec": {"containers": []}}}
 
 
-def _encoded(text: str) -> str:
+def encoded(text: str) -> str:
+    """As a Secret has it."""
     return base64.b64encode(text.encode()).decode()
 
 
@@ -48,7 +49,7 @@ class ClusterOfOne:
 
     def add_job(self, name: str, authority: str | None = None) -> None:
         """One whose master runs; `authority` signs its certificate (None: no TLS)."""
-        trusted = {} if authority is None else {"ca.crt": _encoded(authority)}
+        trusted = {} if authority is None else {"ca.crt": encoded(authority)}
         uid = f"uid-of-{name}"
         base = labels(name, MASTER)
         job = {
@@ -71,12 +72,12 @@ class ClusterOfOne:
         self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
         secret = {
             "metadata": {**owned, "name": secret_name(name)},
-            "data": {"ELASTICDL_TOKEN": _encoded(TOKEN), **trusted},
+            "data": {"ELASTICDL_TOKEN": encoded(TOKEN), **trusted},
         }
         self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/secrets", secret)
         viewer = {
             "metadata": {**owned, "name": viewer_secret_name(name)},
-            "data": {"ELASTICDL_TOKEN": _encoded(VIEWER), **trusted},
+            "data": {"ELASTICDL_TOKEN": encoded(VIEWER), **trusted},
         }
         self.objects.put(f"/api/v1/namespaces/{NAMESPACE}/secrets", viewer)
 
