@@ -19,6 +19,7 @@ import pytest
 
 from elasticdl.cluster.kubernetes.labels import CHECK, master_selector
 from elasticdl.errors import ExitCode
+from elasticdl.tls.authority import Authority
 from model_zoo import make_data
 from tests.kubernetes.jobs import JOB_LIMIT_S
 from tests.kubernetes.target_cluster import TargetCluster
@@ -210,7 +211,14 @@ def test_iris_trains_leaves_its_export_on_the_volume_and_predicts_there(
         output="/data/predictions",
         checkpoint_dir_for_init="/data/iris/checkpoints",
     )
-    code, output, errors = ground.run("predict", *flags, "-o", "json")
+    page = Authority.new("company").certified_key(["predicted.example.com"])
+    certificate = {"tls.crt": page.certificate, "tls.key": page.key}
+    made = {"kind": "Secret", "type": "kubernetes.io/tls", "metadata": {"name": "page"}}
+    ground.place.kubectl(
+        *("-n", ground.namespace, "create", "-f", "-"),
+        text=json.dumps({"apiVersion": "v1", **made, "stringData": certificate}),
+    )
+    code, output, errors = ground.run("predict", *flags, "--tls", "page", "-o", "json")
     assert code == 0, errors
     total = json.loads(output)["receipt"]["total"]
     assert (total["expected"], total["trained"], total["lost"]) == (30, 30, 0)
