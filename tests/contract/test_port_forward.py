@@ -5,9 +5,13 @@ protocol, or breaks it as it is told.
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -15,8 +19,10 @@ from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
-from elasticdl.cluster.kubernetes.port_forward import PROTOCOL, PortForward
+from elasticdl.cluster.kubernetes.port_forward import PROTOCOL, NobodyListens, PortForward
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
+from elasticdl.tls.authority import Authority
+from elasticdl.tls.contexts import server_context
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 PORT = 50001
@@ -236,3 +242,49 @@ def test_an_api_server_that_goes_away_is_told_and_nothing_is_left_open() -> None
                 await connected(address)
 
     run(scenario)
+
+
+def test_a_port_with_tls_that_nobody_listens_on_is_named_however_the_api_server_hangs_up(
+    tmp_path: Path,
+) -> None:
+    """It says why, and closes, in one go: our first message meets a closed connection."""
+    authority = Authority.new("api")
+    key = authority.certified_key(["127.0.0.1"])
+    (tmp_path / "ca.crt").write_text(authority.certificate)
+    frames = [bytes((channel,)) + struct.pack("<H", PORT) for channel in (0, 1)]
+    frames.append(b"\1dial tcp4 127.0.0.1:50001: connect: connection refused")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        [nonce] = re.findall(r"(?i)sec-websocket-key: (.+)\r", head)
+        digest = hashlib.sha1(f"{nonce}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Accept: %s\r\nSec-WebSocket-Protocol: %s\r\n\r\n%s\x88\x02\x03\xe8"
+            % (
+                base64.b64encode(digest),
+                PROTOCOL.encode(),
+                b"".join(b"\x82" + bytes((len(frame),)) + frame for frame in frames),
+            )
+        )
+        writer.close()
+
+    async def scene() -> None:
+        context = server_context(key.certificate, key.key)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        configuration = Configuration(host=f"https://127.0.0.1:{port}")
+        configuration.ssl_ca_cert = str(tmp_path / "ca.crt")
+        api = ApiServer(configuration, "ns")
+
+        async def pod_of() -> str:
+            return "master"
+
+        forward = PortForward(api, "ns", pod_of, PORT, Authority.new("job").certificate)
+        for _ in range(10):
+            with pytest.raises(NobodyListens, match="nothing listens on port 50001 of pod master"):
+                await forward.open(5.0)
+        await api.close()
+        server.close()
+
+    asyncio.run(scene())

@@ -147,7 +147,9 @@ class PortForward:
         try:
             async with asyncio.timeout(limit_s):
                 if handshake is not None:
-                    await socket.send_bytes(bytes((_DATA,)) + handshake.answer(b""))
+                    # If it has hung up already, it has said why: that is read below.
+                    with suppress(OSError):
+                        await socket.send_bytes(bytes((_DATA,)) + handshake.answer(b""))
                 async for channel, content in _messages(socket):
                     if channel == _DATA:
                         if handshake is None:
@@ -156,7 +158,8 @@ class PortForward:
                         if handshake.complete:
                             return
                         if answer:
-                            await socket.send_bytes(bytes((_DATA,)) + answer)
+                            with suppress(OSError):
+                                await socket.send_bytes(bytes((_DATA,)) + answer)
                         continue
                     said = content.decode("utf-8", errors="replace")
                     raise (NobodyListens if _REFUSED in said else TransientError)(
