@@ -24,7 +24,14 @@ from pydantic.fields import FieldInfo
 
 from elasticdl.errors import SpecError
 from elasticdl.flag import DATA, DIRECTORY, NeededBy, UnusedOnRing, UsedBy, Value, local_path, mark
-from elasticdl.flag_values import Scalar, WorkerRange, parse_envs, parse_params, parse_staleness
+from elasticdl.flag_values import (
+    MAX_WORKERS,
+    Scalar,
+    WorkerRange,
+    parse_envs,
+    parse_params,
+    parse_staleness,
+)
 from elasticdl.job_name import LONGEST, is_valid
 from elasticdl.job_problems import flag_of, missing, problem_of
 from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, object_name
@@ -42,7 +49,7 @@ class Strategy(StrEnum):
     """How workers share one model."""
 
     PARAMETER_SERVER = "ParameterServerStrategy"
-    """Asynchronous: workers pull weights from parameter servers and push gradients."""
+    """Workers pull weights from parameter servers and push gradients."""
     ALLREDUCE = "AllreduceStrategy"
     """Synchronous: every worker has all weights, and a ring of workers averages gradients."""
 
@@ -175,6 +182,30 @@ class TrainingSection(_Section):
         description=(
             "Maximum number of a worker's own unacknowledged updates per step; auto: 0, or 1 while"
             " pull and push take a large share of a step."
+        ),
+    )
+    sync: Annotated[bool, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(
+        default=False,
+        description=(
+            "Parameter servers: apply the mean of --grads-to-wait gradients, computed at the same"
+            " version, as one step."
+        ),
+    )
+    grads_to_wait: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(
+        default=0,
+        ge=0,
+        le=MAX_WORKERS,
+        description=(
+            "With --sync: minibatches per step, whatever the number of workers; 0: --num-workers"
+            " (MAX of a range) less --backup-workers."
+        ),
+    )
+    backup_workers: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring waits for all")] = Field(
+        default=0,
+        ge=0,
+        description=(
+            "With --sync: workers that a step does not wait for. Minibatches that come too late are"
+            " trained again."
         ),
     )
     embedding_threshold_bytes: Annotated[
@@ -314,6 +345,19 @@ class JobSpec(_Section):
         """Whether the job trains on a ring; other actions use none, whatever the strategy."""
         ring = self.training.distribution_strategy is Strategy.ALLREDUCE
         return ring and self.action is Action.TRAIN
+
+    @property
+    def trains_in_steps(self) -> bool:
+        """Whether workers of parameter servers train in synchronous steps."""
+        return self.training.sync and self.action is Action.TRAIN and not self.trains_on_ring
+
+    @property
+    def slots(self) -> int:
+        """Gradients in a synchronous step; 0 without such steps."""
+        if not self.trains_in_steps:
+            return 0
+        training = self.training
+        return training.grads_to_wait or self.cluster.num_workers.high - training.backup_workers
 
     @classmethod
     def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
@@ -497,10 +541,37 @@ class JobSpec(_Section):
             )
         if ring and self.action is Action.TRAIN:
             self._refuse_unused_on_ring()
+        self._check_steps()
         if not ring and training.global_batch is not GlobalBatch.FIXED:
             raise SpecError(
                 "--global-batch scaled requires a ring",
                 hint=f"add --distribution-strategy {Strategy.ALLREDUCE}",
+            )
+
+    def _check_steps(self) -> None:
+        training, most = self.training, self.cluster.num_workers.high
+        if not training.sync:
+            for name in ("grads_to_wait", "backup_workers"):
+                if getattr(training, name):
+                    raise SpecError(
+                        f"{flag_of(name)} without --sync",
+                        hint=f"add --sync, or remove {flag_of(name)}",
+                    )
+            return
+        if training.max_staleness != "auto":
+            raise SpecError(
+                f"--max-staleness {training.max_staleness} with --sync",
+                hint="remove --max-staleness: no gradient of a synchronous step is stale",
+            )
+        wanted = (training.grads_to_wait or 1) + training.backup_workers
+        if training.backup_workers and wanted > most:
+            raise SpecError(
+                f"--backup-workers {training.backup_workers} with --num-workers"
+                f" {self.cluster.num_workers}: a step needs at least {wanted} workers",
+                hint=(
+                    "workers beyond --grads-to-wait are the backups: raise --num-workers, or lower"
+                    " --grads-to-wait or --backup-workers"
+                ),
             )
 
     def _refuse_unused_on_ring(self) -> None:

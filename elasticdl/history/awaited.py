@@ -15,6 +15,8 @@ class Awaited(StrEnum):
     SERVERS = "servers"
     WORK = "work"
     RING = "ring"
+    STEP = "step"
+    """Gradients of a synchronous step."""
     CODE = "code"
     """User code that takes long."""
 
@@ -32,6 +34,8 @@ class Awaited(StrEnum):
                 return "work"
             case Awaited.RING:
                 return "the ring"
+            case Awaited.STEP:
+                return "the gradients of a step"
             case Awaited.CODE:
                 return "user code"
             case _:

@@ -90,6 +90,7 @@ class Driver:
                 entry.handled.set_result(None)
         if any(may_free_work(entry.event) for entry in entries):
             self._gateway.leases.work_appeared()
+        self._gateway.decided()
 
     async def _watch(self, observed: AsyncIterator[ProcessObserved | ProcessExited]) -> None:
         async for event in observed:

@@ -13,6 +13,7 @@ from elasticdl.master.core.events import (
     ProcessSeen,
     ProgressReported,
     StalenessChosen,
+    StepDelayed,
     Tick,
     VersionAdvanced,
 )
@@ -42,6 +43,7 @@ def may_free_work(event: Event) -> bool:
             | VersionAdvanced()
             | MessagesDropped()
             | StalenessChosen()
+            | StepDelayed()
         ):
             return False
         case ProgressReported():

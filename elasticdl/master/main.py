@@ -39,6 +39,7 @@ from elasticdl.jobdir.resume_command import after_a_stop
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import MasterStarted, StopRequested
 from elasticdl.master.core.job_context import Phase
+from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
@@ -51,9 +52,11 @@ from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
 from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.journal import JournalFile
 from elasticdl.master.outcome import (
     leave_outcome,
@@ -133,7 +136,8 @@ class Master:
                 environment.trusted,
             ),
         )
-        self._fences = Fences(self._registry)
+        self._between_steps = asyncio.Lock()
+        self._fences = Fences(self._registry, self._between_steps)
         self._gateway = ProcessGateway(
             self.queue,
             self._registry,
@@ -143,6 +147,7 @@ class Master:
             partial(RingCoordinator, rendezvous=Rendezvous(context=self._context))
             if spec.trains_on_ring
             else None,
+            self._turns if spec.trains_in_steps else None,
         )
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._sources: tuple[Source, ...] = ()
@@ -268,7 +273,7 @@ class Master:
         deps = ExecutorDeps(
             Launcher(cluster, process_env),
             self._fences,
-            Snapshots(self._registry),
+            Snapshots(self._registry, between_steps=self._between_steps),
             self._archive,
             self.event_log,
             self._metrics,
@@ -306,6 +311,17 @@ class Master:
         for warning in preflight.raw.get("warnings") or ():
             executor.carry_out(Announce("job", f"Warning: {warning}", level="warning"))
         self._begun.set()
+
+    def _turns(self, orders: OrderStreams) -> StepTurns:
+        training = self._spec.training
+        return StepTurns(
+            Steps(self._spec.slots, training.backup_workers),
+            self.core.step_outlook,
+            self.queue,
+            self._registry,
+            orders,
+            self._between_steps,
+        )
 
     async def _observed(self, cluster: Cluster) -> AsyncIterator[ProcessObserved | ProcessExited]:
         """Yield what the cluster shows, once the job has begun.

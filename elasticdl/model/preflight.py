@@ -22,6 +22,7 @@ from elasticdl.model.dry_run import (
 from elasticdl.model.horovod import horovod
 from elasticdl.model.input import Feeder, grouping
 from elasticdl.model.module import ModelModule
+from elasticdl.model.optimizers import clips
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.stages import Stages
@@ -198,6 +199,15 @@ class JobPreflight:
             seed=self.spec.data.seed,
             features=first.features,
         )
+        if self.spec.trains_in_steps and self.spec.slots > 1 and clips(ps_model.optimizer):
+            raise UserError(
+                f"--sync with {type(ps_model.optimizer).__name__}, which clips gradients here",
+                hint=(
+                    "workers would clip their own gradients, not the mean of a step as Keras does:"
+                    " remove the clipping, or train on a ring (--distribution-strategy"
+                    " AllreduceStrategy)"
+                ),
+            )
         return DryRun(self.module, ps_model, CompiledStep(ps_model, self.module))
 
     def _try(self, dry_run: DryRun) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import keras
@@ -43,6 +43,8 @@ class StepOutcome:
     gradients: tuple[Float32s, ...]
     learning_rate: float
     nonfinite: str = ""
+    examples: float = 1.0
+    """The number of values that the loss is the mean of; it weights the gradient in a step."""
 
 
 @final
@@ -99,12 +101,12 @@ class CompiledStep:
             compiled = self._for(features, flat)
             (function, merges), plan = self._function(compiled, "train", labels)
             arguments = self._arguments(plan, lookups, pulled, flat, labels)
-            loss, dense, *rest = function(*arguments)
+            loss, examples, dense, *rest = function(*arguments)
         # With a Keras schedule the graph computes the rate and returns it last.
         rate = float(rest.pop()) if self._schedule is not None else self._rate(pulled.version)
         rows = [_array(tensor) for tensor in rest]
         gradients = tuple(rows) if merges else merged(rows, lookups, plan.sites, self._dims)
-        outcome = StepOutcome(float(loss), _array(dense), gradients, rate)
+        outcome = StepOutcome(float(loss), _array(dense), gradients, rate, examples=float(examples))
         return outcome if _finite(outcome) else self._blamed(outcome)
 
     def evaluate(
@@ -250,9 +252,7 @@ class CompiledStep:
             if not np.isfinite(gradient).all():
                 names.append(table.name)
                 break
-        return StepOutcome(
-            outcome.loss, outcome.dense, outcome.gradients, outcome.learning_rate, ", ".join(names)
-        )
+        return replace(outcome, nonfinite=", ".join(names))
 
 
 def _rate(ps_model: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types

@@ -89,8 +89,8 @@ class Tracer:
     def trained(self, schedule: keras.optimizers.schedules.LearningRateSchedule | None) -> Function:
         """The training function.
 
-        -> [loss, flat gradient and differences, gradient of each table or lookup, learning rate if
-        `schedule`].
+        -> [loss, number of values in its mean, flat gradient and differences, gradient of each
+        table or lookup, learning rate if `schedule`].
 
         With clipping, a frozen layer or a regularised layer, the gradients of rows are merged: one
         tensor per table (see `merges`). Otherwise there is one tensor per lookup.
@@ -109,7 +109,7 @@ class Tracer:
                     ]
                 )
                 scope, outputs, losses = self._forward(given, training=True, watch=tape.watch)
-                loss = self._loss(given, outputs, losses)
+                loss, examples = self._mean_loss(given, outputs, losses)
             trainable = given.pieces[: self._trainable]
             regularised = [given.rows[table] for table in self._regularised]
             sources = [*trainable, *given.looked_up, *regularised]
@@ -124,7 +124,7 @@ class Tracer:
                 0,
             )
             rate = [tf.cast(schedule(given.version), tf.float32)] if schedule is not None else []
-            return [loss, flat_gradient, *rows, *rate]
+            return [loss, tf.cast(examples, tf.float32), flat_gradient, *rows, *rate]
 
         return self._traced(step)
 
@@ -135,7 +135,7 @@ class Tracer:
             given = self._given(flat)
             self._cut_dense(given)
             _, outputs, losses = self._forward(given, training=False)
-            loss = self._loss(given, outputs, losses)
+            loss, _ = self._mean_loss(given, outputs, losses)
             leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
             self._metrics.update(
                 given.labels, outputs, loss, tf.cast(tf.shape(leaf)[0], tf.float32)
@@ -286,15 +286,22 @@ class Tracer:
                 hint="call the same embedding layers in the same order for any value of `training`",
             )
 
-    def _loss(self, given: _Given, outputs: Structure, losses: Sequence[Tensor]) -> Tensor:
-        """Mean of the user's loss, plus the losses of layers and regularizers."""
+    def _mean_loss(
+        self, given: _Given, outputs: Structure, losses: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean of the user's loss, plus the losses of layers and regularizers.
+
+        The second is the number of values in the mean; for a scalar loss, which hides it, that of
+        the examples.
+        """
         value = tf.cast(self._module.loss(given.labels, outputs), tf.float32)
-        value = tf.reduce_mean(value) if value.shape.rank != 0 else value
-        return (
-            tf.add_n([value, *(tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses)])
-            if losses
-            else value
-        )
+        if value.shape.rank != 0:
+            value, count = tf.reduce_mean(value), tf.size(value)
+        else:
+            leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
+            count = tf.shape(leaf)[0]
+        more = [tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses]
+        return (tf.add_n([value, *more]) if more else value), count
 
     def _whole(self, given: _Given, made: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of dense variables and of rows; the latter merged and clipped if `merges`."""

@@ -185,8 +185,16 @@ class Server:
     """One parameter server with its bulk plane. Thread-safe."""
 
     def __init__(
-        self, server: int, servers: int, key: str, certificate: str = "", private_key: str = ""
-    ) -> None: ...
+        self,
+        server: int,
+        servers: int,
+        key: str,
+        certificate: str = "",
+        private_key: str = "",
+        steps: bool = False,
+    ) -> None:
+        """`steps`: pushes wait until `apply_step` names them."""
+
     def listen(self, host: str, port: int = 0) -> int:
         """Serve the bulk plane from now on; the port."""
 
@@ -195,6 +203,12 @@ class Server:
 
     def fence(self, worker: str) -> tuple[int, int, int, int, int] | None:
         """(session, sequence, shard, attempt, offset) of the last push, None if there was none."""
+
+    def apply_step(self, number: int, contributions: list[tuple[str, int, float]]) -> int:
+        """Apply the mean of these pushes (worker, sequence, examples) as one update; the version.
+
+        A number that was applied before changes nothing.
+        """
 
     def gate(self, timeout_s: float) -> dict[str, int]: ...
     def ungate(self) -> None: ...

@@ -88,7 +88,9 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     place = ServerPart(environment.name.index, attached.spec.cluster.num_ps_pods, attached.run)
     (key,) = attached.bulk_tokens
     pem = (certified.certificate, certified.key) if certified is not None else ()
-    server = _native.Server(place.server, place.servers, key, *pem)
+    server = _native.Server(
+        place.server, place.servers, key, *pem, steps=attached.spec.trains_in_steps
+    )
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))

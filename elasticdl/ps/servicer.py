@@ -84,6 +84,13 @@ class ControlService(ParameterServerServicer):
             sequences={name: known[1] for name, known in workers.items()},
         )
 
+    def ApplyStep(
+        self, request: pb.ApplyStepRequest, context: grpc.ServicerContext
+    ) -> pb.ApplyStepReply:
+        named = [(one.worker, one.sequence, one.examples) for one in request.contributions]
+        version = self._do(context, lambda: self._server.apply_step(request.number, named))
+        return pb.ApplyStepReply(version=version)
+
     def Ungate(self, request: pb.UngateRequest, context: grpc.ServicerContext) -> pb.Done:
         self._do(context, self._server.ungate)
         return pb.Done()

@@ -73,6 +73,7 @@ class Progress:
     loss: float | None = None
     bad_records: int = 0
     bad_examples: tuple[str, ...] = ()
+    ahead: bool = False
     done: bool = False
     returned: bool = False
     metrics: Mapping[str, MetricState] = field(default_factory=dict)
@@ -227,6 +228,18 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """The pushes up to `through` are in the model, which has `version` with them.
+
+    Those in `dropped` are not, and will not be: their leases are void.
+    """
+
+    through: int
+    version: int
+    dropped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over: leave with exit code 0."""
 
@@ -275,5 +288,5 @@ class TellState:
 
 
 Order: TypeAlias = (
-    Drain | Revoke | Servers | Finish | RingGeneration | RingSave | RingDrop | TellState
+    Drain | Revoke | Servers | Settled | Finish | RingGeneration | RingSave | RingDrop | TellState
 )

@@ -23,7 +23,7 @@ from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.retry import delay_s, mapped, retrying
 from elasticdl.rpc.secured import connected
-from elasticdl.shard import Source
+from elasticdl.shard import Applied, Source
 from elasticdl.tls import MASTER_NAME
 from elasticdl.tls.contexts import handshake_problem
 from elasticdl.tokens import proof_to_master
@@ -139,6 +139,35 @@ class MasterClient:
             return messages.lease_answer_from_wire(reply)
         except ValueError as error:
             raise PermanentError(f"{self._what('lease')}: {error}") from error
+
+    def take_turn(self, number: int, epoch: int, revocation: int, wait_s: float) -> tuple[int, str]:
+        """Ask for turn `number` (from 1) to compute a gradient of a synchronous step.
+
+        Blocks for up to `wait_s`. Returns its step, or 0 and why there is no turn yet. A repeated
+        number gets the same turn.
+        """
+        request = pb.TurnRequest(wait_s=wait_s, number=number, epoch=epoch, revocation=revocation)
+        reply = self._call(
+            self._stub.TakeTurn, request, "turn", attempt_s=wait_s + _LONG_POLL_SLACK_S
+        )
+        return reply.step, reply.wait_reason
+
+    def end_turn(
+        self, number: int, sequence: int, examples: float, applied: Applied, *, last: bool
+    ) -> bool:
+        """End a turn: every server has push `sequence`, or it is given up (0).
+
+        `number` 0: only the lease ends. Returns whether the gradient is part of its step.
+        """
+        request = pb.EndTurnRequest(
+            number=number,
+            sequence=sequence,
+            examples=examples,
+            applied=messages.applied_to_wire(applied),
+            last=last,
+        )
+        reply = self._call(self._stub.EndTurn, request, "end of a turn")
+        return bool(reply.accepted)
 
     def report(self, report: Report) -> None:
         """Report progress, and that this process lives; due every `Attached.heartbeat_s`.

@@ -28,6 +28,7 @@ from elasticdl.rpc.conversation import (
     RingGeneration,
     RingSave,
     Servers,
+    Settled,
     State,
     Summary,
     TellState,
@@ -209,6 +210,8 @@ def order_to_wire(order: Order) -> pb.Order:
             return pb.Order(revoke=pb.Revoke(reason=reason, revocation=revocation))
         case Servers(addresses):
             return pb.Order(servers=pb.Servers(addresses=addresses))
+        case Settled(through, version, dropped):
+            return pb.Order(settled=pb.Settled(through=through, version=version, dropped=dropped))
         case Finish():
             return pb.Order(finish=pb.Done())
         case RingGeneration():
@@ -230,6 +233,13 @@ def order_from_wire(message: pb.Order) -> Order:
             return Revoke(message.revoke.reason, _count(message.revoke.revocation, "revocation"))
         case "servers":
             return Servers(tuple(message.servers.addresses))
+        case "settled":
+            settled = message.settled
+            return Settled(
+                _count(settled.through, "through"),
+                _count(settled.version, "version"),
+                tuple(settled.dropped),
+            )
         case "finish":
             return Finish()
         case "ring_generation":
@@ -261,6 +271,7 @@ def _progress_to_wire(progress: Progress) -> pb.Progress:
         loss=progress.loss or 0.0,
         bad_records=progress.bad_records,
         bad_examples=progress.bad_examples,
+        ahead=progress.ahead,
         done=progress.done,
         returned=progress.returned,
         metrics={name: _state_to_wire(state) for name, state in progress.metrics.items()},
@@ -277,6 +288,7 @@ def _progress_from_wire(message: pb.Progress) -> Progress:
         loss=message.loss if message.has_loss and math.isfinite(message.loss) else None,
         bad_records=_count(message.bad_records, "bad_records"),
         bad_examples=tuple(_text(example) for example in message.bad_examples[:_MAX_EXAMPLES]),
+        ahead=message.ahead,
         done=message.done,
         returned=message.returned,
         metrics={name: _state_from_wire(state) for name, state in message.metrics.items()},

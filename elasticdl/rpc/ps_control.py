@@ -6,7 +6,7 @@ Every call is made once, with a deadline: the caller decides whether to ask agai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -89,6 +89,14 @@ class ServerControl(Protocol):
         It does not wait for fenced workers.
         """
 
+    async def apply_step(
+        self, step: int, contributions: Sequence[tuple[str, int, float]], *, timeout_s: float
+    ) -> int:
+        """Apply the mean of these pushes (worker, sequence, examples), once; the version after it.
+
+        For synchronous training.
+        """
+
     async def ungate(self, *, timeout_s: float) -> None:
         """Let all pushes in again."""
 
@@ -145,6 +153,15 @@ class GrpcServerControl:
         with self._sense("Cut"):
             applied = messages.applied_by_worker(reply.applied)
             return ServerCut(reply.version, applied, messages.sequences(reply.sequences))
+
+    async def apply_step(
+        self, step: int, contributions: Sequence[tuple[str, int, float]], *, timeout_s: float
+    ) -> int:
+        request = pb.ApplyStepRequest(number=step)
+        for worker, sequence, examples in contributions:
+            request.contributions.add(worker=worker, sequence=sequence, examples=examples)
+        reply: pb.ApplyStepReply = await self._call("ApplyStep", request, timeout_s)
+        return reply.version
 
     async def ungate(self, *, timeout_s: float) -> None:
         await self._call("Ungate", pb.UngateRequest(), timeout_s)

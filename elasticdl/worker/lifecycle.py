@@ -48,6 +48,7 @@ from elasticdl.worker.process.shutdown import (
     Shutdown,
 )
 from elasticdl.worker.ps.revival import Revival
+from elasticdl.worker.ps.turns import Turns
 from elasticdl.worker.ring.generations import Generations
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
@@ -150,6 +151,7 @@ class Link:
     parameters: Parameters
     generations: Generations
     revival: Revival
+    turns: Turns | None
 
     @classmethod
     def make(cls, client: MasterClient, around: ProcessContext, shutdown: Shutdown) -> Link:
@@ -165,6 +167,7 @@ class Link:
         )
         parameters = around.connect(attached)
         revival = Revival(shutdown)
+        turns = Turns(client, keeper, shutdown) if attached.spec.trains_in_steps else None
 
         def move(servers: Sequence[str]) -> None:
             # A ring has no servers: the order that names them is empty.
@@ -181,6 +184,7 @@ class Link:
             revoke=keeper.revoke,
             ring=generations.follow,
             tell_state=states.ask,
+            settled=turns.settled if turns is not None else lambda order: None,
         )
         reporter = Reporter(outbox, gauges, client, attached.heartbeat_s, shutdown, states)
         reporter.start()
@@ -190,7 +194,7 @@ class Link:
             _tell_standing(error, outbox, reporter)
 
         watch.start(shutdown, around.leave, report)
-        return cls(attached, context, orders, reporter, parameters, generations, revival)
+        return cls(attached, context, orders, reporter, parameters, generations, revival, turns)
 
 
 def work(
@@ -215,7 +219,7 @@ def work(
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
             worker = assemble_local(assignment, Path(link.attached.restore_from), link.context)
         else:
-            worker = assemble(assignment, link.parameters, link.context)
+            worker = assemble(assignment, link.parameters, link.context, link.turns)
     outbox.starting("weights")
     if worker.start():
         outbox.starting(GIVING_PART)

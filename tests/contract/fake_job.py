@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,11 @@ class CountingServer:
         self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
     ) -> ServerCut:
         return ServerCut(1, {}, {})
+
+    async def apply_step(
+        self, step: int, contributions: Sequence[tuple[str, int, float]], *, timeout_s: float
+    ) -> int:
+        return step
 
     async def ungate(self, *, timeout_s: float) -> None: ...
 

@@ -66,22 +66,36 @@ class Stage:
     """`count` servers and any number of clients; everything is closed at the end."""
 
     def __init__(
-        self, count: int = 1, token: str = TOKEN, authority: Authority | None = None
+        self,
+        count: int = 1,
+        token: str = TOKEN,
+        authority: Authority | None = None,
+        *,
+        steps: bool = False,
     ) -> None:
         """`authority`: of the servers' certificates; None: clear text."""
         self._open = ExitStack()
         self._trusted = authority.certificate if authority else None
+        self._steps = steps
         self.servers = [self._server(k, count, token, authority) for k in range(count)]
         self.addresses = [f"127.0.0.1:{server.listen('127.0.0.1')}" for server in self.servers]
         for server in self.servers:
             self._open.callback(server.stop)
 
-    @staticmethod
-    def _server(k: int, count: int, token: str, authority: Authority | None) -> _native.Server:
+    def _server(
+        self, k: int, count: int, token: str, authority: Authority | None
+    ) -> _native.Server:
         if authority is None:
-            return _native.Server(k, count, bulk_key(token, k))
+            return _native.Server(k, count, bulk_key(token, k), steps=self._steps)
         certified = authority.certified_key([f"ps-{k}"])
-        return _native.Server(k, count, bulk_key(token, k), certified.certificate, certified.key)
+        return _native.Server(
+            k,
+            count,
+            bulk_key(token, k),
+            certified.certificate,
+            certified.key,
+            steps=self._steps,
+        )
 
     def pool(
         self, name: str = "worker-0", token: str = TOKEN, addresses: Sequence[str] | None = None

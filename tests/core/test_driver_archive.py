@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, partialmethod
 from pathlib import Path
@@ -59,6 +59,11 @@ class Writer:
     async def cut(
         self, snapshot: SnapshotId, admit_until: Mapping[str, int], *, timeout_s: float
     ) -> ServerCut:
+        raise NotImplementedError
+
+    async def apply_step(
+        self, step: int, contributions: Sequence[tuple[str, int, float]], *, timeout_s: float
+    ) -> int:
         raise NotImplementedError
 
     async def ungate(self, *, timeout_s: float) -> None:

@@ -26,7 +26,14 @@ def test_every_flag_of_train_is_fuzzed_or_excluded_with_a_reason() -> None:
 @BOTH
 def test_every_flag_that_is_fuzzed_comes(strategy: Strategy) -> None:
     servers_only = (
-        {"max_staleness", "embedding_threshold_bytes", "max_nonfinite_steps"}
+        {
+            "max_staleness",
+            "sync",
+            "grads_to_wait",
+            "backup_workers",
+            "embedding_threshold_bytes",
+            "max_nonfinite_steps",
+        }
         if strategy is Strategy.RING
         else set()
     )

@@ -302,11 +302,29 @@ def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold
     job.up()
     lease = job.lease()
     job.progress(0, lease, 8, bad_records=1)
-    job.progress(0, lease, 8, bad_records=3)
+    job.progress(0, lease, 8, bad_records=3, ahead=True)
     job.die(job.worker(0))
     job.fenced(0, *(Applied(present(lease.shard).id, lease.attempt, offset) for offset in offsets))
     total = job.total
     assert (total["trained"], total["bad"], total["repeated"]) == (trained, bad, repeated)
+
+
+@pytest.mark.parametrize(
+    ("offset", "trained", "bad"), [(8, 7, 1), (16, 15, 1), (24, 20, 4), (32, 28, 4)]
+)
+def test_bad_records_of_several_batches_that_were_not_done_are_told_apart(
+    bench: type[Bench], offset: int, trained: int, bad: int
+) -> None:
+    """In synchronous steps several batches of a worker may wait for their outcome."""
+    job = bench(max_bad_records=9, records_per_task=32)
+    job.up()
+    lease = job.lease()
+    job.progress(0, lease, 0, bad_records=1, ahead=True)
+    job.progress(0, lease, 16, bad_records=4, ahead=True)
+    assert (job.total["trained"], job.total["bad"]) == (0, 0)
+    job.die(job.worker(0))
+    job.fenced(0, Applied(present(lease.shard).id, lease.attempt, offset))
+    assert (job.total["trained"], job.total["bad"]) == (trained, bad)
 
 
 def test_a_shard_that_ends_short_is_no_success(bench: type[Bench]) -> None:

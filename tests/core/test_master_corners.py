@@ -122,8 +122,17 @@ def revoked(bench: type[Bench]) -> tuple[Bench, Lease]:
     return job, trained
 
 
-def test_leases_that_were_revoked_keep_no_new_ones_away(bench: type[Bench]) -> None:
+def test_a_worker_gets_no_new_lease_before_its_revoked_ones_are_back(bench: type[Bench]) -> None:
+    """If it died with a push of a new lease, that would say that the revoked ones are trained."""
+    job, _ = revoked(bench)
+    assert "its revoked shards are not back yet" in job.refused()
+
+
+def test_leases_that_were_revoked_keep_no_new_ones_away_once_they_are_back(
+    bench: type[Bench],
+) -> None:
     job, before = revoked(bench)
+    job.put(e.StateReported(0, job.worker(0), (), "", ""))
     granted = [job.lease() for _ in range(2)]
     assert len({(present(lease.shard).id, lease.attempt) for lease in (before, *granted)}) == 3
     assert "already has 2 leases" in job.refused()
@@ -131,6 +140,7 @@ def test_leases_that_were_revoked_keep_no_new_ones_away(bench: type[Bench]) -> N
 
 def test_a_worker_whose_leases_were_revoked_once_may_drain_later(bench: type[Bench]) -> None:
     job, _ = revoked(bench)
+    job.put(e.StateReported(0, job.worker(0), (), "", ""))
     again = job.lease()
     job.put(e.LeaseReturned(0, job.worker(0), Applied(present(again.shard).id, again.attempt, 8)))
     assert job.said("worker-0 is draining: it returns its shards")

@@ -208,7 +208,7 @@ def test_bad_records_that_no_worker_reported_as_done_are_not_trained_ones_in_a_c
     job.up()
     lease = job.lease()
     job.progress(0, lease, 8, version=1, bad_records=1)
-    job.progress(0, lease, 8, version=1, bad_records=3)
+    job.progress(0, lease, 8, version=1, bad_records=3, ahead=True)
     assert (job.total["trained"], job.total["bad"]) == (7, 1)
     snapshot = job.of(c.TakeSnapshot)[-1].snapshot
     applied = {"worker-0": Applied(present(lease.shard).id, lease.attempt, offset)}

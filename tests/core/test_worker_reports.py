@@ -436,3 +436,20 @@ def test_patience_ends_with_the_worker() -> None:
 
     with pytest.raises(Ended):
         server_retry.call(fail, "pull")
+
+
+def test_bad_records_of_several_batches_to_come_are_told_with_the_begin_of_each() -> None:
+    """In a synchronous step a worker may push several batches before one of them counts."""
+    outbox = Outbox()
+    outbox.hold(LEASE)
+    outbox.foretell_bad(LEASE, 2, begin=0)
+    outbox.foretell_bad(LEASE, 1, begin=20)
+
+    def told() -> list[tuple[int, int, bool]]:
+        return [
+            (one.applied.offset, one.bad_records, one.ahead) for one in outbox.take({}).progress
+        ]
+
+    assert told() == [(0, 2, True), (20, 3, True)]
+    outbox.advance(LEASE, Advance(10, bad=2))
+    assert told() == [(10, 2, False), (20, 3, True)]

@@ -84,7 +84,8 @@ def _given(draft: Draft, values: dict[str, Value]) -> list[str]:
     found = []
     for name, value in values.items():
         if name not in draft.in_file:
-            found += [f"--{name.replace('_', draft.spelling[name])}", str(value)]
+            text = [] if value is True else [str(value)]
+            found += [f"--{name.replace('_', draft.spelling[name])}", *text]
     return found
 
 

@@ -232,7 +232,8 @@ def _then(draft: Draft) -> None:
     draft.then = choose.choices((Then.NOTHING, Then.RESUME, Then.BEGIN_WITH), (75, 15, 10))[0]
     if draft.most_steps:  # a job that ends by itself before its data does is no base to count from
         draft.then = Then.NOTHING
-    if draft.then is Then.RESUME and choose.random() < 0.5:
+    fixed = bool(draft.flags.get("backup_workers"))
+    if draft.then is Then.RESUME and not fixed and choose.random() < 0.5:
         draft.changed = ("--num-workers", choose.choice(("1", "2", "1:2")))
         if not draft.on_ring:
             draft.changed += ("--num-ps-pods", str(choose.choice((1, 2, 3))))
@@ -351,6 +352,20 @@ def _workers(draft: Draft) -> Value | None:
     return draft.choose.choice((None, "1", "2", "2", "2", "3", "1:2", "1:3", "2:3"))
 
 
+def _in_steps(of: Draw) -> Draw:
+    return lambda draft: of(draft) if "sync" in draft.flags else None
+
+
+def _max_staleness(draft: Draft) -> Value | None:
+    among = (None, "auto") if "sync" in draft.flags else (None, "auto", 0, 1, 2, 8)
+    return draft.choose.choice(among)
+
+
+def _backup_workers(draft: Draft) -> Value | None:
+    """A step is of one gradient: only then does the mean of gradients count records."""
+    return draft.choose.choice((None, 0, min(1, draft.workers - 1)))
+
+
 def _envs(draft: Draft) -> Value | None:
     """What the module's callbacks are, by the environment of its processes."""
     choose = draft.choose
@@ -389,7 +404,9 @@ DRAWN: Mapping[str, Draw] = {
     ),
     "evaluation_steps": _evaluation_steps,
     "evaluation_seconds": _evaluation_seconds,
-    "max_staleness": _not_on_rings(_one_of(None, "auto", 0, 1, 2, 8)),
+    "sync": _not_on_rings(_maybe(0.25, lambda draft: True)),
+    "grads_to_wait": _in_steps(lambda draft: 1),
+    "max_staleness": _not_on_rings(_max_staleness),
     "embedding_threshold_bytes": _not_on_rings(_threshold),
     "global_batch": _scaled,
     "lr_scaling": _lr_scaling,
@@ -402,6 +419,7 @@ DRAWN: Mapping[str, Draw] = {
     "job_name": _job_name,
     "job_dir": lambda draft: Place.JOB,
     "num_workers": _workers,
+    "backup_workers": _in_steps(_backup_workers),
     "num_ps_pods": lambda draft: (
         draft.choose.choice((None, 0)) if draft.on_ring else draft.choose.choice((None, 1, 2, 3))
     ),

@@ -1,4 +1,4 @@
-"""Simulate many jobs: `python -m tests.simulation --jobs N --seed S --strategy ring|ps|both
+"""Simulate many jobs: `python -m tests.simulation --jobs N --seed S --strategy ring|ps|sync|all
 --seconds T`.
 """
 
@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the first job; the next one has the next"
     )
-    parser.add_argument("--strategy", choices=["ring", "ps", "both"], default="both")
+    parser.add_argument("--strategy", choices=["ring", "ps", "sync", "all"], default="all")
     parser.add_argument(
         "--seconds", type=float, default=None, help="begin no job after so much CPU time"
     )
@@ -31,7 +31,7 @@ def main() -> int:
         "--quiet", action="store_true", help="do not tell the story of each failure"
     )
     given = parser.parse_args()
-    strategies = ("ring", "ps") if given.strategy == "both" else (given.strategy,)
+    strategies = ("ring", "ps", "sync") if given.strategy == "all" else (given.strategy,)
     ranges = [
         range(given.seed + one, given.seed + given.jobs, given.processes)
         for one in range(given.processes)

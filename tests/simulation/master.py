@@ -14,6 +14,7 @@ from elasticdl.cluster.base import ProcessName, ProcessSpec
 from elasticdl.errors import TransientError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
+from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
@@ -23,8 +24,10 @@ from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc.conversation import Report
 from elasticdl.shard import Task
 from tests.simulation.servers import Control
@@ -114,7 +117,15 @@ class Master:
         self.state = JobState(plan.spec)
         self.journal = Journal()
         roster = PsRegistry(plan.servers, lambda name, address: Control(world, address))
-        fences = Fences(roster)
+        between_steps = asyncio.Lock()
+        fences = Fences(roster, between_steps)
+
+        def turns(orders: OrderStreams) -> StepTurns:
+            steps = Steps(plan.spec.slots, plan.spec.training.backup_workers)
+            return StepTurns(
+                steps, self.state.step_outlook, self.inbox, roster, orders, between_steps
+            )
+
         self.gateway = ProcessGateway(
             self.inbox,
             roster,
@@ -122,11 +133,13 @@ class Master:
             Task.TRAINING,
             self.state.may_attach,
             (lambda orders: RingCoordinator(orders, "", world.hub)) if plan.on_ring else None,
+            turns if plan.spec.trains_in_steps else None,
         )
         self.archive = Archive(world)
         told = _EventRecorder(world)
         launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here
-        deps = ExecutorDeps(launcher, fences, Snapshots(roster), self.archive, told, told, None)  # type: ignore[arg-type]
+        snapshots = Snapshots(roster, between_steps=between_steps)
+        deps = ExecutorDeps(launcher, fences, snapshots, self.archive, told, told, None)  # type: ignore[arg-type]
         self._hands = Executor(self.inbox, self.gateway, deps)
         self._driver = Driver(
             _Core(world, self.state), self.journal, self.inbox, self.gateway, self._hands

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError, Refused, TransientError
 from elasticdl.master.core.events import ProcessAttached
+from elasticdl.master.core.ps.steps import Contribution
+from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Servers
 from elasticdl.rpc.master_client import AWAY_S
+from elasticdl.shard import Applied
 from tests.simulation.scheduler import Process, Scheduler, Task
 from tests.simulation.threads import Lock
 
@@ -146,6 +149,35 @@ class Client:
             answer = self._call(handle, wait_s + _LONG_POLL_SLACK_S)
             self._leases += 1
             return answer
+
+    def take_turn(self, number: int, epoch: int, revocation: int, wait_s: float) -> tuple[int, str]:
+        """See MasterClient."""
+
+        async def handle() -> tuple[int, str]:
+            self._check()
+            return await self._turns.take(self._name, number, epoch, revocation, wait_s)
+
+        step, why = self._call(handle, wait_s + _LONG_POLL_SLACK_S)
+        return step, why
+
+    def end_turn(
+        self, number: int, sequence: int, examples: float, applied: Applied, *, last: bool
+    ) -> bool:
+        """See MasterClient."""
+
+        async def handle() -> bool:
+            self._check()
+            made = Contribution(self._name, sequence, examples) if sequence else None
+            lease = self._name, applied.shard, applied.attempt
+            return self._turns.end(self._name, number, made, lease, last=last)
+
+        return bool(self._call(handle, _ATTEMPT_S))
+
+    @property
+    def _turns(self) -> StepTurns:
+        turns = self._master.gateway.turns
+        assert turns is not None
+        return turns
 
     def report(self, report: Report) -> None:
         """See MasterClient."""

@@ -65,6 +65,10 @@ class Server:
     def __init__(self, world: World, running: Running) -> None:
         self._scheduler: Scheduler = world.scheduler
         self._truth = world.truth
+        self._in_steps = world.plan.spec.trains_in_steps
+        self._staged: dict[Key, Update] = {}
+        """Pushes that wait for their step, as `ps/native/steps.cc` keeps them."""
+        self._step = 0
         self.running = running
         self.index = running.name.index
         self.version = 0
@@ -115,6 +119,9 @@ class Server:
             waiting.reply(None, _fenced(waiting.worker))
         elif update.sequence <= pushes.sequence:
             waiting.reply(self.version, None)
+        elif self._in_steps:
+            self._staged[waiting.worker, update.sequence] = update
+            waiting.reply(self.version, None)
         elif self._gated and update.sequence > self._admit_until.get(waiting.worker, 0):
             pushes.queued = max(pushes.queued, update.sequence)
             self._held.append(waiting)
@@ -125,6 +132,24 @@ class Server:
             self.log.append((waiting.worker, update.sequence))
             self._truth.applied(self.index, waiting.worker, update)
             waiting.reply(self.version, None)
+
+    def apply_step(self, number: int, named: Sequence[tuple[str, int, float]]) -> int:
+        """As `Steps::apply`."""
+        if number <= self._step:
+            return self.version
+        if self._gated:
+            raise TransientError("no step: the gate is closed")
+        here = [(one[:2], self._staged[one[:2]]) for one in named if one[:2] in self._staged]
+        self._truth.stepped(self.index, self.version, [update for _, update in here])
+        for (worker, sequence), update in sorted(here, key=lambda one: one[0]):
+            pushes = self.workers[worker]
+            pushes.sequence, pushes.applied = sequence, update.applied
+            self.log.append((worker, sequence))
+            self._truth.applied(self.index, worker, update)
+        self._staged.clear()
+        self.version += 1
+        self._step = number
+        return self.version
 
     def look_again(self) -> None:
         """The gate may be open for some that wait."""
@@ -157,6 +182,8 @@ class Server:
         self.look_again()
 
     def missing(self) -> str:
+        if self._in_steps:
+            return ""
         for name, number in self._admit_until.items():
             pushes = self.workers.get(name)
             if (
@@ -273,6 +300,12 @@ class Control:
             await asyncio.sleep(pause_s)
             pause_s = min(0.1, pause_s * 2)
         return await self._call(timeout_s, lambda: self._server.freeze(snapshot))
+
+    async def apply_step(
+        self, step: int, contributions: Sequence[tuple[str, int, float]], *, timeout_s: float
+    ) -> int:
+        version = await self._call(timeout_s, lambda: self._server.apply_step(step, contributions))
+        return int(version)
 
     async def ungate(self, *, timeout_s: float) -> None:
         await self._call(timeout_s, self._server.open_gate)

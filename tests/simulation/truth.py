@@ -152,6 +152,19 @@ class Truth:
             self.complete_records += len(ids)
             self._world.stepped()
 
+    def stepped(self, server: int, version: int, updates: Sequence[Update]) -> None:
+        """A server is about to apply a synchronous step."""
+        epochs = {self._epochs[update.applied.shard] for update in updates}
+        if len(epochs) > 1:
+            self.violated(f"a step mixes the epochs {sorted(epochs)}")
+        if len(updates) > self._world.plan.spec.slots:
+            self.violated(f"a step of {len(updates)} gradients")
+        if self.server_deaths:
+            return
+        pulled = {update.versions[server] for update in updates}
+        if pulled != {version}:
+            self.violated(f"a step on version {version} has gradients of {sorted(pulled)}")
+
     # The master
 
     def shown(self) -> int:

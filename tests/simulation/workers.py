@@ -138,7 +138,8 @@ def _run(world: World, running: Running, shutdown: Shutdown) -> None:
     except Exception as error:  # noqa: BLE001 - as `working.run`
         shutdown.fail(error)
     wind_down(works, link)  # type: ignore[arg-type]
-    world.truth.worker_ended(running.name, shutdown.reason)
+    if not running.process.dead:
+        world.truth.worker_ended(running.name, shutdown.reason)
 
 
 def _end_by_force(running: Running, shutdown: Shutdown, scheduler: Any) -> None:
@@ -341,7 +342,12 @@ class _PsStep:
         if self._step_s:
             self._scheduler.sleep(self._step_s * (0.5 + self._scheduler.random.random()))
         return SimpleNamespace(
-            loss=1.0, dense=features, gradients=(), learning_rate=0.1, nonfinite=""
+            loss=1.0,
+            dense=features,
+            gradients=(),
+            learning_rate=0.1,
+            nonfinite="",
+            examples=float(len(features)),
         )
 
 
@@ -358,7 +364,9 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
     step = _PsStep(scheduler, plan.step_s)
     staleness = plan.spec.training.max_staleness
     bounds = Bounds(adaptive=True) if staleness == "auto" else Bounds(staleness)
-    trainer = worker.trainer = PsTrainer(step, link.parameters, context, bounds, Clock(scheduler))
+    trainer = worker.trainer = PsTrainer(
+        step, link.parameters, context, bounds, Clock(scheduler), link.turns
+    )
     tasks: Mapping[Task, TaskRunner] = {
         Task.TRAINING: TrainingTask(trainer, callbacks),  # type: ignore[arg-type]
         Task.EVALUATION: EvaluationTask(metrics, context),

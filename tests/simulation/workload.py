@@ -14,7 +14,7 @@ from elasticdl.job import Action, JobSpec
 from elasticdl.shard import Source
 from tests.simulation.network import Weather
 
-RING, SERVERS = "ring", "ps"
+RING, SERVERS, STEPS = "ring", "ps", "sync"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,12 @@ def plan_of(seed: int, strategy: str) -> Plan:
             "num_ps_pods": draw.choice([1, 2, 3]),
             "max_staleness": draw.choice([0, 1, "auto", 3]),
         }
+    if strategy == STEPS:
+        backups = draw.choice([0, 0, min(1, high - 1)])
+        flags |= {"sync": True, "max_staleness": "auto", "backup_workers": backups}
+        flags["grads_to_wait"] = draw.choice([0, high - backups, 1])
+        if not backups:
+            flags["grads_to_wait"] = draw.choice([0, 1, int(_spread(draw, 1, 8))])
     spec = JobSpec.from_flags(
         Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags}
     )
@@ -206,7 +212,7 @@ _SERVER_EVENTS = ("kill server",)
 
 
 def _faults(draw: random.Random, strategy: str, steps: int) -> tuple[Fault, ...]:
-    servers_die = strategy == SERVERS and draw.random() < 0.3
+    servers_die = strategy != RING and draw.random() < 0.3
     kinds = (
         *_EVENTS,
         *(_RING_EVENTS if strategy == RING else _PUSH_EVENTS),
@@ -231,7 +237,7 @@ def _faults(draw: random.Random, strategy: str, steps: int) -> tuple[Fault, ...]
         # Some lack a step, and then whoever gives it to them dies.
         after_steps = draw.randint(0, steps)
         found += [fault("kill in a step", after_steps), fault("kill in a hand-over", after_steps)]
-    if strategy == SERVERS and draw.random() < 0.3:
+    if strategy != RING and draw.random() < 0.3:
         # A cut comes while some servers have a push that others lack.
         after_steps = draw.randint(0, steps)
         found += [fault(draw.choice(_PUSH_EVENTS), after_steps), fault("checkpoint", after_steps)]

@@ -152,8 +152,9 @@ class ProgressReported(Event):
     """A worker finished the first `applied.offset` records of a leased shard.
 
     With parameter servers, every server has acknowledged them. `bad_records` counts the records of
-    this attempt so far that could not be read. A worker reports those of its next batch before any
-    server has that batch: the count grows while `offset` stays the same. `loss` is the mean of the
+    this attempt so far that could not be read. A worker reports those of a batch before any server
+    has that batch: with `ahead` nothing is done, and `offset` is where the batch begins. `loss` is
+    the mean of the
     last steps; `done` ends the lease. `metrics` maps each metric name of an evaluation lease to its
     tuple of flat state arrays, which the master adds up. It comes only with `done`.
     """
@@ -165,6 +166,7 @@ class ProgressReported(Event):
     loss: float | None = None
     bad_records: int = 0
     bad_examples: tuple[str, ...] = ()
+    ahead: bool = False
     done: bool = False
     metrics: dict[str, tuple[Numbers, ...]] = field(default_factory=dict)
 
@@ -350,6 +352,22 @@ class StalenessChosen(Event):
     worker: ProcessName
     limit: int
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDropped(Event):
+    """A gradient of a worker is not in the step that it was computed for."""
+
+    worker: ProcessName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDelayed(Event):
+    """A synchronous step waits for gradients of the `missing` workers; '' if it does no longer."""
+
+    reason: str = ""
+    missing: tuple[ProcessName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

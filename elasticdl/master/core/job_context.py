@@ -136,6 +136,11 @@ class JobContext:
     staleness_limits: set[int] = field(default_factory=set)
     """Limits of staleness that were announced."""
 
+    step_delay: str = ""
+    """What a synchronous step waits for, in words; '' while it does not wait for long."""
+    step_misses: tuple[ProcessName, ...] = ()
+    """The workers that it waits for."""
+
     def __post_init__(self) -> None:
         self.workers = self.spec.cluster.num_workers
 
@@ -179,6 +184,10 @@ class JobContext:
         """The worker of this name; None if it is unknown, has ended or was given up."""
         process = self.processes.going.get(name)
         return process if process and process.heard and name.role is Role.WORKER else None
+
+    def waits_for_others(self, worker: ProcessName) -> bool:
+        """Whether a worker has no progress only because a step waits for other workers."""
+        return bool(self.step_delay) and worker not in self.step_misses
 
     def servers_away(self) -> str:
         """Why no work can use the servers now, in words; '' if it can."""

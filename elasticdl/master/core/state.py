@@ -41,6 +41,8 @@ from elasticdl.master.core.processes.process_lifecycle import ProcessLifecycle
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.progress_marks import ProgressMarks
 from elasticdl.master.core.ps.coordination import CUT_LIMIT_S, PsCoordination
+from elasticdl.master.core.ps.outlook import outlook_of
+from elasticdl.master.core.ps.steps import Outlook
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
 from elasticdl.master.core.stalls import Stalls
@@ -145,6 +147,10 @@ class JobState:
             self._context, status_builder.main_ledger(self._context, self._evaluation)
         )
 
+    def step_outlook(self) -> Outlook:
+        """Where further gradients of a synchronous step may come from."""
+        return outlook_of(self._context)
+
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected or already present, and not given up."""
         return self._lifecycle.may_attach(name)
@@ -242,6 +248,11 @@ class JobState:
                 self._scaling.requested(event)
             case events.StalenessChosen():
                 self._context.tell_staleness(event.worker, event.limit, event.share)
+            case events.GradientDropped():
+                self._leasing.revoke(event.worker, event.reason)
+            case events.StepDelayed():
+                self._context.step_delay = event.reason
+                self._context.step_misses = event.missing
             case _:
                 self._dispatch_more(event)
 

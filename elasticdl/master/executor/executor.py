@@ -136,10 +136,10 @@ class Executor:
                     # The worker is starting or ending and need not ask first.
                     self._order(command.worker, Finish())
             case do.RevokeLeases():
-                self._order(
-                    command.worker,
-                    Revoke(command.reason, self._gateway.leases.revoked(command.worker)),
-                )
+                revocation = self._gateway.leases.revoked(command.worker)
+                if self._gateway.turns is not None:
+                    self._gateway.turns.revoked(command.worker, revocation)
+                self._order(command.worker, Revoke(command.reason, revocation))
             case do.AskState():
                 self._order(command.process, TellState())
             case _:

@@ -20,8 +20,10 @@ _ATTEMPT_S = 2.0
 class Fences:
     """All workers ever fenced, so that a restarted server refuses them too."""
 
-    def __init__(self, registry: PsRegistry) -> None:
+    def __init__(self, registry: PsRegistry, between_steps: asyncio.Lock | None = None) -> None:
+        """`between_steps` is held while a synchronous step is applied."""
         self._registry = registry
+        self._between_steps = between_steps or asyncio.Lock()
         self._fenced: dict[str, None] = {}
 
     async def fence(self, worker: str) -> tuple[Applied | None, ...]:
@@ -32,8 +34,10 @@ class Fences:
         """
         # Before asking: a server that attaches meanwhile catches up from this list.
         self._fenced[worker] = None
-        servers = self._registry.attached()
-        answers = await asyncio.gather(*(self._ask(server, worker) for server in servers))
+        # A server that answers in the middle of a step would deny a push that it then applies.
+        async with self._between_steps:
+            servers = self._registry.attached()
+            answers = await asyncio.gather(*(self._ask(server, worker) for server in servers))
         known = {
             server.name.index: answer.applied
             for server, answer in zip(servers, answers, strict=True)

@@ -73,9 +73,15 @@ def agreed(cuts: Sequence[ServerCut]) -> Cut:
 class Snapshots:
     """Takes one cut at a time; saves and drops run concurrently. Use it from one event loop."""
 
-    def __init__(self, registry: PsRegistry, limits: CutLimits = CutLimits()) -> None:
+    def __init__(
+        self,
+        registry: PsRegistry,
+        limits: CutLimits = CutLimits(),
+        between_steps: asyncio.Lock | None = None,
+    ) -> None:
+        """`between_steps` is held while a synchronous step is applied."""
         self._registry, self._limits = registry, limits
-        self._cutting = asyncio.Lock()
+        self._cutting = between_steps or asyncio.Lock()
 
     @asynccontextmanager
     async def cut(self, snapshot: SnapshotId) -> AsyncIterator[Cut]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.rpc.conversation import Order, RingGeneration, Servers
+from elasticdl.rpc.conversation import Order, RingGeneration, Servers, Settled
 
 
 @final
@@ -29,6 +29,7 @@ class OrderStreams:
         self._waiting: dict[ProcessName, deque[Order]] = {}
         self._wake: dict[ProcessName, asyncio.Event] = {}
         self._generations: dict[ProcessName, RingGeneration] = {}
+        self._settled: dict[ProcessName, Settled] = {}
         self._broke = broke
 
     @property
@@ -55,6 +56,12 @@ class OrderStreams:
             self.put(name, generation)
         self._generations[name] = generation
 
+    def publish_settled(self, name: ProcessName, settled: Settled) -> None:
+        """Tell a worker what became of its pushes, again on each new stream."""
+        if name in self._wake:
+            self.put(name, settled)
+        self._settled[name] = settled
+
     async def stream(self, name: ProcessName) -> AsyncGenerator[Order]:
         """Yield the servers' addresses, then every order, until `leave` or a newer stream."""
         self._end_stream(name)
@@ -75,6 +82,8 @@ class OrderStreams:
         if name in self._generations:
             # The queue may hold the same generation or an older one; workers ignore those.
             yield self._generations[name]
+        if name in self._settled:
+            yield self._settled[name]
         while self._wake.get(name) is wake:
             # Before looking at the queue: an order that is put afterwards sets it again.
             wake.clear()
@@ -92,6 +101,7 @@ class OrderStreams:
         """End the streams of a process that has ended."""
         self._waiting.pop(name, None)
         self._generations.pop(name, None)
+        self._settled.pop(name, None)
         self._end_stream(name)
 
     def _end_stream(self, name: ProcessName) -> None:

@@ -32,6 +32,7 @@ from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
 from elasticdl.master.gateway.reports import events_of, state_reported
 from elasticdl.master.gateway.sessions import Sessions
+from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.conversation import Activity, LeaseAnswer, Order, Report, Wait
 from elasticdl.shard import Applied, Lease, Task, WorkItem
@@ -53,11 +54,12 @@ class ProcessGateway:
         task: Task,
         expected: Callable[[ProcessName], bool],
         ring: Callable[[OrderStreams], RingCoordinator] | None = None,
+        turns: Callable[[OrderStreams], StepTurns] | None = None,
     ) -> None:
         """`task` is the kind of task whose records count for the throughput.
 
         `expected` returns whether a process of a name may attach. `ring` makes the coordinator of a
-        job that trains on a ring.
+        job that trains on a ring, `turns` the turns of a job that trains in steps.
         """
         self._queue = queue
         self._expected = expected
@@ -70,6 +72,7 @@ class ProcessGateway:
         self.leases = LeasePolls(self._ask, self._give_back)
         self.throughput = Throughput(task)
         self.ring = ring(self.orders) if ring is not None else None
+        self.turns = turns(self.orders) if turns is not None else None
         self._items: dict[ProcessName, tuple[int, bool]] = {}
         """Which item of the ring each worker wants, and whether it waits at a barrier before it."""
         self._busy: dict[ProcessName, tuple[str, float]] = {}
@@ -176,11 +179,20 @@ class ProcessGateway:
         self._busy.pop(name, None)
         if self.ring is not None:
             self.ring.leave(name)
+        if self.turns is not None and name.role is Role.WORKER:
+            self.turns.leave(name)
         if name.role is Role.PS:
-            self._queue.spawn(f"disconnect from {name}", self._registry.leave(name))
+            self._queue.spawn(f"disconnect from {name}", self._disconnect(name))
+
+    def decided(self) -> None:
+        """The core has handled events: what a step waits for may have changed."""
+        if self.turns is not None:
+            self.turns.decide()
 
     def tick(self) -> None:
         """Advance the time, and find silent processes."""
+        if self.turns is not None:
+            self.turns.tick()
         now_s = self._queue.clock.now_s()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
         for name, silent_s in self.sessions.pass_time(elapsed_s):
@@ -199,6 +211,11 @@ class ProcessGateway:
             gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
         return gauges
 
+    async def _disconnect(self, name: ProcessName) -> None:
+        await self._registry.leave(name)
+        if self.turns is not None:
+            self.turns.server_changed()
+
     async def _introduce(
         self, server: Server, event: ProcessAttached, introduced: asyncio.Future[None]
     ) -> None:
@@ -206,6 +223,8 @@ class ProcessGateway:
 
         Fences are not in the server's checkpoint, so it would accept fenced workers.
         """
+        if self.turns is not None:
+            self.turns.server_changed()
         try:
             await self._fences.catch_up(server)
             await self._queue.post(event)

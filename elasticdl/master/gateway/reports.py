@@ -80,6 +80,7 @@ def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> Progres
         loss=progress.loss,
         bad_records=progress.bad_records,
         bad_examples=progress.bad_examples,
+        ahead=progress.ahead,
         done=progress.done,
         metrics=dict(progress.metrics),
     )

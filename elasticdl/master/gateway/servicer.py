@@ -5,6 +5,7 @@ It makes no decisions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,24 +23,26 @@ from elasticdl.master.core.events import (
     ScaleRequested,
     StopRequested,
 )
+from elasticdl.master.core.ps.steps import Contribution
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import AsyncChecks, AsyncContext, Caller, caller_of, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.secured import bound_port
-from elasticdl.shard import Source
+from elasticdl.shard import ShardId, Source
 from elasticdl.tls.authority import Authority, CertifiedKey
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
 HEARTBEAT_S = 2.0
 _LONGEST_POLL_S = 60.0
 _CLOSE_S = 1.0
-_ATTACHED = frozenset({"RequestLease", "Report", "Orders"})
+_ATTACHED = frozenset({"RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"})
 _MAY: Mapping[Role | None, frozenset[str]] = {
     None: frozenset({"Status", "Stop", "Scale", "Checkpoint"}),
-    Role.WORKER: frozenset({"Attach", "RequestLease", "Report", "Orders"}),
+    Role.WORKER: frozenset({"Attach", "RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"}),
     # A server that leaves asks for a checkpoint, and waits for it.
     Role.PS: frozenset({"Attach", "Report", "Orders", "Status", "Checkpoint"}),
     Role.MASTER: frozenset(),
@@ -192,6 +195,32 @@ class MasterService(MasterServicer):
         )
         return messages.lease_answer_to_wire(answer)
 
+    async def TakeTurn(self, request: pb.TurnRequest, context: AsyncContext) -> pb.TurnReply:
+        name, turns = await self._of_steps(context)
+        if not request.wait_s >= 0 or request.number < 1:
+            await _invalid(
+                context, ValueError(f"{name} asked for turn {request.number} for {request.wait_s}")
+            )
+        step, reason = await turns.take(
+            name,
+            request.number,
+            request.epoch,
+            request.revocation,
+            min(request.wait_s, _LONGEST_POLL_S),
+        )
+        return pb.TurnReply(step=step, wait_reason=reason)
+
+    async def EndTurn(self, request: pb.EndTurnRequest, context: AsyncContext) -> pb.EndTurnReply:
+        name, turns = await self._of_steps(context)
+        if not 0 <= request.examples < math.inf or min(request.number, request.sequence) < 0:
+            await _invalid(context, ValueError(f"{name} ended a turn with {request}"))
+        made = None
+        if request.sequence:
+            made = Contribution(name, request.sequence, request.examples)
+        lease = name, ShardId(request.applied.shard), request.applied.attempt
+        accepted = turns.end(name, request.number, made, lease, last=request.last)
+        return pb.EndTurnReply(accepted=accepted)
+
     async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:
         try:
             with _valid():
@@ -251,6 +280,17 @@ class MasterService(MasterServicer):
         for server in range(len(self._gateway.orders.servers)):
             yield bulk_token(bulk_key(token, server), str(name))
 
+    async def _of_steps(self, context: AsyncContext) -> tuple[ProcessName, StepTurns]:
+        """The worker that calls, and the turns of a job that trains in steps."""
+        name, turns = _name(context), self._gateway.turns
+        if name.role is not Role.WORKER or turns is None:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{name} asked for a turn; expected a worker of a job with --sync",
+            )
+        self._gateway.sessions.heard(name)
+        return name, turns
+
     def _sources(self) -> Iterator[pb.Source]:
         for source in self._welcome.sources():
             yield pb.Source(
@@ -272,7 +312,7 @@ class MasterService(MasterServicer):
         )
 
 
-async def _invalid(context: AsyncContext, error: _InvalidMessage) -> NoReturn:
+async def _invalid(context: AsyncContext, error: Exception) -> NoReturn:
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 

@@ -124,6 +124,38 @@ void Admission::finish(const std::string& name, const PushStamp& stamp, Outcome&
   changed_.notify_all();
 }
 
+bool Admission::check_push(const std::string& name, const PushStamp& stamp) const {
+  Lock lock(mutex_);
+  if (stopped_) throw TransientError("the server is shutting down");
+  auto found = workers_.find(name);
+  if (found == workers_.end()) throw Refused(name + " has not greeted this server");
+  refuse_fenced(name, found->second);
+  if (stamp.session != found->second.pushes.session) throw Refused(name + " has connected anew since: this push came too late");
+  return stamp.sequence > found->second.pushes.sequence;
+}
+
+int64_t Admission::begin_step() {
+  Lock lock(mutex_);
+  while (gated() && !stopped_) changed_.wait_until(lock, opens_at_);
+  if (stopped_) throw TransientError("the server is shutting down");
+  ++under_way_;
+  return ++begun_ - step_base_;
+}
+
+int64_t Admission::finish_step(const std::vector<std::pair<std::string, PushStamp>>& pushes) {
+  Lock lock(mutex_);
+  for (const auto& [name, stamp] : pushes) {
+    Worker& worker = workers_[name];
+    // A worker may have several pushes in a step, in any order.
+    if (stamp.session != worker.pushes.session || stamp.sequence <= worker.pushes.sequence) continue;
+    worker.pushes = {stamp.session, stamp.sequence, stamp.applied, true};
+  }
+  --under_way_;
+  ++version_;
+  changed_.notify_all();
+  return version_;
+}
+
 Pushes Admission::fence(const std::string& name) {
   Lock lock(mutex_);
   Worker& worker = workers_[name];
@@ -161,6 +193,8 @@ void Admission::open() {
 // Fenced workers, and workers that never connected to this process, push nothing more. A worker whose next push waits
 // here already has skipped the missing ones: this server was away when they were made.
 std::string Admission::missing(const Sequences& admit_until) const {
+  // The master takes no cut between the servers of a step.
+  if (steps_) return under_way_ == 0 ? "" : "a step is under way";
   for (const auto& [name, number] : admit_until) {
     auto found = workers_.find(name);
     if (found == workers_.end()) continue;

@@ -14,6 +14,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace elasticdl::ps {
 
@@ -53,6 +55,9 @@ class Admission {
  public:
   using Seconds = std::chrono::duration<double>;
 
+  // `steps`: the master applies whole steps, so that a cut has no push to wait for.
+  explicit Admission(bool steps = false) : steps_(steps) {}
+
   // The optimizer's step of a push is its version minus `step_base`.
   void start(int64_t version, int64_t step_base);
   // Restores a worker's counts from a checkpoint. Only before the first push.
@@ -66,6 +71,14 @@ class Admission {
   // server stops, TransientError.
   Outcome admit(const std::string& worker, const PushStamp& stamp);
   void finish(const std::string& worker, const PushStamp& stamp, Outcome& outcome);
+
+  // Synchronous training, where pushes wait for their step (steps.h) and only steps change the model. False if the push
+  // was applied before. Throws Refused or, when the server stops, TransientError.
+  bool check_push(const std::string& worker, const PushStamp& stamp) const;
+  // Blocks while the gate is closed; returns the step's number for the optimizer. `finish_step` must follow.
+  int64_t begin_step();
+  // Counts one update and these pushes as applied. Returns the version.
+  int64_t finish_step(const std::vector<std::pair<std::string, PushStamp>>& pushes);
 
   // Refuses the worker from now on; returns its last push.
   Pushes fence(const std::string& worker);
@@ -104,6 +117,7 @@ class Admission {
   std::string missing(const Sequences& admit_until) const;
   int64_t staleness(const Worker& worker, int64_t told) const;
 
+  const bool steps_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, Worker> workers_;

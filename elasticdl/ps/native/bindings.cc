@@ -27,8 +27,9 @@ uint64_t random_instance() {
 // A server with its bulk plane, and the model under restoration before the server gets it.
 class Served {
  public:
-  Served(uint32_t server, uint32_t servers, const std::string& key, const std::string& certificate, const std::string& private_key)
-      : core({server, servers, key, random_instance(), server_tls(certificate, private_key)}), listener(core) {
+  Served(uint32_t server, uint32_t servers, const std::string& key, const std::string& certificate, const std::string& private_key,
+         bool steps)
+      : core({server, servers, key, random_instance(), server_tls(certificate, private_key), steps}), listener(core) {
     if (servers == 0 || server >= servers) throw UserError("server " + std::to_string(server) + " of " + std::to_string(servers));
   }
 
@@ -58,6 +59,12 @@ nb::object fence(Served& served, const std::string& worker) {
 }
 
 Sequences gate(Served& served, double timeout_s) { return served.core.admission().close(Admission::Seconds(timeout_s)); }
+
+int64_t apply_step(Served& served, int64_t number, const std::vector<std::tuple<std::string, int64_t, double>>& contributions) {
+  std::vector<Contribution> all;
+  for (const auto& [worker, sequence, examples] : contributions) all.push_back({worker, sequence, examples});
+  return served.core.apply_step(number, all);
+}
 
 nb::dict facts_of(const View& view) {
   const Model& model = view.model();
@@ -191,14 +198,15 @@ void bind_ps(nb::module_& m) {
   using namespace elasticdl::ps;
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Served>(m, "Server")
-      .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&>(), "server"_a, "servers"_a, "key"_a,
-           "certificate"_a = "", "private_key"_a = "")
+      .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&, bool>(), "server"_a, "servers"_a, "key"_a,
+           "certificate"_a = "", "private_key"_a = "", "steps"_a = false)
       .def("listen", [](Served& served, const std::string& host, int port) { return served.listener.listen(host, port); },
            "host"_a, "port"_a = 0, Released())
       .def("stop", [](Served& served) { served.listener.stop(); }, Released())
       .def("fence", &fence, "worker"_a)
       .def("gate", &gate, "timeout_s"_a, Released())
       .def("ungate", [](Served& served) { served.core.admission().open(); }, Released())
+      .def("apply_step", &apply_step, "number"_a, "contributions"_a, Released())
       .def("cut", &cut, "snapshot"_a, "admit_until"_a, "timeout_s"_a)
       .def("view", &view_facts, "snapshot"_a)
       .def("drop", [](Served& served, int64_t snapshot) { served.core.views().drop(snapshot); }, "snapshot"_a, Released())

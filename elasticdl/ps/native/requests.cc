@@ -148,18 +148,32 @@ bool Connection::push(wire::Cursor cursor) {
   if (request.sequence < 1) throw UserError("push number " + std::to_string(request.sequence) + ": numbers begin at 1");
 
   PushStamp stamp{session_, request.sequence, {request.shard, request.attempt, request.offset}, request.version};
-  Outcome outcome = server_.admission().admit(name_, stamp);
   auto begin = Clock::now();
   Statistics& statistics = server_.statistics();
+  Outcome outcome;
+  if (server_.facts().steps) {
+    Gradient gradient{stamp, static_cast<float>(request.learning_rate), {dense, dense + request.dense_count}, {}, {}};
+    for (size_t t = 0; t < counts.size(); ++t) {
+      gradient.ids.emplace_back(ids[t], ids[t] + counts[t]);
+      gradient.gradients.emplace_back(gradients[t], gradients[t] + counts[t] * model->spec().tables[t].dim);
+    }
+    outcome.repeated = !server_.steps().stage(name_, std::move(gradient));
+    outcome.version = server_.admission().version();
+  } else {
+    outcome = server_.admission().admit(name_, stamp);
+    begin = Clock::now();
+  }
   if (outcome.repeated) {
     ++statistics.repeated_pushes;
   } else {
-    OrDie applying;
-    const StepContext context{static_cast<float>(request.learning_rate), outcome.step};
-    if (request.dense_count > 0) model->apply_dense(dense, context);
-    for (size_t t = 0; t < counts.size(); ++t) model->apply_rows(t, ids[t], counts[t], gradients[t], context);
-    applying.succeeded = true;
-    server_.admission().finish(name_, stamp, outcome);
+    if (!server_.facts().steps) {
+      OrDie applying;
+      const StepContext context{static_cast<float>(request.learning_rate), outcome.step};
+      if (request.dense_count > 0) model->apply_dense(dense, context);
+      for (size_t t = 0; t < counts.size(); ++t) model->apply_rows(t, ids[t], counts[t], gradients[t], context);
+      applying.succeeded = true;
+      server_.admission().finish(name_, stamp, outcome);
+    }
     ++statistics.pushes;
     statistics.pushed_rows += sum(counts);
     statistics.pushed_bytes += header_.payload_bytes;

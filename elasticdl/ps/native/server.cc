@@ -27,6 +27,12 @@ std::shared_ptr<View> Server::cut(int64_t snapshot, const Sequences& admit_until
   return view;
 }
 
+int64_t Server::apply_step(int64_t number, const std::vector<Contribution>& contributions) {
+  auto model = this->model();
+  if (model == nullptr) throw TransientError("no step: this server has no parameters yet");
+  return steps_.apply(*model, number, contributions);
+}
+
 std::shared_ptr<View> Server::look() {
   auto model = this->model();
   if (model == nullptr) throw TransientError("this server has no parameters yet");

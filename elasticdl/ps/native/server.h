@@ -9,6 +9,7 @@
 #include "elasticdl/ps/native/admission.h"
 #include "elasticdl/ps/native/model.h"
 #include "elasticdl/ps/native/statistics.h"
+#include "elasticdl/ps/native/steps.h"
 #include "elasticdl/ps/native/views.h"
 #include "elasticdl/rpc/native/tls.h"
 
@@ -20,14 +21,16 @@ struct Facts {
   std::string key;  // from which the token of any worker at this server is derived
   uint64_t instance = 0;  // random
   TlsContext tls = nullptr;  // null: clear text
+  bool steps = false;     // synchronous training: see steps.h
 };
 
 class Server {
  public:
-  explicit Server(Facts facts) : facts_(std::move(facts)) {}
+  explicit Server(Facts facts) : facts_(std::move(facts)), admission_(facts_.steps) {}
 
   const Facts& facts() const { return facts_; }
   Admission& admission() { return admission_; }
+  Steps& steps() { return steps_; }
   Statistics& statistics() { return statistics_; }
   Views& views() { return views_; }
 
@@ -36,6 +39,8 @@ class Server {
   // False if the server had parameters already.
   bool give(std::shared_ptr<Model> model, int64_t version, int64_t step_base);
 
+  // One update of synchronous training: see Steps::apply.
+  int64_t apply_step(int64_t number, const std::vector<Contribution>& contributions);
   // With the gate closed. Idempotent: repeating a snapshot number returns the earlier result.
   std::shared_ptr<View> cut(int64_t snapshot, const Sequences& admit_until, Admission::Seconds timeout);
   // A private view of the present state: rows of a table are read from it.
@@ -46,6 +51,7 @@ class Server {
   std::mutex mutex_;
   std::shared_ptr<Model> model_;
   Admission admission_;
+  Steps steps_{admission_};
   Views views_;
   Statistics statistics_;
 };

@@ -68,8 +68,8 @@ class _Held:
     version: int = 0
     losses: list[float] = field(default_factory=list)
     bad: int = 0
-    bad_ahead: int = 0
-    """Bad records of the batch after `offset`, which is not reported as done yet."""
+    bad_ahead: dict[int, int] = field(default_factory=dict)
+    """Bad records of batches that are not reported as done yet, by the begin of the batch."""
     ahead_changed: bool = False
     bad_examples: tuple[str, ...] = ()
     metrics: Mapping[str, MetricState] = field(default_factory=dict)
@@ -93,8 +93,9 @@ class _Held:
         if advance.loss is not None:
             self.losses.append(advance.loss)
         self.bad = self.bad + advance.bad if advance.bad_so_far is None else advance.bad_so_far
-        # The advance includes the batch that was foretold.
-        self.bad_ahead, self.ahead_changed = 0, False
+        self.bad_ahead = {
+            begin: bad for begin, bad in self.bad_ahead.items() if begin >= advance.offset
+        }
         self.bad_examples = (self.bad_examples + advance.bad_examples)[:3]
         self.metrics = advance.metrics or self.metrics
         self.done = self.done or advance.done
@@ -106,10 +107,14 @@ class _Held:
         Bad records ahead of `offset` come as a separate report, after what is done.
         """
         reports = [self._progress()] if self.changed else []
-        if self.bad_ahead and (self.changed or self.ahead_changed) and not self.closed:
-            applied = Applied(self.shard.id, self.lease.attempt, self.offset)
-            bad = self.bad + self.bad_ahead
-            reports.append(Progress(self.lease.task, applied, self.version, bad_records=bad))
+        if (self.changed or self.ahead_changed) and not self.closed:
+            bad = self.bad
+            for begin, more in sorted(self.bad_ahead.items()):
+                bad += more
+                applied = Applied(self.shard.id, self.lease.attempt, begin)
+                reports.append(
+                    Progress(self.lease.task, applied, self.version, bad_records=bad, ahead=True)
+                )
         self.changed = self.ahead_changed = False
         return reports
 
@@ -222,16 +227,18 @@ class Outbox:
         if advance.done:
             self.urgent.set()
 
-    def foretell_bad(self, lease: Lease, bad: int) -> None:
-        """Report the number of bad records in the lease's next batch, which is not done yet.
+    def foretell_bad(self, lease: Lease, bad: int, begin: int | None = None) -> None:
+        """Report the number of bad records in a batch of the lease that is not done yet.
 
+        It begins at `begin`; None: where what is done ends.
         Nothing is reported of a lease that ended or is void.
         """
         assert lease.shard is not None
         with self._lock:
             held = self._held.get((lease.shard.id, lease.attempt))
             if held is not None and not held.done and not held.closed:
-                held.bad_ahead, held.ahead_changed = bad, True
+                held.bad_ahead[held.offset if begin is None else begin] = bad
+                held.ahead_changed = True
 
     def arrival(self) -> threading.Event:
         """An event that is set when the master knows everything added before this call."""

@@ -44,6 +44,8 @@ class Loaded:
     lookups: Lookups | None = None
     pulled: Pulled | None = None
     asked_at_s: float = 0.0
+    turn: int = 0
+    """Its number, in a synchronous step."""
 
     @property
     def ready(self) -> tuple[Lookups, Pulled]:

@@ -16,6 +16,7 @@ from elasticdl.rpc.conversation import (
     RingGeneration,
     RingSave,
     Servers,
+    Settled,
     TellState,
 )
 from elasticdl.worker.process.shutdown import Done, Draining, Shutdown
@@ -40,13 +41,16 @@ class Orders:
         revoke: Callable[[int], None],
         ring: Callable[[RingGeneration | RingSave | RingDrop], None],
         tell_state: Callable[[], None],
+        settled: Callable[[Settled], None] = lambda order: None,
     ) -> None:
+        """`settled` hears what became of pushes in synchronous steps."""
         self._orders = orders
         self._move = move
         self._shutdown = shutdown
         self._revoke = revoke
         self._ring = ring
         self._tell_state = tell_state
+        self._settled = settled
 
     def start(self) -> None:
         """Start the thread."""
@@ -73,6 +77,8 @@ class Orders:
                 self._move(addresses)
             case RingGeneration() | RingSave() | RingDrop():
                 self._ring(order)
+            case Settled():
+                self._settled(order)
             case TellState():
                 self._tell_state()
             case Finish():

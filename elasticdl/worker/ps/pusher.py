@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from elasticdl.clock import Clock
@@ -17,10 +18,11 @@ from elasticdl.shard import Applied
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Advance
-from elasticdl.worker.pipeline.trainer import Loaded
+from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
 from elasticdl.worker.process.shutdown import Failed
 from elasticdl.worker.ps.staleness_limit import StalenessLimit
+from elasticdl.worker.ps.turns import Turns
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.step import StepOutcome
@@ -55,7 +57,10 @@ class Pusher:
         context: WorkerContext,
         staleness_limit: StalenessLimit,
         clock: Clock,
+        turns: Turns | None = None,
     ) -> None:
+        """`turns`: pushes are gradients of synchronous steps."""
+        self._turns = turns
         self._parameters = parameters
         self._context = context
         self._staleness_limit = staleness_limit
@@ -68,7 +73,7 @@ class Pusher:
     @property
     def version(self) -> int:
         """The model's version in the last acknowledgement."""
-        return self._version
+        return self._version if self._turns is None else self._turns.version
 
     def start(self) -> None:
         """Start to push."""
@@ -98,6 +103,8 @@ class Pusher:
         try:
             while True:
                 match self._queue.get():
+                    case _Call(call) if self._turns is not None:
+                        self._turns.after_all(call)
                     case _Call(call):
                         call()
                     case Trained() as trained:
@@ -116,24 +123,44 @@ class Pusher:
         held = batch.held
         try:
             if batch.bad:
-                self._foretell_bad(held, batch.bad)
+                self._foretell_bad(held, batch)
             # Decided here, as late as possible: a revocation may have come since the step was
             # computed.
-            if not self._context.keeper.is_void(held):
+            if self._turns is not None:
+                self._push_in_turn(trained, self._turns)
+            elif not self._context.keeper.is_void(held):
                 if trained.outcome is not None:
                     self._push(trained, trained.outcome)
                 self._tell(trained)
         finally:
-            if trained.outcome is not None:
+            if trained.outcome is not None and self._turns is None:
                 self._staleness_limit.leave()
 
-    def _foretell_bad(self, held: HeldLease, bad: int) -> None:
+    def _push_in_turn(self, trained: Trained, turns: Turns) -> None:
+        """Push a gradient of a synchronous step; its records count when the step is applied."""
+        batch, outcome = trained.loaded.batch, trained.outcome
+        void = self._context.keeper.is_void(batch.held) or turns.has_failed(batch.held)
+        if outcome is None and not void:
+            turns.after_all(partial(self._tell, trained), batch)
+        elif outcome is not None and void:
+            turns.give_up(trained.loaded.turn, batch.held)
+        elif outcome is not None:
+            self._push(trained, outcome)
+            turns.end(
+                trained.loaded.turn,
+                self._sequence,
+                outcome.examples,
+                batch,
+                partial(self._tell, trained),
+            )
+
+    def _foretell_bad(self, held: HeldLease, batch: Batch) -> None:
         """Tell the master first, and wait until it knows.
 
         So it can tell bad records from trained ones in whatever a server has of this worker, at a
         checkpoint or after the worker's end. Raises Ended if this worker fails meanwhile.
         """
-        self._context.outbox.foretell_bad(held.lease, bad)
+        self._context.outbox.foretell_bad(held.lease, batch.bad, batch.end - batch.records)
         known = self._context.outbox.arrival()
         while not known.wait(LOOK_AGAIN_S) and not self._context.keeper.is_void(held):
             if isinstance(self._context.shutdown.reason, Failed):
@@ -172,7 +199,7 @@ class Pusher:
         batch = trained.loaded.batch
         loss = trained.outcome.loss if trained.outcome is not None else None
         advance = Advance(
-            batch.end, self._version, loss, batch.bad, batch.bad_examples, done=batch.last
+            batch.end, self.version, loss, batch.bad, batch.bad_examples, done=batch.last
         )
         self._context.gauges.count_records(batch.records)
         self._context.outbox.advance(batch.held.lease, advance)

@@ -1,10 +1,12 @@
-"""Asynchronous SGD through parameter servers; pull, step and push of successive batches overlap.
+"""SGD through parameter servers; pull, step and push of successive batches overlap.
 
 A pull is issued while at most `max_staleness` of this worker's own updates are in flight, so 0 is
 plain sequential SGD. With `adaptive` that many are allowed only while it saves enough time, and
 none otherwise. Updates of others are not waited for. But a step that took unusually long (it traced
 the model, or the machine was busy) is recomputed on newer parameters, since its gradients would be
 hundreds of versions stale.
+
+In synchronous steps a worker first takes a turn, then pulls, computes and pushes (`turns.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.process.shutdown import NonFinite
 from elasticdl.worker.ps.pusher import Pusher, Trained
 from elasticdl.worker.ps.staleness_limit import StalenessLimit
+from elasticdl.worker.ps.turns import Turns
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.step import Lookups, StepOutcome
@@ -91,7 +94,10 @@ class PsTrainer:
         context: WorkerContext,
         bounds: Bounds,
         clock: Clock | None = None,
+        turns: Turns | None = None,
     ) -> None:
+        """`turns`: train in synchronous steps."""
+        self._turns = turns
         self._step = step
         self._parameters = parameters
         self._context = context
@@ -101,7 +107,7 @@ class PsTrainer:
         self._staleness_limit = StalenessLimit(
             context.shutdown, context.gauges, bounds.max_staleness, adaptive=bounds.adaptive
         )
-        self._pusher = Pusher(parameters, context, self._staleness_limit, self._clock)
+        self._pusher = Pusher(parameters, context, self._staleness_limit, self._clock, turns)
         # A repeated step pulls from the loop's thread, while the loader may pull for the next one.
         self._one_pull = threading.Lock()
         self._tables = 0
@@ -147,6 +153,9 @@ class PsTrainer:
         wish = _PullRequest(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
         if not training:
             return Loaded(batch, lookups, self._frozen_pull(lookups.ids, wish))
+        if self._turns is not None:
+            # The step decides which version it needs: pulled when it is this worker's turn.
+            return Loaded(batch, lookups)
         with self._context.gauges.timed("staleness_wait_ms"):
             self._staleness_limit.enter()
         try:
@@ -160,6 +169,7 @@ class PsTrainer:
             raise
 
     def drop(self, loaded: Loaded) -> None:
+        # In synchronous steps nothing is pulled ahead.
         if loaded.pulled is not None and loaded.batch.held.lease.task is Task.TRAINING:
             self._staleness_limit.leave()
 
@@ -167,6 +177,8 @@ class PsTrainer:
         if not loaded.batch.computes:
             self._pusher.push(Trained(loaded))
             return None
+        if self._turns is not None:
+            return self._train_in_turn(loaded, self._turns)
         batch, nonfinite = loaded.batch, ""
         for again in range(self._bounds.max_nonfinite_steps):
             if again:
@@ -176,13 +188,43 @@ class PsTrainer:
                 self._pusher.push(Trained(loaded, outcome))
                 return outcome.loss
             nonfinite = outcome.nonfinite
-            _log.warning(
-                "step not applied: %s is not finite at %s (loss %r)",
-                nonfinite,
-                place_of(batch),
-                outcome.loss,
-            )
-        raise NonFinite(
+            self._tell_nonfinite(batch, outcome)
+        raise self._nonfinite(batch, nonfinite)
+
+    def _train_in_turn(self, loaded: Loaded, turns: Turns) -> float:
+        """Compute a gradient of a synchronous step, at the version that all of it has."""
+        batch = loaded.batch
+        with self._context.gauges.timed("turn_wait_ms"):
+            turn = turns.take(batch)
+        try:
+            assert loaded.lookups is not None
+            wish = _PullRequest(wanted=lambda: not self._context.keeper.is_void(batch.held))
+            pulled = self._pull(loaded.lookups.ids, wish)
+            loaded = replace(loaded, pulled=pulled, turn=turn)
+            nonfinite = ""
+            for _ in range(self._bounds.max_nonfinite_steps):
+                outcome = self._timed(loaded)
+                nonfinite = outcome.nonfinite
+                if not nonfinite:
+                    self._pusher.push(Trained(loaded, outcome))
+                    return outcome.loss
+                self._tell_nonfinite(batch, outcome)
+            raise self._nonfinite(batch, nonfinite)
+        except Exception:
+            turns.give_up(turn, batch.held)
+            raise
+
+    @staticmethod
+    def _tell_nonfinite(batch: Batch, outcome: StepOutcome) -> None:
+        _log.warning(
+            "step not applied: %s is not finite at %s (loss %r)",
+            outcome.nonfinite,
+            place_of(batch),
+            outcome.loss,
+        )
+
+    def _nonfinite(self, batch: Batch, nonfinite: str) -> NonFinite:
+        return NonFinite(
             f"{nonfinite} is NaN or infinite, {self._bounds.max_nonfinite_steps} times in a row, at"
             f" {place_of(batch)}",
             hint=(

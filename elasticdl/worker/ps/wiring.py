@@ -24,6 +24,7 @@ from elasticdl.worker.pipeline.loop import Loop, TaskRunner
 from elasticdl.worker.pipeline.prefetch import Prefetch
 from elasticdl.worker.pipeline.reading import Feeding, ShardReading, Sources
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
+from elasticdl.worker.ps.turns import Turns
 from elasticdl.worker.tasks.callback_files import CallbackFiles
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
 from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
@@ -87,15 +88,21 @@ class Worker:
         return given
 
 
-def assemble(assignment: Assignment, parameters: Parameters, context: WorkerContext) -> Worker:
+def assemble(
+    assignment: Assignment,
+    parameters: Parameters,
+    context: WorkerContext,
+    turns: Turns | None = None,
+) -> Worker:
     """Load the user's module, build the model and all stages.
 
-    Raises UserError for any mistake in the module.
+    `turns`: train in synchronous steps. Raises UserError for any mistake in the module.
     """
     module = load_module(assignment.spec.model)
     sources = sources_of(assignment, module)
     ps_model, step = _model(assignment, module, sources)
-    return put_together(Pieces(assignment, module, sources, ps_model, step), parameters, context)
+    pieces = Pieces(assignment, module, sources, ps_model, step)
+    return put_together(pieces, parameters, context, turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,9 @@ class Pieces:
     step: CompiledStep
 
 
-def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext) -> Worker:
+def put_together(
+    pieces: Pieces, parameters: Parameters, context: WorkerContext, turns: Turns | None = None
+) -> Worker:
     """Build all stages around a model and its step.
 
     Raises UserError for a mistake in the module's callbacks.
@@ -121,7 +130,7 @@ def put_together(pieces: Pieces, parameters: Parameters, context: WorkerContext)
         pieces.ps_model,
         pieces.step,
     )
-    trainer = PsTrainer(step, parameters, context, _bounds(assignment.spec, ps_model))
+    trainer = PsTrainer(step, parameters, context, _bounds(assignment.spec, ps_model), turns=turns)
     callbacks = _callbacks(pieces, trainer, context)
     tasks: Mapping[Task, TaskRunner] = {
         Task.TRAINING: TrainingTask(trainer, callbacks),

@@ -29,6 +29,8 @@ def lease_obligations(
             case Stage.CLOSING:
                 closing.append(held)
     for worker, leases in by_worker.items():
+        if ledger is context.work and context.waits_for_others(worker):
+            continue
         yield _lease(context, ledger.task, worker, leases)
     if settling:
         servers = context.server_names()

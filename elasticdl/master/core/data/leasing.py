@@ -95,8 +95,10 @@ class Leasing:
 
     def _next(self, process: Process) -> Lease | str:
         """The best lease for that worker, or why there is none."""
-        if self.leases_of(process.name) >= LEASES_PER_WORKER:
-            return f"{process.name} already has {LEASES_PER_WORKER} leases"
+        # The last minibatches of a lease may wait for their step, and the step for further ones.
+        most = LEASES_PER_WORKER + self._context.spec.slots
+        if self.leases_of(process.name) >= most:
+            return f"{process.name} already has {most} leases"
         if away := self._context.servers_away():
             return f"waiting for parameter servers: {away}"
         return (
@@ -104,6 +106,7 @@ class Leasing:
             self._evaluation.lease(process.name)
             or self._work_lease(process.name)
             or self._export_lease(process.name)
+            or (self._has_revoked(process.name) and "its revoked shards are not back yet")
             or self.idle_reason()
         )
 
@@ -125,8 +128,19 @@ class Leasing:
         work = self._context.work
         if work is None or self._context.phase is not Phase.WORKING:
             return None
+        if self._has_revoked(worker):
+            return None
         held = work.take(worker, self._context.now_s)
         return work.lease(held) if held else None
+
+    def _has_revoked(self, worker: ProcessName) -> bool:
+        """Whether revoked shards of a worker are not back yet.
+
+        It gets no new ones before: a push of a later lease says that all earlier ones are trained
+        (`pieces.reached`).
+        """
+        held_by = self._context.work.held_by(worker) if self._context.work else ()
+        return any(held.stage is Stage.CLOSING for held in held_by)
 
     def _export_lease(self, worker: ProcessName) -> Lease | None:
         export = self._context.export
@@ -241,6 +255,9 @@ class Leasing:
                 else self._evaluation.why_not_found(event.worker, event.applied)
             )
             self._context.drop(cause, event.worker, event)
+            return 0
+        if event.ahead:
+            work.foretell(held, event.applied.offset, event.bad_records)
             return 0
         self._check_offset(event, held)
         self._context.acknowledged_version = max(self._context.acknowledged_version, event.version)
@@ -477,6 +494,8 @@ class Leasing:
         current, work = self._evaluation.round, self._context.work
         for ledger in (work, current.ledger if current else None):
             held = ledger.held_by(name) if ledger else []
+            if ledger is work and self._context.waits_for_others(name):
+                continue
             limits += [
                 self.pace.limit_s(ledger.task, one.piece.shard.records, warm=warm)
                 for one in held

@@ -295,19 +295,28 @@ class Ledger:
     def advance(self, held: HeldShard, offset: int, bad: int) -> int:
         """Book the first `offset` records of a holding as done; return how many are new.
 
-        `bad` of this attempt's records could not be read; repeated reports count once. If `bad`
-        grows without new records, the new ones are in the next batch.
+        `bad` of this attempt's records could not be read; repeated reports count once.
         """
         gained = max(0, min(offset, held.piece.shard.records) - held.offset)
-        # Each bad record is one of the new records; a count beyond them belongs to the next batch.
+        # Each bad record is one of the new records.
         new_bad = max(0, min(bad - held.bad, gained))
-        # A cut may include that batch before its report arrives; `bad_until` then needs the count.
-        held.bad_ahead = 0 if gained else max(0, bad - held.bad)
         held.offset += gained
+        held.bad_ahead = {
+            begin: count for begin, count in held.bad_ahead.items() if begin >= held.offset
+        }
         held.bad += new_bad
         if self.keeps_progress:
             self._settle_records(held, gained, new_bad)
         return gained
+
+    @staticmethod
+    def foretell(held: HeldShard, begin: int, bad: int) -> None:
+        """Note that the batch from `begin` brings the bad records of this attempt to `bad`.
+
+        A cut, or the servers' answers about a lost worker, may include it before it is reported.
+        """
+        # A new reporter of a ring may know less of the lease than is booked.
+        held.bad_ahead[max(begin, held.offset)] = bad
 
     def finish(self, held: HeldShard) -> bool:
         """Finish a holding whose worker says that it is done.

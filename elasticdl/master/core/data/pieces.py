@@ -55,8 +55,8 @@ class HeldShard:
     """A piece that one worker holds.
 
     `offset` is what it reported, `bad` the bad records of this attempt up to there. `bad_ahead`
-    counts those of the batch after `offset`: a worker reports them before any server has that
-    batch.
+    has, by the begin of each later batch with bad records, their number with that batch: a worker
+    reports them before any server has the batch.
     """
 
     piece: Piece
@@ -64,12 +64,13 @@ class HeldShard:
     since_s: float
     offset: int
     bad: int = 0
-    bad_ahead: int = 0
+    bad_ahead: dict[int, int] = field(default_factory=dict)
     stage: Stage = Stage.LEASED
 
     def bad_until(self, offset: int) -> int:
         """Bad records of this attempt up to `offset`, which must not be below the reported one."""
-        return self.bad + (self.bad_ahead if offset > self.offset else 0)
+        ahead = (bad for begin, bad in self.bad_ahead.items() if begin < offset)
+        return max((self.bad, *ahead))
 
 
 def reached(

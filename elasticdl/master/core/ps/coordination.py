@@ -161,8 +161,8 @@ class PsCoordination:
         return None
 
     def waits_for(self) -> Mapping[Awaited, str]:
-        idle = self._why_idle()
-        return {Awaited.WORK: idle} if idle else {}
+        idle, delay = self._why_idle(), self._context.step_delay
+        return ({Awaited.WORK: idle} if idle else {}) | ({Awaited.STEP: delay} if delay else {})
 
     def _why_idle(self) -> str:
         """Why a ready worker has nothing to do.

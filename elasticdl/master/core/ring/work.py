@@ -267,7 +267,10 @@ class RingWork:
             self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
         elif applied.offset <= held.offset and event.bad_records <= held.bad:
             self._context.drop(DropCause.REPEATED_REPORT, event.worker, event)
-        gained += work.advance(held, min(applied.offset, handed_out), event.bad_records)
+        if event.ahead:
+            work.foretell(held, applied.offset, event.bad_records)
+        else:
+            gained += work.advance(held, min(applied.offset, handed_out), event.bad_records)
         for held in [held for held in self._open if held.offset == held.piece.shard.records]:
             work.finish(held)
             self._open.remove(held)

@@ -1,0 +1,221 @@
+"""Synchronous steps: long polls for turns, and the servers that apply each complete step.
+
+`core/ps/steps.py` decides. A step is applied on all servers before a turn of the next one is given,
+so every gradient of a step is computed at the same version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.errors import ElasticDLError
+from elasticdl.master.core.events import GradientDropped, StepDelayed
+from elasticdl.master.core.ps.steps import Contribution, LeasePart, Outlook, Steps
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.gateway.order_streams import OrderStreams
+from elasticdl.master.gateway.ps_registry import PsRegistry, Server
+from elasticdl.rpc.conversation import Settled
+from elasticdl.rpc.retry import delay_s
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPT_S = 10.0
+_DROPS_KEPT = 64
+"""Dropped pushes per worker to repeat on a new order stream, more than can be in flight."""
+_DELAYED_S = 2.0
+"""A step that stays open for longer is announced with its reason."""
+
+
+@dataclass(slots=True)
+class _Outcomes:
+    """What became of a worker's pushes."""
+
+    through: int = 0
+    version: int = 0
+    dropped: deque[int] = field(default_factory=lambda: deque(maxlen=_DROPS_KEPT))
+
+
+@final
+class StepTurns:
+    """Use it from one event loop."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        outlook: Callable[[], Outlook],
+        queue: EventQueue,
+        registry: PsRegistry,
+        orders: OrderStreams,
+        between_steps: asyncio.Lock,
+    ) -> None:
+        """`between_steps` is held while a step is applied: no cut and no fence sees half of one."""
+        self._steps = steps
+        self._outlook = outlook
+        self._queue = queue
+        self._registry = registry
+        self._orders = orders
+        self._between_steps = between_steps
+        self._waiting: dict[ProcessName, tuple[int, asyncio.Future[int]]] = {}
+        self._revocations: dict[ProcessName, int] = {}
+        self._barred: set[ProcessName] = set()
+        """Workers whose leases are about to be revoked: a gradient of theirs was dropped."""
+        self._outcomes: dict[ProcessName, _Outcomes] = {}
+        self._delay = StepDelayed(0.0)
+        self._opened_s = queue.at_s()
+
+    # calls of workers
+
+    async def take(
+        self, worker: ProcessName, number: int, epoch: int, revocation: int, wait_s: float
+    ) -> tuple[int, str]:
+        """Wait for turn `number` of a worker. Returns its step, or 0 and why there is none yet."""
+        if worker in self._barred or revocation < self._revocations.get(worker, 0):
+            return 0, "its lease was revoked"
+        if self._steps.has_turn(worker, number):
+            return self._steps.step, ""  # The first answer was lost on its way.
+        self._end_poll(worker)
+        poll = asyncio.get_running_loop().create_future()
+        self._waiting[worker] = number, poll
+        self._steps.ask(worker, number, epoch)
+        self.decide()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    # The timeout must not cancel a turn that is given at the same moment.
+                    await asyncio.shield(poll)
+            if poll.done():
+                return poll.result(), "" if poll.result() else "superseded by a newer request"
+            return 0, self._steps.why_open(self._outlook()) or "the step before is being applied"
+        finally:
+            if self._waiting.get(worker) == (number, poll):
+                del self._waiting[worker]
+                self._steps.withdraw(worker)
+
+    def end(
+        self,
+        worker: ProcessName,
+        number: int,
+        contribution: Contribution | None,
+        lease: LeasePart,
+        *,
+        last: bool,
+    ) -> bool:
+        """End a turn; without a number, only the lease ends. See `Steps.end`."""
+        accepted = number == 0 or self._steps.end(worker, number, contribution, lease)
+        if not accepted and contribution is not None:
+            self._drop(worker, "its gradient came too late for its step")
+        elif last and worker not in self._barred:
+            self._steps.read(lease)
+        self.decide()
+        return accepted
+
+    # calls of the driver
+
+    def revoked(self, worker: ProcessName, revocation: int) -> None:
+        """The core voids the leases of a worker: its gradients of the open step are void, too."""
+        self._revocations[worker] = revocation
+        self._barred.discard(worker)
+        self._settle_dropped(worker, self._steps.remove(worker))
+        self._end_poll(worker)
+        self.decide()
+
+    def leave(self, worker: ProcessName) -> None:
+        """Forget a worker that has ended or was given up."""
+        self._steps.forget(worker)
+        self._end_poll(worker)
+        self._revocations.pop(worker, None)
+        self._outcomes.pop(worker, None)
+        self._barred.discard(worker)
+        self.decide()
+
+    def server_changed(self) -> None:
+        """A server has ended or was replaced, with its part of the open step's gradients."""
+        for worker in sorted(self._steps.involved()):
+            self._settle_dropped(worker, self._steps.remove(worker))
+            self._drop(worker, "a parameter server ended in the middle of its step")
+        self.decide()
+
+    def decide(self) -> None:
+        """Give turns, and apply the step if it is complete. Call it after every change."""
+        outlook = self._outlook()
+        self._steps.prune(lease.part for lease in outlook.leases)
+        for turn in self._steps.give(outlook):
+            _, poll = self._waiting.pop(turn.worker)
+            poll.set_result(turn.step)
+        complete = self._steps.complete(outlook)
+        if complete:
+            self._queue.spawn(f"step {self._steps.step}", self._apply(complete))
+
+    def tick(self) -> None:
+        """Tell the core what a step waits for if it stays open for long."""
+        now_s, open_s = self._queue.at_s(), self._queue.at_s() - self._opened_s
+        outlook = self._outlook()
+        why = self._steps.why_open(outlook) if open_s >= _DELAYED_S else ""
+        missing = tuple(sorted(self._steps.missing(outlook))) if why else ()
+        if (why, missing) != (self._delay.reason, self._delay.missing):
+            self._delay = StepDelayed(now_s, why, missing)
+            self._queue.post(self._delay)
+
+    # steps
+
+    async def _apply(self, contributions: Sequence[Contribution]) -> None:
+        async with self._between_steps:
+            step = self._steps.step
+            versions = await asyncio.gather(
+                *(self._apply_at(one, step, contributions) for one in self._registry.attached())
+            )
+        version = min((one for one in versions if one is not None), default=0)
+        self._opened_s = self._queue.at_s()
+        for one in self._steps.applied():
+            outcomes = self._outcomes.setdefault(one.worker, _Outcomes())
+            outcomes.through = max(outcomes.through, one.sequence)
+            outcomes.version = max(outcomes.version, version)
+        for worker in dict.fromkeys(one.worker for one in contributions):
+            self._publish(worker)
+        self.decide()
+
+    async def _apply_at(
+        self, server: Server, step: int, contributions: Sequence[Contribution]
+    ) -> int | None:
+        """Apply a step at one server; None if the server is gone."""
+        named = [(str(one.worker), one.sequence, one.examples) for one in contributions]
+        attempt = 0
+        while not server.gone.is_set():
+            attempt += 1
+            try:
+                return await server.control.apply_step(step, named, timeout_s=_ATTEMPT_S)
+            except ElasticDLError as error:
+                _LOG.warning("step %d at %s, attempt %d: %s", step, server.name, attempt, error)
+            await server.gone_within(delay_s(attempt))
+        return None
+
+    def _drop(self, worker: ProcessName, why: str) -> None:
+        """Have the core take the leases of a worker back: their records are trained again."""
+        if worker not in self._barred:
+            self._barred.add(worker)
+            self._queue.post(GradientDropped(self._queue.at_s(), worker, why))
+
+    def _settle_dropped(self, worker: ProcessName, sequences: Sequence[int]) -> None:
+        if not sequences:
+            return
+        outcomes = self._outcomes.setdefault(worker, _Outcomes())
+        outcomes.through = max(outcomes.through, *sequences)
+        outcomes.dropped.extend(sequences)
+        self._publish(worker)
+
+    def _publish(self, worker: ProcessName) -> None:
+        outcomes = self._outcomes.get(worker)
+        if outcomes is not None:
+            settled = Settled(outcomes.through, outcomes.version, tuple(outcomes.dropped))
+            self._orders.publish_settled(worker, settled)
+
+    def _end_poll(self, worker: ProcessName) -> None:
+        _, poll = self._waiting.pop(worker, (0, None))
+        if poll is not None and not poll.done():
+            poll.set_result(0)

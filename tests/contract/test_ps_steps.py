@@ -1,0 +1,390 @@
+"""Synchronous steps on real servers: pushes wait, and the mean of those that are named is applied
+once, on every server, to the same bits whoever pushed what and when.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elasticdl.embedding.spec import (
+    DenseSpec,
+    OptimizerKind,
+    OptimizerSpec,
+    ParametersSpec,
+    TableSpec,
+)
+from elasticdl.errors import Refused
+from elasticdl.job import ModelSection
+from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.ps_model import PsModel
+from elasticdl.model.step import CompiledStep
+from elasticdl.rpc.parameters import Float32s, Int64s, Update
+from elasticdl.rpc.ps_client import ServerPool
+from elasticdl.shard import Applied, ShardId
+from tests.contract.ps_stage import LIMIT_S, ZERO, Stage, as_ids, rich_spec
+
+pytestmark = pytest.mark.contract
+
+SPEC = ParametersSpec(
+    optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
+    dense=(DenseSpec(path="w", shape=(6,)), DenseSpec(path="mean", shape=(3,), additive=True)),
+    tables=(TableSpec(name="t", dim=2, initializer=ZERO),),
+)
+FLOATS = 9
+Named = tuple[str, int, float]
+
+
+class SteppedStage(Stage):
+    """Servers of a job that trains in steps, with a client of each worker."""
+
+    def __init__(
+        self,
+        servers: int,
+        workers: int,
+        spec: ParametersSpec = SPEC,
+        values: Float32s | None = None,
+    ) -> None:
+        super().__init__(servers, steps=True)
+        self.pools = [self.pool(f"worker-{index}") for index in range(workers)]
+        if values is None:
+            values = np.zeros(spec.trainable_size + spec.additive_size, np.float32)
+        for pool in self.pools:
+            pool.initialise(spec, values, timeout_s=LIMIT_S)
+
+    def apply(self, number: int, *named: Named) -> list[int]:
+        return [server.apply_step(number, list(named)) for server in self.servers]
+
+    def dense(self) -> Float32s:
+        pulled = self.pools[0].pull([as_ids([])], timeout_s=LIMIT_S).dense
+        assert pulled is not None
+        return pulled
+
+    def weights(self, ps_model: PsModel) -> dict[str, Float32s]:
+        """All weights by the path that Keras gives them."""
+        tables = ps_model.parameters.tables
+        every = [as_ids(list(range(ROWS))) for _ in tables]
+        pulled = self.pools[0].pull(every, timeout_s=LIMIT_S)
+        assert pulled.dense is not None
+        found, begin = {}, 0
+        for spec in ps_model.parameters.dense:
+            found[spec.path] = pulled.dense[begin : begin + spec.size].reshape(spec.shape)
+            begin += spec.size
+        for rows in pulled.rows:
+            found["words/embeddings"] = rows
+        return found
+
+    def rows(self, ids: Sequence[int]) -> Float32s:
+        return self.pools[0].pull([as_ids(ids)], timeout_s=LIMIT_S).rows[0]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def stage(request: pytest.FixtureRequest) -> Iterator[SteppedStage]:
+    made = SteppedStage(request.param, 3)
+    yield made
+    made.close()
+
+
+def gradient(
+    sequence: int,
+    dense: float,
+    ids: Sequence[int] = (),
+    rows: float = 1.0,
+    applied: Applied | None = None,
+) -> Update:
+    return Update(
+        sequence=sequence,
+        applied=applied or Applied(ShardId(7), 0, 10 * sequence),
+        versions=(0,),
+        learning_rate=1.0,
+        dense=np.full(FLOATS, dense, np.float32),
+        ids=(as_ids(ids),),
+        gradients=(np.full((len(ids), 2), rows, np.float32),),
+    )
+
+
+def push(pool: ServerPool, update: Update, stage: Stage) -> None:
+    versions = update.versions * len(stage.servers)
+    pool.push(
+        Update(
+            update.sequence,
+            update.applied,
+            versions,
+            update.learning_rate,
+            update.dense,
+            update.ids,
+            update.gradients,
+        ),
+        timeout_s=LIMIT_S,
+    )
+
+
+def test_a_push_changes_nothing_until_its_step_is_applied(stage: SteppedStage) -> None:
+    push(stage.pools[0], gradient(1, 2.0, [5]), stage)
+    push(stage.pools[1], gradient(1, 4.0, [5, 6]), stage)
+    np.testing.assert_array_equal(stage.dense(), np.zeros(FLOATS))
+    versions = stage.apply(1, ("worker-0", 1, 10.0), ("worker-1", 1, 10.0))
+    assert versions == [1] * len(stage.servers)
+    # The additive part moves by the mean of the differences.
+    np.testing.assert_array_equal(stage.dense(), [-3.0] * 6 + [3.0] * 3)
+    # Id 5 has both gradients, id 6 only one; an id that is in none does not move.
+    np.testing.assert_array_equal(stage.rows([5, 6, 7]), [[-1, -1], [-0.5, -0.5], [0, 0]])
+
+
+def test_the_mean_is_weighted_by_examples(stage: SteppedStage) -> None:
+    push(stage.pools[0], gradient(1, 1.0), stage)
+    push(stage.pools[1], gradient(1, 5.0), stage)
+    stage.apply(1, ("worker-0", 1, 12.0), ("worker-1", 1, 4.0))
+    np.testing.assert_array_equal(stage.dense()[:6], [-2.0] * 6)
+
+
+def test_a_step_is_applied_once_however_often_it_is_ordered(stage: SteppedStage) -> None:
+    push(stage.pools[0], gradient(1, 1.0), stage)
+    for _ in range(3):
+        assert set(stage.apply(1, ("worker-0", 1, 1.0))) == {1}
+    np.testing.assert_array_equal(stage.dense()[:6], [-1.0] * 6)
+
+
+def test_a_push_that_is_not_named_is_forgotten(stage: SteppedStage) -> None:
+    push(stage.pools[0], gradient(1, 1.0), stage)
+    push(stage.pools[1], gradient(1, 100.0), stage)
+    stage.apply(1, ("worker-0", 1, 1.0))
+    # Named by mistake in the next step: it was computed for the one before.
+    stage.apply(2, ("worker-1", 1, 1.0))
+    np.testing.assert_array_equal(stage.dense()[:6], [-1.0] * 6)
+    assert stage.servers[0].version == 2
+
+
+def test_several_pushes_of_one_worker_are_in_one_step(stage: SteppedStage) -> None:
+    for sequence in (1, 2, 3):
+        push(stage.pools[0], gradient(sequence, float(sequence)), stage)
+    stage.apply(1, *(("worker-0", sequence, 1.0) for sequence in (3, 1, 2)))
+    np.testing.assert_array_equal(stage.dense()[:6], [-2.0] * 6)
+    known = stage.servers[0].fence("worker-0")
+    assert known is not None and known[1:] == (3, 7, 0, 30)
+
+
+def test_a_repeated_push_after_its_step_does_nothing(stage: SteppedStage) -> None:
+    push(stage.pools[0], gradient(1, 1.0), stage)
+    stage.apply(1, ("worker-0", 1, 1.0))
+    push(stage.pools[0], gradient(1, 1.0), stage)
+    stage.apply(2, ("worker-0", 1, 1.0))
+    np.testing.assert_array_equal(stage.dense()[:6], [-1.0] * 6)
+
+
+def test_a_fenced_worker_has_only_what_was_applied(stage: SteppedStage) -> None:
+    push(stage.pools[0], gradient(1, 1.0), stage)
+    stage.apply(1, ("worker-0", 1, 1.0))
+    push(stage.pools[0], gradient(2, 1.0), stage)
+    for server in stage.servers:
+        known = server.fence("worker-0")
+        assert known is not None and known[1] == 1
+    with pytest.raises(Refused, match="fenced"):
+        push(stage.pools[0], gradient(3, 1.0), stage)
+
+
+def test_a_cut_between_two_steps_has_no_push_that_waits(stage: SteppedStage) -> None:
+    push(stage.pools[0], gradient(1, 1.0), stage)
+    stage.apply(1, ("worker-0", 1, 1.0))
+    push(stage.pools[0], gradient(2, 1.0), stage)
+    for facts in stage.cut(1):
+        assert facts["version"] == 1
+        assert {name: known[1] for name, known in facts["workers"].items()} == {"worker-0": 1}
+
+
+def test_the_same_gradients_give_the_same_bits_in_any_order() -> None:
+    """Whoever pushed what, and when: sums are in the order of the data."""
+    spec, random_ = rich_spec(), np.random.default_rng(0)
+    size = spec.trainable_size + spec.additive_size
+    parts = [
+        (
+            Applied(ShardId(number % 3), 0, 10 * number + 10),
+            random_.standard_normal(size).astype(np.float32),
+            [as_ids(random_.permutation(20)[:8].tolist()) for _ in spec.tables],
+            random_.integers(1, 50),
+        )
+        for number in range(6)
+    ]
+    seen = set()
+    for seed in range(4):
+        choose = random.Random(seed)
+        stage = SteppedStage(1 + seed % 2, 3, spec)
+        try:
+            for number in range(1, 4):
+                order = list(parts)
+                choose.shuffle(order)
+                sequences, named = [0, 0, 0], list[Named]()
+                for applied, dense, ids, examples in order:
+                    worker = choose.randrange(3)
+                    sequences[worker] += 1
+                    sequence = 10 * number + sequences[worker]
+                    rows = [
+                        np.full((len(one), table.dim), dense[0], np.float32)
+                        for one, table in zip(ids, spec.tables, strict=True)
+                    ]
+                    versions = (0,) * len(stage.servers)
+                    stage.pools[worker].push(
+                        Update(sequence, applied, versions, 0.1, dense, tuple(ids), tuple(rows)),
+                        timeout_s=LIMIT_S,
+                    )
+                    named.append((f"worker-{worker}", sequence, float(examples)))
+                choose.shuffle(named)
+                stage.apply(number, *named)
+            all_ids = [as_ids(list(range(20))) for _ in spec.tables]
+            pulled = stage.pools[0].pull(all_ids, timeout_s=LIMIT_S)
+            assert pulled.dense is not None
+            seen.add(b"".join(one.tobytes() for one in (pulled.dense, *pulled.rows)))
+        finally:
+            stage.close()
+    assert len(seen) == 1
+
+
+def test_a_server_that_lost_its_pushes_leaves_them_out() -> None:
+    stage = SteppedStage(1, 2)
+    try:
+        push(stage.pools[0], gradient(1, 1.0), stage)
+        stage.apply(1, ("worker-0", 1, 1.0), ("worker-1", 9, 1.0))
+        np.testing.assert_array_equal(stage.dense()[:6], [-1.0] * 6)
+    finally:
+        stage.close()
+
+
+# The same as Keras
+
+MODULE = """
+import keras
+import tensorflow as tf
+from keras import layers
+
+def custom_model(rows):
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    x = keras.Input((3,), name="x")
+    e = layers.Flatten()(layers.Embedding(rows, 4, name="words")(ids))
+    h = layers.Dense(8, activation="tanh", name="hidden")(layers.Concatenate()([e, x]))
+    return keras.Model({"ids": ids, "x": x}, layers.Dense(1, name="out")(h))
+
+def loss(labels, predictions):
+    return tf.square(labels - predictions[:, 0])
+
+def optimizer(lr=0.1):
+    return OPTIMIZER
+
+def feed(dataset, mode, metadata): return dataset
+"""
+SLOTS, SIZE, STEPS = 4, 8, 12
+ROWS = SLOTS * SIZE * 2
+"""Each full step names every row once: rules for rows that are named twice, or not at all, differ
+from Keras (docs/reference/modules.md).
+"""
+
+
+def module_with(tmp_path: Path, optimizer: str) -> ModelModule:
+    (tmp_path / "made.py").write_text(MODULE.replace("OPTIMIZER", optimizer))
+    return load_module(ModelSection(model_zoo=str(tmp_path), model_def="made"))
+
+
+Batch = tuple[Int64s, Float32s, Float32s]
+
+
+def batches() -> list[Batch]:
+    """Minibatches of `SIZE` records in order; the last step has three, the last of them short."""
+    found, random_ = list[Batch](), np.random.default_rng(1)
+    for number in range(STEPS * SLOTS):
+        if number % SLOTS == 0:
+            every = random_.permutation(ROWS).reshape(SLOTS, SIZE, 2)
+        x = random_.standard_normal((SIZE, 3)).astype(np.float32)
+        labels = random_.standard_normal(SIZE).astype(np.float32)
+        found.append((every[number % SLOTS], x, labels))
+    ids, x, labels = found[-2]
+    return [*found[:-2], (ids[:3], x[:3], labels[:3])]
+
+
+def trained_by_keras(
+    module: ModelModule, start: dict[str, Float32s], every: Sequence[Batch]
+) -> dict[str, Float32s]:
+    """Plain Keras in float64, one batch of all records of a step at a time."""
+    import keras
+
+    keras.config.set_floatx("float64")
+    try:
+        model = module.custom_model(rows=ROWS)
+        for variable in model.trainable_variables:
+            variable.assign(start[variable.path])
+        model.compile(
+            optimizer=module.optimizer(), loss=lambda labels, out: tf.square(labels - out)
+        )
+        for begin in range(0, len(every), SLOTS):
+            ids, x, labels = (
+                np.concatenate(column) for column in zip(*every[begin : begin + SLOTS], strict=True)
+            )
+            model.train_on_batch(
+                {"ids": ids, "x": x.astype(np.float64)}, labels.astype(np.float64)[:, None]
+            )
+        return {one.path: np.asarray(one) for one in model.trainable_variables}
+    finally:
+        keras.config.set_floatx("float32")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("served", [False, True], ids=["dense", "embedding"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "keras.optimizers.SGD(0.1)",
+        "keras.optimizers.SGD(0.1, momentum=0.9)",
+        "keras.optimizers.Adagrad(0.1)",
+    ],
+)
+def test_steps_equal_plain_keras_on_the_same_records(
+    tmp_path: Path, optimizer: str, served: bool, workers: int, servers: int
+) -> None:
+    """Weights are float32 on servers, so 1e-6 is all that can be asked for."""
+    every = batches()
+    if served and "momentum" in optimizer:
+        # Only full steps name every row.
+        every = every[: len(every) // SLOTS * SLOTS]
+    module = module_with(tmp_path, optimizer)
+    ps_model = PsModel.build(
+        module, {"rows": ROWS}, threshold_bytes=0 if served else 1 << 30, seed=3, features=None
+    )
+    step = CompiledStep(ps_model, module)
+    stage = SteppedStage(servers, workers, ps_model.parameters, ps_model.dense())
+    try:
+        start = stage.weights(ps_model)
+        sequences = [0] * workers
+        for number, begin in enumerate(range(0, len(every), SLOTS), 1):
+            named = list[Named]()
+            for slot, (ids, x, labels) in enumerate(every[begin : begin + SLOTS]):
+                worker = slot % workers
+                features = {"ids": tf.constant(ids), "x": tf.constant(x)}
+                lookups = step.prepare(features, training=True)
+                pulled = stage.pools[worker].pull(list(lookups.ids), timeout_s=LIMIT_S)
+                outcome = step.train(features, tf.constant(labels), lookups, pulled)
+                sequences[worker] += 1
+                stage.pools[worker].push(
+                    Update(
+                        sequences[worker],
+                        Applied(ShardId(slot), 0, number),
+                        pulled.versions,
+                        outcome.learning_rate,
+                        outcome.dense,
+                        lookups.ids,
+                        outcome.gradients,
+                    ),
+                    timeout_s=LIMIT_S,
+                )
+                named.append((f"worker-{worker}", sequences[worker], outcome.examples))
+            stage.apply(number, *named)
+        mine, theirs = stage.weights(ps_model), trained_by_keras(module, start, every)
+    finally:
+        stage.close()
+    assert mine.keys() == theirs.keys()
+    for path, values in theirs.items():
+        np.testing.assert_allclose(mine[path], values, rtol=2e-6, atol=2e-7, err_msg=path)
+        assert np.abs(values - start[path]).max() > 1e-2, "nothing was learned"
