@@ -352,8 +352,8 @@ class JobSpec(_Section):
         return self.training.sync and self.action is Action.TRAIN and not self.trains_on_ring
 
     @property
-    def slots(self) -> int:
-        """Gradients in a synchronous step; 0 without such steps."""
+    def gradients_per_step(self) -> int:
+        """Gradients in a full synchronous step; 0 without such steps."""
         if not self.trains_in_steps:
             return 0
         training = self.training

@@ -315,7 +315,7 @@ class Master:
     def _turns(self, orders: OrderStreams) -> StepTurns:
         training = self._spec.training
         return StepTurns(
-            Steps(self._spec.slots, training.backup_workers),
+            Steps(self._spec.gradients_per_step, training.backup_workers),
             self.core.step_outlook,
             self.queue,
             self._registry,

@@ -199,7 +199,11 @@ class JobPreflight:
             seed=self.spec.data.seed,
             features=first.features,
         )
-        if self.spec.trains_in_steps and self.spec.slots > 1 and clips(ps_model.optimizer):
+        if (
+            self.spec.trains_in_steps
+            and self.spec.gradients_per_step > 1
+            and clips(ps_model.optimizer)
+        ):
             raise UserError(
                 f"--sync with {type(ps_model.optimizer).__name__}, which clips gradients here",
                 hint=(

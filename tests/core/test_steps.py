@@ -42,7 +42,7 @@ def test_a_step_is_complete_with_one_gradient_of_each_worker() -> None:
     assert [one.worker for one in steps.complete(view)] == [B, A, C]
 
 
-def test_a_fast_worker_does_not_take_the_slot_of_one_that_still_reads() -> None:
+def test_a_fast_worker_does_not_take_the_turn_of_one_that_still_reads() -> None:
     steps, view = Steps(2, 0), outlook(A, B)
     steps.ask(A, 1, 0)
     assert give(steps, view) == ["worker-0:1"]
@@ -55,7 +55,7 @@ def test_a_fast_worker_does_not_take_the_slot_of_one_that_still_reads() -> None:
     assert give(steps, view) == ["worker-1:1"]
 
 
-def test_one_worker_fills_all_slots() -> None:
+def test_one_worker_may_bring_all_gradients() -> None:
     steps, view = Steps(3, 0), outlook(A)
     for number in (1, 2, 3):
         steps.ask(A, number, 0)
@@ -131,7 +131,7 @@ def test_a_lost_worker_leaves_the_open_step_but_not_one_that_is_being_applied() 
     end(steps, A, 1)
     assert steps.remove(A) == [1]
     steps.ask(B, 2, 0)
-    assert give(steps, outlook(B)) == ["worker-1:2"], "another worker fills the slot"
+    assert give(steps, outlook(B)) == ["worker-1:2"], "another worker takes the turn"
     end(steps, B, 1)
     end(steps, B, 2)
     assert len(steps.complete(outlook(B))) == 2
@@ -169,8 +169,8 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.choose = choose = random.Random(seed)
-        self.slots, self.backups = choose.randint(1, 6), choose.choice((0, 0, 1, 2))
-        self.steps = Steps(self.slots, self.backups)
+        self.full, self.backups = choose.randint(1, 6), choose.choice((0, 0, 1, 2))
+        self.steps = Steps(self.full, self.backups)
         self.epochs, self.shards = choose.randint(1, 3), choose.randint(1, 8)
         self.size = choose.randint(1, 5)
         self.opened, self.returned = 0, deque[Shard]()
@@ -325,20 +325,20 @@ def test_every_minibatch_is_in_exactly_one_step_and_no_step_waits_for_ever(seed:
         pytest.fail(f"stuck at {world.steps.why_open(world.outlook())}")
     assert set(world.trained.values()) == {world.size}
     assert len(world.trained) == world.epochs * world.shards
-    assert max(size for _, size in world.sizes) <= world.slots
+    assert max(size for _, size in world.sizes) <= world.full
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_without_failures_an_epoch_has_as_many_steps_as_keras_has_batches(seed: int) -> None:
     world = World(seed)
     world.backups = 0
-    world.steps = Steps(world.slots, 0)
+    world.steps = Steps(world.full, 0)
     for _ in range(LIMIT):
         if world.done:
             break
         world.move()
     batches = world.shards * world.size
-    full, rest = divmod(batches, world.slots)
-    expected = [world.slots] * full + ([rest] if rest else [])
+    full, rest = divmod(batches, world.full)
+    expected = [world.full] * full + ([rest] if rest else [])
     for epoch in range(world.epochs):
         assert [size for of, size in world.sizes if of == epoch] == expected

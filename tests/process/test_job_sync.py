@@ -95,7 +95,7 @@ def weights(job: Job) -> tuple[NDArray[np.float64], float]:
     return seen[:, 0], float(seen[0, 1])
 
 
-def check_each_record_counts_once(job: Job, slots: int) -> int:
+def check_each_record_counts_once(job: Job, full: int) -> int:
     """Returns the number of steps."""
     rows, total = weights(job)
     # A step of n records gives n rows 1/n. Twice trained would be the sum of two such values.
@@ -103,7 +103,7 @@ def check_each_record_counts_once(job: Job, slots: int) -> int:
     np.testing.assert_allclose(rows * np.round(1.0 / rows), 1.0, rtol=1e-6)
     steps = counts / sizes
     assert (steps == np.round(steps)).all(), dict(zip(sizes, counts, strict=True))
-    assert sizes.max() == slots * SIZE
+    assert sizes.max() == full * SIZE
     assert total == pytest.approx(steps.sum())
     return int(steps.sum())
 
@@ -124,19 +124,19 @@ def test_a_killed_worker_costs_no_record_and_no_record_twice(
     code, output = job.finish()
     assert code == 0, output
     check_receipt(job)
-    steps = check_each_record_counts_once(job, slots=4)
+    steps = check_each_record_counts_once(job, full=4)
     # Only the end, and at most the wait for the lost worker's shards, has steps that are not full.
     assert RECORDS // (4 * SIZE) <= steps <= RECORDS // (4 * SIZE) + 8
     newest = checkpoints(job.directory)[-1]
     assert store.read_manifest(newest).version <= steps
 
 
-def test_more_slots_than_workers_give_the_same_steps(start_sync: Callable[..., Job]) -> None:
+def test_a_step_of_more_gradients_than_workers_is_full(start_sync: Callable[..., Job]) -> None:
     job = start_sync(num_workers=2, num_ps_pods=1, grads_to_wait=8)
     code, output = job.finish()
     assert code == 0, output
     check_receipt(job)
-    assert check_each_record_counts_once(job, slots=8) == RECORDS // (8 * SIZE)
+    assert check_each_record_counts_once(job, full=8) == RECORDS // (8 * SIZE)
 
 
 def test_a_step_does_not_wait_for_a_slow_worker_whose_records_others_train(
@@ -153,7 +153,7 @@ def test_a_step_does_not_wait_for_a_slow_worker_whose_records_others_train(
     code, output = job.finish()
     assert code == 0, output
     check_receipt(job)
-    check_each_record_counts_once(job, slots=2)
+    check_each_record_counts_once(job, full=2)
     log = (job.directory / "logs" / "worker-1.log").read_text()
     assert "a gradient came too late for its step" in log
     done = {

@@ -121,7 +121,7 @@ class Master:
         fences = Fences(roster, between_steps)
 
         def turns(orders: OrderStreams) -> StepTurns:
-            steps = Steps(plan.spec.slots, plan.spec.training.backup_workers)
+            steps = Steps(plan.spec.gradients_per_step, plan.spec.training.backup_workers)
             return StepTurns(
                 steps, self.state.step_outlook, self.inbox, roster, orders, between_steps
             )

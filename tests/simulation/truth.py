@@ -157,7 +157,7 @@ class Truth:
         epochs = {self._epochs[update.applied.shard] for update in updates}
         if len(epochs) > 1:
             self.violated(f"a step mixes the epochs {sorted(epochs)}")
-        if len(updates) > self._world.plan.spec.slots:
+        if len(updates) > self._world.plan.spec.gradients_per_step:
             self.violated(f"a step of {len(updates)} gradients")
         if self.server_deaths:
             return

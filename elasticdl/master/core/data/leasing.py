@@ -96,7 +96,7 @@ class Leasing:
     def _next(self, process: Process) -> Lease | str:
         """The best lease for that worker, or why there is none."""
         # The last minibatches of a lease may wait for their step, and the step for further ones.
-        most = LEASES_PER_WORKER + self._context.spec.slots
+        most = LEASES_PER_WORKER + self._context.spec.gradients_per_step
         if self.leases_of(process.name) >= most:
             return f"{process.name} already has {most} leases"
         if away := self._context.servers_away():

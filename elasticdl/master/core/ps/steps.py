@@ -1,10 +1,10 @@
 """Synchronous steps with parameter servers: which gradients make up a step.
 
-A step is the mean of a fixed number of gradients, the *slots*, all computed at one version. A
-worker takes a *turn* before it computes one, and ends it when every server has the gradient. The
-step is complete with the first `slots` gradients; with backup workers more turns are given than
-that. It also ends with fewer if no worker can add another: at the end of an epoch, or of the data.
-A step never mixes epochs.
+A step is the mean of a fixed number of gradients, all computed at one version. A worker takes a
+*turn* before it computes one, and ends it when every server has the gradient. The step is complete
+with the first gradients that come; with backup workers more turns are given than that. It also ends
+with fewer if no worker can add another: at the end of an epoch, or of the data. A step never mixes
+epochs.
 
 Nothing here is journaled: a new master starts new workers from the newest checkpoint.
 """
@@ -80,8 +80,9 @@ class _Ask:
 class Steps:
     """The open step. It decides from what workers say and from the `Outlook`; no I/O, no clock."""
 
-    def __init__(self, slots: int, backups: int) -> None:
-        self._slots = slots
+    def __init__(self, full: int, backups: int) -> None:
+        """`full`: gradients of a full step; `backups`: turns that it does not wait for."""
+        self._full = full
         self._backups = backups
         self.step = 1
         """Number of the open step."""
@@ -166,7 +167,7 @@ class Steps:
             return []
         given = []
         busy = self._busy(outlook)
-        limit = max(self._slots, min(self._slots + self._backups, len(busy)))
+        limit = max(self._full, min(self._full + self._backups, len(busy)))
         counts = Counter(worker for worker, _ in self._turns)
         if not self._turns:
             self._epoch = None
@@ -199,11 +200,11 @@ class Steps:
         made = [one for one in self._turns.values() if one is not None]
         if not made:
             return ()
-        if len(made) < self._slots:
+        if len(made) < self._full:
             computing = len(self._turns) > len(made)
             if computing or self._may_come(self._epoch, outlook) or self._eligible():
                 return ()
-        self._closing = tuple(made[: self._slots])
+        self._closing = tuple(made[: self._full])
         # Who still computes is too late.
         self._turns.clear()
         self._epoch = None
@@ -240,7 +241,7 @@ class Steps:
             for worker in sorted(self.missing(outlook))
         ] or ["shards of other workers are being leased again"]
         return (
-            f"step {self.step} has {len(made)} of {self._slots} gradients: {', '.join(missing[:4])}"
+            f"step {self.step} has {len(made)} of {self._full} gradients: {', '.join(missing[:4])}"
         )
 
     def _busy(self, outlook: Outlook) -> set[ProcessName]:
