@@ -1,6 +1,6 @@
-"""`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]`: by
-default all but quality, which takes half an hour, and kubernetes, which needs root and Go. Writes
-figures to bench/results/<name>.json.
+"""`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]
+[backup_workers]`: by default all but the last three. quality takes half an hour, and kubernetes needs
+root and Go. Writes figures to bench/results/<name>.json.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 DEFAULT = ("table", "server", "tls", "end_to_end", "ring", "page")
-NAMES = (*DEFAULT, "quality", "kubernetes")
+NAMES = (*DEFAULT, "quality", "kubernetes", "backup_workers")
 
 
 def main(names: list[str]) -> None:
