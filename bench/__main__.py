@@ -1,6 +1,6 @@
 """`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]
-[backup_workers]`: by default all but the last three. quality takes half an hour, and kubernetes needs
-root and Go. Writes figures to bench/results/<name>.json.
+[backup_workers]`: by default all but the last three. quality takes half an hour, and kubernetes
+needs root and Go. Writes figures to bench/results/<name>.json.
 """
 
 from __future__ import annotations

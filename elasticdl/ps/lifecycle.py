@@ -87,9 +87,16 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     guard.learn(attached.term)
     place = ServerPart(environment.name.index, attached.spec.cluster.num_ps_pods, attached.run)
     (key,) = attached.bulk_tokens
-    pem = (certified.certificate, certified.key) if certified is not None else ()
+    certificate = private_key = ""
+    if certified is not None:
+        certificate, private_key = certified.certificate, certified.key
     server = _native.Server(
-        place.server, place.servers, key, *pem, steps=attached.spec.trains_in_steps
+        place.server,
+        place.servers,
+        key,
+        certificate,
+        private_key,
+        steps=attached.spec.trains_in_steps,
     )
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
