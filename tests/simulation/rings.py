@@ -300,8 +300,11 @@ class Hub:
         self.newest = weights
         self.most_records = max(self.most_records, weights.records)
 
-    def restored(self, weights: Weights) -> None:
-        """All others are lost."""
+    def restored(self, weights: Weights, generation: int) -> None:
+        """This generation begins with these: all others are lost."""
+        if generation < self._generation:
+            return  # of a ring that is over: it did not run for a while
+        self._generation = generation
         self.newest = weights
         self.most_records = weights.records
 

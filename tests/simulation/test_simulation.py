@@ -26,8 +26,9 @@ FIXED = 40
 FOUND = {
     # A read ahead of its time gave way to a plan that waited for the reader.
     # A member that joined did not know the bad records of a shard that ended before. A step of bad
-    # records alone was told as the step before it, of another shard.
-    "ring": (18, 52, 115, 149, 3005961, 3006038),
+    # records alone was told as the step before it, of another shard. What a stopped member restored
+    # for a generation that was over was taken for the newest weights.
+    "ring": (18, 52, 115, 149, 3005961, 3006038, 21018117),
     # Training ended before the first step, and a last checkpoint of nothing was waited for. A first
     # push came to a server that had not met the worker, which no real one does.
     "ps": (49, 3005936),

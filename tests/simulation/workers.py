@@ -278,7 +278,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     def restore(directory: str) -> int:
         version, weights = world.disk.rings[directory] if directory else (0, Weights())
         exchange.load([weights])
-        world.hub.restored(weights)
+        world.hub.restored(weights, ring.generation)
         return int(version)
 
     rate = SimpleNamespace(set=lambda version, scale: None)
