@@ -32,6 +32,7 @@ from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.snapshots import CutLimits, Snapshots
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
@@ -192,11 +193,14 @@ class Stage:
         clock: Clock | None = None,
         limits: CutLimits = CutLimits(),
         certified: CertifiedKey | None = None,
+        *,
+        on_ring: bool = False,
     ) -> None:
         """`core`: another than the scripted one, such as a whole `JobState`; `clock`: another than
         one that stands still. `certified`: the master's; None: clear text.
         """
         self._certified = certified
+        self._on_ring = on_ring
         self.directory, self._limits = directory, limits
         self.core = core or ScriptedCore()
         self.journal = ListJournal()
@@ -222,7 +226,12 @@ class Stage:
         )
         fences = Fences(self.roster)
         self.gateway = ProcessGateway(
-            self.inbox, self.roster, fences, Task.TRAINING, lambda name: name.index < 9
+            self.inbox,
+            self.roster,
+            fences,
+            Task.TRAINING,
+            lambda name: name.index < 9,
+            RingCoordinator if self._on_ring else None,
         )
         self.cluster = FakeCluster()
         self.events = EventLog(self.directory / "events.jsonl", self.clock.wall_s())
