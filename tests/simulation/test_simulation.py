@@ -27,11 +27,16 @@ FOUND = {
     # A read ahead of its time gave way to a plan that waited for the reader.
     # A member that joined did not know the bad records of a shard that ended before. A step of bad
     # records alone was told as the step before it, of another shard. What a stopped member restored
-    # for a generation that was over was taken for the newest weights.
-    "ring": (18, 52, 115, 149, 3005961, 3006038, 21018117),
+    # for a generation that was over was taken for the newest weights. The last four: a killed
+    # worker was heard while its threads unwound, which no real one is.
+    "ring": (
+        *(18, 52, 115, 149, 3005961, 3006038, 21018117),
+        *(20004157, 20006730, 20007173, 20016280),
+    ),
     # Training ended before the first step, and a last checkpoint of nothing was waited for. A first
-    # push came to a server that had not met the worker, which no real one does.
-    "ps": (49, 3005936),
+    # push came to a server that had not met the worker, which no real one does. A worker dropped a
+    # revoked lease and was killed: its push of a later lease was taken to include the dropped one.
+    "ps": (49, 3005936, 20017477),
     # Bad records of several batches without an outcome; a lease of nothing but bad records behind
     # other leases; new leases while revoked ones were not back; a turn given up by a dead process.
     "sync": (3, 161, 241, 264, 1434),

@@ -138,7 +138,7 @@ def _run(world: World, running: Running, shutdown: Shutdown) -> None:
     except Exception as error:  # noqa: BLE001 - as `working.run`
         shutdown.fail(error)
     wind_down(works, link)  # type: ignore[arg-type]
-    if not running.process.dead:
+    if not running.process.dead:  # a killed one only unwinds, and is not heard
         world.truth.worker_ended(running.name, shutdown.reason)
 
 
