@@ -5,6 +5,7 @@ step, until it goes on or ends.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -354,6 +355,22 @@ def test_with_zero_seconds_it_only_says_what_it_waits_for(bench: type[Bench]) ->
     assert job.state.status().stall is not None
     assert not job.of(c.StopProcess)
     assert job.state.status().outcome is None
+
+
+def test_a_worker_that_works_on_another_shard_than_it_was_leased_gets_a_new_lease(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_workers=1, validation_data="v")
+    job.up()
+    job.train_all()
+    (cut,) = job.of(c.TakeSnapshot)
+    job.put(e.SnapshotCut(0, cut.snapshot, 8, {}))
+    lost = job.lease()
+    wait(job, S + 1)
+    tells(job, job.worker(0), replace(lost, attempt=lost.attempt + 7))
+    assert job.of(c.RevokeLeases), "it must drop what it works on"
+    again = job.lease()
+    assert (again.shard, again.attempt) == (lost.shard, lost.attempt + 1)
 
 
 def test_leases_that_only_one_side_knows_of_are_given_out_again(bench: type[Bench]) -> None:

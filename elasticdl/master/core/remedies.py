@@ -10,7 +10,7 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import Action
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.data.pieces import HeldShard, Stage
+from elasticdl.master.core.data.pieces import HeldShard
 from elasticdl.master.core.job_context import JobContext
 from elasticdl.master.core.obligation import LeaseKey
 from elasticdl.master.core.phases import Phases
@@ -92,16 +92,17 @@ class Remedies:
             self._say(
                 f"{name} works on shard {shards}, which it does not hold: revoking its leases"
             )
-            # Revoke all of them: which part of the worker's work is valid is unknown.
-            self._leasing.revoke(name, "the master does not know all of these leases")
         for ledger, held in missing:
             if ledger is self._context.work and self._context.spec.action is Action.TRAIN:
                 # The worker may have trained part of it. Only the servers know, and they report it
                 # when the worker is replaced.
                 self.replace(process, "it does not know a shard that it was leased")
                 return
-            if held.stage is Stage.LEASED:
-                ledger.give_back(held)
+            ledger.give_back(held)
+        if extra:
+            # Revoke the others, too: which part of the worker's work is valid is unknown. This
+            # comes last, because it takes back shards as well.
+            self._leasing.revoke(name, "the master does not know all of these leases")
 
     def _say(self, text: str) -> None:
         details = meaning(EventKind.FAILED)
