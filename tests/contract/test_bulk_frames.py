@@ -186,6 +186,10 @@ def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None
         ),
         (PUSH, struct.pack("<qqqqqdQIIQ", 0, 0, 0, 0, 0, 0.1, 0, 1, 0, 0), "push number 0"),
         (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 2**63, 1, 0, 0), "dense values"),
+        # Every fence and every cut would have to name it to the master.
+        (PUSH, struct.pack("<qqqqqdQIIQ", 1, -1, 0, 0, 0, 0.1, 0, 1, 0, 0), "shard -1"),
+        (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, -1, 0, 0, 0.1, 0, 1, 0, 0), "attempt -1"),
+        (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, 0, -1, 0, 0.1, 0, 1, 0, 0), "offset -1"),
         (ROWS, struct.pack("<qIIQQ", -1, 7, 0, 0, 10), "there is no table 7"),
         (INITIALISE, struct.pack("<qQQ", 0, 2**63, 0), "makes no sense"),
         (INITIALISE, struct.pack("<qQQ", 0, 8, 0) + b"\xff" * 8, "before what its counts say"),

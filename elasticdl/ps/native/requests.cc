@@ -146,7 +146,11 @@ bool Connection::push(wire::Cursor cursor) {
   cursor.end();
   if (session_ == 0) throw UserError("this connection does not push");
   if (request.sequence < 1) throw UserError("push number " + std::to_string(request.sequence) + ": numbers begin at 1");
-
+  // The server names it to the master in every later cut and fence, also when the worker is gone.
+  if (request.shard < 0 || request.attempt < 0 || request.offset < 0) {
+    throw UserError("a push of shard " + std::to_string(request.shard) + ", attempt " + std::to_string(request.attempt) + ", offset " +
+                    std::to_string(request.offset) + ": expected numbers from 0");
+  }
   PushStamp stamp{session_, request.sequence, {request.shard, request.attempt, request.offset}, request.version};
   auto begin = Clock::now();
   Statistics& statistics = server_.statistics();
