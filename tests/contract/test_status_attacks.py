@@ -213,6 +213,23 @@ def test_a_session_does_not_outlive_its_master_and_the_oldest_makes_room(tmp_pat
     asyncio.run(story())
 
 
+def test_viewers_who_sign_in_again_and_again_sign_no_owner_out(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            staged(tmp_path) as stage,
+            browser(stage, cookie_jar=aiohttp.DummyCookieJar()) as session,
+        ):
+            async with session.post("/session", json={"token": TOKEN}) as answer:
+                cookie = answer.headers["Set-Cookie"].partition(";")[0]
+            for _ in range(access.MOST_SESSIONS + 1):
+                async with session.post("/session", json={"token": viewer_token(TOKEN)}) as answer:
+                    assert answer.status == 204
+            async with session.get("/api/v1/status", headers={"Cookie": cookie}) as answer:
+                assert answer.status == 200
+
+    asyncio.run(story())
+
+
 def test_cookies_of_two_jobs_on_one_machine_do_not_meet() -> None:
     assert access.AccessGuard("one").cookie_name != access.AccessGuard("two").cookie_name
 

@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 MOST_BODY_BYTES = 64 << 10
 MOST_SESSIONS = 256
-"""The oldest session ends when one more begins."""
+"""Of owners, and as many of viewers. The oldest of them ends when one more begins."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src"
@@ -91,8 +91,10 @@ class AccessGuard:
         """Begin a session, and give its cookie to the browser."""
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = visitor
-        if len(self._sessions) > MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+        # Counted apart, since a viewer must not sign an owner out.
+        of_kind = [cookie for cookie, kind in self._sessions.items() if kind is visitor]
+        for oldest in of_kind[:-MOST_SESSIONS]:
+            del self._sessions[oldest]
         # On loopback the browser may speak clear text to the command line, which relays over TLS.
         secure = request.secure and _name_of(request.headers.get("Host", "")) not in _LOOPBACK
         response.set_cookie(
