@@ -48,11 +48,11 @@ TlsContext certified(uint32_t server) {
 
 TlsContext trusting() { return certificates.empty() ? nullptr : client_tls(pem("authority.crt")); }
 
-struct Served {
+struct TestServer {
   ps::Server core;
   ps::Listener listener;
   int port = 0;
-  Served(uint32_t server, uint32_t servers) : core({server, servers, "key", 17, certified(server)}), listener(core) {
+  TestServer(uint32_t server, uint32_t servers) : core({server, servers, "key", 17, certified(server)}), listener(core) {
     port = listener.listen("127.0.0.1", 0);
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port); }
@@ -97,7 +97,7 @@ std::vector<int64_t> range(int64_t first, size_t count) {
   return ids;
 }
 
-void cut(std::vector<std::unique_ptr<Served>>& servers, int64_t snapshot) {
+void cut(std::vector<std::unique_ptr<TestServer>>& servers, int64_t snapshot) {
   ps::Sequences numbers;
   for (auto& server : servers) {
     for (auto& [name, number] : server->core.admission().close(ps::Admission::Seconds(kLimitS))) {
@@ -112,10 +112,10 @@ void cut(std::vector<std::unique_ptr<Served>>& servers, int64_t snapshot) {
 
 // Three workers push and pull, while views are cut, read, written to a file and dropped.
 void pushes_pulls_cuts_and_saves_run_beside_one_another() {
-  std::vector<std::unique_ptr<Served>> servers;
+  std::vector<std::unique_ptr<TestServer>> servers;
   Addresses addresses;
   for (uint32_t k = 0; k < 3; ++k) {
-    servers.push_back(std::make_unique<Served>(k, 3));
+    servers.push_back(std::make_unique<TestServer>(k, 3));
     addresses.push_back(servers.back()->address());
   }
   constexpr int kWorkers = 3, kPushes = 60;
@@ -155,15 +155,15 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another() {
 
 // Servers go and come back elsewhere while a worker pushes; another thread moves, and in the end closes, its pool.
 void servers_may_go_and_come_while_others_wait() {
-  auto first = std::make_unique<Served>(0, 1);
+  auto first = std::make_unique<TestServer>(0, 1);
   Worker worker({first->address()}, "worker-0");
   std::vector<float> seed(kDense, 5.0f);
-  std::vector<std::unique_ptr<Served>> later;
+  std::vector<std::unique_ptr<TestServer>> later;
   std::thread mover([&] {
     for (int i = 0; i < 5; ++i) {
       ::poll(nullptr, 0, 20);
       first->listener.stop();
-      later.push_back(std::make_unique<Served>(0, 1));
+      later.push_back(std::make_unique<TestServer>(0, 1));
       worker.pool.move({later.back()->address()});
       std::swap(first, later.back());
     }
@@ -268,7 +268,7 @@ void greet(const Socket& socket) {
 }
 
 // Sends all of it, after a greeting or as a stranger, and waits for the server's end of the connection.
-void say(const Served& served, const std::string& bytes, bool stranger = false) {
+void say(const TestServer& served, const std::string& bytes, bool stranger = false) {
   Socket socket = begin_connect(served.address());
   pollfd ready{socket.fd(), POLLOUT, 0};
   CHECK(::poll(&ready, 1, 10'000) == 1);
@@ -294,7 +294,7 @@ void frames_of_any_kind_do_no_harm() {
   Random random(seed);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(fuzz_s());
   while (std::chrono::steady_clock::now() < end) {
-    Served served(0, 1);
+    TestServer served(0, 1);
     const bool given = random() % 4 != 0;  // else one of the frames may give it parameters
     std::unique_ptr<Worker> worker;
     if (given) worker = std::make_unique<Worker>(Addresses{served.address()}, "worker-0");
@@ -318,7 +318,7 @@ void frames_of_any_kind_do_no_harm() {
 
 // Each was undefined behaviour once.
 void numbers_at_the_edge_are_refused_or_clamped() {
-  Served served(0, 1);
+  TestServer served(0, 1);
   Worker worker({served.address()}, "worker-0");
   wire::Push push{1, 0, 0, 0, INT64_MIN, 0.1, 0, 1, 0};
   for (int64_t version : {INT64_MIN, INT64_MAX}) {

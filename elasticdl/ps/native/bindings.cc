@@ -25,9 +25,9 @@ uint64_t random_instance() {
 }
 
 // A server with its bulk plane, and the model under restoration before the server gets it.
-class Served {
+class NativeServer {
  public:
-  Served(uint32_t server, uint32_t servers, const std::string& key, const std::string& certificate, const std::string& private_key,
+  NativeServer(uint32_t server, uint32_t servers, const std::string& key, const std::string& certificate, const std::string& private_key,
          bool steps)
       : core({server, servers, key, random_instance(), server_tls(certificate, private_key), steps}), listener(core) {
     if (servers == 0 || server >= servers) throw UserError("server " + std::to_string(server) + " of " + std::to_string(servers));
@@ -49,21 +49,21 @@ PushesTuple as_tuple(const Pushes& pushes) {
   return {pushes.session, pushes.sequence, pushes.applied.shard, pushes.applied.attempt, pushes.applied.offset};
 }
 
-nb::object fence(Served& served, const std::string& worker) {
+nb::object fence(NativeServer& native, const std::string& worker) {
   Pushes pushes;
   {
     nb::gil_scoped_release released;
-    pushes = served.core.admission().fence(worker);
+    pushes = native.core.admission().fence(worker);
   }
   return pushes.any ? nb::cast(as_tuple(pushes)) : nb::none();
 }
 
-Sequences gate(Served& served, double timeout_s) { return served.core.admission().close(Admission::Seconds(timeout_s)); }
+Sequences gate(NativeServer& native, double timeout_s) { return native.core.admission().close(Admission::Seconds(timeout_s)); }
 
-int64_t apply_step(Served& served, int64_t number, const std::vector<std::tuple<std::string, int64_t, double>>& contributions) {
+int64_t apply_step(NativeServer& native, int64_t number, const std::vector<std::tuple<std::string, int64_t, double>>& contributions) {
   std::vector<Contribution> all;
   for (const auto& [worker, sequence, examples] : contributions) all.push_back({worker, sequence, examples});
-  return served.core.apply_step(number, all);
+  return native.core.apply_step(number, all);
 }
 
 nb::dict facts_of(const View& view) {
@@ -84,16 +84,16 @@ nb::dict facts_of(const View& view) {
   return facts;
 }
 
-nb::dict cut(Served& served, int64_t snapshot, const Sequences& admit_until, double timeout_s) {
+nb::dict cut(NativeServer& native, int64_t snapshot, const Sequences& admit_until, double timeout_s) {
   std::shared_ptr<View> view;
   {
     nb::gil_scoped_release released;
-    view = served.core.cut(snapshot, admit_until, Admission::Seconds(timeout_s));
+    view = native.core.cut(snapshot, admit_until, Admission::Seconds(timeout_s));
   }
   return facts_of(*view);
 }
 
-nb::dict view_facts(Served& served, int64_t snapshot) { return facts_of(*served.core.views().get(snapshot)); }
+nb::dict view_facts(NativeServer& native, int64_t snapshot) { return facts_of(*native.core.views().get(snapshot)); }
 
 std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, const View& view) {
   const Model& model = view.model();
@@ -111,13 +111,13 @@ std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, cons
 }
 
 // Returns (bytes, crc32c, the weight that is not finite: (table or -1, id or index, value)) of the file, whole if there is none.
-nb::tuple save(Served& served, int64_t snapshot, const std::string& path, const std::string& header) {
+nb::tuple save(NativeServer& native, int64_t snapshot, const std::string& path, const std::string& header) {
   std::optional<checkpoint::NonFinite> bad;
   uint64_t bytes = 0;
   uint32_t crc = 0;
   {
     nb::gil_scoped_release released;
-    auto view = served.core.views().get(snapshot);
+    auto view = native.core.views().get(snapshot);
     checkpoint::Writer writer(path);
     checkpoint::write_header(writer, header);
     bad = write_view(writer, *view);
@@ -129,16 +129,16 @@ nb::tuple save(Served& served, int64_t snapshot, const std::string& path, const 
   return nb::make_tuple(bytes, crc, nb::make_tuple(bad->table, bad->at, bad->value));
 }
 
-void begin_restore(Served& served, const Spec& spec) {
-  if (served.core.model() != nullptr) throw std::logic_error("this server already has parameters");
+void begin_restore(NativeServer& native, const Spec& spec) {
+  if (native.core.model() != nullptr) throw std::logic_error("this server already has parameters");
   spec.check();
-  served.restored = std::make_shared<Model>(spec, served.core.facts().server, served.core.facts().servers);
+  native.restored = std::make_shared<Model>(spec, native.core.config().server, native.core.config().servers);
 }
 
 // Reads `count` floats at `offset` of a file to [at, at + count) of a section: -2 additive weights, -1 trainable
 // weights, 0, 1, … optimizer slots; `at` counts within this server's slice.
-void restore_dense(Served& served, const std::string& path, uint64_t offset, int section, uint64_t at, uint64_t count) {
-  Model& model = *served.restoring();
+void restore_dense(NativeServer& native, const std::string& path, uint64_t offset, int section, uint64_t at, uint64_t count) {
+  Model& model = *native.restoring();
   Dense& dense = model.dense_being_restored();
   const bool additive = section == -2;
   const uint64_t size = additive ? model.additive().size() : model.trainable().size();
@@ -150,21 +150,21 @@ void restore_dense(Served& served, const std::string& path, uint64_t offset, int
   checkpoint::Reader(path).get(offset, base + at, count * sizeof(float));
 }
 
-uint64_t restore_rows(Served& served, const std::string& path, uint64_t offset, uint64_t rows, size_t table) {
-  Model& model = *served.restoring();
+uint64_t restore_rows(NativeServer& native, const std::string& path, uint64_t offset, uint64_t rows, size_t table) {
+  Model& model = *native.restoring();
   if (table >= model.tables()) throw std::out_of_range("there is no table " + std::to_string(table));
   return checkpoint::read_table(checkpoint::Reader(path), offset, rows, model.table(table),
                                 [&](int64_t id) { return wire::owner(id, model.servers()) == model.server(); });
 }
 
-void restore_worker(Served& served, const std::string& name, const PushesTuple& known) {
+void restore_worker(NativeServer& native, const std::string& name, const PushesTuple& known) {
   auto [session, sequence, shard, attempt, offset] = known;
-  served.core.admission().restore(name, {session, sequence, {shard, attempt, offset}, true});
+  native.core.admission().restore(name, {session, sequence, {shard, attempt, offset}, true});
 }
 
-void end_restore(Served& served, int64_t version, int64_t step_base) {
-  served.core.give(std::move(served.restoring()), version, step_base);
-  served.restored = nullptr;
+void end_restore(NativeServer& native, int64_t version, int64_t step_base) {
+  native.core.give(std::move(native.restoring()), version, step_base);
+  native.restored = nullptr;
 }
 
 template <class Array>
@@ -174,9 +174,9 @@ nb::list as_list(const Array& counts) {
   return list;
 }
 
-nb::dict statistics(Served& served) {
-  const Statistics& all = served.core.statistics();
-  auto model = served.core.model();
+nb::dict statistics(NativeServer& native) {
+  const Statistics& all = native.core.statistics();
+  auto model = native.core.model();
   nb::dict found;
   const std::pair<const char*, const std::atomic<uint64_t>*> counts[] = {
       {"pulls", &all.pulls}, {"pulled_rows", &all.pulled_rows}, {"pulled_bytes", &all.pulled_bytes}, {"pushes", &all.pushes},
@@ -197,19 +197,19 @@ nb::dict statistics(Served& served) {
 void bind_ps(nb::module_& m) {
   using namespace elasticdl::ps;
   using Released = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<Served>(m, "Server")
+  nb::class_<NativeServer>(m, "Server")
       .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&, bool>(), "server"_a, "servers"_a, "key"_a,
            "certificate"_a = "", "private_key"_a = "", "steps"_a = false)
-      .def("listen", [](Served& served, const std::string& host, int port) { return served.listener.listen(host, port); },
+      .def("listen", [](NativeServer& native, const std::string& host, int port) { return native.listener.listen(host, port); },
            "host"_a, "port"_a = 0, Released())
-      .def("stop", [](Served& served) { served.listener.stop(); }, Released())
+      .def("stop", [](NativeServer& native) { native.listener.stop(); }, Released())
       .def("fence", &fence, "worker"_a)
       .def("gate", &gate, "timeout_s"_a, Released())
-      .def("ungate", [](Served& served) { served.core.admission().open(); }, Released())
+      .def("ungate", [](NativeServer& native) { native.core.admission().open(); }, Released())
       .def("apply_step", &apply_step, "number"_a, "contributions"_a, Released())
       .def("cut", &cut, "snapshot"_a, "admit_until"_a, "timeout_s"_a)
       .def("view", &view_facts, "snapshot"_a)
-      .def("drop", [](Served& served, int64_t snapshot) { served.core.views().drop(snapshot); }, "snapshot"_a, Released())
+      .def("drop", [](NativeServer& native, int64_t snapshot) { native.core.views().drop(snapshot); }, "snapshot"_a, Released())
       .def("save", &save, "snapshot"_a, "path"_a, "header"_a)
       .def("begin_restore", &begin_restore, "spec"_a, Released())
       .def("restore_dense", &restore_dense, "path"_a, "offset"_a, "section"_a, "at"_a, "count"_a, Released())
@@ -217,6 +217,6 @@ void bind_ps(nb::module_& m) {
       .def("restore_worker", &restore_worker, "name"_a, "known"_a, Released())
       .def("end_restore", &end_restore, "version"_a, "step_base"_a, Released())
       .def("statistics", &statistics)
-      .def_prop_ro("version", [](Served& served) { return served.core.admission().version(); })
-      .def_prop_ro("has_state", [](Served& served) { return served.core.model() != nullptr; });
+      .def_prop_ro("version", [](NativeServer& native) { return native.core.admission().version(); })
+      .def_prop_ro("has_state", [](NativeServer& native) { return native.core.model() != nullptr; });
 }

@@ -88,7 +88,7 @@ bool Connection::receive_greeting(wire::Kind kind, uint64_t least, uint64_t most
 // Proves that this server knows the token of the peer, and has the peer prove it. Throws Refused.
 void Connection::challenge(std::chrono::steady_clock::time_point deadline) {
   const std::string hello(payload_.data(), header_.payload_bytes);
-  const std::string token = wire::bulk_token(server_.facts().key, name_);
+  const std::string token = wire::bulk_token(server_.config().key, name_);
   const Digest nonce = random_digest();
   const wire::Challenge challenge{nonce, wire::proof(wire::Side::server, token, hello, nonce)};
   Reply reply(socket_, room_);
@@ -104,7 +104,7 @@ void Connection::challenge(std::chrono::steady_clock::time_point deadline) {
 
 bool Connection::greet() {
   const auto deadline = std::chrono::steady_clock::now() + kGreeting;
-  if (const TlsContext& tls = server_.facts().tls; tls != nullptr) {
+  if (const TlsContext& tls = server_.config().tls; tls != nullptr) {
     socket_.secure(tls, "");
     if (!socket_.handshake_by(deadline)) {
       ++server_.statistics().bad_frames;
@@ -129,8 +129,8 @@ bool Connection::greet() {
     ++server_.statistics().bad_frames;
     return fail(wire::Status::user, error.what()), false;
   }
-  const Facts& facts = server_.facts();
-  wire::HelloReply hello{facts.instance, server_.admission().version(), facts.server, facts.servers, server_.model() != nullptr, 0};
+  const ServerConfig& config = server_.config();
+  wire::HelloReply hello{config.instance, server_.admission().version(), config.server, config.servers, server_.model() != nullptr, 0};
   Reply reply(socket_, room_);
   reply.begin(header_, wire::Status::ok, sizeof hello);
   reply.put(&hello, sizeof hello);

@@ -98,7 +98,7 @@ class Listener {
   void stop();
 
  private:
-  struct Served {
+  struct Client {
     std::unique_ptr<Connection> connection;
     std::thread thread;
     std::atomic<bool> done{false};
@@ -113,8 +113,8 @@ class Listener {
   Budget budget_;
   Socket listener_;
   std::thread acceptor_;
-  std::mutex mutex_;  // guards served_ and stopped_
-  std::list<Served> served_;
+  std::mutex mutex_;  // guards clients_ and stopped_
+  std::list<Client> clients_;
   bool stopped_ = false;
 };
 

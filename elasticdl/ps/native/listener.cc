@@ -52,29 +52,29 @@ void Listener::take(Socket socket) {
   std::lock_guard<std::mutex> lock(mutex_);
   make_room();
   // Closes a connection above the limit at once: its client retries with back-off.
-  if (stopped_ || served_.size() >= kMaxConnections) return;
-  Served& served = served_.emplace_back();
-  served.connection = std::make_unique<Connection>(server_, budget_, std::move(socket));
+  if (stopped_ || clients_.size() >= kMaxConnections) return;
+  Client& client = clients_.emplace_back();
+  client.connection = std::make_unique<Connection>(server_, budget_, std::move(socket));
   ++server_.statistics().connections;
   try {
-    served.thread = std::thread([this, &served] {
-      served.connection->serve();
+    client.thread = std::thread([this, &client] {
+      client.connection->serve();
       --server_.statistics().connections;
-      served.done = true;
+      client.done = true;
     });
   } catch (const std::system_error&) {
     --server_.statistics().connections;
-    served_.pop_back();
+    clients_.pop_back();
   }
 }
 
 // Unauthenticated connections must not lock out workers: above the limit, the oldest of them is closed.
 void Listener::make_room() {
   size_t strangers = 0;
-  Served* oldest = nullptr;
-  for (Served& served : served_) {
-    if (served.done || served.hung_up || served.connection->known()) continue;
-    if (oldest == nullptr) oldest = &served;
+  Client* oldest = nullptr;
+  for (Client& client : clients_) {
+    if (client.done || client.hung_up || client.connection->known()) continue;
+    if (oldest == nullptr) oldest = &client;
     ++strangers;
   }
   if (strangers < kMaxStrangers) return;
@@ -84,13 +84,13 @@ void Listener::make_room() {
 
 void Listener::reap() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto served = served_.begin(); served != served_.end();) {
-    if (!served->done) {
-      ++served;
+  for (auto client = clients_.begin(); client != clients_.end();) {
+    if (!client->done) {
+      ++client;
       continue;
     }
-    served->thread.join();
-    served = served_.erase(served);
+    client->thread.join();
+    client = clients_.erase(client);
   }
 }
 
@@ -99,13 +99,13 @@ void Listener::stop() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) return;
     stopped_ = true;
-    for (Served& served : served_) served.connection->stop();
+    for (Client& client : clients_) client.connection->stop();
   }
   server_.admission().stop();
   listener_.shutdown();
   if (acceptor_.joinable()) acceptor_.join();
-  for (Served& served : served_) served.thread.join();
-  served_.clear();
+  for (Client& client : clients_) client.thread.join();
+  clients_.clear();
   listener_.close();
 }
 

@@ -68,7 +68,7 @@ bool Connection::initialise(wire::Cursor cursor) {
   cursor.end();
   bool took = false;
   if (server_.model() == nullptr) {
-    auto model = std::make_shared<Model>(std::move(spec), server_.facts().server, server_.facts().servers, dense, request.dense_count);
+    auto model = std::make_shared<Model>(std::move(spec), server_.config().server, server_.config().servers, dense, request.dense_count);
     took = server_.give(std::move(model), request.version, request.version);
   }
   const std::string& json = server_.model()->spec().json;
@@ -155,7 +155,7 @@ bool Connection::push(wire::Cursor cursor) {
   auto begin = Clock::now();
   Statistics& statistics = server_.statistics();
   Outcome outcome;
-  if (server_.facts().steps) {
+  if (server_.config().steps) {
     Gradient gradient{stamp, static_cast<float>(request.learning_rate), {dense, dense + request.dense_count}, {}, {}};
     for (size_t t = 0; t < counts.size(); ++t) {
       gradient.ids.emplace_back(ids[t], ids[t] + counts[t]);
@@ -170,7 +170,7 @@ bool Connection::push(wire::Cursor cursor) {
   if (outcome.repeated) {
     ++statistics.repeated_pushes;
   } else {
-    if (!server_.facts().steps) {
+    if (!server_.config().steps) {
       OrDie applying;
       const StepContext context{static_cast<float>(request.learning_rate), outcome.step};
       if (request.dense_count > 0) model->apply_dense(dense, context);

@@ -15,7 +15,7 @@
 
 namespace elasticdl::ps {
 
-struct Facts {
+struct ServerConfig {
   uint32_t server = 0;
   uint32_t servers = 1;
   std::string key;  // from which the token of any worker at this server is derived
@@ -26,9 +26,9 @@ struct Facts {
 
 class Server {
  public:
-  explicit Server(Facts facts) : facts_(std::move(facts)), admission_(facts_.steps) {}
+  explicit Server(ServerConfig config) : config_(std::move(config)), admission_(config_.steps) {}
 
-  const Facts& facts() const { return facts_; }
+  const ServerConfig& config() const { return config_; }
   Admission& admission() { return admission_; }
   Steps& steps() { return steps_; }
   Statistics& statistics() { return statistics_; }
@@ -47,7 +47,7 @@ class Server {
   std::shared_ptr<View> look();
 
  private:
-  const Facts facts_;
+  const ServerConfig config_;
   std::mutex mutex_;
   std::shared_ptr<Model> model_;
   Admission admission_;
