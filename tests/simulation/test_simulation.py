@@ -35,8 +35,9 @@ FOUND = {
     ),
     # Training ended before the first step, and a last checkpoint of nothing was waited for. A first
     # push came to a server that had not met the worker, which no real one does. A worker dropped a
-    # revoked lease and was killed: its push of a later lease was taken to include the dropped one.
-    "ps": (49, 3005936, 20017477),
+    # revoked lease and was killed: its push of a later lease was taken to include the dropped one
+    # (the last two).
+    "ps": (49, 3005936, 20017477, 21032880),
     # Bad records of several batches without an outcome; a lease of nothing but bad records behind
     # other leases; new leases while revoked ones were not back; a turn given up by a dead process.
     "sync": (3, 161, 241, 264, 1434),
