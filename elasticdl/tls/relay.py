@@ -6,14 +6,12 @@ For programs that cannot verify the job's certificates themselves: browsers, and
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
-from contextlib import suppress
 from typing import Final, final
 
+from elasticdl.loopback import LOOPBACK, LoopbackListener, close
 from elasticdl.tls.contexts import client_context, refusal_of
 
-LOOPBACK: Final = "127.0.0.1"
 _CONNECT_S: Final = 10.0
 _PIECE_BYTES: Final = 64 << 10
 
@@ -25,56 +23,36 @@ class Relay:
     def __init__(self, authority: str, name: str) -> None:
         """`authority` (PEM) signs the server's certificate, which is for `name`."""
         self._context, self._name = client_context(authority), name
-        self._server: asyncio.Server | None = None
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._server = "", 0
+        self._listener = LoopbackListener(self._carry)
         self.problem = ""
         """Why the last connection failed."""
 
     async def open(self, host: str, port: int) -> int:
         """Relay to this server from now on; returns the port here. Raises OSError."""
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.ensure_future(self._carry(reader, writer, host, port))
-            self._carrying.add(task)
-            task.add_done_callback(self._carrying.discard)
-
-        self._server = await asyncio.start_server(accept, LOOPBACK, 0)
-        return int(self._server.sockets[0].getsockname()[1])
+        self._server = host, port
+        return await self._listener.open()
 
     async def close(self) -> None:
         """End all connections."""
-        if self._server is not None:
-            self._server.close()
-        tasks = list(self._carrying)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._listener.close()
 
-    async def _carry(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        host: str,
-        port: int,
-    ) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            try:
-                async with asyncio.timeout(_CONNECT_S):
-                    far_reader, far_writer = await asyncio.open_connection(
-                        host, port, ssl=self._context, server_hostname=self._name
-                    )
-            except OSError as error:  # TimeoutError is one
-                self.problem = (
-                    refusal_of(error) or str(error) or f"no TLS handshake within {_CONNECT_S:g} s"
+            async with asyncio.timeout(_CONNECT_S):
+                far_reader, far_writer = await asyncio.open_connection(
+                    *self._server, ssl=self._context, server_hostname=self._name
                 )
-                return
-            self.problem = ""
-            try:
-                await _joined(reader, writer, far_reader, far_writer)
-            finally:
-                await _closed(far_writer)
+        except OSError as error:  # TimeoutError is one
+            self.problem = (
+                refusal_of(error) or str(error) or f"no TLS handshake within {_CONNECT_S:g} s"
+            )
+            return
+        self.problem = ""
+        try:
+            await _joined(reader, writer, far_reader, far_writer)
         finally:
-            await _closed(writer)
+            await close(far_writer)
 
 
 @final
@@ -137,9 +115,3 @@ async def _carried(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     while piece := await reader.read(_PIECE_BYTES):
         writer.write(piece)
         await writer.drain()
-
-
-async def _closed(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with suppress(OSError, ssl.SSLError):
-        await writer.wait_closed()

@@ -13,8 +13,9 @@ from elasticdl.cli.jobs.cluster_client import ClusterClient
 from elasticdl.cluster.kubernetes.job_state import JobState
 from elasticdl.cluster.kubernetes.jobs import JobAccess, Jobs
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, STATUS_PORT
-from elasticdl.cluster.kubernetes.port_forward import LOOPBACK, PortForward
+from elasticdl.cluster.kubernetes.port_forward import PortForward
 from elasticdl.errors import Refused, TransientError
+from elasticdl.loopback import LOOPBACK
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.tls import MASTER_NAME
 from elasticdl.tls.relay import Relay

@@ -21,11 +21,11 @@ from elasticdl.errors import (
     ElasticDLError,
     TransientError,
 )
+from elasticdl.loopback import LOOPBACK, LoopbackListener
 from elasticdl.tls import MASTER_NAME
 from elasticdl.tls.contexts import client_context, refusal_of
 
 PROTOCOL = "v4.channel.k8s.io"
-LOOPBACK = "127.0.0.1"
 _DATA, _ERROR = 0, 1
 _REFUSED = "connection refused"
 _PIECE_BYTES = 64 << 10
@@ -61,8 +61,7 @@ class PortForward:
         self._authority = authority
         self._api, self._pod_of, self._port = api, pod_of, port
         self._namespace = namespace
-        self._server: asyncio.Server | None = None
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._listener = LoopbackListener(self._carry)
         self.problem = ""
         """Why the last connection failed or broke.
 
@@ -84,24 +83,11 @@ class PortForward:
                     await self._greeted(socket, pod, greeting_s)
         except ApiRefused as refused:
             raise self._not_connected(refused, pod) from refused
-        self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
-        return f"{LOOPBACK}:{self._server.sockets[0].getsockname()[1]}"
+        return f"{LOOPBACK}:{await self._listener.open()}"
 
     async def close(self) -> None:
         """End all connections."""
-        if self._server is not None:
-            self._server.close()
-        tasks = list(self._carrying)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._carry(reader, writer))
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
+        await self._listener.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pod = ""
@@ -114,10 +100,6 @@ class PortForward:
             self.problem = self._not_connected(refused, pod).message
         except ElasticDLError as error:
             self.problem = error.message
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
 
     @property
     def _query(self) -> dict[str, str]:
