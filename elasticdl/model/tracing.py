@@ -159,9 +159,22 @@ class Tracer:
             return list(tf.nest.flatten(outputs))
 
         function = self._traced(step)
+        self._check_dense(structure[-1])
         return function, tf.nest.map_structure(
             lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), structure[-1]
         )
+
+    def _check_dense(self, outputs: Structure) -> None:
+        leaves, where = tf.nest.flatten(outputs), place(self._module.custom_model)
+        if not leaves:
+            raise UserError(f"{where}: the model of custom_model returns no outputs")
+        for leaf in leaves:
+            if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+                raise UserError(
+                    f"{where}: the model of custom_model returns a {type(leaf).__name__}",
+                    hint="return dense tensors: outputs.to_tensor(shape=[None, WIDTH]), or"
+                    " tf.sparse.to_dense(outputs)",
+                )
 
     @property
     def merges(self) -> bool:

@@ -534,6 +534,24 @@ def test_an_unbounded_vocabulary_takes_any_int64(tmp_path: Path) -> None:
     assert step.predict(features, lookups, pulled(ps_model, lookups)).shape == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("tf.RaggedTensor.from_tensor(tf.reduce_sum(self.embedding(x), 1))", "a RaggedTensor"),
+        ("tf.sparse.from_dense(tf.reduce_sum(self.embedding(x), 1))", "a SparseTensor"),
+        ("(self.embedding(x), {})[1]", "no outputs"),
+    ],
+)
+def test_outputs_that_are_not_dense_are_refused(tmp_path: Path, made: str, words: str) -> None:
+    module = module_with(tmp_path, subclassed(made))
+    features = tf.constant([[1, 2], [3, 4]], tf.int64)
+    ps_model = build(module, features)
+    step = CompiledStep(ps_model, module)
+    lookups = step.prepare(features)
+    with pytest.raises(UserError, match=f"custom_model returns {words}"):
+        step.predict(features, lookups, pulled(ps_model, lookups))
+
+
 def test_ragged_ids_are_looked_up(tmp_path: Path) -> None:
     call = "tf.reduce_sum(tf.reduce_sum(self.embedding(x), 1), 1, keepdims=True)"
     module = module_with(tmp_path, subclassed(call))

@@ -268,6 +268,7 @@ def test_outputs_of_any_structure_get_names() -> None:
         "output_1/output_0",
         "output_1/output_1",
     }
+    assert set(named_arrays({"a": {"predictions": one}})) == {"a/predictions"}
 
 
 def test_strings_are_bytes_that_numpy_reads_without_pickle(tmp_path: Path) -> None:
@@ -293,6 +294,11 @@ def test_strings_are_bytes_that_numpy_reads_without_pickle(tmp_path: Path) -> No
         ({"attempt": np.arange(10)}, "an output named 'attempt'"),
         (np.array([{}] * 10), "'predictions' holds objects"),
         (np.array([b"x\0"] * 10, object), "zero byte"),
+        ({"a/b": np.arange(10), "a": {"b": np.arange(10)}}, "two outputs named 'a/b'"),
+        ({"1": np.arange(10), 1: np.arange(10)}, "two outputs named '1'"),
+        ({"attempt\0": np.arange(10)}, "zero byte in its name"),
+        ({"n" * 70_000: np.arange(10)}, "70,000 characters"),
+        ({"a": np.arange(10), "b": np.float32(1)}, "'b' has no axis of examples"),
     ],
 )
 def test_an_output_that_a_file_cannot_hold_is_named(
@@ -303,4 +309,14 @@ def test_an_output_that_a_file_cannot_hold_is_named(
     sink = FileSink(tmp_path, context)
     with pytest.raises(PermanentError, match=problem):
         sink.take(Batch(HeldLease(LEASE), 10, 10, last=True, computes=True), output)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_with_examples_of_different_shapes_are_refused(tmp_path: Path) -> None:
+    context = worker_context()
+    context.outbox.hold(LEASE)
+    sink, held = FileSink(tmp_path, context), HeldLease(LEASE)
+    sink.take(Batch(held, 5, 5, last=False, computes=True), np.zeros((5, 2)))
+    with pytest.raises(PermanentError, match=r"'predictions' .* shape \(3,\), after \(2,\)"):
+        sink.take(Batch(held, 10, 5, last=True, computes=True), np.zeros((5, 3)))
     assert list(tmp_path.iterdir()) == []

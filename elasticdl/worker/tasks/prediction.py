@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 _ABOUT = ("source", "first_record", "begin", "end", "attempt")
 """Arrays of a file that describe its records."""
+_MOST_NAME_CHARS = 1_000
+"""A ZIP archive holds names of 64 KiB; longer ones than these are a mistake."""
 _PART = re.compile(r"predictions-(\d+)-(\d+)-(\d+)\.npz")
 
 
@@ -144,8 +146,11 @@ class FileSink:
             self._held, self._batches, self._outputs = batch.held, [], []
         self._batches.append(batch)
         if outputs is not None:
-            arrays = named_arrays(outputs)
-            self._outputs.append({name: _plain(name, array) for name, array in arrays.items()})
+            named = named_arrays(outputs)
+            arrays = {name: _plain(name, array) for name, array in named.items()}
+            if self._outputs:
+                _check_shapes(self._outputs[0], arrays)
+            self._outputs.append(arrays)
         if batch.last:
             self._write(batch.held)
 
@@ -201,31 +206,59 @@ class FileSink:
 def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
     """Name the arrays of a model's outputs.
 
-    The names are `predictions`, a key, or `output_0`, …; those of nested outputs have a slash.
+    The names are `predictions`, a key, or `output_0`, …; those of nested outputs have slashes.
+    Raises PermanentError for two outputs with one name.
     """
-    if isinstance(outputs, Mapping):
-        parts = {str(name): value for name, value in outputs.items()}
-    elif isinstance(outputs, Sequence) and not isinstance(outputs, np.ndarray):
-        parts = {f"output_{number}": value for number, value in enumerate(outputs)}
-    else:
-        return {"predictions": np.asarray(outputs)}
     named: dict[str, NDArray[Any]] = {}
-    for name, value in parts.items():
-        for inner, array in named_arrays(value).items():
-            named[name if inner == "predictions" else f"{name}/{inner}"] = array
+    for path, array in _leaves(outputs):
+        name = "/".join(path) or "predictions"
+        if name in named:
+            raise PermanentError(
+                f"the model has two outputs named {name!r}, of which a file holds one",
+                hint="rename one of them",
+            )
+        named[name] = array
     return named
+
+
+def _leaves(
+    outputs: Structure, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], NDArray[Any]]]:
+    """Each array with the keys that lead to it."""
+    if isinstance(outputs, Mapping):
+        for key, part in outputs.items():
+            yield from _leaves(part, (*path, str(key)))
+    elif isinstance(outputs, Sequence) and not isinstance(outputs, np.ndarray):
+        for number, part in enumerate(outputs):
+            yield from _leaves(part, (*path, f"output_{number}"))
+    else:
+        yield path, np.asarray(outputs)
+
+
+def _check_shapes(before: Mapping[str, NDArray[Any]], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raise PermanentError if examples of this batch differ in shape from those before."""
+    for name, array in arrays.items():
+        shape, earlier = array.shape[1:], before[name].shape[1:]
+        if shape != earlier:
+            raise PermanentError(
+                f"the output {name!r} has examples of shape {shape}, after {earlier} in another"
+                " batch: a file needs one shape",
+                hint="return the same shape for each batch",
+            )
 
 
 def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """An output as an array that a file can hold without pickle; strings become bytes ("S").
 
-    Raises PermanentError for a name that describes the records, and for other objects.
+    Raises PermanentError for a name that no file can hold, for a value without examples, and for
+    other objects.
     """
-    if name in _ABOUT:
+    if problem := _why_not_named(name):
+        raise PermanentError(problem, hint="rename the output")
+    if not array.ndim:
         raise PermanentError(
-            f"the model has an output named {name!r}, which describes the records in a file of"
-            " predictions",
-            hint="rename the output",
+            f"the output {name!r} has no axis of examples: it is one value for the whole batch",
+            hint="return a value for each example",
         )
     if array.dtype != np.object_:
         return array
@@ -241,6 +274,18 @@ def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
             hint="return tensors of uint8 instead",
         )
     return np.array(texts, np.bytes_).reshape(array.shape)
+
+
+def _why_not_named(name: str) -> str:
+    """Why a file cannot hold an output of that name; '' if it can."""
+    if name in _ABOUT:
+        return (
+            f"the model has an output named {name!r}, which describes the records in a file of"
+            " predictions"
+        )
+    if len(name) > _MOST_NAME_CHARS:
+        return f"the model has an output whose name has {len(name):,} characters: {name[:40]!r}…"
+    return f"the output {name!r} has a zero byte in its name" if "\0" in name else ""
 
 
 def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
