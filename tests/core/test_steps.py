@@ -123,6 +123,19 @@ def test_a_repeated_end_after_the_step_was_applied_is_accepted() -> None:
     assert end(steps, A, 1)
 
 
+def test_a_repeated_end_is_accepted_though_a_later_turn_was_given_up_meanwhile() -> None:
+    steps, view = Steps(1, 0), outlook(A)
+    steps.ask(A, 1, 0)
+    give(steps, view)
+    assert end(steps, A, 1)
+    steps.complete(view)
+    steps.applied()
+    steps.ask(A, 2, 0)
+    give(steps, view)
+    assert steps.end(A, 2, None, (A, ShardId(0), 0))
+    assert end(steps, A, 1)
+
+
 def test_a_lost_worker_leaves_the_open_step_but_not_one_that_is_being_applied() -> None:
     steps, view = Steps(2, 0), outlook(A, B)
     for worker in (A, B):
@@ -135,6 +148,7 @@ def test_a_lost_worker_leaves_the_open_step_but_not_one_that_is_being_applied() 
     end(steps, B, 1)
     end(steps, B, 2)
     assert len(steps.complete(outlook(B))) == 2
+    assert steps.applying(B) == [1, 2]
     assert steps.remove(B) == []
     assert [one.sequence for one in steps.applied()] == [1, 2]
 

@@ -356,10 +356,14 @@ class StalenessChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class GradientDropped(Event):
-    """A gradient of a worker is not in the step that it was computed for."""
+    """A gradient of a worker is not in the step that it was computed for.
+
+    `partly_applied`: some servers applied it before another one ended.
+    """
 
     worker: ProcessName
     reason: str
+    partly_applied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,8 @@ class JobState:
             case events.StalenessChosen():
                 self._context.tell_staleness(event.worker, event.limit, event.share)
             case events.GradientDropped():
+                if event.partly_applied and self._context.work is not None:
+                    self._context.work.repeated_at_least = True
                 self._leasing.revoke(event.worker, event.reason)
             case events.StepDelayed():
                 self._context.step_delay = event.reason

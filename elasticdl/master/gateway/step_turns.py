@@ -28,6 +28,7 @@ _LOG = logging.getLogger(__name__)
 _ATTEMPT_S = 10.0
 _DROPS_KEPT = 64
 """Dropped pushes per worker to repeat on a new order stream, more than can be in flight."""
+_SERVER_ENDED = "a parameter server ended in the middle of its step"
 _DELAYED_S = 2.0
 """A step that stays open for longer is announced with its reason."""
 
@@ -138,7 +139,7 @@ class StepTurns:
         """A server has ended or was replaced, with its part of the open step's gradients."""
         for worker in sorted(self._steps.involved()):
             self._settle_dropped(worker, self._steps.remove(worker))
-            self._drop(worker, "a parameter server ended in the middle of its step")
+            self._drop(worker, _SERVER_ENDED)
         self.decide()
 
     def decide(self) -> None:
@@ -150,7 +151,9 @@ class StepTurns:
             poll.set_result(turn.step)
         complete = self._steps.complete(outlook)
         if complete:
-            self._queue.spawn(f"step {self._steps.step}", self._apply(complete))
+            # These servers have the gradients; one that attaches from now on does not.
+            servers = self._registry.attached()
+            self._queue.spawn(f"step {self._steps.step}", self._apply(complete, servers))
 
     def tick(self) -> None:
         """Tell the core what a step waits for if it stays open for long."""
@@ -164,20 +167,29 @@ class StepTurns:
 
     # steps
 
-    async def _apply(self, contributions: Sequence[Contribution]) -> None:
+    async def _apply(
+        self, contributions: Sequence[Contribution], servers: Sequence[Server]
+    ) -> None:
         async with self._between_steps:
             step = self._steps.step
             versions = await asyncio.gather(
-                *(self._apply_at(one, step, contributions) for one in self._registry.attached())
+                *(self._apply_at(one, step, contributions) for one in servers)
             )
-        version = min((one for one in versions if one is not None), default=0)
         self._opened_s = self._queue.at_s()
-        for one in self._steps.applied():
-            outcomes = self._outcomes.setdefault(one.worker, _Outcomes())
-            outcomes.through = max(outcomes.through, one.sequence)
-            outcomes.version = max(outcomes.version, version)
-        for worker in dict.fromkeys(one.worker for one in contributions):
-            self._publish(worker)
+        self._steps.applied()
+        pushes: dict[ProcessName, list[int]] = {}
+        for one in contributions:
+            pushes.setdefault(one.worker, []).append(one.sequence)
+        applied = [one for one in versions if one is not None]
+        for worker, sequences in pushes.items():
+            if len(applied) == self._registry.number:
+                outcomes = self._outcomes.setdefault(worker, _Outcomes())
+                outcomes.through = max(outcomes.through, *sequences)
+                outcomes.version = max(outcomes.version, min(applied))
+                self._publish(worker)
+            else:
+                self._settle_dropped(worker, sequences)
+                self._drop(worker, _SERVER_ENDED, partly_applied=bool(applied))
         self.decide()
 
     async def _apply_at(
@@ -195,11 +207,14 @@ class StepTurns:
             await server.gone_within(delay_s(attempt))
         return None
 
-    def _drop(self, worker: ProcessName, why: str) -> None:
-        """Have the core take the leases of a worker back: their records are trained again."""
-        if worker not in self._barred:
+    def _drop(self, worker: ProcessName, why: str, *, partly_applied: bool = False) -> None:
+        """Have the core take the leases of a worker back: their records are trained later.
+
+        `partly_applied`: some servers have these gradients already.
+        """
+        if partly_applied or worker not in self._barred:
             self._barred.add(worker)
-            self._queue.post(GradientDropped(self._queue.at_s(), worker, why))
+            self._queue.post(GradientDropped(self._queue.at_s(), worker, why, partly_applied))
 
     def _settle_dropped(self, worker: ProcessName, sequences: Sequence[int]) -> None:
         if not sequences:
@@ -212,7 +227,10 @@ class StepTurns:
     def _publish(self, worker: ProcessName) -> None:
         outcomes = self._outcomes.get(worker)
         if outcomes is not None:
-            settled = Settled(outcomes.through, outcomes.version, tuple(outcomes.dropped))
+            # A dropped push may overtake one that is being applied.
+            before = (sequence - 1 for sequence in self._steps.applying(worker))
+            through = min((outcomes.through, *before))
+            settled = Settled(through, outcomes.version, tuple(outcomes.dropped))
             self._orders.publish_settled(worker, settled)
 
     def _end_poll(self, worker: ProcessName) -> None:

@@ -61,8 +61,12 @@ class Turns:
         self._number = 0
         self._waiting: deque[_Waiting] = deque()
         self._settled = Settled(0, 0)
+        self._late: set[int] = set()
+        """Waiting pushes that came too late for their step."""
+        self._lost: set[HeldLease] = set()
+        """Leases with a dropped push among the settled ones: nothing after it counts."""
         self._failed: set[HeldLease] = set()
-        """Leases with a dropped push: their later records must not count, and go back with it."""
+        """Leases with a dropped push, known at once: they get no further gradient."""
         self._lock = threading.RLock()
 
     def take(self, batch: Batch) -> int:
@@ -107,7 +111,8 @@ class Turns:
             _log.info("a gradient came too late for its step; its records go back")
             with self._lock:
                 self._failed.add(batch.held)
-                self._waiting = deque(one for one in self._waiting if one.sequence != sequence)
+                # In its place: the outcome of earlier pushes of this lease may not be known yet.
+                self._late.add(sequence)
                 self._run_first()
 
     def after_all(self, call: Callable[[], None], batch: Batch | None = None) -> None:
@@ -143,18 +148,20 @@ class Turns:
         """Settle from the front, as far as the outcomes are known."""
         while self._waiting:
             first = self._waiting[0]
-            if first.sequence > self._settled.through:
+            late = first.sequence in self._late
+            if first.sequence > self._settled.through and not late:
                 return
             self._waiting.popleft()
-            if first.held is not None and first.sequence in self._settled.dropped:
+            self._late.discard(first.sequence)
+            if first.held is not None and (late or first.sequence in self._settled.dropped):
                 self._failed.add(first.held)
-            if first.held is None or first.held not in self._failed:
+                self._lost.add(first.held)
+            if first.held is None or first.held not in self._lost:
                 first.then()
         waiting = {one.held for one in self._waiting}
         # Void leases do not come back, but what waits behind their dropped pushes must not count.
-        self._failed = {
-            held for held in self._failed if held in waiting or not self._keeper.is_void(held)
-        }
+        for leases in (self._lost, self._failed):
+            leases -= {held for held in leases - waiting if self._keeper.is_void(held)}
 
 
 def _position(held: HeldLease, offset: int) -> Applied:

@@ -104,7 +104,10 @@ class LeaseReconciliation:
         work = self._context.work
         assert work is not None
         shards, before = len(work.held_by(worker)), work.totals()
-        parked = work.settle(worker, answers, blame, self._context.spec.data.minibatch_size)
+        spec = self._context.spec
+        # In synchronous steps servers acknowledge gradients that they have not applied yet.
+        batch = 0 if spec.trains_in_steps else spec.data.minibatch_size
+        parked = work.settle(worker, answers, blame, batch)
         after = work.totals()
         if shards:
             trained, repeated = after.trained - before.trained, after.repeated - before.repeated

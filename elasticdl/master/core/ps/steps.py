@@ -19,6 +19,10 @@ from typing import TypeAlias, final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.shard import ShardId
 
+_ENDED_KEPT = 64
+"""Ended turns per worker: a worker repeats a call whose answer was lost, and ends others meanwhile.
+"""
+
 LeasePart: TypeAlias = tuple[ProcessName, ShardId, int]
 """A worker's lease: shard and attempt."""
 
@@ -95,8 +99,8 @@ class Steps:
         """What is being applied: the step is complete."""
         self._read: set[LeasePart] = set()
         """Leases whose last minibatch is in a step."""
-        self._ended: dict[ProcessName, tuple[int, bool]] = {}
-        """The newest turn that each worker ended, and whether its gradient was accepted."""
+        self._ended: dict[ProcessName, dict[int, bool]] = {}
+        """The newest turns that each worker ended, and whether the gradient was accepted."""
 
     # workers
 
@@ -122,12 +126,13 @@ class Steps:
 
         Returns False for a gradient that came too late: the step is complete without it.
         """
-        ended = self._ended.get(worker)
-        if ended is not None and ended[0] == number:
-            return ended[1]
+        ended = self._ended.setdefault(worker, {})
+        if number in ended:
+            return ended[number]
         key = worker, number
-        accepted = key in self._turns
-        self._ended[worker] = number, accepted
+        accepted = ended[number] = key in self._turns
+        if len(ended) > _ENDED_KEPT:
+            del ended[next(iter(ended))]
         if not accepted:
             return False
         # At the end: the first gradients complete the step.
@@ -154,6 +159,10 @@ class Steps:
         """Forget a worker that has ended."""
         self.remove(worker)
         self._ended.pop(worker, None)
+
+    def applying(self, worker: ProcessName) -> list[int]:
+        """Pushes of a worker in the step that is being applied."""
+        return [one.sequence for one in self._closing if one.worker == worker]
 
     def involved(self) -> set[ProcessName]:
         """Workers with a turn in the open step."""
