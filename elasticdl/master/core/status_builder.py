@@ -273,6 +273,8 @@ def _waiting(
     if context.phase in (Phase.ENDING, Phase.ENDED):
         return reasons
     reasons += coordination.idle()
+    if context.step_delay:
+        reasons.append(context.step_delay)
     if context.work is not None:
         settling = sum(held.stage is Stage.SETTLING for held in context.work.held.values())
         if settling:
