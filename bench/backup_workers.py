@@ -42,6 +42,7 @@ def steps_per_s(flags: dict[str, Any], folder: Path) -> float:
     job = folder / f"job-{len(list(folder.iterdir()))}"
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     command = [sys.executable, "-m", "elasticdl.cli.main", "train", "--sync"]
+    command += ["--global-batch", "scaled"]
     done = subprocess.run(
         [*command, f"--job-dir={job}", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S,

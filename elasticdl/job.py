@@ -55,12 +55,12 @@ class Strategy(StrEnum):
 
 
 class GlobalBatch(StrEnum):
-    """What `--minibatch-size` means on a ring."""
+    """What `--minibatch-size` means where workers share a step."""
 
     FIXED = "fixed"
-    """Records per step of the whole ring, shared by its members."""
+    """Records per step, shared by the workers."""
     SCALED = "scaled"
-    """Records per step of each member."""
+    """Records per step of each member of a ring, or of each gradient of a synchronous step."""
 
 
 class RateScaling(StrEnum):
@@ -91,6 +91,8 @@ Directory: TypeAlias = Annotated[str, AfterValidator(local_path), DIRECTORY]
 Data: TypeAlias = Annotated[str, DATA]
 _TRAIN, _EVALUATE, _PREDICT = (Action.TRAIN,), (Action.EVALUATE,), (Action.PREDICT,)
 _NO_SERVERS = "there are no parameter servers"
+LEAST_PART = 8
+"""Records of a minibatch's part that batch normalization still has usable statistics of."""
 
 
 class ModelSection(_Section):
@@ -184,11 +186,11 @@ class TrainingSection(_Section):
             " pull and push take a large share of a step."
         ),
     )
-    sync: Annotated[bool, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(
-        default=False,
+    sync: Annotated[bool | None, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(
+        default=None,
         description=(
             "Parameter servers: apply the mean of --grads-to-wait gradients, computed at the same"
-            " version, as one step."
+            " version, as one step. The default is yes if several workers train with momentum."
         ),
     )
     grads_to_wait: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(
@@ -196,8 +198,9 @@ class TrainingSection(_Section):
         ge=0,
         le=MAX_WORKERS,
         description=(
-            "With --sync: minibatches per step, whatever the number of workers; 0: --num-workers"
-            " (MAX of a range) less --backup-workers."
+            "With --sync: gradients per step, whatever the number of workers; 0: --num-workers"
+            " (MAX of a range) less --backup-workers, fewer if each would have less than"
+            f" {LEAST_PART} records."
         ),
     )
     backup_workers: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring waits for all")] = Field(
@@ -220,7 +223,9 @@ class TrainingSection(_Section):
     )
     global_batch: Annotated[GlobalBatch, UsedBy(_TRAIN)] = Field(
         default=GlobalBatch.FIXED,
-        description=("AllReduce: --minibatch-size is per ring (fixed) or per member (scaled)."),
+        description=(
+            "AllReduce and --sync: --minibatch-size is per step (fixed) or per gradient (scaled)."
+        ),
     )
     lr_scaling: Annotated[RateScaling, UsedBy(_TRAIN)] = Field(
         default=RateScaling.NONE,
@@ -349,7 +354,7 @@ class JobSpec(_Section):
     @property
     def trains_in_steps(self) -> bool:
         """Whether workers of parameter servers train in synchronous steps."""
-        return self.training.sync and self.action is Action.TRAIN and not self.trains_on_ring
+        return bool(self.training.sync) and self.action is Action.TRAIN and not self.trains_on_ring
 
     @property
     def gradients_per_step(self) -> int:
@@ -357,7 +362,20 @@ class JobSpec(_Section):
         if not self.trains_in_steps:
             return 0
         training = self.training
-        return training.grads_to_wait or self.cluster.num_workers.high - training.backup_workers
+        if training.grads_to_wait:
+            return training.grads_to_wait
+        most = self.cluster.num_workers.high - training.backup_workers
+        if training.global_batch is GlobalBatch.SCALED:
+            return most
+        return max(1, min(most, self.data.minibatch_size // LEAST_PART))
+
+    @property
+    def training_window(self) -> int:
+        """Records that a worker of parameter servers computes a gradient of."""
+        batch = self.data.minibatch_size
+        if not self.trains_in_steps or self.training.global_batch is GlobalBatch.SCALED:
+            return batch
+        return max(1, round(batch / self.gradients_per_step))
 
     @classmethod
     def from_flags(cls, action: Action, flags: Mapping[str, Any]) -> JobSpec:
@@ -542,10 +560,15 @@ class JobSpec(_Section):
         if ring and self.action is Action.TRAIN:
             self._refuse_unused_on_ring()
         self._check_steps()
-        if not ring and training.global_batch is not GlobalBatch.FIXED:
+        if not ring and training.global_batch is not GlobalBatch.FIXED and not training.sync:
             raise SpecError(
-                "--global-batch scaled requires a ring",
-                hint=f"add --distribution-strategy {Strategy.ALLREDUCE}",
+                "--global-batch scaled requires a ring or --sync",
+                hint=f"add --distribution-strategy {Strategy.ALLREDUCE}, or --sync",
+            )
+        if not ring and training.lr_scaling is not RateScaling.NONE:
+            raise SpecError(
+                f"--lr-scaling {training.lr_scaling} requires a ring",
+                hint=f"add --distribution-strategy {Strategy.ALLREDUCE}, or remove --lr-scaling",
             )
 
     def _check_steps(self) -> None:

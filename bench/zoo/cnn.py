@@ -1,8 +1,15 @@
 """A small CNN with batch normalization, momentum and a high learning rate: it shows what staleness
 costs.
+
+`PACED_STEP_S` makes a step last that long at least, without a processor: as on a machine with a
+core for each worker.
 """
 
+import os
+import time
+
 import keras
+import tensorflow as tf
 from keras import layers
 
 
@@ -18,7 +25,15 @@ def custom_model(optimizer="momentum", rate=0.0, steps=1024):
 
 
 def loss(labels, predictions):
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, predictions)
+    value = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, predictions)
+    if "PACED_STEP_S" not in os.environ:
+        return value
+
+    def wait():
+        time.sleep(float(os.environ["PACED_STEP_S"]))
+        return 0.0
+
+    return value + tf.py_function(wait, [], tf.float32)
 
 
 def optimizer(optimizer="momentum", rate=0.0, steps=1024):

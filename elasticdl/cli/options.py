@@ -58,7 +58,7 @@ def request_of(action: Action, file: Path | None, parameters: Mapping[str, Any])
 
 
 def _option(name: str, field: FieldInfo, action: Action | None) -> Callable[[F], F]:
-    is_switch = field.annotation is bool
+    is_switch = field.annotation in (bool, bool | None)
     names = f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if is_switch else flag_of(name)
     if action is not None and not is_used(name, action):
         return click.option(names, name, default=None, hidden=True)  # `settle` refuses it

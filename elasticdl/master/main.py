@@ -103,7 +103,8 @@ class Master:
 
     def __init__(self, environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> None:
         self._environment = environment
-        self._spec = spec
+        self._spec = self._settled = spec
+        """The job as it was submitted, and with what the preflight decides."""
         self._platform = platform
         self._handover = Handover()
         directory = environment.directory
@@ -147,14 +148,13 @@ class Master:
             partial(RingCoordinator, rendezvous=Rendezvous(context=self._context))
             if spec.trains_on_ring
             else None,
-            self._turns if spec.trains_in_steps else None,
         )
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._sources: tuple[Source, ...] = ()
         welcome = Welcome(
             environment.token,
             self._term,
-            spec.model_dump_json(),
+            lambda: self._settled.model_dump_json(),
             lambda: self._archive.restore_from,
             lambda: self._sources,
             environment.authority,
@@ -308,14 +308,26 @@ class Master:
             self._gateway.ring.begin_from = start.restore_from
         self._view.cluster = cluster
         self.collector.paused = False
+        self._train_in_steps(preflight, executor)
         for warning in preflight.raw.get("warnings") or ():
             executor.carry_out(Announce("job", f"Warning: {warning}", level="warning"))
         self._begun.set()
 
+    def _train_in_steps(self, preflight: Preflight, executor: Executor) -> None:
+        """Train in synchronous steps if the user or the preflight chose them."""
+        if preflight.sync is not None:
+            self._settled = self._spec.replace(sync=preflight.sync)
+        if self._settled.trains_in_steps:
+            self._gateway.train_in_steps(self._turns)
+        choice = preflight.raw.get("steps") or {}
+        if text := choice.get("text"):
+            level = "warning" if choice.get("level") == "warning" else "info"
+            executor.carry_out(Announce("staleness", str(text), level=level))
+
     def _turns(self, orders: OrderStreams) -> StepTurns:
-        training = self._spec.training
+        spec = self._settled
         return StepTurns(
-            Steps(self._spec.gradients_per_step, training.backup_workers),
+            Steps(spec.gradients_per_step, spec.training.backup_workers),
             self.core.step_outlook,
             self.queue,
             self._registry,

@@ -49,6 +49,12 @@ class Preflight:
     prediction: tuple[Source, ...]
     raw: Mapping[str, Any]
 
+    @property
+    def sync(self) -> bool | None:
+        """Whether to train in synchronous steps; None: as the job says."""
+        sync = (self.raw.get("steps") or {}).get("sync")
+        return sync if isinstance(sync, bool) else None
+
 
 class PreflightCancelledError(Exception):
     """The caller cancelled the preflight."""

@@ -28,6 +28,7 @@ from elasticdl.model.ring_model import RingModel
 from elasticdl.model.stages import Stages
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.structure import Structure
+from elasticdl.model.sync_choice import sync_choice
 from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Shard, ShardId, Source, Task
 
@@ -89,6 +90,7 @@ class JobPreflight:
         return {
             "ok": True,
             **self._sources(),
+            "steps": sync_choice(self.spec, dry_run.ps_model.optimizer).as_json(),
             "model": {**dry_run.summary(), **tried},
             "warnings": self.warnings,
         }

@@ -253,7 +253,7 @@ class Stage:
             self.gateway,
             Executor(self.inbox, self.gateway, means),
         )
-        welcome = Welcome(TOKEN, TERM, SPEC.model_dump_json(), lambda: "checkpoints/version-5")
+        welcome = Welcome(TOKEN, TERM, SPEC.model_dump_json, lambda: "checkpoints/version-5")
         service = MasterService(
             self.inbox,
             self.gateway,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.job import DataSection, Shuffle
+from elasticdl.job import Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.data.ledger import Ids, Ledger
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
@@ -21,10 +21,10 @@ A, B = (ProcessName(Role.WORKER, index) for index in range(2))
 
 
 @given(st.integers(1, 50_000), st.integers(1, 512), st.integers(0, 5_000), st.integers(1, 16))
-def test_shards_are_whole_minibatches_and_as_many_as_workers_can_use(
+def test_shards_are_whole_windows_and_as_many_as_workers_can_use(
     total: int, batch: int, asked: int, workers: int
 ) -> None:
-    size = shard_records(DataSection(minibatch_size=batch, records_per_task=asked), total, workers)
+    size = shard_records(asked, batch, total, workers)
     assert size % batch == 0
     if asked:
         assert asked <= size < asked + batch

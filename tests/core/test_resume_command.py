@@ -155,6 +155,16 @@ def test_predictions_on_a_cluster_begin_afresh_elsewhere(
     )
 
 
+@pytest.mark.parametrize("sync", [None, True, False])
+def test_a_choice_of_the_user_is_in_the_command_and_the_default_is_not(
+    sync: bool | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = settle(Request(Action.TRAIN, {**CLUSTER, **({} if sync is None else {"sync": sync})}))
+    words = resume_command(submitted(before), JobDirectory(tmp_path))
+    assert ("sync" in words) == (sync is not None)
+    assert pasted(words, capsys).training.sync is sync
+
+
 def test_the_program_is_named_so_that_this_shell_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

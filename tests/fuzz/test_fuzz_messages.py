@@ -101,7 +101,7 @@ def test_a_message_is_taken_or_refused(
 
     async def story() -> None:
         async with staged(tmp_path) as stage:
-            welcome = Welcome(TOKEN, 1, "{}", lambda: "")
+            welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
             service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
             server = MasterServer(service)
             port = await server.start("127.0.0.1", 0)

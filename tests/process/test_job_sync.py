@@ -71,6 +71,7 @@ def start_sync(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., J
         return start_job(
             "train",
             "--sync",
+            "--global-batch=scaled",
             model_zoo=tmp_path,
             model_def="once",
             model_params=f"rows={RECORDS}",

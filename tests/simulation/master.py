@@ -133,8 +133,9 @@ class Master:
             Task.TRAINING,
             self.state.may_attach,
             (lambda orders: RingCoordinator(orders, "", world.hub)) if plan.on_ring else None,
-            turns if plan.spec.trains_in_steps else None,
         )
+        if plan.spec.trains_in_steps:
+            self.gateway.train_in_steps(turns)
         self.archive = Archive(world)
         told = _EventRecorder(world)
         launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here

@@ -451,8 +451,8 @@ MUTANTS = (
         "a shard is begun anew",
         SERVERS,
         "worker.pipeline.reading:Feeding._feed",
-        "lease.offset, self._sources",
-        "0, self._sources",
+        "lease.offset,",
+        "0,",
     ),
     Mutant(
         "a returned lease stays leased",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol, final
 
@@ -354,8 +354,11 @@ class _PsStep:
 def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: Link) -> _PsWorker:
     """As `lifecycle.work` and `wiring.put_together`."""
     plan, scheduler, context = world.plan, world.scheduler, link.context
-    sources = data.sources_of(
-        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s, plan.bad
+    sources = replace(
+        data.sources_of(
+            scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s, plan.bad
+        ),
+        training_window=plan.spec.training_window,
     )
     metrics = data.MetricStep(
         scheduler, sum(one.records for one in plan.validation), plan.step_s, world.truth.violated

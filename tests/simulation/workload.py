@@ -151,6 +151,9 @@ def plan_of(seed: int, strategy: str) -> Plan:
         flags["grads_to_wait"] = draw.choice([0, high - backups, 1])
         if not backups:
             flags["grads_to_wait"] = draw.choice([0, 1, int(_spread(draw, 1, 8))])
+        # Drawn apart, so that seeds keep the rest of their jobs.
+        shared = random.Random(f"global batch {seed}")
+        flags["global_batch"] = shared.choice(["fixed", "scaled"])
     spec = JobSpec.from_flags(
         Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags}
     )

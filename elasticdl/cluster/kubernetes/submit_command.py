@@ -70,8 +70,8 @@ def _command(spec: JobSpec, **own: Any) -> str:  # noqa: ANN401 - values of flag
     for name, value in flags.items():
         if value is None or not is_used(name, spec.action):
             continue
-        parts.append(flag_of(name))
-        if value is not True:
+        parts.append(flag_of(name) if value is not False else f"--no-{flag_of(name)[2:]}")
+        if not isinstance(value, bool):
             parts.append(
                 value
                 if isinstance(value, str)

@@ -51,7 +51,8 @@ class JobStarted(Event):
 
     `ledger` (JSON) is the ledger to resume; '' starts a new one. `passed_over` says why newer
     checkpoints than the chosen one were not used. `again`: records that an earlier run is known to
-    have trained beyond that checkpoint.
+    have trained beyond that checkpoint. `sync`: whether workers of parameter servers
+    train in synchronous steps; None: as the job says.
     """
 
     training: tuple[Source, ...] = ()
@@ -61,6 +62,7 @@ class JobStarted(Event):
     version: int = 0
     passed_over: tuple[str, ...] = ()
     again: int = 0
+    sync: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,6 +343,8 @@ class JobState:
         if self._context.phase is not Phase.STARTING:
             return
         self._begun = True
+        if event.sync is not None:
+            self._context.spec = self._context.spec.replace(sync=event.sync)
         for reason in event.passed_over:
             self._context.orders.announce(
                 "checkpoint", f"skipping a newer checkpoint: {reason}", level="warning"
@@ -399,7 +401,10 @@ class JobState:
         self, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE
     ) -> ShardPlan:
         data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
-        size = shard_records(data, sum(source.records for source in sources), workers)
+        total = sum(source.records for source in sources)
+        size = shard_records(
+            data.records_per_task, self._context.spec.training_window, total, workers
+        )
         return ShardPlan(sources, size, epochs, shuffle, data.seed)
 
     def _stop_early(self, why: str) -> None:

@@ -73,6 +73,7 @@ class JobPreparation:
                 start.version,
                 start.passed_over,
                 start.again,
+                preflight.sync,
             )
         )
         self._begin(preflight, start)

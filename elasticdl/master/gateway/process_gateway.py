@@ -54,12 +54,11 @@ class ProcessGateway:
         task: Task,
         expected: Callable[[ProcessName], bool],
         ring: Callable[[OrderStreams], RingCoordinator] | None = None,
-        turns: Callable[[OrderStreams], StepTurns] | None = None,
     ) -> None:
         """`task` is the kind of task whose records count for the throughput.
 
         `expected` returns whether a process of a name may attach. `ring` makes the coordinator of a
-        job that trains on a ring, `turns` the turns of a job that trains in steps.
+        job that trains on a ring.
         """
         self._queue = queue
         self._expected = expected
@@ -72,11 +71,15 @@ class ProcessGateway:
         self.leases = LeasePolls(self._ask, self._give_back)
         self.throughput = Throughput(task)
         self.ring = ring(self.orders) if ring is not None else None
-        self.turns = turns(self.orders) if turns is not None else None
+        self.turns: StepTurns | None = None
         self._items: dict[ProcessName, tuple[int, bool]] = {}
         """Which item of the ring each worker wants, and whether it waits at a barrier before it."""
         self._busy: dict[ProcessName, tuple[str, float]] = {}
         """The long activity of each process, and its start."""
+
+    def train_in_steps(self, turns: Callable[[OrderStreams], StepTurns]) -> None:
+        """Give turns of synchronous steps. Call it before the first process attaches."""
+        self.turns = turns(self.orders)
 
     # messages of processes
 

@@ -55,12 +55,12 @@ class Welcome:
     """What processes learn when they attach.
 
     `token` is the job's, from which theirs are derived. `restore_from` changes with each
-    checkpoint. `sources` are for workers, and known after the preflight.
+    checkpoint. `job` is complete after the preflight, and so are `sources`, which are for workers.
     """
 
     token: str = field(repr=False)
     term: int
-    job: str
+    job: Callable[[], str]
     restore_from: Callable[[], str]
     sources: Callable[[], Sequence[Source]] = tuple
     authority: Authority | None = None
@@ -168,7 +168,7 @@ class MasterService(MasterServicer):
         return pb.AttachReply(
             term=self._welcome.term,
             heartbeat_s=HEARTBEAT_S,
-            job=self._welcome.job,
+            job=self._welcome.job(),
             servers=self._gateway.orders.servers,
             restore_from=self._welcome.restore_from(),
             sources=self._sources() if event.name.role is Role.WORKER else (),

@@ -87,4 +87,5 @@ def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
         data.minibatch_size,
         data.max_bad_records,
         open_features=lambda task: feed(task).open_features(),
+        training_window=assignment.spec.training_window,
     )

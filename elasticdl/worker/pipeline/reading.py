@@ -40,6 +40,12 @@ class Sources:
 
     None before a batch.
     """
+    training_window: int = 0
+    """Records of a window of training data, if fewer than a minibatch."""
+
+    def window(self, task: Task) -> int:
+        """Records that `feed` gets at once."""
+        return (task is Task.TRAINING and self.training_window) or self.minibatch_size
 
     def sieve(self, task: Task) -> BadRecordFilter:
         """`feed` of a task, which skips and reports the records that it cannot process."""
@@ -134,7 +140,9 @@ class Feeding:
             # Nothing is left of it, so no window would report that it is done.
             self.batches.put(Batch(held, end=reported))
         for window in loaded.windows(
-            order_of(shard.records, lease.order_seed), lease.offset, self._sources.minibatch_size
+            order_of(shard.records, lease.order_seed),
+            lease.offset,
+            self._sources.window(lease.task),
         ):
             if self._keeper.is_void(held):
                 return

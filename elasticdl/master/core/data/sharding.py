@@ -7,25 +7,23 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from elasticdl.job import DataSection, Shuffle
+from elasticdl.job import Shuffle
 from elasticdl.shard import Shard, ShardId, Source
 
-_MINIBATCHES_PER_SHARD = 64
+_WINDOWS_PER_SHARD = 64
 _SHARDS_PER_WORKER = 4
 
 
-def shard_records(data: DataSection, total_records: int, max_workers: int) -> int:
-    """Records in a shard: a multiple of the minibatch size.
+def shard_records(records_per_task: int, window: int, total_records: int, max_workers: int) -> int:
+    """Records in a shard: a multiple of `window`, the records that a worker computes on at once.
 
-    The user's size is rounded up. The default is 64 minibatches. Small data gives each of
-    `max_workers` about four shards, so that all have work and no worker finishes long after the
-    others.
+    The user's size is rounded up; 0 selects 64 windows. Small data gives each of `max_workers`
+    about four shards, so that all have work and no worker finishes long after the others.
     """
-    batch = data.minibatch_size
-    if data.records_per_task:
-        return -(-data.records_per_task // batch) * batch
+    if records_per_task:
+        return -(-records_per_task // window) * window
     fair = total_records // (_SHARDS_PER_WORKER * max_workers)
-    return min(_MINIBATCHES_PER_SHARD * batch, max(batch, fair // batch * batch))
+    return min(_WINDOWS_PER_SHARD * window, max(window, fair // window * window))
 
 
 @dataclass(frozen=True, slots=True)

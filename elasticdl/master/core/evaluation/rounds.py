@@ -180,9 +180,9 @@ class Evaluation:
     def _open(self, final: bool, snapshot: SnapshotId | None) -> None:
         data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
         sources = self._context.validation
-        plan = ShardPlan(
-            sources, shard_records(data, sum(source.records for source in sources), workers)
-        )
+        total = sum(source.records for source in sources)
+        size = shard_records(data.records_per_task, data.minibatch_size, total, workers)
+        plan = ShardPlan(sources, size)
         ledger = Ledger(plan, self._context.ids, task=Task.EVALUATION)
         self.round = Round(self.rounds, final, self._context.now_s, Stage.CUTTING, snapshot, ledger)
         self.rounds += 1

@@ -1,0 +1,95 @@
+"""Which optimizers of Keras train in synchronous steps where the user does not choose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+
+from elasticdl.job import Action, JobSpec
+from elasticdl.model.sync_choice import sync_choice
+
+pytestmark = pytest.mark.contract
+
+MOMENTUM: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def job(action: Action = Action.TRAIN, **flags: object) -> JobSpec:
+    needed = {"model_zoo": "z", "model_def": "m"}
+    data = (
+        {"training_data": "t"}
+        if action is Action.TRAIN
+        else {"validation_data": "t", "checkpoint_dir_for_init": "c"}
+    )
+    return JobSpec.from_flags(action, needed | data | {"num_workers": 4} | flags)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_trains_in_synchronous_steps_and_says_so(nesterov: bool) -> None:
+    choice = sync_choice(job(), keras.optimizers.SGD(nesterov=nesterov, **MOMENTUM))
+    assert choice.sync
+    assert choice.level == "info"
+    assert "4 parts" in choice.text
+    assert "--no-sync" in choice.text
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1),
+        lambda: keras.optimizers.Adam(),
+        lambda: keras.optimizers.AdamW(),
+        lambda: keras.optimizers.Adagrad(),
+        lambda: keras.optimizers.Ftrl(),
+    ],
+)
+def test_other_optimizers_train_asynchronously(optimizer: Any) -> None:
+    choice = sync_choice(job(), optimizer())
+    assert not choice.sync
+    assert not choice.text
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"num_workers": 1},
+        {"sync": False},
+        {"max_staleness": 1},
+        {"max_staleness": 0},
+        {"distribution_strategy": "AllreduceStrategy"},
+    ],
+)
+def test_what_the_user_chose_stays(flags: dict[str, Any]) -> None:
+    choice = sync_choice(job(**flags), keras.optimizers.SGD(**MOMENTUM))
+    assert not choice.sync
+    assert not choice.text
+
+
+def test_steps_that_the_user_chose_stay_for_every_optimizer() -> None:
+    assert sync_choice(job(sync=True), keras.optimizers.Adam()).sync
+
+
+def test_an_evaluation_has_no_steps() -> None:
+    assert not sync_choice(job(Action.EVALUATE), keras.optimizers.SGD(**MOMENTUM)).sync
+
+
+def test_a_small_minibatch_is_not_shared_and_the_job_warns() -> None:
+    choice = sync_choice(job(minibatch_size=15), keras.optimizers.SGD(**MOMENTUM))
+    assert not choice.sync
+    assert choice.level == "warning"
+    assert "--minibatch-size" in choice.text
+
+
+def test_clipped_gradients_are_not_shared_and_the_job_warns() -> None:
+    choice = sync_choice(job(), keras.optimizers.SGD(clipnorm=1.0, **MOMENTUM))
+    assert not choice.sync
+    assert choice.level == "warning"
+    assert "AllreduceStrategy" in choice.text
+
+
+def test_workers_without_a_part_are_named() -> None:
+    choice = sync_choice(job(num_workers=16), keras.optimizers.SGD(**MOMENTUM))
+    assert choice.sync
+    assert choice.level == "warning"
+    assert "8 of 16 workers" in choice.text
