@@ -33,7 +33,8 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.snapshot import about
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import Announce, GrantLease
 from elasticdl.master.core.state import JobState

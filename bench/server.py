@@ -30,7 +30,8 @@ from elasticdl.embedding.spec import (
     ParametersSpec,
     TableSpec,
 )
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.parameters import Update

@@ -25,7 +25,7 @@ import tensorflow as tf
 from bench.deepfm_data import arrays
 from elasticdl.embedding.reference_optimizers import initial_slot
 from elasticdl.embedding.table import native_optimizer, native_table
-from elasticdl.job import ModelSection
+from elasticdl.job_sections import ModelSection
 from elasticdl.model.module import load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep

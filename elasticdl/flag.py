@@ -1,6 +1,7 @@
 """Metadata of a flag's declaration, besides its type, default, limits and help.
 
-It is part of the field's annotation. The declarations are in `job.py` and `kubernetes_section.py`.
+It is part of the field's annotation. The declarations are in `job_sections.py` and
+`kubernetes_section.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.manifest import Manifest
-from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Strategy
 
 
 def strategy_of(manifest: Manifest) -> Strategy:

@@ -14,7 +14,8 @@ from elasticdl.cli.views.console import tell
 from elasticdl.cli.views.live_view import view_of_script
 from elasticdl.cli.views.notebook import picture
 from elasticdl.errors import ElasticDLError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.outcome import Outcome
 

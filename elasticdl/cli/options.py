@@ -14,8 +14,9 @@ from elasticdl.cli.job_argument import directories
 from elasticdl.cli.param_types import LocalPath
 from elasticdl.cli.request import Request
 from elasticdl.flag import Offer, Value, mark
-from elasticdl.job import FIELDS, SECTIONS, Action, is_needed, is_used
+from elasticdl.job_choices import Action
 from elasticdl.job_problems import flag_of
+from elasticdl.job_sections import FIELDS, SECTIONS, is_needed, is_used
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -16,8 +16,10 @@ from typing import Any, final
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import SpecError
 from elasticdl.flag import DATA, DIRECTORY, Value, mark
-from elasticdl.job import FIELDS, Action, JobSpec, refuse_unknown, refuse_unused
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_name import generated_name
+from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.scale_override import as_scaled
 

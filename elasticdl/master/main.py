@@ -29,7 +29,8 @@ from elasticdl.history.event_log import METRICS_POLICY, EventLog
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.last_status import cut_short, last_seen_s
 from elasticdl.jobdir.layout import JobDirectory

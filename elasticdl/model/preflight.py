@@ -10,7 +10,8 @@ from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.errors import UserError
 from elasticdl.formatting import BUILDING, amount
-from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Strategy
 from elasticdl.model.bad_record_filter import BadRecordFilter, Fed
 from elasticdl.model.dry_run import (
     DryRun,

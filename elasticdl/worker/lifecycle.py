@@ -20,7 +20,7 @@ from elasticdl.cluster.role_environment import RoleEnvironment, step_threads
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, UserError
 from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
-from elasticdl.job import Strategy
+from elasticdl.job_choices import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
 from elasticdl.model.tensorflow_import import load_tensorflow
 from elasticdl.rpc.conversation import Attached, Failure

@@ -21,7 +21,8 @@ from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_status import unknown_status
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened

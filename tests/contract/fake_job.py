@@ -26,7 +26,8 @@ from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError, Refused
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master import driver
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import JobStarted, ProcessAttached

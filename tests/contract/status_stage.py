@@ -20,7 +20,8 @@ from elasticdl.errors import PermanentError
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import about
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.events import Event

@@ -18,7 +18,8 @@ from elasticdl.cluster.kubernetes.manifests import check_pod as check_manifest
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.errors import ClusterRefused, ElasticDLError, ExitCode, UserError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.check_watch import CheckLimits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.platform.check_pod import CheckPodLimits, check_pod

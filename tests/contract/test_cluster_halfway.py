@@ -21,7 +21,8 @@ from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.submitting import submit
 from elasticdl.errors import SpecError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources
 from tests.contract.small_cluster import SmallCluster, serving
 

@@ -11,7 +11,8 @@ import pytest
 from elasticdl.cluster.kubernetes.apiserver import ApiAway
 from elasticdl.cluster.kubernetes.submitting import SubmitLimits, Submitted, submit
 from elasticdl.errors import ElasticDLError, ExitCode, SpecError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 

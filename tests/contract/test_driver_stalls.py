@@ -11,7 +11,8 @@ import pytest
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode, Refused, TransientError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.state import JobState

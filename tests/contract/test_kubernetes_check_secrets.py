@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.kubernetes.checking import look
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from tests.contract.small_cluster import SmallCluster, serving
 
 pytestmark = pytest.mark.contract

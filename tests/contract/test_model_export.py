@@ -16,7 +16,7 @@ import tensorflow as tf
 from elasticdl.data.base import Metadata
 from elasticdl.embedding.initializers import initial_weights
 from elasticdl.errors import UserError
-from elasticdl.job import ModelSection
+from elasticdl.job_sections import ModelSection
 from elasticdl.model.export import export
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module

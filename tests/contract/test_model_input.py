@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.data.base import Metadata
 from elasticdl.errors import UserError
-from elasticdl.job import ModelSection
+from elasticdl.job_sections import ModelSection
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.shard import Task

@@ -17,7 +17,7 @@ import tensorflow as tf
 from elasticdl.embedding.initializers import initial_weights
 from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.reference_optimizers import initial_slot, update
-from elasticdl.job import ModelSection
+from elasticdl.job_sections import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep, Lookups, StepOutcome

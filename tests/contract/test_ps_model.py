@@ -14,7 +14,7 @@ import tensorflow as tf
 from elasticdl.embedding.initializers import initial_weights
 from elasticdl.embedding.spec import InitializerKind, OptimizerKind
 from elasticdl.errors import UserError
-from elasticdl.job import ModelSection
+from elasticdl.job_sections import ModelSection
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.dry_run import check_callbacks
 from elasticdl.model.module import ModelModule, load_module

@@ -27,7 +27,7 @@ from elasticdl.cluster.kubernetes.labels import MASTER, labels
 from elasticdl.cluster.kubernetes.manifests import token_secret
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import pytest
 
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.model.sync_choice import sync_choice
 
 pytestmark = pytest.mark.contract

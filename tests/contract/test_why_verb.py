@@ -17,7 +17,8 @@ from elasticdl.cluster.fake import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import ExitCode
 from elasticdl.history.diagnosis_text import story_of_lines
 from elasticdl.history.event_log import EventLog
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import leave_outcome, leave_report, outcome_of, tell_story

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import settings
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState

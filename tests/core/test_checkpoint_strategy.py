@@ -12,7 +12,8 @@ from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.plans import Owner
-from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Strategy
 from elasticdl.master.main import read_spec
 from elasticdl.master.platform.kubernetes import open_directory
 

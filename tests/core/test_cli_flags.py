@@ -18,8 +18,10 @@ from elasticdl.cli.main import elasticdl, exit_code_of, run
 from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, Value, mark
-from elasticdl.job import FIELDS, Action, JobSpec, Shuffle, is_used
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Shuffle
 from elasticdl.job_problems import flag_of as flag
+from elasticdl.job_sections import FIELDS, is_used
 from elasticdl.kubernetes_section import KubernetesSection
 from elasticdl.yaml_documents import as_yaml, read_yaml
 

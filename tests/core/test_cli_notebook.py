@@ -10,7 +10,8 @@ import pytest
 
 from elasticdl.cli.views.live_view import LineView, NoView, view_of_script
 from elasticdl.cli.views.notebook import Html, NotebookView, picture, shower
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_status import NO_RECORDS, JobStatus
 from elasticdl.master.core.state import JobState
 from tests.statuses import process

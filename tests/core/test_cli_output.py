@@ -16,7 +16,8 @@ from elasticdl.cli.main import VERBS, run
 from elasticdl.cli.views import console, progress
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cli.views.result_output import tell_end
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.master.core.state import JobState

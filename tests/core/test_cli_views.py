@@ -21,7 +21,8 @@ from elasticdl.cli.views.result_output import summary, tell_end
 from elasticdl.cluster.base import ExitStatus
 from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_status import NO_RECORDS, JobStatus
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome

@@ -17,7 +17,8 @@ from elasticdl.cluster.kubernetes.job_state import JobStage, job_state
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, labels, pod_name
 from elasticdl.cluster.kubernetes.pod_logs import chosen, entries
 from elasticdl.cluster.kubernetes.termination_message import outcome_text
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_status import unknown_status
 from elasticdl.jobdir.outcome import Outcome
 

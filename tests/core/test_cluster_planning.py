@@ -23,7 +23,8 @@ from elasticdl.cluster.kubernetes.termination_message import (
     read_outcome,
 )
 from elasticdl.errors import SpecError, UserError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.kubernetes_section import KubernetesSection, quantity, quantity_bytes
 

@@ -22,7 +22,8 @@ from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.cluster.base import ProcessName
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError, UserError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.master.executor.snapshots import Snapshots

@@ -13,7 +13,7 @@ import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import WRONG, DropCause, drops_in
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.events import ProgressReported

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 
 from elasticdl.cli.verbs.train import train
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from tests.fuzz_jobs.flags import DRAWN, EXCLUDED, MOST_STEPS, Place, Strategy, draw
 
 pytestmark = pytest.mark.core

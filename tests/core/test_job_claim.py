@@ -15,7 +15,8 @@ from elasticdl.cli.jobs.job_claim import claimed, placed, refuse_if_taken
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
 from elasticdl.errors import ExitCode, PermanentError, SpecError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_name import is_valid
 
 pytestmark = pytest.mark.core

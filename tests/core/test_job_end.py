@@ -12,7 +12,7 @@ import pytest
 
 from elasticdl.cluster.base import ExitStatus, ProcessName
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, SnapshotId, Source, Task

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.errors import Corrupted
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain

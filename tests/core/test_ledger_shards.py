@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.job import Shuffle
+from elasticdl.job_choices import Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.data.ledger import Ids, Ledger
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import SnapshotId, Task

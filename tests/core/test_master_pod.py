@@ -13,7 +13,8 @@ from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ExitCode, SpecError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.state import JobState

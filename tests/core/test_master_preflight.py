@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Source

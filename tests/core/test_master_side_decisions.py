@@ -20,7 +20,8 @@ from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import ExitCode, PermanentError, Refused, TransientError, UserError
 from elasticdl.history.lines import JsonLines
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import write_json
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened

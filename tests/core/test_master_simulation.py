@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.dropped import WRONG
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState

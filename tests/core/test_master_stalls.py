@@ -12,7 +12,8 @@ import pytest
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import Announce

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.errors import SpecError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.output_folder import refuse_output
 
 pytestmark = pytest.mark.core

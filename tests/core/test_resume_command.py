@@ -17,7 +17,8 @@ from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.job_state import JobState
 from elasticdl.cluster.kubernetes.planning import job_object, spec_of
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.resume_command import after_a_stop, resume_command

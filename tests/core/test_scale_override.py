@@ -11,7 +11,8 @@ from elasticdl.cli.jobs.job_claim import claimed, placed
 from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.flag_values import WorkerRange
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e

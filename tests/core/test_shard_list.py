@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.job import Shuffle
+from elasticdl.job_choices import Shuffle
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain

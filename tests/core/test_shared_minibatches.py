@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticdl.errors import SpecError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 
 pytestmark = pytest.mark.core
 

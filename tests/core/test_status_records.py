@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from elasticdl.cluster.base import ExitStatus
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.job_status import NotBegun, ReceiptEpoch, ReceiptTotal
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e

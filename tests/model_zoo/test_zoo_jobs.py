@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.model.check import check
 from model_zoo import make_data
 from tests.conftest import ROOT, Job

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.data import Reader, Records, open_custom_reader, open_reader
-from elasticdl.job import ModelSection
+from elasticdl.job_sections import ModelSection
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.shard import Shard, ShardId, Task

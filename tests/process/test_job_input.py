@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.model.check import check
 from tests.conftest import ROOT, Job, write_iris
 

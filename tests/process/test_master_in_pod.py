@@ -22,7 +22,8 @@ import pytest
 
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.errors import ElasticDLError, ExitCode, Refused
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.tls.contexts import client_context

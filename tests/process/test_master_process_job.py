@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from elasticdl.errors import ExitCode, Refused
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.rpc.master_client import MasterClient
 from tests.waiting import until
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.errors import ExitCode, UserError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.check_watch import CheckLimits
 from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
 from elasticdl.shard import Source

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.model.check import check
 
 pytestmark = pytest.mark.process

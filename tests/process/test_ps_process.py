@@ -27,7 +27,8 @@ from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import ExitCode, Refused, TransientError, UserError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.job_status import CheckpointStatus
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc import elasticdl_pb2 as pb

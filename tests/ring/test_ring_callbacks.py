@@ -83,7 +83,7 @@ def test_a_callback_of_a_round_is_of_all_members_and_metrics_and_export_are_thos
 def plain_keras(zoo: Path, directory: Path, digits: Path) -> tuple[Any, Any, Any]:
     """The model with the weights of the newest checkpoint, and the data to evaluate on."""
     from elasticdl.checkpoint import ring_file, store
-    from elasticdl.job import ModelSection
+    from elasticdl.job_sections import ModelSection
     from elasticdl.model.module import load_module
     from elasticdl.model.ring_model import RingModel
 

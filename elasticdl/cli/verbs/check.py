@@ -17,7 +17,8 @@ from elasticdl.cli.views.progress import table
 from elasticdl.cluster.findings import Finding, Weight, worst
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.formatting import amount
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 
 
 @click.command(cls=JobCommand, context_settings=SETTINGS)

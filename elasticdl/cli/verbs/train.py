@@ -18,7 +18,8 @@ from elasticdl.cli.request import Request, settle, validated
 from elasticdl.cli.views.console import put, silence, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import ExitCode
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.local_launch import LocalRun

@@ -11,7 +11,7 @@ from typing import final
 from elasticdl.cluster.base import Role
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.commands import FinishJob, RunPreflight, StopProcess, WorkFinished
 from elasticdl.master.core.coordination import Coordination

@@ -7,7 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.pieces import HeldShard

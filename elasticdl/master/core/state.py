@@ -15,7 +15,8 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.errors import UserError
 from elasticdl.formatting import GIVING_PART, amount
-from elasticdl.job import Action, JobSpec, Shuffle
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Shuffle
 from elasticdl.job_status import JobStatus, Receipt
 from elasticdl.master.core import events, status_builder
 from elasticdl.master.core.activities import Activities

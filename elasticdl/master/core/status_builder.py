@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.formatting import START_PARTS, amount
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.job_status import (
     NO_RECORDS,
     CheckpointStatus,

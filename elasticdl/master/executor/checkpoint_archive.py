@@ -17,7 +17,8 @@ from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
-from elasticdl.job import Action, JobSpec, Strategy
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Strategy
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import SaveSnapshot

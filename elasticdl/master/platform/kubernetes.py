@@ -39,7 +39,8 @@ from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.termination_message import outcome_text
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError, SpecError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
 from elasticdl.jobdir.outcome import Outcome

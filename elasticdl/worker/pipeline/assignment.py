@@ -9,7 +9,8 @@ from pathlib import Path
 from elasticdl.cluster.base import ProcessName
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Reader
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule
 from elasticdl.model.usercode import user_code

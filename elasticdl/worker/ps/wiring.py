@@ -8,7 +8,8 @@ from functools import partial
 from typing import final
 
 from elasticdl.errors import PermanentError
-from elasticdl.job import Action, JobSpec
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.export import export
 from elasticdl.model.module import ModelModule, load_module

@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.model.export import export
 from elasticdl.model.module import load_module
 from elasticdl.model.ring_rate import Rate

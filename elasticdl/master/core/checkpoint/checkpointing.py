@@ -11,7 +11,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import size
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
 from elasticdl.master.core.events import SnapshotSaved

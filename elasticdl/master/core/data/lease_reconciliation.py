@@ -11,7 +11,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import FenceWorker
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.events import WorkerFenced

@@ -12,7 +12,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import (
     AskState,
     GrantLease,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elasticdl.errors import UserError
-from elasticdl.job import Shuffle
+from elasticdl.job_choices import Shuffle
 from elasticdl.master.core.data.ledger import Count, Ids, Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Piece, reached
 from elasticdl.master.core.data.sharding import ShardPlan

@@ -7,7 +7,7 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from elasticdl.job import Shuffle
+from elasticdl.job_choices import Shuffle
 from elasticdl.shard import Shard, ShardId, Source
 
 _WINDOWS_PER_SHARD = 64

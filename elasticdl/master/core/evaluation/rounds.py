@@ -17,7 +17,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.history.job_event import EventKind, meaning
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
 from elasticdl.master.core.data.ledger import Ledger

@@ -9,7 +9,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
 from elasticdl.history.awaited import Awaited
-from elasticdl.job import Action
+from elasticdl.job_choices import Action
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import OpenCut, Snapshots

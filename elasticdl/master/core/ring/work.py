@@ -15,7 +15,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
-from elasticdl.job import GlobalBatch, RateScaling
+from elasticdl.job_choices import GlobalBatch, RateScaling
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import Snapshots
 from elasticdl.master.core.data.ledger import Ledger
