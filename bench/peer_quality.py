@@ -1,6 +1,6 @@
-"""Plain Keras `fit` of `bench/zoo/cnn.py`.
+"""Plain Keras: a module's own functions in a loop without anything of ElasticDL but its readers.
 
-`python -m bench.peer_quality OPTIMIZER DATA BATCH EPOCHS SEED` prints the validation accuracy.
+`python -m bench.peer_quality CASE` with a case as JSON prints the metric on the test data.
 """
 
 from __future__ import annotations
@@ -9,28 +9,94 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import json
 import sys
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from bench.zoo import cnn
+from elasticdl.data import Records, open_reader
+from elasticdl.job import ModelSection
+from elasticdl.model.input import Feeder
+from elasticdl.model.module import ModelModule, load_module
+from elasticdl.shard import Shard, ShardId, Task
 
 
-def main(optimizer: str, data: Path, batch: int, epochs: int, seed: int) -> None:
-    train, test = np.load(data / "train.npz"), np.load(data / "test.npz")
-    keras.utils.set_random_seed(seed)
-    model = cnn.custom_model()
-    steps = epochs * len(train["label"]) // batch
-    model.compile(
-        optimizer=cnn.optimizer(optimizer, steps=steps),
-        loss=cnn.loss,
-        metrics=[keras.metrics.SparseCategoricalAccuracy()],
+def fed(module: ModelModule, task: Task, origin: str) -> tuple[Any, Any]:
+    """(features, labels) of all records as NumPy arrays."""
+    reader = open_reader(origin, {})
+    parts: list[Any] = [
+        block.records
+        for source in reader.sources()
+        for block in reader.read(Shard(ShardId(1), source.name, 0, source.records))
+    ]
+    records: Records = (
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if isinstance(parts[0], Mapping)
+        else np.concatenate(parts)
     )
-    model.fit(train["image"], train["label"], batch_size=batch, epochs=epochs, verbose=0)
-    print(model.evaluate(test["image"], test["label"], batch_size=256, verbose=0)[1])
+    made = Feeder(module, task, reader.metadata)(records)
+    assert made is not None
+    features, labels = tf.nest.map_structure(np.asarray, made)
+    return features, labels
+
+
+def train(module: ModelModule, case: Mapping[str, Any]) -> keras.Model:
+    keras.utils.set_random_seed(case["seed"])
+    model = module.custom_model()
+    optimizer = module.optimizer(**case["params"])
+    schedules = [
+        callback.schedule
+        for callback in (module.callbacks() if module.callbacks else [])
+        if hasattr(callback, "schedule")
+    ]
+    features, labels = fed(module, Task.TRAINING, case["train"])
+    count = len(tf.nest.flatten(labels)[0])
+
+    @tf.function(reduce_retracing=True)
+    def step(features: Any, labels: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(module.loss(labels, model(features, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    random = np.random.default_rng(case["seed"])
+    for _ in range(case["epochs"]):
+        order = random.permutation(count)
+        for begin in range(0, count, case["batch"]):
+            rows = order[begin : begin + case["batch"]]
+            batch = tf.nest.map_structure(lambda part, rows=rows: part[rows], (features, labels))
+            if not optimizer.built:
+                model(batch[0])
+                optimizer.build(model.trainable_variables)
+            for schedule in schedules:
+                optimizer.learning_rate.assign(schedule(int(optimizer.iterations)))
+            step(*batch)
+    return model
+
+
+def main(case: Mapping[str, Any]) -> None:
+    section = ModelSection(model_zoo=case["model_zoo"], model_def=case["model_def"])
+    module = load_module(section)
+    model = train(module, case)
+    features, labels = fed(module, Task.EVALUATION, case["test"])
+    assert module.eval_metrics_fn is not None
+    metrics: Any = module.eval_metrics_fn()
+    predictions: Any = None
+    for begin in range(0, len(tf.nest.flatten(labels)[0]), 512):
+        part = tf.nest.map_structure(lambda all_, at=begin: all_[at : at + 512], (features, labels))
+        predictions = model(part[0], training=False)
+        seen, expected, metric = predictions, part[1], metrics
+        for name in case["metric"].split("/"):
+            metric = metric[name]
+            if isinstance(seen, dict):
+                seen, expected = seen[name], expected[name]
+        metric.update_state(expected, seen)
+    print(float(metric.result()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6]))
+    main(json.loads(sys.argv[1]))
