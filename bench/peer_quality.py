@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.data import Records, open_reader
-from elasticdl.job import ModelSection
+from elasticdl.job_sections import ModelSection
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.shard import Shard, ShardId, Task

@@ -77,6 +77,10 @@ def _here(spec: JobSpec, form: Format) -> int:
         )
         if sources
     ]
+    steps = preflight.raw.get("steps") or {}
+    if steps.get("text"):
+        weight = Weight.WARNING if steps.get("level") == "warning" else Weight.FINE
+        findings.append(Finding("steps", weight, str(steps["text"])))
     if form != Format.TABLE:
         warnings = [
             Finding("model and data", Weight.WARNING, text)

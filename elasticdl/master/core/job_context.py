@@ -23,6 +23,7 @@ from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.causes import MEMORY_WORDS
 from elasticdl.master.core.processes.memory_limits import MemoryLimits
 from elasticdl.master.core.processes.table import Process, Processes
+from elasticdl.master.core.ps.divergence import LossWatch
 from elasticdl.shard import Source, Task
 
 _LOSS_EVERY_S = 1.0
@@ -135,6 +136,7 @@ class JobContext:
     """Messages that changed nothing, by cause."""
     staleness_limits: set[int] = field(default_factory=set)
     """Limits of staleness that were announced."""
+    loss_watch: LossWatch = field(default_factory=LossWatch)
 
     step_delay: str = ""
     """What a synchronous step waits for, in words; '' while it does not wait for long."""
@@ -170,6 +172,20 @@ class JobContext:
         overlap = "overlaps its own pushes" if limit else "waits for its own pushes"
         text = f"{worker} {overlap}: pull and push take {share * 100:.0f} % of a step"
         self.orders.announce("staleness", text, process=worker)
+
+    def watch_loss(self, loss: float) -> None:
+        """Warn once if the loss rises while gradients are stale."""
+        workers = len(self.processes.live_workers())
+        if workers == 1 or self.spec.trains_in_steps or self.spec.trains_on_ring:
+            return
+        if risen := self.loss_watch.add(loss):
+            lowest, now = risen
+            text = (
+                f"the training loss rose from {lowest:.4g} to {now:.4g}. {workers} workers train"
+                f" asynchronously, so a gradient misses about {workers - 1} updates of others: add"
+                " --sync, or lower the learning rate"
+            )
+            self.orders.announce("staleness", text, level="warning")
 
     @property
     def servers(self) -> int:

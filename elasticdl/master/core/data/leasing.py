@@ -280,6 +280,7 @@ class Leasing:
     def _tell_loss(self, event: ProgressReported) -> None:
         if event.loss is not None:
             self._context.saw_loss(self._context.version, {"loss": event.loss})
+            self._context.watch_loss(event.loss)
 
     def returned(self, event: LeaseReturned) -> None:
         """Take back the rest of a lease from a worker.
