@@ -25,7 +25,8 @@ from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_serv
 from elasticdl.rpc.master_client import AWAY_S, MasterClient
 from elasticdl.rpc.secured import bound_port
 from elasticdl.stacks import stacks
-from elasticdl.tls.authority import CertifiedKey, KeyPair
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import KeyPair
 
 _log = logging.getLogger(__name__)
 

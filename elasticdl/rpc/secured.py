@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from elasticdl.rpc.channel import Options, channel_options
-from elasticdl.tls.authority import CertifiedKey
+from elasticdl.tls import CertifiedKey
 
 LOOK_S: Final = 0.5
 

@@ -24,21 +24,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from elasticdl.tls import CertifiedKey
+
 _CURVE: Final = ec.SECP256R1()
 """Of the curves that gRPC and browsers accept, the fastest."""
 _CLOCKS_DIFFER: Final = timedelta(days=1)
 """A node whose clock is behind must not find a certificate that is not valid yet."""
 _LIFETIME: Final = timedelta(days=3650)
 """Longer than any job: nobody renews certificates. The authority ends with the job."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class CertifiedKey:
-    """A certificate and its private key, as PEM."""
-
-    certificate: str
-    key: str = field(repr=False)
 
 
 @final

@@ -48,7 +48,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import (
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Lease, Shard, ShardId, Task
-from elasticdl.tls.authority import CertifiedKey
+from elasticdl.tls import CertifiedKey
 from elasticdl.tokens import process_token
 
 TOKEN = "the-token-of-this-job"

@@ -12,7 +12,8 @@ import pytest
 from elasticdl.errors import TransientError, UserError
 from elasticdl.native import _native
 from elasticdl.rpc.ps_client import ServerPool
-from elasticdl.tls.authority import Authority, CertifiedKey
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key
 from tests.contract.ps_stage import (
     LIMIT_S,

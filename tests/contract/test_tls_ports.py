@@ -28,8 +28,8 @@ from elasticdl.ps.servicer import TermGuard
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits
-from elasticdl.tls import MASTER_NAME
-from elasticdl.tls.authority import Authority, CertifiedKey, KeyPair
+from elasticdl.tls import MASTER_NAME, CertifiedKey
+from elasticdl.tls.authority import Authority, KeyPair
 from elasticdl.tls.contexts import client_context, server_context
 from elasticdl.tls.relay import Relay, RelayThread
 from elasticdl.tokens import bulk_key, process_token, proof_to_master

@@ -35,7 +35,7 @@ from elasticdl.cluster.kubernetes.plans import (
 )
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER, from_field, mount, pod_spec
 from elasticdl.errors import ExitCode
-from elasticdl.tls.authority import CertifiedKey
+from elasticdl.tls import CertifiedKey
 
 TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
 AUTHORITY_KEY, AUTHORITY_PRIVATE_KEY = "ca.crt", "ca.key"

@@ -33,7 +33,8 @@ from elasticdl.rpc.channel import AsyncChecks, AsyncContext, Caller, caller_of, 
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import ShardId, Source
-from elasticdl.tls.authority import Authority, CertifiedKey
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
 HEARTBEAT_S = 2.0

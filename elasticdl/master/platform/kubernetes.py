@@ -58,7 +58,8 @@ from elasticdl.master.platform.platform import (
 )
 from elasticdl.master.preflight import CheckProcess
 from elasticdl.private_file import make_private, private
-from elasticdl.tls.authority import Authority, CertifiedKey, names_in
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import Authority, names_in
 from elasticdl.tokens import process_token
 
 _LOG = logging.getLogger(__name__)

@@ -40,7 +40,8 @@ from elasticdl.errors import (
     ExitCode,
     TransientError,
 )
-from elasticdl.tls.authority import Authority, CertifiedKey
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import Authority
 from elasticdl.tokens import new_token, viewer_token
 
 T = TypeVar("T")

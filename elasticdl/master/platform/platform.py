@@ -19,7 +19,8 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.preflight import CheckProcess, ChildCheck
-from elasticdl.tls.authority import Authority, CertifiedKey
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import Authority
 from elasticdl.tokens import new_token
 
 WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)

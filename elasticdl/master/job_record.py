@@ -1,0 +1,71 @@
+"""What stays of a job when it is over: its events, time series and metrics."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.clock import SystemClock
+from elasticdl.errors import ExitCode
+from elasticdl.formatting import spoken
+from elasticdl.history.event_log import METRICS_POLICY, EventLog
+from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.lines import JsonLines
+from elasticdl.job import JobSpec
+from elasticdl.jobdir.last_status import last_seen_s
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.master.core.commands import Announce, FinishJob
+from elasticdl.master.status.collector import Collector, MetricsLog
+from elasticdl.master.tensorboard_scalars import ScalarRuns
+
+
+@final
+class JobRecord:
+    """The files that this master continues. Use it from one event loop."""
+
+    def __init__(self, spec: JobSpec, directory: JobDirectory, clock: SystemClock) -> None:
+        self._what = f"{spec.action} {spec.model.model_def}"
+        self.event_log = EventLog(directory.events, clock.wall_s())
+        self._heard_s = max(self.event_log.last_s, last_seen_s(directory))
+        """When an earlier master last gave a sign of life, in seconds of the job."""
+        self.collector = Collector(directory.series, clock, directory.newest)
+        self.collector.paused = True
+        scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir)
+        self.metrics = MetricsLog(
+            JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars
+        )
+
+    def begins(self, term: int, at_s: float) -> Announce:
+        """Return the event that a master of `term` starts or continues the job."""
+        away_s = max(0.0, at_s - self._heard_s)
+        first = self.event_log.next_seq == 0
+        since = "" if self.event_log.ended_before else " without a master"
+        text = (
+            f"job started: {self._what}"
+            if first
+            else f"job resumed after {spoken(away_s)}{since}: {self._what}"
+        )
+        details = meaning(EventKind.BEGUN, term=term, away_s=0.0 if first else away_s)
+        return Announce("job", text, details=details)
+
+    def ends(self, finish: FinishJob, wall_s: float, at_s: float) -> None:
+        """Record the last event: how the job ended."""
+        # "job failed: …" has told why, if the job had begun.
+        why = "" if finish.exit_code is ExitCode.JOB_FAILED else f": {finish.message}"
+        text = f"job ended with exit code {int(finish.exit_code)}{why}"
+        details = meaning(
+            EventKind.ENDED,
+            exit_code=int(finish.exit_code),
+            message=finish.message,
+            hint=finish.hint,
+        )
+        level = "info" if finish.exit_code in (ExitCode.DONE, ExitCode.INTERRUPTED) else "error"
+        self.event_log.append(
+            {"at": round(wall_s, 3), "at_s": round(at_s, 3)},
+            {"kind": "job", "text": text, "level": level, "details": details},
+        )
+        self.event_log.close()
+
+    def close(self) -> None:
+        """Close the files; `ends` may still follow."""
+        self.metrics.close()
+        self.event_log.close()

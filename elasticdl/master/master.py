@@ -1,0 +1,352 @@
+"""All parts of one master, put together.
+
+It never imports TensorFlow, and on one machine never the Kubernetes client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import final
+
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.base import Cluster, ProcessExited, ProcessName, ProcessObserved
+from elasticdl.cluster.logs.log_tails import ends_in
+from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
+from elasticdl.job_status import JobStatus
+from elasticdl.jobdir.last_status import cut_short
+from elasticdl.jobdir.master_address import MasterAddress, read_master, write_master
+from elasticdl.jobdir.outcome import Outcome
+from elasticdl.jobdir.resume_command import after_a_stop
+from elasticdl.master.certificates import certificates
+from elasticdl.master.core.commands import Announce, FinishJob
+from elasticdl.master.core.events import MasterStarted
+from elasticdl.master.core.job_context import Phase
+from elasticdl.master.core.ps.steps import Steps
+from elasticdl.master.core.state import JobState
+from elasticdl.master.driver import Driver
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
+from elasticdl.master.executor.executor import Executor, ExecutorDeps
+from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.executor.job_preparation import JobPreparation
+from elasticdl.master.executor.launcher import Launcher
+from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.executor.ring_coordinator import RingCoordinator
+from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
+from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.order_streams import OrderStreams
+from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.gateway.step_turns import StepTurns
+from elasticdl.master.job_record import JobRecord
+from elasticdl.master.journal import JournalFile
+from elasticdl.master.outcome import (
+    outcome_of,
+    with_resume_command,
+)
+from elasticdl.master.platform.platform import Handover, MasterEnvironment, Platform
+from elasticdl.master.preflight import Preflight
+from elasticdl.master.status.access import AccessGuard
+from elasticdl.master.status.job_view import JobView, job_status
+from elasticdl.master.status.server import StatusServer
+from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.rpc.rendezvous import Rendezvous
+from elasticdl.shard import Source, Task
+from elasticdl.tokens import process_token
+
+_MAIN_TASK = {
+    Action.TRAIN: Task.TRAINING,
+    Action.EVALUATE: Task.EVALUATION,
+    Action.PREDICT: Task.PREDICTION,
+}
+
+
+@final
+class Master:
+    """All parts of one master."""
+
+    def __init__(self, environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> None:
+        self._environment = environment
+        self._spec = self._settled = spec
+        """The job as it was submitted, and with what the preflight decides."""
+        self._platform = platform
+        self._handover = Handover()
+        directory = environment.directory
+        self._term = _next_term(environment)
+        # Nobody listens at the old address any more.
+        directory.master.unlink(missing_ok=True)
+        clock = SystemClock()
+        self.record = JobRecord(spec, directory, clock)
+        self.queue = EventQueue(clock, self.record.event_log.began_s)
+        self.core = JobState(spec, platform.limits)
+        self._certificates = certificates(environment)
+        self._registry = PsRegistry(spec.cluster.num_ps_pods, self._server_control)
+        self._between_steps = asyncio.Lock()
+        self._fences = Fences(self._registry, self._between_steps)
+        self._gateway = self._process_gateway()
+        self._archive = CheckpointArchive(spec, directory.checkpoints)
+        self._sources: tuple[Source, ...] = ()
+        service = MasterService(
+            self.queue, self._gateway, self._welcome(), self.status_json, self.core
+        )
+        self._server = MasterServer(service, self._certificates.own)
+        self._view = self._job_view()
+        self._page = StatusServer(
+            self._view,
+            AccessGuard(environment.token, environment.page.names),
+            self._term,
+            directory.logs,
+            context=self._certificates.page,
+        )
+        self._begun = asyncio.Event()
+        self._finish: FinishJob | None = None
+
+    def _server_control(self, name: ProcessName, address: str) -> GrpcServerControl:
+        environment = self._environment
+        token = process_token(environment.token, str(name))
+        return GrpcServerControl(str(name), address, token, self._term, environment.trusted)
+
+    def _process_gateway(self) -> ProcessGateway:
+        context = self._certificates.rendezvous
+        return ProcessGateway(
+            self.queue,
+            self._registry,
+            self._fences,
+            _MAIN_TASK[self._spec.action],
+            self.core.may_attach,
+            partial(RingCoordinator, rendezvous=Rendezvous(context=context))
+            if self._spec.trains_on_ring
+            else None,
+        )
+
+    def _welcome(self) -> Welcome:
+        return Welcome(
+            self._environment.token,
+            self._term,
+            lambda: self._settled.model_dump_json(),
+            lambda: self._archive.restore_from,
+            lambda: self._sources,
+            self._environment.authority,
+        )
+
+    def _job_view(self) -> JobView:
+        what = about(
+            self._spec,
+            self.record.event_log.started_at,
+            self._environment.page.namespace,
+            after_a_stop(self._spec, self._environment.directory),
+        )
+        return JobView(
+            what, self.core, self._gateway, self.queue, self.record.event_log, self.record.collector
+        )
+
+    def status(self) -> JobStatus:
+        """Return the core's status with the measurements of processes."""
+        return job_status(self.core, self._gateway)
+
+    def status_json(self) -> str:
+        """Return the same as JSON."""
+        return json.dumps(self.status().to_json())
+
+    def outcome(self, finish: FinishJob) -> tuple[Outcome, JobStatus | None]:
+        """Return the outcome and the last status; the status is None if the job did not begin."""
+        directory = self._environment.directory
+        if not self.core.begun:
+            return outcome_of(finish, directory), None
+        status = self._last_status(finish)
+        return outcome_of(finish, directory, self._spec, status, self.core.receipt()), status
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the job continues without this master."""
+        return self._handover.to_the_next
+
+    async def run(self) -> FinishJob:
+        """Run from the first event to the last command.
+
+        Every process is gone when it returns or raises, unless it `has_left`.
+        """
+        environment, directory = self._environment, self._environment.directory
+        port = await self._server.start(environment.host, environment.port)
+        journal = JournalFile(directory.journal)
+        try:
+            if self._gateway.ring is not None:
+                await self._gateway.ring.start(
+                    environment.host.strip("[]"), environment.rendezvous_port
+                )
+            process_env = self._platform.process_env(self._spec, environment, port)
+            page, problem = await self._open_page()
+            async with self._platform.cluster(self._handover) as cluster:
+                self._tell_address(process_env.address, page)
+                self._finish = await self._drive(journal, cluster, process_env, problem)
+                return self._finish
+        finally:
+            await self._page.close(self._finish and self.with_resume_command(self._finish))
+            if self._gateway.ring is not None:
+                await self._gateway.ring.close()
+            await self._registry.close()
+            await self._server.close()
+            journal.close()
+            self.record.close()
+            directory.master.unlink(missing_ok=True)
+
+    async def _open_page(self) -> tuple[str, str]:
+        """Open the page; return its address, or the problem. A job runs without its page too."""
+        wanted = self._environment.page
+        try:
+            port = await self._page.start(
+                wanted.host, wanted.port or self._spec.cluster.status_port
+            )
+        except OSError as error:
+            return "", f"cannot serve the status page: {error.strerror or error}"
+        scheme = "http" if self._certificates.page is None else "https"
+        return f"{scheme}://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
+
+    async def _drive(
+        self, journal: JournalFile, cluster: Cluster, process_env: ProcessEnv, problem: str
+    ) -> FinishJob:
+        preparation = JobPreparation(
+            self.queue,
+            self._spec,
+            self._environment.directory,
+            self._archive,
+            partial(self._platform.check, process_env),
+            lambda preflight, start: self._begin(preflight, start, cluster, executor),
+        )
+        deps = ExecutorDeps(
+            Launcher(cluster, process_env),
+            self._fences,
+            Snapshots(self._registry, between_steps=self._between_steps),
+            self._archive,
+            self.record.event_log,
+            self.record.metrics,
+            preparation.run,
+        )
+        executor = Executor(self.queue, self._gateway, deps)
+        executor.carry_out(self.record.begins(self._term, self.queue.at_s()))
+        for warning in (*self._environment.warnings, *([problem] if problem else ())):
+            executor.carry_out(Announce("job", warning, level="warning"))
+        self.queue.post(MasterStarted(self.queue.at_s()))
+        driver = Driver(self.core, journal, self.queue, self._gateway, executor)
+        try:
+            return await driver.run(self._observed(cluster))
+        except asyncio.CancelledError:
+            for process in () if self.has_left else self.core.status().processes:
+                await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
+            raise
+
+    def _begin(
+        self, preflight: Preflight, start: JobStart, cluster: Cluster, executor: Executor
+    ) -> None:
+        """Begin the job, unless a person has stopped it meanwhile."""
+        if not self.core.begun:
+            return
+        directory = self._environment.directory
+        for stale in (directory.receipt, directory.report, directory.newest):
+            # These describe the previous run; readers would take them for this run's.
+            stale.unlink(missing_ok=True)
+        self._sources = (*preflight.training, *preflight.validation, *preflight.prediction)
+        self._archive.restore_from = start.restore_from
+        if self._gateway.ring is not None:
+            self._gateway.ring.begin_from = start.restore_from
+        self._view.cluster = cluster
+        self.record.collector.paused = False
+        self._train_in_steps(preflight, executor)
+        for warning in preflight.raw.get("warnings") or ():
+            executor.carry_out(Announce("job", f"Warning: {warning}", level="warning"))
+        self._begun.set()
+
+    def _train_in_steps(self, preflight: Preflight, executor: Executor) -> None:
+        """Train in synchronous steps if the user or the preflight chose them."""
+        if preflight.sync is not None:
+            self._settled = self._spec.replace(sync=preflight.sync)
+        if self._settled.trains_in_steps:
+            self._gateway.train_in_steps(self._turns)
+        choice = preflight.raw.get("steps") or {}
+        if text := choice.get("text"):
+            level = "warning" if choice.get("level") == "warning" else "info"
+            executor.carry_out(Announce("staleness", str(text), level=level))
+
+    def _turns(self, orders: OrderStreams) -> StepTurns:
+        spec = self._settled
+        return StepTurns(
+            Steps(spec.gradients_per_step, spec.training.backup_workers),
+            self.core.step_outlook,
+            self.queue,
+            self._registry,
+            orders,
+            self._between_steps,
+        )
+
+    async def _observed(self, cluster: Cluster) -> AsyncIterator[ProcessObserved | ProcessExited]:
+        """Yield what the cluster shows, once the job has begun.
+
+        A pod that an earlier master could not end keeps its name. The core must hear of its end
+        only after it has ordered a process of that name; the next one gets another name.
+        """
+        await self._begun.wait()
+        async for event in cluster.observe():
+            yield event
+
+    async def leave(self, running: asyncio.Future[FinishJob]) -> None:
+        """Leave the job to the next master, with a checkpoint if there is time.
+
+        A job that is about to end may do so.
+        """
+        spec = self._spec
+        kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
+        await checkpoint_in_time(
+            self.core, self.queue, running, lambda: kept and bool(self._registry.attached())
+        )
+        self.leave_now(running)
+
+    def leave_now(self, running: asyncio.Future[FinishJob]) -> None:
+        """Leave at once. A job that a person stopped has no next master: it ends."""
+        self._handover.to_the_next = self.core.status().exit_code is None
+        running.cancel()
+
+    def with_resume_command(self, finish: FinishJob) -> FinishJob:
+        """Add the next step to the end of the job."""
+        return with_resume_command(
+            finish, self._spec.model_dump(mode="json"), self._environment.directory
+        )
+
+    def close_record(self, finish: FinishJob) -> None:
+        """Record the last event: how the job ended."""
+        self.record.ends(finish, self.queue.clock.wall_s(), self.queue.at_s())
+
+    def snapshot(self, outcome: Outcome, status: JobStatus) -> dict[str, object]:
+        """Return the data of page and report for the ended job."""
+        now = self.queue.clock.wall_s()
+        reading = StatusReading(self._view.about, status, outcome.state, now)
+        logs = ends_in(self._environment.directory.logs, status)
+        record = record_of(self.record.event_log, status)
+        return snapshot(reading, record, self.record.collector.as_list(), outcome, logs)
+
+    def _last_status(self, finish: FinishJob) -> JobStatus:
+        status = self.status()
+        if status.phase == Phase.ENDED:
+            return status
+        why = finish.message.partition("\n")[0]
+        return cut_short(status, finish.message, finish.exit_code, f"killed with the job: {why}")
+
+    def _tell_address(self, address: str, page: str) -> None:
+        # In a pod the token stays in its Secret: many users may be able to read a volume.
+        token = "" if self._platform.has_next else self._environment.token
+        # It travels with the token: who may read one may rely on the other.
+        trusted = self._environment.trusted if token else None
+        master = MasterAddress(address, page, os.getpid(), self._term, token, trusted or "")
+        write_master(self._environment.directory, master)
+
+
+def _next_term(environment: MasterEnvironment) -> int:
+    """Exceed the term of a master that died without removing its file."""
+    before = read_master(environment.directory)
+    return max(environment.term, before.term + 1 if before is not None else 1)
