@@ -29,6 +29,7 @@ from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import has_gpu
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.template import Forked, Template, TemplateLimits
+from tests.open_files import open_files
 from tests.waiting import gone, process_state, until, until_async
 
 pytestmark = pytest.mark.process
@@ -82,14 +83,14 @@ def run(
     """Play a story on a cluster. It leaves no process and no open file behind."""
 
     async def played() -> Any:
-        before = os.listdir("/proc/self/fd")
+        before = open_files()
         cluster = LocalCluster(directory / "logs", cores=2, worker_imports=imports)
         try:
             async with asyncio.timeout(2 * LIMIT_S):
                 result = await story(cluster)
         finally:
             await cluster.close()
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert open_files() <= before
         return result
 
     result = asyncio.run(played())
