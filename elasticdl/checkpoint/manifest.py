@@ -49,12 +49,15 @@ def parse_manifest(text: str, where: str) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise Corrupted(
-            f"{where}: {'.'.join(map(str, problem['loc'])) or 'manifest'}: {problem['msg']}"
-        ) from error
+        raise corrupted(f"{where}: manifest", error) from error
     if manifest.format != FORMAT:
         raise Corrupted(
             f"{where}: the format is {manifest.format}, this version reads format {FORMAT}"
         )
     return manifest
+
+
+def corrupted(where: str, error: ValidationError) -> Corrupted:
+    """The error of a file whose JSON, at `where`, is wrong: it names the first problem."""
+    problem = error.errors()[0]
+    return Corrupted(": ".join([where, *(str(key) for key in problem["loc"]), problem["msg"]]))

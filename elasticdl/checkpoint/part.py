@@ -19,6 +19,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from elasticdl.checkpoint.manifest import corrupted
 from elasticdl.embedding.spec import ParametersSpec, even_slice
 from elasticdl.errors import Corrupted
 
@@ -182,10 +183,7 @@ def read_header(path: Path) -> Part:
     try:
         header = PartHeader.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise Corrupted(
-            f"{path}: {'.'.join(map(str, problem['loc'])) or 'header'}: {problem['msg']}"
-        ) from error
+        raise corrupted(f"{path}: header", error) from error
     if (contradiction := header.problem()) is not None:
         raise Corrupted(f"{path}: {contradiction}")
     part = Part(header, _FRONT.size + size)

@@ -338,25 +338,37 @@ class RingStep:
             packing.get(number) / tf.cast(divisor, self._model.averaged[index].dtype)
             for index, number in enumerate(averages)
         ]
-        finite = tf.stack(
-            [_finite(loss), *(_finite(part) for part in gradients if part is not None)]
-        )
-
-        def apply() -> Tensor:
-            if rate is not None:
-                rate.assign(tf.cast(rates[0], rate.dtype))
-            self._model.optimizer.apply(gradients, list(self._model.trainable))
-            for variable, change in zip(self._model.averaged, changes, strict=True):
-                variable.assign(variable.value + change)
-            for variable, value in mine.local:
-                variable.assign(value)
-            return tf.constant(True)
-
+        finite = tf.stack([_finite(part) for part in (loss, *gradients) if part is not None])
         # Apply only after the last reduction: a ring that breaks there leaves no partial step.
         with tf.control_dependencies(changes):
             good = tf.logical_and(examples > 0, tf.reduce_all(finite))
-        tf.cond(good, apply, lambda: tf.constant(False))
+        tf.cond(
+            good,
+            lambda: self._apply(rates, gradients, changes, mine.local),
+            lambda: tf.constant(False),
+        )
         return [loss / divisor, examples, wishes, finite]
+
+    def _apply(
+        self,
+        rates: list[Tensor],
+        gradients: list[Any],
+        changes: list[Tensor],
+        local: list[tuple[Any, Tensor]],
+    ) -> Tensor:
+        """Apply reduced gradients and changes of averages; set this member's own variables.
+
+        `rates`: rank 0's learning rate; empty for a schedule.
+        """
+        rate = self._rate()
+        if rate is not None:
+            rate.assign(tf.cast(rates[0], rate.dtype))
+        self._model.optimizer.apply(gradients, list(self._model.trainable))
+        for variable, change in zip(self._model.averaged, changes, strict=True):
+            variable.assign(variable.value + change)
+        for variable, value in local:
+            variable.assign(value)
+        return tf.constant(True)
 
     def _rate(self) -> keras.Variable:
         """The learning rate variable, or None for a schedule.

@@ -20,7 +20,7 @@ from elasticdl.ps.process import before_leaving, in_thread
 from elasticdl.ps.saving import ServerPart, restore, restore_newest_intact
 from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.channel import SyncChecks, server_options
-from elasticdl.rpc.conversation import Drain, Finish, Report, State, TellState
+from elasticdl.rpc.conversation import Attached, Drain, Finish, Report, State, TellState
 from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_server
 from elasticdl.rpc.master_client import AWAY_S, MasterClient
 from elasticdl.rpc.secured import bound_port
@@ -87,18 +87,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     guard = TermGuard(environment.token)
     guard.learn(attached.term)
     place = ServerPart(environment.name.index, attached.spec.cluster.num_ps_pods, attached.run)
-    (key,) = attached.bulk_tokens
-    certificate = private_key = ""
-    if certified is not None:
-        certificate, private_key = certified.certificate, certified.key
-    server = _native.Server(
-        place.server,
-        place.servers,
-        key,
-        certificate,
-        private_key,
-        steps=attached.spec.trains_in_steps,
-    )
+    server = _native_server(place, attached, certified)
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
@@ -117,6 +106,28 @@ def serve(environment: RoleEnvironment) -> ExitCode:
         bulk,
         "none yet" if version is None else version,
     )
+    return _follow_orders(client, asked)
+
+
+def _native_server(
+    place: ServerPart, attached: Attached, certified: CertifiedKey | None
+) -> _native.Server:
+    (key,) = attached.bulk_tokens
+    certificate, private_key = (
+        (certified.certificate, certified.key) if certified is not None else ("", "")
+    )
+    return _native.Server(
+        place.server,
+        place.servers,
+        key,
+        certificate,
+        private_key,
+        steps=attached.spec.trains_in_steps,
+    )
+
+
+def _follow_orders(client: MasterClient, asked: threading.Event) -> ExitCode:
+    """Serve until the master ends the job or this server; `asked` wakes the reports."""
     for order in client.orders():
         match order:
             case Finish():

@@ -279,7 +279,7 @@ MUTANTS = (
         "those out of the ring keep their leases",
         RING,
         "master.core.ring.membership:RingMembership._publish",
-        'self._leasing.revoke(name, "the ring continues without it")',
+        'self._leasing.revocation.revoke(name, "the ring continues without it")',
         "pass",
     ),
     Mutant(

@@ -87,6 +87,32 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
 
     `spec` is the master's: its command and environment.
     """
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": plan.name,
+            **({"namespace": plan.namespace} if plan.namespace else {}),
+            "labels": labels(plan.name, MASTER),
+        },
+        "spec": {
+            "suspend": plan.suspended,
+            "completions": 1,
+            "parallelism": 1,
+            "backoffLimit": plan.relaunches,
+            "ttlSecondsAfterFinished": plan.ttl_s,
+            # Never two masters: the next one starts after the last one has ended.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _failure_rules()},
+            "template": {
+                "metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()},
+                "spec": _master_pod(plan, spec),
+            },
+        },
+    }
+
+
+def _master_pod(plan: JobPlan, spec: ProcessSpec) -> Json:
     master = pod_spec(plan.name, plan.master, spec)
     master["containers"][0]["env"] += [
         from_field("ELASTICDL_NAMESPACE", "metadata.namespace"),
@@ -112,29 +138,7 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
     if plan.page_secret:
         source = {"secret": {"secretName": plan.page_secret, "defaultMode": 0o444}}
         mount(master, "page", source, PAGE_FOLDER, read_only=True)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": plan.name,
-            **({"namespace": plan.namespace} if plan.namespace else {}),
-            "labels": labels(plan.name, MASTER),
-        },
-        "spec": {
-            "suspend": plan.suspended,
-            "completions": 1,
-            "parallelism": 1,
-            "backoffLimit": plan.relaunches,
-            "ttlSecondsAfterFinished": plan.ttl_s,
-            # Never two masters: the next one starts after the last one has ended.
-            "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _failure_rules()},
-            "template": {
-                "metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()},
-                "spec": master,
-            },
-        },
-    }
+    return master
 
 
 def token_secret(owner: Owner, token: str, authority: CertifiedKey | None = None) -> Json:

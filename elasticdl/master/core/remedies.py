@@ -102,7 +102,7 @@ class Remedies:
         if extra:
             # Revoke the others, too: which part of the worker's work is valid is unknown. This
             # comes last, because it takes back shards as well.
-            self._leasing.revoke(name, "the master does not know all of these leases")
+            self._leasing.revocation.revoke(name, "the master does not know all of these leases")
 
     def _say(self, text: str) -> None:
         details = meaning(EventKind.FAILED)

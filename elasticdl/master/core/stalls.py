@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -41,6 +40,7 @@ from elasticdl.master.core.obligations import Obligations
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.progress_marks import Mark, ProgressMarks
 from elasticdl.master.core.remedies import Remedies
+from elasticdl.master.core.stall import Rung, Stall
 
 _TIMES_LONGEST = 5.0
 _WITHOUT_PROGRESS_TIMES = 10.0
@@ -49,29 +49,6 @@ _LOOK_S = 5.0
 _MOST_BUSY_ENDS = 3
 _MOST_TOLD = 3
 _DIAGNOSIS_CHARS = 2_000
-
-
-class Rung(StrEnum):
-    """The latest step taken against a stall."""
-
-    NAMED = "named"
-    ASKED = "asked for their state"
-    FORMED = "new ring generation formed"
-    REPLACED = "process replaced"
-    ENDED = "job ended"
-
-
-@dataclass(slots=True)
-class _Stall:
-    """One stall.
-
-    `since_s`: the last movement before it. `acted_s`: when the last step was taken.
-    """
-
-    since_s: float
-    acted_s: float
-    owed: list[Obligation]
-    rung: Rung = Rung.NAMED
 
 
 @dataclass(slots=True)
@@ -114,7 +91,7 @@ class Stalls:
         self._remedies = remedies
         self._least_s = activities.bound_s
         self._clock = _Clock()
-        self._stall: _Stall | None = None
+        self._stall: Stall | None = None
         self._words: dict[ProcessName, tuple[bool, int, int, bool]] = {}
         """What each ring member last reported about itself."""
         self._asked: dict[ProcessName, float] = {}
@@ -316,7 +293,7 @@ class Stalls:
     def _able_s(self) -> float:
         return max(self._clock.progress_s, self._clock.able_s)
 
-    def _pause_s(self, stall: _Stall) -> float:
+    def _pause_s(self, stall: Stall) -> float:
         """How long the last step has to take effect."""
         if stall.rung is not Rung.ASKED:
             return self._least_s
@@ -339,7 +316,7 @@ class Stalls:
         clock, now_s = self._clock, self._context.now_s
         moves = self.quiet_s < self.bound_s
         since_s = self._able_s() if moves else clock.moved_s
-        stall = self._stall = _Stall(since_s, now_s, owed)
+        stall = self._stall = Stall(since_s, now_s, owed)
         still = f"no {'progress' if moves else 'activity'} for {now_s - since_s:.0f} s"
         diagnosis = f"{still}, waiting for {self._described(owed)}"
         details = meaning(
@@ -361,7 +338,7 @@ class Stalls:
             + more
         )
 
-    def _next(self, stall: _Stall) -> None:
+    def _next(self, stall: Stall) -> None:
         """Take the next step that applies to this job."""
         # Slow workers within their own limits are no stall; straggler bounds deal with them.
         if stall.rung in (Rung.ASKED, Rung.FORMED) and self._remedies.paced(stall.owed[0].debtors):
@@ -386,7 +363,7 @@ class Stalls:
             case Rung.ENDED:
                 return
 
-    def _ask_debtors(self, stall: _Stall) -> None:
+    def _ask_debtors(self, stall: Stall) -> None:
         stall.rung = Rung.ASKED
         debtors = dict.fromkeys(name for one in stall.owed[:_MOST_TOLD] for name in one.debtors)
         for name in list(debtors)[: 2 * _MOST_TOLD]:
@@ -399,7 +376,7 @@ class Stalls:
             self._asked[name] = self._context.now_s
             self._context.orders.give(AskState(name))
 
-    def _replace(self, stall: _Stall) -> None:
+    def _replace(self, stall: Stall) -> None:
         candidates = [
             process
             for name in stall.owed[0].debtors
@@ -414,7 +391,7 @@ class Stalls:
         self._announce(f"still stalled: replacing {process.name}", meaning(EventKind.FAILED))
         self._remedies.replace(process, why)
 
-    def _end(self, stall: _Stall) -> None:
+    def _end(self, stall: Stall) -> None:
         stall.rung = Rung.ENDED
         now_s = self._context.now_s
         text = (
@@ -491,19 +468,7 @@ class Stalls:
 
     def status(self) -> StallStatus | None:
         """The stall for the status; None without one."""
-        stall = self._stall
-        if stall is None:
-            return None
-        owed = stall.owed[0]
-        return StallStatus(
-            since_s=stall.since_s,
-            bound_s=self.bound_s,
-            waits_for=owed.what,
-            debtors=tuple(map(str, owed.debtors)),
-            owed_since_s=owed.since_s,
-            numbers=owed.numbers,
-            step=str(stall.rung),
-        )
+        return self._stall.status(self.bound_s) if self._stall is not None else None
 
 
 def _changes_processes(commands: Sequence[Command]) -> bool:

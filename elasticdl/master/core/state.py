@@ -252,7 +252,7 @@ class JobState:
             case events.GradientDropped():
                 if event.partly_applied and self._context.work is not None:
                     self._context.work.repeated_at_least = True
-                self._leasing.revoke(event.worker, event.reason)
+                self._leasing.revocation.revoke(event.worker, event.reason)
             case events.StepDelayed():
                 self._context.step_delay = event.reason
                 self._context.step_misses = event.missing
@@ -292,7 +292,7 @@ class JobState:
                     self._lifecycle.went_on(event.worker, "")
                 self._coordination.member_reported(event)
             case events.StateReported():
-                self._leasing.state_reported(event)
+                self._leasing.revocation.state_reported(event)
             case events.ActivityReported():
                 pass  # `Stalls.saw` takes it in.
             case events.ConnectionLost():
@@ -330,7 +330,7 @@ class JobState:
             self._stalls.forgive()
         self._lifecycle.tick()
         self._waits.tick()
-        self._leasing.tick()
+        self._leasing.revocation.tick()
         self._reconciliation.tick()
         self._checkpointing.tick()
         self._stalls.tick()

@@ -52,6 +52,7 @@ _LOST: Final = frozenset(
     (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED, Cause.NODE_LOST, Cause.DELETED)
 )
 """Ends that say nothing of the model: another pod checks it."""
+_POD: Final = "the pod that checks model and data"
 _OUTPUT_BYTES: Final = 8 << 20
 
 
@@ -118,13 +119,13 @@ class CheckPod:
             if verdict.cause not in _LOST or attempt > self._limits.most_lost:
                 self._judge(status, verdict.cause, verdict.text)
                 return
-            self.waits_for = f"{_WHOSE} was lost ({verdict.text}): starting another one"
+            self.waits_for = f"{_POD} was lost ({verdict.text}): starting another one"
             await self._delete()
 
     def fail(self, error: BaseException) -> None:
         """Have `end` raise this error."""
         if not isinstance(error, ElasticDLError):
-            error = PermanentError(f"cannot follow {_WHOSE}: {error!r}")
+            error = PermanentError(f"cannot follow {_POD}: {error!r}")
         self._error = error
 
     async def close(self) -> None:
@@ -162,7 +163,7 @@ class CheckPod:
             except CreateRefused as refused:
                 if not refused.retry:
                     self._existing = None  # A pod of that name is somebody else's.
-                    raise ClusterRefused(f"{_WHOSE} cannot be created: {refused.reason}") from None
+                    raise ClusterRefused(f"{_POD} cannot be created: {refused.reason}") from None
                 self._wait(refused.reason, began_s)
                 await asyncio.sleep(self._limits.again_s)
 
@@ -175,11 +176,11 @@ class CheckPod:
             try:
                 now = await self._api.get(f"{self._path}/{pod['metadata']['name']}")
             except ApiAway as away:
-                self.waits_for = f"{_WHOSE} is out of sight: {away.message}"
+                self.waits_for = f"{_POD} is out of sight: {away.message}"
                 continue
             except ApiRefused as refused:
                 if refused.status.code != 404:
-                    raise ClusterRefused(f"cannot see {_WHOSE}: {refused.message}") from refused
+                    raise ClusterRefused(f"cannot see {_POD}: {refused.message}") from refused
                 now = None
             if now is None or uid(now) != uid(pod):
                 return ExitStatus(reason=DELETED)
@@ -206,10 +207,10 @@ class CheckPod:
         """Show what the pod waits for. Raises ClusterRefused if it has waited for too long."""
         waited_s = asyncio.get_running_loop().time() - began_s
         if waited_s > self._limits.quiet_s:
-            self.waits_for = f"{_WHOSE} waits: {text}"
+            self.waits_for = f"{_POD} waits: {text}"
         if waited_s > self._limits.place_s:
             raise ClusterRefused(
-                f"{_WHOSE} got no place within {self._limits.place_s:g} s: {text}",
+                f"{_POD} got no place within {self._limits.place_s:g} s: {text}",
                 hint="it requests what a worker requests: lower --worker-resource-request, or free"
                 " the cluster",
             )
@@ -251,7 +252,7 @@ class CheckPod:
             )
             self._error.exit_code = ExitCode.USAGE
         elif cause in _LOST or cause in (Cause.IMAGE, Cause.START_ERROR):
-            self._error = ClusterRefused(f"{_WHOSE} ended: {text}{_detail(status)}")
+            self._error = ClusterRefused(f"{_POD} ended: {text}{_detail(status)}")
         elif status.signal is not None:
             self._end = f"signal {signal.Signals(status.signal).name}"
         else:
@@ -278,12 +279,9 @@ class CheckPod:
                 _LOG.warning("cannot delete pod %s: %s", pod["metadata"]["name"], error)
 
 
-_WHOSE: Final = "the pod that checks model and data"
-
-
 def _cannot_start(problem: Trouble) -> ClusterRefused:
     return ClusterRefused(
-        f"{_WHOSE} cannot start: {problem.text}",
+        f"{_POD} cannot start: {problem.text}",
         hint="workers would have the same image: see --image-name and --image-pull-secrets",
     )
 

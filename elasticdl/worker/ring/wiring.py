@@ -92,8 +92,7 @@ def assemble_ring(
     Raises UserError for any mistake in the module, CannotRun without Horovod.
     """
     spec = assignment.spec
-    relay = RelayThread(master.authority, MASTER_NAME) if master.authority is not None else None
-    ring = HorovodRing(master_host=master.host, relay=relay)
+    ring = _ring(master)
     module = load_module(spec.model)
     sources = sources_of(assignment, module)
     model = built(assignment, module, sources)
@@ -131,6 +130,11 @@ def assemble_ring(
     parts = RingParts(ring, exchange, RingStep(model, ring), reading, listener)
     trainer = RingTrainer(str(assignment.name), master.host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
+
+
+def _ring(master: MasterOfRing) -> HorovodRing:
+    relay = RelayThread(master.authority, MASTER_NAME) if master.authority is not None else None
+    return HorovodRing(master_host=master.host, relay=relay)
 
 
 @final

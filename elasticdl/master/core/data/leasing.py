@@ -10,11 +10,9 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
-from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import (
-    AskState,
     GrantLease,
     NoLeaseNow,
     RevokeLeases,
@@ -23,6 +21,7 @@ from elasticdl.master.core.commands import (
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
+from elasticdl.master.core.data.revocation import Revocation
 from elasticdl.master.core.data.stragglers import StragglerBounds
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
@@ -31,7 +30,6 @@ from elasticdl.master.core.events import (
     LeaseRequested,
     LeaseReturned,
     ProgressReported,
-    StateReported,
     TaskFailed,
 )
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -40,7 +38,6 @@ from elasticdl.shard import Applied, Lease, Task
 
 LEASES_PER_WORKER = 2
 _LEAVE_LIMIT_S = 60.0
-_ASK_AGAIN_S = 3.0
 
 
 @final
@@ -53,9 +50,8 @@ class Leasing:
         self._context = context
         self._evaluation = evaluation
         self._reconciliation = reconciliation
+        self.revocation = Revocation(context, evaluation)
         self.pace = StragglerBounds()
-        self._asked_s: dict[ProcessName, float] = {}
-        """When workers that hold revoked shards were last asked."""
 
     # requests
 
@@ -106,7 +102,7 @@ class Leasing:
             self._evaluation.lease(process.name)
             or self._work_lease(process.name)
             or self._export_lease(process.name)
-            or (self._has_revoked(process.name) and "its revoked shards are not back yet")
+            or (self.revocation.is_open(process.name) and "its revoked shards are not back yet")
             or self.idle_reason()
         )
 
@@ -128,19 +124,10 @@ class Leasing:
         work = self._context.work
         if work is None or self._context.phase is not Phase.WORKING:
             return None
-        if self._has_revoked(worker):
+        if self.revocation.is_open(worker):
             return None
         held = work.take(worker, self._context.now_s)
         return work.lease(held) if held else None
-
-    def _has_revoked(self, worker: ProcessName) -> bool:
-        """Whether revoked shards of a worker are not back yet.
-
-        It gets no new ones before: a push of a later lease says that all earlier ones are trained
-        (`pieces.reached`).
-        """
-        held_by = self._context.work.held_by(worker) if self._context.work else ()
-        return any(held.stage is Stage.CLOSING for held in held_by)
 
     def _export_lease(self, worker: ProcessName) -> Lease | None:
         export = self._context.export
@@ -431,63 +418,6 @@ class Leasing:
         self._context.ended_early = why
         work.stop()
         return True
-
-    def revoke(self, worker: ProcessName, reason: str) -> None:
-        """Void the leases of a live worker.
-
-        Evaluation shards go back at once; training shards go back after their last reports.
-        """
-        process, work = self._context.worker(worker), self._context.work
-        if process is None:
-            return
-        process.revoked = True
-        self._evaluation.lost(worker, "")
-        held_by = work.held_by(worker) if work else ()
-        for held in held_by:
-            if held.stage is Stage.LEASED:
-                # The worker may have pushed steps that it has not reported. The shard comes back
-                # when the worker says that it no longer holds it.
-                held.stage, held.since_s = Stage.CLOSING, self._context.now_s
-        self._context.orders.give(RevokeLeases(worker, reason))
-        if held_by:
-            self._ask_for(worker)
-
-    def _ask_for(self, worker: ProcessName) -> None:
-        """Ask a worker what it still holds; it receives this order after the revocation."""
-        self._asked_s[worker] = self._context.now_s
-        self._context.orders.give(AskState(worker))
-
-    def state_reported(self, event: StateReported) -> None:
-        """Take back revoked shards that the worker no longer holds.
-
-        It pushes nothing more for them, and it has already reported all that it pushed.
-        """
-        work = self._context.work
-        reported = {(applied.shard, applied.attempt) for applied in event.held}
-        closed = [
-            held
-            for held in (work.held_by(event.process) if work else ())
-            if held.stage is Stage.CLOSING
-            and (held.piece.shard.id, held.piece.attempt) not in reported
-        ]
-        for held in closed:
-            assert work is not None
-            work.give_back(held)
-        if closed:
-            text = f"{amount(len(closed), 'revoked shard')} returned"
-            self._context.orders.announce("shard", text, process=event.process)
-
-    def tick(self) -> None:
-        """Ask holders of revoked shards again: a push may be in progress, or the order was lost."""
-        work, now_s = self._context.work, self._context.now_s
-        holders = {
-            held.worker
-            for held in (work.held.values() if work else ())
-            if held.stage is Stage.CLOSING
-        }
-        for worker in sorted(holders):
-            if now_s - self._asked_s.get(worker, 0.0) >= _ASK_AGAIN_S:
-                self._ask_for(worker)
 
     def limit_s(self, process: Process) -> float | None:
         """How long the worker may go without progress on its leases; None without leases."""

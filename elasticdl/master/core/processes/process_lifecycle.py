@@ -340,7 +340,9 @@ class ProcessLifecycle:
         if process.name.role is Role.WORKER:
             return self._leasing.lost(process, blame)
         for holder in self._evaluation.server_lost(process.name):
-            self._leasing.revoke(holder, f"the view that it evaluates was lost with {process.name}")
+            self._leasing.revocation.revoke(
+                holder, f"the view that it evaluates was lost with {process.name}"
+            )
         return False
 
     def _give_more(self, process: Process) -> bool:

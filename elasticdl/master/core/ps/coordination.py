@@ -72,7 +72,7 @@ class PsCoordination:
     def recall(self, why: str) -> None:
         held = self._context.work.held.values() if self._context.work else ()
         for name in dict.fromkeys(one.worker for one in held if one.stage is Stage.LEASED):
-            self._leasing.revoke(name, why)
+            self._leasing.revocation.revoke(name, why)
 
     def unknown_leases(self, reported: set[LeaseKey], held: set[LeaseKey]) -> set[LeaseKey]:
         return reported - held
@@ -134,7 +134,7 @@ class PsCoordination:
         ):
             return  # A late report of the initial values.
         for process in tuple(context.processes.workers()):
-            self._leasing.revoke(process.name, "training restarts")
+            self._leasing.revocation.revoke(process.name, "training restarts")
         self._evaluation.abandon()
         repeated = restore_ledger(context, self._evaluation, "", worker)
         # A surviving server may be ahead: versions count from what all servers have.

@@ -287,7 +287,7 @@ class RingMembership:
                 # It is out of the ring: only what it reports after learning that counts.
                 report.free_since_s = None
                 # Its weights are no longer the ring's: others get the leases that use them.
-                self._leasing.revoke(name, "the ring continues without it")
+                self._leasing.revocation.revoke(name, "the ring continues without it")
         # The generation goes on from the weights of its members. Others fall behind with its first
         # step.
         self._holders = {name: None for name in self._holders if name in decision.members}
