@@ -80,7 +80,11 @@ def inputs_of(model: keras.Model, features: Structure | None, module: ModelModul
     with warnings.catch_warnings():
         # If call() raises, Keras warns that it cannot build the model, then raises the same error.
         warnings.filterwarnings("ignore", message="Layer .* looks like it has unbuilt state")
-        model(tf.nest.map_structure(_symbolic, specs))
+        if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
+            # Keras would call the model with symbolic tensors that are not ragged.
+            tf.function(model, autograph=False).get_concrete_function(specs)
+        else:
+            model(tf.nest.map_structure(_symbolic, specs))
     return specs
 
 
@@ -89,7 +93,6 @@ def _symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
         spec.shape[1:],
         dtype=spec.dtype.name,
         sparse=isinstance(spec, tf.SparseTensorSpec),
-        ragged=isinstance(spec, tf.RaggedTensorSpec),
     )
 
 

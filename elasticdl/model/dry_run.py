@@ -58,7 +58,7 @@ class DryRun:
     def train(self, features: Structure, labels: Structure) -> DryRunStep:
         """Run one training step, after checking the shape of the loss. Raises UserError."""
         outputs = self.predict(features)
-        with user_code("loss", self.module.zoo):
+        with user_code("loss", self.module.zoo, self.module.loss):
             value = self.module.loss(labels, tf.nest.map_structure(tf.convert_to_tensor, outputs))
         _check_loss(value, outputs, self.module)
         if self.ring is not None:

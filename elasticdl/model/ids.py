@@ -18,8 +18,10 @@ import tensorflow as tf
 from elasticdl.errors import UserError
 from elasticdl.model import embedding_hooks
 from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.model.module import ModelModule
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
+from elasticdl.model.usercode import TABLE_ADVICE, place, users_frames
 from elasticdl.rpc.parameters import Int64s
 
 Key: TypeAlias = tuple[Any, ...]
@@ -67,12 +69,14 @@ def as_int64(tensor: Tensor) -> Int64s:
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def trace_ids(ps_model: PsModel, specs: Structure, *, training: bool) -> IdGraph:
+def trace_ids(
+    ps_model: PsModel, module: ModelModule, specs: Structure, *, training: bool
+) -> IdGraph:
     """Trace the model for features of these type specs.
 
     Raises:
-        UserError: ids depend on an embedding's rows, or a layer is called within a loop; the
-            message names the layer.
+        UserError: ids depend on an embedding's rows, or a layer is called within a loop (names the
+            layer), or the call makes a lookup table (names the line).
     """
     seen: list[tuple[int, Tensor]] = []
     rows: dict[str, int] = {}
@@ -102,7 +106,25 @@ def trace_ids(ps_model: PsModel, specs: Structure, *, training: bool) -> IdGraph
         return []
 
     wrapped = tf.compat.v1.wrap_function(call, tf.nest.flatten(specs, expand_composites=True))
+    _refuse_tables(wrapped.graph, module)
     return _cut(wrapped, seen, ps_model, rows)
+
+
+_INITIALIZES_TABLE = ("InitializeTable", "LookupTableImport")
+
+
+def _refuse_tables(graph: tf.Graph, module: ModelModule) -> None:
+    """Raise UserError if the model's call makes a lookup table.
+
+    A graph that is pruned to ids never initializes such a table, and an export cannot save it.
+    """
+    for operation in graph.get_operations():
+        if operation.type.startswith(_INITIALIZES_TABLE):
+            frames = users_frames(operation.traceback or (), module.zoo)
+            where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else place(module.custom_model)
+            raise UserError(
+                f"{where}: the model makes a lookup table while it is called", hint=TABLE_ADVICE
+            )
 
 
 def _cut(

@@ -41,6 +41,7 @@ class Metrics:
     def __init__(self, module: ModelModule, model: keras.Model) -> None:
         self._model = model
         self._zoo = module.zoo
+        self._function = module.eval_metrics_fn
         self.loss = keras.metrics.Mean(name=LOSS)
         with user_code("eval_metrics_fn", module.zoo):
             made = module.eval_metrics_fn() if module.eval_metrics_fn else {}
@@ -53,7 +54,8 @@ class Metrics:
         """Add a batch; called while a function is traced."""
         self.loss.update_state(loss, sample_weight=examples)
         for named in self._named:
-            named.metric.update_state(*self._of_output(named, labels, predictions))
+            with user_code(f"metric {named.name}", self._zoo, self._function):
+                named.metric.update_state(*self._of_output(named, labels, predictions))
 
     def states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
         """States since the last reset."""

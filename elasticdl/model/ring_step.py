@@ -227,7 +227,9 @@ class RingStep:
 
         These are the values that the user's loss returns, or the examples.
         """
-        value = self._model.module.loss(labels, outputs)
+        module = self._model.module
+        with user_code("loss", module.zoo, module.loss):
+            value = module.loss(labels, outputs)
         if value.shape.rank == 0:
             leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
             # A scalar loss hides its number of values: count the examples of the outputs.

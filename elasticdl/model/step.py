@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -88,7 +89,7 @@ class CompiledStep:
             UserError: an id is outside of its vocabulary (names the layer).
         """
         flat = _flat(features)
-        with user_code(f"the model of {self._module.path}", self._module.zoo):
+        with self._user_code(f"the model of {self._module.path}"):
             graph, plan = self._ids(self._for(features, flat), training)
             return plan.lookups(graph(flat), self._ps_model)
 
@@ -97,7 +98,7 @@ class CompiledStep:
     ) -> StepOutcome:
         """Loss and gradients at the pulled parameters; changes only local state (random seeds)."""
         flat = _flat(features)
-        with user_code("the training step", self._module.zoo):
+        with self._user_code("the training step"):
             compiled = self._for(features, flat)
             (function, merges), plan = self._function(compiled, "train", labels)
             arguments = self._arguments(plan, lookups, pulled, flat, labels)
@@ -114,14 +115,14 @@ class CompiledStep:
     ) -> None:
         """Add a batch to the metrics."""
         flat = _flat(features)
-        with user_code("evaluation", self._module.zoo):
+        with self._user_code("evaluation"):
             (function, _), plan = self._function(self._for(features, flat), "evaluate", labels)
             function(*self._arguments(plan, lookups, pulled, flat, labels))
 
     def predict(self, features: Structure, lookups: Lookups, pulled: Pulled) -> Structure:
         """Outputs of the model as NumPy arrays, in the model's structure."""
         flat = _flat(features)
-        with user_code("prediction", self._module.zoo):
+        with self._user_code("prediction"):
             (function, structure), plan = self._function(self._for(features, flat), "predict", ())
             outputs = function(*self._arguments(plan, lookups, pulled, flat, ()))
         return tf.nest.pack_sequence_as(structure, [_array(tensor) for tensor in outputs])
@@ -144,9 +145,12 @@ class CompiledStep:
             UserError: a state does not fit its metric.
         """
         if not self._metrics.complete:
-            with user_code("evaluation", self._module.zoo):
+            with self._user_code("evaluation"):
                 self._complete_metrics()
         return self._metrics.values(states)
+
+    def _user_code(self, doing: str) -> AbstractContextManager[None]:
+        return user_code(doing, self._module.zoo, self._module.custom_model)
 
     def _complete_metrics(self) -> None:
         """Trace an evaluation, since some metrics create their variables at their first batch.
@@ -182,7 +186,7 @@ class CompiledStep:
         made = compiled.graphs.get(training)
         if made is None:
             with self._tracing:
-                graph = trace_ids(self._ps_model, compiled.specs, training=training)
+                graph = trace_ids(self._ps_model, self._module, compiled.specs, training=training)
                 made = compiled.graphs.setdefault(
                     training, (graph, LookupPlan.of(graph, len(self._dims)))
                 )

@@ -26,7 +26,7 @@ from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import clipped, clips
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import place
+from elasticdl.model.usercode import place, user_code
 
 Function: TypeAlias = Callable[..., Any]
 """A concrete function of flat tensors."""
@@ -307,7 +307,8 @@ class Tracer:
         The second is the number of values in the mean; for a scalar loss, which hides it, that of
         the examples.
         """
-        value = tf.cast(self._module.loss(given.labels, outputs), tf.float32)
+        with user_code("loss", self._module.zoo, self._module.loss):
+            value = tf.cast(self._module.loss(given.labels, outputs), tf.float32)
         if value.shape.rank != 0:
             value, count = tf.reduce_mean(value), tf.size(value)
         else:

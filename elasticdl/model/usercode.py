@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ def place(function: Callable[..., Any]) -> str:
 
 
 @contextmanager
-def user_code(doing: str, zoo: str) -> Iterator[None]:
+def user_code(doing: str, zoo: str, function: Callable[..., Any] | None = None) -> Iterator[None]:
     """Run user code in the body; `doing` completes the sentence "... raised ValueError: ...".
+
+    If no frame of an error is in the user's files, its place is the definition of `function`.
 
     Raises:
         UserError: for any exception, and for SystemExit, with only the user's own frames (files
@@ -37,7 +39,7 @@ def user_code(doing: str, zoo: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # user code may raise anything
         if (own := _wrapped(error)) is not None:
             raise own from error
-        raise described(error, doing, zoo) from error
+        raise described(error, doing, zoo, function) from error
 
 
 def _wrapped(error: BaseException) -> ElasticDLError | None:
@@ -48,7 +50,9 @@ def _wrapped(error: BaseException) -> ElasticDLError | None:
     return inner if isinstance(inner, ElasticDLError) else None
 
 
-def described(error: BaseException, doing: str, zoo: str) -> UserError:
+def described(
+    error: BaseException, doing: str, zoo: str, function: Callable[..., Any] | None = None
+) -> UserError:
     """`error` as a UserError: where, what, and the user's frames as the hint."""
     if isinstance(error, SyntaxError) and error.filename:
         return UserError(
@@ -56,7 +60,8 @@ def described(error: BaseException, doing: str, zoo: str) -> UserError:
             hint=(error.text or "").strip() and f"at: {(error.text or '').strip()}",
         )
     frames = _frames(error, zoo)
-    where = f"{innermost(error, zoo)}: " if frames else ""
+    at = innermost(error, zoo) or (place(function) if function is not None else "")
+    where = f"{at}: " if at else ""
     if isinstance(error, SystemExit):
         return UserError(
             f"{where}{doing} called exit({error.code!r})",
@@ -68,15 +73,22 @@ def described(error: BaseException, doing: str, zoo: str) -> UserError:
     return UserError(f"{where}{summary(error, doing)}", hint=text)
 
 
+TABLE_ADVICE = "make lookup tables once, at the top of the module or in __init__"
+_RANK_ADVICE = (
+    "a tensor has no known rank, as tf.py_function and tf.numpy_function return it: give it one"
+    " where it is made, with set_shape or tf.ensure_shape"
+)
 _ADVICE = {
     "Table not initialized": (
-        "a lookup table that is made while the model is called is never initialized: make it once,"
-        " in the module or in the layer's __init__"
+        f"a lookup table that is made while the model is called is never initialized:"
+        f" {TABLE_ADVICE}"
     ),
-    "Cannot take the length of shape with unknown rank": (
-        "a tensor has no known rank, as tf.py_function and tf.numpy_function return it: give it one"
-        " in feed, with set_shape or tf.ensure_shape"
+    "is out of scope and cannot be used here": (
+        f"the module keeps a tensor, or a lookup table made of one, from an earlier call:"
+        f" {TABLE_ADVICE}, and compute tensors anew in each call"
     ),
+    "Cannot take the length of shape with unknown rank": _RANK_ADVICE,
+    "as_list() is not defined on an unknown TensorShape": _RANK_ADVICE,
 }
 """What to do about messages of TensorFlow that name neither a line nor a cause."""
 
@@ -105,19 +117,26 @@ def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
     TensorFlow runs translated copies of user functions. Only its message names the original place.
     """
     root = str(Path(zoo).resolve())
-    frames = [
-        (frame.filename, frame.lineno or 0, (frame.line or "").strip())
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.startswith(root)
-    ]
+    frames = users_frames(traceback.extract_tb(error.__traceback__), zoo)
     from_message = [
         (file, int(line), source.strip())
         for file, line, source in re.findall(
-            r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', str(error)
+            r'File "([^"]+)", line (\d+), in .*(?:\n(?!\s*File ")\s*(.*))?', str(error)
         )
         if file.startswith(root)
     ]
-    return frames + [frame for frame in from_message if frame not in frames]
+    known = {frame[:2] for frame in frames}
+    return frames + [frame for frame in from_message if frame[:2] not in known]
+
+
+def users_frames(frames: Iterable[traceback.FrameSummary], zoo: str) -> list[tuple[str, int, str]]:
+    """(file, line, source) of the frames in the user's files."""
+    root = str(Path(zoo).resolve())
+    return [
+        (frame.filename, frame.lineno or 0, (frame.line or "").strip())
+        for frame in frames
+        if frame.filename.startswith(root)
+    ]
 
 
 _OF_TRACE = re.compile(r"\s*(?:Traceback \(most recent call last\):|[\^~]+)\s*")
@@ -125,6 +144,8 @@ _OF_TRACE = re.compile(r"\s*(?:Traceback \(most recent call last\):|[\^~]+)\s*")
 
 def short(message: str, lines_max: int = 12) -> str:
     """The user's part of a message, without TensorFlow's frames and Keras's framing."""
+    if stale := _STALE.search(message):
+        return stale[0]
     message, _, arguments = message.partition("Arguments received by ")
     inner = re.search(r"\x1b\[1m(.*)\x1b\[0m", message, re.DOTALL)
     message = re.sub(r"\x1b\[\d*m", "", inner[1] if inner else message).split(
@@ -146,6 +167,9 @@ def short(message: str, lines_max: int = 12) -> str:
     lines = [line for line in message.strip().splitlines() if not _OF_TRACE.fullmatch(line)]
     return "\n".join(lines[:lines_max] + (["..."] if len(lines) > lines_max else []))
 
+
+_STALE = re.compile(r"<tf\.Tensor [^\n]*> is out of scope and cannot be used here")
+"""TensorFlow goes on with its own frames and with advice on functions that the user has not."""
 
 _OF_GRAPH = re.compile(
     r"""Graph\ execution\ error:

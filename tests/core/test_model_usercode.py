@@ -96,8 +96,13 @@ def test_the_kind_of_an_error_is_said_once(error: Exception, said: str) -> None:
 @pytest.mark.parametrize(
     ("message", "advice"),
     [
-        ("Table not initialized.", "make it once, in the module or in the layer's __init__"),
+        ("Table not initialized.", "make lookup tables once"),
         ("Cannot take the length of shape with unknown rank.", "set_shape or tf.ensure_shape"),
+        (
+            "Binding inputs failed due to: <tf.Tensor 'Const:0' shape=() dtype=int64> is out of"
+            " scope and cannot be used here. Please see",
+            "from an earlier call",
+        ),
     ],
 )
 def test_a_message_that_names_no_cause_gets_advice(message: str, advice: str) -> None:

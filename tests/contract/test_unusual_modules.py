@@ -1,0 +1,181 @@
+"""Modules that make lookup tables, ragged features, or tensors of unknown rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
+from elasticdl.job_sections import ModelSection
+from elasticdl.model.check import check
+from elasticdl.model.dry_run import DryRun
+from elasticdl.model.module import load_module
+from elasticdl.model.ps_model import PsModel
+from elasticdl.model.step import CompiledStep
+
+pytestmark = pytest.mark.contract
+
+ANY_SIZE = [pytest.param(0, id="served"), pytest.param(1 << 30, id="dense")]
+
+HEAD = """
+import keras
+import tensorflow as tf
+from keras import layers
+def loss(labels, predictions):
+    return keras.losses.binary_crossentropy(labels, predictions, from_logits=True)
+def optimizer(): return keras.optimizers.SGD(0.1)
+def feed(dataset, mode, metadata):
+    def parse(record):
+        ids = tf.strings.to_number(record[:2], tf.int64)
+        return ids if mode == "prediction" else (ids, tf.strings.to_number(record[2:]))
+    return dataset.map(parse)
+def table():
+    keys = tf.range(4, dtype=tf.int64)
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys), 0)
+def custom_model():
+    return keras.Sequential(
+        [keras.Input((2,), dtype="int64"), layers.Embedding(50, 4), layers.Flatten(),
+         layers.Dense(1)]
+    )
+"""
+SUBCLASS = """
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = layers.Embedding(50, 4), layers.Dense(1)
+        self.table = TABLE
+    def call(self, ids, training=False):
+        ENCODE
+        return self.out(tf.reduce_mean(self.words(ids), 1))
+def custom_model(): return Model()
+"""
+
+
+def line_of(text: str, part: str) -> int:
+    """The line of the last occurrence."""
+    return text[: text.rindex(part)].count("\n") + 1
+
+
+def checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threshold_bytes: int = 0
+) -> dict[str, Any]:
+    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "made.py").write_text(text)
+    (tmp_path / "data.csv").write_text("a,b,y\n1,2,0\n3,4,1\n5,6,0\n")
+    flags = {
+        "model_zoo": str(tmp_path),
+        "model_def": "made",
+        "training_data": str(tmp_path / "data.csv"),
+        "validation_data": str(tmp_path / "data.csv"),
+        "output": "y",
+        "embedding_threshold_bytes": threshold_bytes,
+    }
+    return check(JobSpec.from_flags(Action.TRAIN, flags))
+
+
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
+def test_a_table_of_the_models_init_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
+) -> None:
+    text = HEAD + SUBCLASS.replace("TABLE", "table()").replace(
+        "ENCODE", "ids = self.table.lookup(ids)"
+    )
+    assert checked(tmp_path, monkeypatch, text, threshold_bytes)["ok"]
+
+
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
+def test_a_table_that_is_made_in_the_models_call_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
+) -> None:
+    text = HEAD + SUBCLASS.replace("TABLE", "None").replace("ENCODE", "ids = table().lookup(ids)")
+    found = checked(tmp_path, monkeypatch, text, threshold_bytes)
+    made = line_of(text, "return tf.lookup.StaticHashTable")
+    assert found["error"] == (
+        f"{tmp_path}/made.py:{made}: the model makes a lookup table while it is called"
+    )
+    assert found["hint"] == "make lookup tables once, at the top of the module or in __init__"
+
+
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
+def test_a_table_that_the_first_call_keeps_is_refused_with_its_line_and_that_of_its_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
+) -> None:
+    text = HEAD + SUBCLASS.replace("TABLE", "None").replace(
+        "ENCODE", "self.table = self.table or table()\n        ids = self.table.lookup(ids)"
+    )
+    found = checked(tmp_path, monkeypatch, text, threshold_bytes)
+    assert f"made.py:{line_of(text, 'return tf.lookup.Static')}: " in found["error"]
+    assert found["error"].endswith("is out of scope and cannot be used here")
+    assert "make lookup tables once, at the top of the module or in __init__" in found["hint"]
+    assert f"made.py:{line_of(text, 'self.table.lookup')}  ids = self.table" in found["hint"]
+
+
+NUMPY = "tf.numpy_function(lambda one: one, [{}], tf.{})"
+UNKNOWN_RANK = {
+    "loss": (
+        "def loss(labels, predictions):\n"
+        f"    labels = {NUMPY.format('labels', 'float32')}\n"
+        "    return keras.losses.binary_crossentropy(labels, predictions)\n",
+        "return keras.losses",
+    ),
+    "metric": (
+        f"def same(labels, predictions): return {NUMPY.format('labels', 'float32')}\n"
+        "def eval_metrics_fn(): return {'same': same}\n",
+        "def eval_metrics_fn",
+    ),
+    "model": (
+        "def custom_model():\n"
+        '    ids = keras.Input((2,), dtype="int64")\n'
+        "    same = layers.Lambda(\n"
+        f"        lambda ids: {NUMPY.format('ids', 'int64')}, output_shape=(2,), dtype='int64'\n"
+        "    )\n"
+        "    rows = layers.Embedding(50, 4)(same(ids))\n"
+        "    return keras.Model(ids, layers.Dense(1)(layers.Flatten()(rows)))\n",
+        "def custom_model",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", UNKNOWN_RANK)
+def test_a_tensor_of_unknown_rank_names_a_line_of_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    text, place = UNKNOWN_RANK[where]
+    found = checked(tmp_path, monkeypatch, HEAD + text)
+    assert found["error"].startswith(f"{tmp_path}/made.py:{line_of(HEAD + text, place)}: ")
+    assert "set_shape or tf.ensure_shape" in found["hint"]
+
+
+RAGGED = {
+    "mean": "tf.reduce_mean(self.words(ids), 1)",
+    "lengths": "tf.reduce_sum(self.words(ids), 1) / tf.cast(ids.row_lengths()[:, None], 'float32')",
+    "segments": "tf.math.segment_mean(self.words(ids.flat_values), ids.value_rowids())",
+}
+SPLITS = """
+def feed_batch(records, mode, metadata):
+    ids = tf.strings.to_number(tf.strings.split(records[:, 0], "|"), tf.int64)
+    return ids if mode == "prediction" else (ids, tf.strings.to_number(records[:, 2:]))
+"""
+
+
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
+@pytest.mark.parametrize("mean", RAGGED)
+def test_ragged_ids_stay_ragged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: str, threshold_bytes: int
+) -> None:
+    """Beside longer rows, a row has the prediction that it has alone: nothing pads it."""
+    text = HEAD + SPLITS + SUBCLASS.replace("ENCODE", "assert isinstance(ids, tf.RaggedTensor)")
+    text = text.replace("TABLE", "None").replace(RAGGED["mean"], RAGGED[mean])
+    assert checked(tmp_path, monkeypatch, text, threshold_bytes)["ok"]
+    module = load_module(ModelSection(model_zoo=str(tmp_path), model_def="made"))
+    rows = [[1, 2, 3], [4], [5, 6]]
+    ids = tf.ragged.constant(rows, dtype=tf.int64)
+    ps_model = PsModel.build(module, {}, threshold_bytes=threshold_bytes, seed=2, features=ids)
+    run = DryRun(module, ps_model, CompiledStep(ps_model, module))
+    alone = [run.predict(tf.ragged.constant([row], dtype=tf.int64)) for row in rows]
+    np.testing.assert_allclose(run.predict(ids), np.concatenate(alone), rtol=1e-5)
