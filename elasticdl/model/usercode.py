@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -119,7 +120,7 @@ def _frames(error: BaseException, zoo: str) -> list[tuple[str, int, str]]:
     root = str(Path(zoo).resolve())
     frames = users_frames(traceback.extract_tb(error.__traceback__), zoo)
     from_message = [
-        (file, int(line), source.strip())
+        (file, int(line), source.strip() or linecache.getline(file, int(line)).strip())
         for file, line, source in re.findall(
             r'File "([^"]+)", line (\d+), in .*(?:\n(?!\s*File ")\s*(.*))?', str(error)
         )

@@ -102,7 +102,7 @@ def test_a_table_that_is_made_in_the_models_call_is_refused_with_its_line(
 
 
 @pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
-def test_a_table_that_the_first_call_keeps_is_refused_with_its_line_and_that_of_its_use(
+def test_a_table_that_the_first_call_keeps_is_refused_with_the_lines_that_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
 ) -> None:
     text = HEAD + SUBCLASS.replace("TABLE", "None").replace(
@@ -112,7 +112,7 @@ def test_a_table_that_the_first_call_keeps_is_refused_with_its_line_and_that_of_
     assert f"made.py:{line_of(text, 'return tf.lookup.Static')}: " in found["error"]
     assert found["error"].endswith("is out of scope and cannot be used here")
     assert "make lookup tables once, at the top of the module or in __init__" in found["hint"]
-    assert f"made.py:{line_of(text, 'self.table.lookup')}  ids = self.table" in found["hint"]
+    assert f"made.py:{line_of(text, 'self.table or')}  self.table = self.table" in found["hint"]
 
 
 NUMPY = "tf.numpy_function(lambda one: one, [{}], tf.{})"
