@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from elasticdl.clock import SystemClock
+from elasticdl.cluster.local.machine import CGROUP, memory_kills
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.data.files import expand
 from elasticdl.errors import ExitCode, UserError
@@ -80,10 +81,20 @@ class ChildCheck:
 
     pid: int
     waits_for: str = ""
+    cgroup: Path = CGROUP
+    kills_before: int | None = None
+    """`memory_kills` when it began."""
 
     def end(self) -> str:
-        """See CheckProcess. It stays a zombie."""
-        return _end_of(self.pid)
+        """See CheckProcess. It stays a zombie. Raises UserError if it had too little memory."""
+        end = _end_of(self.pid)
+        kills = memory_kills(self.cgroup) if end == _KILLED else None
+        if kills is not None and self.kills_before is not None and kills > self.kills_before:
+            raise _usage(
+                "the check of model and data: out of memory at the limit of this container",
+                "raise the container's memory limit, or lower --minibatch-size",
+            )
+        return end
 
     def ask_stack(self) -> None:
         """See CheckProcess."""
@@ -167,7 +178,7 @@ def child_process(
         start_new_session=True,
     ) as child:
         try:
-            yield ChildCheck(child.pid)
+            yield ChildCheck(child.pid, kills_before=memory_kills())
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -206,7 +217,7 @@ def follow_check(
                 raise _usage(
                     f"the check of model and data ended with {end} and no"
                     f" result{_last_lines(streams.output)}",
-                    f"check whether the module {spec.model.model_def} ends the process",
+                    _hint_for(end, spec),
                 )
             continue
         if (waits_for := child.waits_for) != waited_for:
@@ -224,6 +235,27 @@ def follow_check(
             )
         watch.look(child.ask_stack)
     return _judged(result)
+
+
+_KILLED = f"signal {signal.SIGKILL.name}"
+_CRASHED = {
+    f"signal {crash.name}"
+    for crash in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+}
+
+
+def _hint_for(end: str, spec: JobSpec) -> str:
+    if end == _KILLED:
+        return (
+            "the kernel kills a process this way if memory runs out: give the check more memory, or"
+            " lower --minibatch-size"
+        )
+    if end in _CRASHED:
+        return (
+            f"a library in C or C++ crashed: see the last output, and import {spec.model.model_def}"
+            " with python -X faulthandler"
+        )
+    return f"check whether the module {spec.model.model_def} ends the process"
 
 
 def _usage(message: str, hint: str) -> UserError:

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
-from elasticdl.errors import UserError
+from elasticdl.errors import PermanentError, UserError
 from elasticdl.formatting import BUILDING, amount
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
@@ -24,6 +24,7 @@ from elasticdl.model.horovod import horovod
 from elasticdl.model.input import Feeder, grouping
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import clips
+from elasticdl.model.output_arrays import file_arrays
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.stages import Stages
@@ -232,5 +233,15 @@ class JobPreflight:
         if evaluated is not None:
             tried["metrics"] = sorted(dry_run.evaluate(evaluated.features, evaluated.labels))
         if (predicted := self.data.get(Task.PREDICTION)) is not None:
-            dry_run.predict(predicted.features)
+            self._check_outputs(dry_run.predict(predicted.features), predicted.features)
         return tried
+
+    def _check_outputs(self, outputs: Structure, features: Structure) -> None:
+        """Raise UserError if files of predictions could not hold these outputs."""
+        if self.module.prediction_outputs_processor is not None:
+            return
+        try:
+            file_arrays(outputs, features)
+        except PermanentError as error:
+            where = place(self.module.custom_model)
+            raise UserError(f"{where}: {error.message}", hint=error.hint) from error

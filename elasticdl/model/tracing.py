@@ -8,7 +8,7 @@ variables (Keras's `StatelessScope`), and an assignment by a layer comes back as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
@@ -155,6 +155,7 @@ class Tracer:
             given = self._given(flat)
             self._cut_dense(given)
             _, outputs, _ = self._forward(given, training=False)
+            _check_keys(outputs, self._module)
             structure.append(outputs)
             return list(tf.nest.flatten(outputs))
 
@@ -367,6 +368,22 @@ class Tracer:
             value = None if id(variable) in theirs else scope.get_current_value(variable)
             if value is not None:
                 variable.assign(value)
+
+
+def _check_keys(outputs: Structure, module: ModelModule) -> None:
+    """Raise UserError for a dict whose keys have no order; TensorFlow sorts the leaves by them."""
+    if isinstance(outputs, Mapping):
+        kinds = {type(key): key for key in outputs}
+        if len(kinds) > 1:
+            raise UserError(
+                f"{place(module.custom_model)}: the model returns a dict with keys of several"
+                f" types: {', '.join(map(repr, kinds.values()))}",
+                hint="name all outputs with strings",
+            )
+        outputs = list(outputs.values())
+    if isinstance(outputs, (list, tuple)):
+        for part in outputs:
+            _check_keys(part, module)
 
 
 def _connected(

@@ -62,7 +62,11 @@ def line_of(text: str, part: str) -> int:
 
 
 def checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threshold_bytes: int = 0
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    threshold_bytes: int = 0,
+    action: Action = Action.TRAIN,
 ) -> dict[str, Any]:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "made.py").write_text(text)
@@ -72,10 +76,12 @@ def checked(
         "model_def": "made",
         "training_data": str(tmp_path / "data.csv"),
         "validation_data": str(tmp_path / "data.csv"),
-        "output": "y",
+        "prediction_data": str(tmp_path / "data.csv"),
+        "checkpoint_dir_for_init": "x",
+        "output": "" if "Processor" in text else "y",
         "embedding_threshold_bytes": threshold_bytes,
     }
-    return check(JobSpec.from_flags(Action.TRAIN, flags))
+    return check(JobSpec.from_flags(action, flags))
 
 
 @pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
@@ -179,3 +185,49 @@ def test_ragged_ids_stay_ragged(
     run = DryRun(module, ps_model, CompiledStep(ps_model, module))
     alone = [run.predict(tf.ragged.constant([row], dtype=tf.int64)) for row in rows]
     np.testing.assert_allclose(run.predict(ids), np.concatenate(alone), rtol=1e-5)
+
+
+def predicting(outputs: str) -> str:
+    return f"""
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = layers.Embedding(50, 4), layers.Dense(1)
+    def call(self, ids, training=False):
+        y = self.out(tf.reduce_mean(self.words(ids), 1))
+        return {outputs}
+def custom_model(): return Model()
+"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "problem"),
+    [
+        ('{1: y, "1": y}', "a dict with keys of several types: 1, '1'"),
+        ('[{"a": {1: y, "1": y}}]', "a dict with keys of several types: 1, '1'"),
+        ('{"a/b": y, "a": {"b": y}}', "two outputs named 'a/b'"),
+        ('{"attempt": y}', "an output named 'attempt'"),
+        ("y[:1]", "the output 'predictions' has 1 prediction for 3 examples"),
+        ("tf.reduce_mean(y)", "'predictions' has no axis of examples"),
+    ],
+)
+def test_outputs_that_no_file_of_predictions_can_hold_are_refused_by_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: str, problem: str
+) -> None:
+    text = HEAD + predicting(outputs)
+    found = checked(tmp_path, monkeypatch, text, action=Action.PREDICT)
+    where = f"{tmp_path}/made.py:{line_of(text, 'def custom_model')}: "
+    assert found["error"].startswith(where) and problem in found["error"]
+
+
+def test_a_processor_may_get_fewer_predictions_than_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = """
+class PredictionOutputsProcessor:
+    def process(self, predictions, worker_id): pass
+"""
+    found = checked(
+        tmp_path, monkeypatch, HEAD + predicting("y[:1]") + processor, 0, Action.PREDICT
+    )
+    assert found["ok"], found

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from elasticdl.clock import SystemClock
 from elasticdl.errors import PermanentError, UserError
+from elasticdl.model.output_arrays import named_arrays
 from elasticdl.rpc.conversation import Finished
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -22,7 +23,7 @@ from elasticdl.worker.pipeline.trainer import Batch
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Shutdown
-from elasticdl.worker.tasks.prediction import FileSink, ProcessorSink, named_arrays
+from elasticdl.worker.tasks.prediction import FileSink, ProcessorSink
 from tests.present import present
 
 pytestmark = pytest.mark.core
@@ -320,3 +321,17 @@ def test_batches_with_examples_of_different_shapes_are_refused(tmp_path: Path) -
     with pytest.raises(PermanentError, match=r"'predictions' .* shape \(3,\), after \(2,\)"):
         sink.take(Batch(held, 10, 5, last=True, computes=True), np.zeros((5, 3)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("count", "said"), [(4, "4 predictions"), (1, "1 prediction ")])
+def test_a_batch_with_another_number_of_predictions_than_examples_is_refused(
+    tmp_path: Path, count: int, said: str
+) -> None:
+    context = worker_context()
+    context.outbox.hold(LEASE)
+    features = {"ids": np.zeros((5, 2)), "x": (np.zeros(5),)}
+    batch = Batch(HeldLease(LEASE), 10, 10, computes=True, features=features)
+    FileSink(tmp_path / "whole", context).take(batch, {"y": np.zeros((5, 1))})
+    with pytest.raises(PermanentError, match=f"'y' has {said}.*for 5 examples"):
+        FileSink(tmp_path / "part", context).take(batch, {"y": np.zeros((count, 1))})
+    assert not (tmp_path / "part").exists()

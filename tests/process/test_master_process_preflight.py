@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from elasticdl.cluster.local.machine import memory_kills
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.master.check_watch import CheckLimits
-from elasticdl.master.preflight import Preflight, load_preflight, run_preflight, save_preflight
+from elasticdl.master.preflight import (
+    ChildCheck,
+    Preflight,
+    load_preflight,
+    run_preflight,
+    save_preflight,
+)
 from elasticdl.shard import Source
 from tests.waiting import gone, until
 
@@ -107,8 +115,29 @@ def test_a_module_that_ends_the_process_is_named_with_what_it_said() -> None:
 
 
 def test_a_child_that_is_killed_is_named_by_its_signal() -> None:
-    with pytest.raises(UserError, match="signal SIGKILL and no result, without output"):
+    with pytest.raises(UserError, match="signal SIGKILL and no result, without output") as caught:
         child("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert "if memory runs out" in caught.value.hint
+
+
+def test_a_child_that_crashes_is_told_as_a_crash() -> None:
+    with pytest.raises(UserError, match="signal SIGSEGV and no result") as caught:
+        child("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert "a library in C or C++ crashed" in caught.value.hint
+
+
+def test_a_child_that_the_kernel_killed_at_the_memory_limit_says_so(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\noom 3\noom_kill 3\noom_group_kill 0\n")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        check = ChildCheck(process.pid, cgroup=tmp_path, kills_before=memory_kills(tmp_path))
+        assert check.end() == ""
+        process.kill()
+        until("it has ended", lambda: bool(check.end()), 10)
+        events.write_text("low 0\noom 4\noom_kill 4\noom_group_kill 0\n")
+        with pytest.raises(UserError, match="out of memory at the limit") as caught:
+            check.end()
+    assert caught.value.exit_code is ExitCode.USAGE and "memory limit" in caught.value.hint
 
 
 def test_a_child_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 
-def usable_cores(cgroup: Path = _CGROUP) -> float:
+def usable_cores(cgroup: Path = CGROUP) -> float:
     """Cores that this process may use, by its affinity and the quota of its cgroup (v2), if any."""
     cores = float(len(os.sched_getaffinity(0)))
     with suppress(OSError, ValueError, ZeroDivisionError):
@@ -20,7 +20,7 @@ def usable_cores(cgroup: Path = _CGROUP) -> float:
     return cores
 
 
-def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
+def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = CGROUP) -> int | None:
     """Memory available to more processes, in the machine and its cgroup (v2) if that has a limit.
 
     None if unknown.
@@ -49,3 +49,12 @@ def _reclaimable(cgroup: Path) -> int:
         for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines()
     )
     return sum(int(value) for name, _, value in lines if name in _RECLAIMABLE)
+
+
+def memory_kills(cgroup: Path = CGROUP) -> int | None:
+    """Processes that the kernel killed at the memory limit of our cgroup (v2); None if unknown."""
+    try:
+        events = (cgroup / "memory.events").read_text(encoding="ascii").split()
+        return int(events[events.index("oom_kill") + 1])
+    except (OSError, ValueError, IndexError):
+        return None

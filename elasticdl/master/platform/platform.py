@@ -11,7 +11,7 @@ from typing import Protocol, final
 
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.local.cluster import LocalCluster
-from elasticdl.cluster.local.machine import has_gpu, usable_cores
+from elasticdl.cluster.local.machine import has_gpu, memory_kills, usable_cores
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
@@ -179,7 +179,7 @@ class LocalPlatform:
     ) -> AsyncIterator[CheckProcess]:
         assert self._cluster is not None
         async with self._cluster.beside(process_env.check(), standard) as process:
-            yield ChildCheck(process.pid)
+            yield ChildCheck(process.pid, kills_before=memory_kills())
 
     def tell(self, outcome: Outcome) -> None:
         """Do nothing: the command reads the job's directory."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.errors import PermanentError
+from elasticdl.model.output_arrays import file_arrays
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Lease
@@ -33,10 +34,6 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.step import Lookups
     from elasticdl.model.structure import Structure
 
-_ABOUT = ("source", "first_record", "begin", "end", "attempt")
-"""Arrays of a file that describe its records."""
-_MOST_NAME_CHARS = 1_000
-"""A ZIP archive holds names of 64 KiB; longer ones than these are a mistake."""
 _PART = re.compile(r"predictions-(\d+)-(\d+)-(\d+)\.npz")
 
 
@@ -141,13 +138,15 @@ class FileSink:
         self._outputs: list[dict[str, NDArray[Any]]] = []
 
     def take(self, batch: Batch, outputs: Structure | None) -> None:
-        """See `Sink.take`. Raises PermanentError if a file cannot be written."""
+        """See `Sink.take`.
+
+        Raises PermanentError if a file cannot be written, or cannot hold the outputs.
+        """
         if batch.held is not self._held:
             self._held, self._batches, self._outputs = batch.held, [], []
         self._batches.append(batch)
         if outputs is not None:
-            named = named_arrays(outputs)
-            arrays = {name: _plain(name, array) for name, array in named.items()}
+            arrays = file_arrays(outputs, batch.features)
             if self._outputs:
                 _check_shapes(self._outputs[0], arrays)
             self._outputs.append(arrays)
@@ -203,38 +202,6 @@ class FileSink:
         self._held, self._batches, self._outputs = None, [], []
 
 
-def named_arrays(outputs: Structure) -> dict[str, NDArray[Any]]:
-    """Name the arrays of a model's outputs.
-
-    The names are `predictions`, a key, or `output_0`, …; those of nested outputs have slashes.
-    Raises PermanentError for two outputs with one name.
-    """
-    named: dict[str, NDArray[Any]] = {}
-    for path, array in _leaves(outputs):
-        name = "/".join(path) or "predictions"
-        if name in named:
-            raise PermanentError(
-                f"the model has two outputs named {name!r}, of which a file holds one",
-                hint="rename one of them",
-            )
-        named[name] = array
-    return named
-
-
-def _leaves(
-    outputs: Structure, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], NDArray[Any]]]:
-    """Each array with the keys that lead to it."""
-    if isinstance(outputs, Mapping):
-        for key, part in outputs.items():
-            yield from _leaves(part, (*path, str(key)))
-    elif isinstance(outputs, Sequence) and not isinstance(outputs, np.ndarray):
-        for number, part in enumerate(outputs):
-            yield from _leaves(part, (*path, f"output_{number}"))
-    else:
-        yield path, np.asarray(outputs)
-
-
 def _check_shapes(before: Mapping[str, NDArray[Any]], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Raise PermanentError if examples of this batch differ in shape from those before."""
     for name, array in arrays.items():
@@ -245,47 +212,6 @@ def _check_shapes(before: Mapping[str, NDArray[Any]], arrays: Mapping[str, NDArr
                 " batch: a file needs one shape",
                 hint="return the same shape for each batch",
             )
-
-
-def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """An output as an array that a file can hold without pickle; strings become bytes ("S").
-
-    Raises PermanentError for a name that no file can hold, for a value without examples, and for
-    other objects.
-    """
-    if problem := _why_not_named(name):
-        raise PermanentError(problem, hint="rename the output")
-    if not array.ndim:
-        raise PermanentError(
-            f"the output {name!r} has no axis of examples: it is one value for the whole batch",
-            hint="return a value for each example",
-        )
-    if array.dtype != np.object_:
-        return array
-    if not all(isinstance(value, bytes | str) for value in array.flat):
-        raise PermanentError(
-            f"the output {name!r} holds objects that are neither numbers nor strings",
-            hint="return dense tensors",
-        )
-    texts = [value if isinstance(value, bytes) else value.encode() for value in array.flat]
-    if any(text.endswith(b"\0") for text in texts):
-        raise PermanentError(
-            f"the output {name!r} has a string that ends with a zero byte, which NumPy drops",
-            hint="return tensors of uint8 instead",
-        )
-    return np.array(texts, np.bytes_).reshape(array.shape)
-
-
-def _why_not_named(name: str) -> str:
-    """Why a file cannot hold an output of that name; '' if it can."""
-    if name in _ABOUT:
-        return (
-            f"the model has an output named {name!r}, which describes the records in a file of"
-            " predictions"
-        )
-    if len(name) > _MOST_NAME_CHARS:
-        return f"the model has an output whose name has {len(name):,} characters: {name[:40]!r}…"
-    return f"the output {name!r} has a zero byte in its name" if "\0" in name else ""
 
 
 def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
