@@ -1,5 +1,5 @@
 """`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]
-[backup_workers] [stale]`: by default the first six. quality and stale take half
+[backup_workers] [stale] [virtual_workers]`: by default the first six. quality and stale take half
 an hour each, and kubernetes needs root and Go. Writes figures to bench/results/<name>.json.
 """
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 DEFAULT = ("table", "server", "tls", "end_to_end", "ring", "page")
-NAMES = (*DEFAULT, "quality", "kubernetes", "backup_workers", "stale")
+NAMES = (*DEFAULT, "quality", "kubernetes", "backup_workers", "stale", "virtual_workers")
 
 
 def main(names: list[str]) -> None:

@@ -288,6 +288,7 @@ class JobSpec(Section):
             )
         if ring and self.action is Action.TRAIN:
             self._refuse_unused_on_ring()
+        self._check_virtual_workers(ring)
         self._check_steps()
         if not ring and training.global_batch is not GlobalBatch.FIXED and not training.sync:
             raise SpecError(
@@ -298,6 +299,27 @@ class JobSpec(Section):
             raise SpecError(
                 f"--lr-scaling {training.lr_scaling} requires a ring",
                 hint=f"add --distribution-strategy {Strategy.ALLREDUCE}, or remove --lr-scaling",
+            )
+
+    def _check_virtual_workers(self, ring: bool) -> None:
+        training, most = self.training, self.cluster.num_workers.high
+        count = training.virtual_workers
+        if not count:
+            return
+        if not ring:
+            raise SpecError(
+                "--virtual-workers requires a ring",
+                hint=f"add --distribution-strategy {Strategy.ALLREDUCE}",
+            )
+        if training.global_batch is GlobalBatch.SCALED:
+            raise SpecError(
+                "--virtual-workers with --global-batch scaled",
+                hint="a scaled minibatch depends on the number of members; remove one of them",
+            )
+        if most > count:
+            raise SpecError(
+                f"--virtual-workers {count} with up to {most} workers",
+                hint=f"set --virtual-workers to at least {most}, or lower --num-workers",
             )
 
     def _check_steps(self) -> None:

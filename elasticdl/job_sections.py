@@ -193,6 +193,16 @@ class TrainingSection(Section):
         default=RateScaling.NONE,
         description=("AllReduce, scaled: how the learning rate grows with the number of members."),
     )
+    virtual_workers: Annotated[int, UsedBy(_TRAIN)] = Field(
+        default=0,
+        ge=0,
+        le=MAX_WORKERS,
+        description=(
+            "AllReduce: cut each minibatch into the parts of N virtual workers, which the members"
+            " share. The weights are then the same bit for bit for any number of members up to N;"
+            " 0: a part for each member."
+        ),
+    )
     max_nonfinite_steps: Annotated[
         int,
         UsedBy(_TRAIN),

@@ -62,7 +62,8 @@ class DryRun:
             value = self.module.loss(labels, tf.nest.map_structure(tf.convert_to_tensor, outputs))
         _check_loss(value, outputs, self.module)
         if self.ring is not None:
-            alone = RingStep(self.ring, Alone()).train((features, labels), rank=0, iteration=0)
+            step = RingStep(self.ring, Alone())
+            alone = step.train([(features, labels)], rank=0, size=1, iteration=0)
             return DryRunStep(alone.loss, alone.nonfinite)
         lookups = self.step.prepare(features, training=True)
         outcome = self.step.train(features, labels, lookups, self.pulled(lookups))

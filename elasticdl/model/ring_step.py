@@ -13,32 +13,19 @@ travel as such.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from elasticdl.model.contribution import Contribution, Contributions, Part, PartFunctions
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.packing import Packing, Reducer, wide
 from elasticdl.model.ring_model import RingModel
-from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.usercode import user_code
-
-SMALL_BYTES = 1 << 20
-"""Largest variable whose sparse gradient is reduced as a dense one.
-
-Measured with 6,656 ids per step on two members of one machine, dense is faster at 1 MB, 1.7 times
-slower at 4 MB and nine times slower at 16 MB.
-"""
-
-_CALLS_PER_STEP = 256
-"""Random numbers per generator and step, before they overlap with those of the next step."""
-
-_RANK_STRIDE = 0x9E3779B1
 
 
 @final
@@ -79,230 +66,38 @@ class RingOutcome:
 
 
 @final
-@dataclass(slots=True)
-class _Contribution:
-    """The contribution of one member, scaled by its number of examples.
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Reduced contributions: numbers of tensors in `packing`; sparse ones as ids and rows."""
 
-    Gradients are None where the loss does not depend on the variable.
-    """
-
-    gradients: list[Any]
-    averages: list[Tensor]
-    examples: Tensor
-    loss: Tensor
-    local: list[tuple[Any, Tensor]] = field(default_factory=list)
+    packing: Packing
+    numbers: int
+    dense: dict[int, int]
+    averages: list[int]
+    rows: dict[int, tuple[Tensor, Tensor]]
 
 
 @final
-@dataclass(slots=True)
-class _Compiled:
-    features: Structure
-    labels: Structure
-    function: Callable[..., Any]
+class Update:
+    """Builds, in graphs, the reduction of contributions and the update of the model."""
 
-
-@final
-class RingStep:
-    """Compiles the step at the first batch. It belongs to one thread at a time.
-
-    Raises UserError if user code raises, and the errors of `Reducer.guarded`.
-    """
-
-    def __init__(self, model: RingModel, reducer: Reducer) -> None:
+    def __init__(self, model: RingModel, contributions: Contributions) -> None:
         self._model = model
-        self._reducer = reducer
-        self._compiled: list[_Compiled] = []
-        self._nothing: Callable[..., Any] | None = None
-        self._sparse: tuple[bool | None, ...] = ()
-        """For each trainable variable: whether its gradient is sparse; None: it has none.
+        self._contributions = contributions
 
-        Known after the first trace.
-        """
-        self._calls = 0
-        with tf.device("CPU:0"):
-            self._contributed = tf.Variable(0, dtype=tf.int64, trainable=False)
-            """The latest call that reached its reductions; shows other threads who waits."""
-
-    def waits(self) -> bool:
-        """In `train`: this member has done its part and waits for the others'. From any thread."""
-        return int(self._contributed.numpy()) == self._calls
-
-    def train(
+    def reduced(
         self,
-        part: tuple[Structure, Structure] | None,
-        *,
-        rank: int,
-        iteration: int,
-        wish: bool = False,
-    ) -> RingOutcome:
-        """Run one step on this member's part of the global minibatch: features, labels, or None.
+        control: Tensor,
+        mine: Contribution,
+        reducer: Reducer,
+        ready: Callable[[list[Tensor]], None] = lambda tensors: None,
+    ) -> Sums:
+        """Pass a contribution through `reducer`.
 
-        `iteration` counts applied steps; random numbers depend only on it and on `rank`. `wish`
-        asks all members for a pause.
+        `control` has the part's number, the iteration, and whether to ask for a pause. `ready`
+        gets what will be reduced.
         """
-        self._calls += 1
-        control = tf.constant([rank, iteration, int(wish), self._calls], tf.int64)
-        if part is None:
-            with self._reducer.guarded():
-                made = self._function_of_nothing()(control)
-        else:
-            flat = [
-                tf.convert_to_tensor(tensor)
-                for tensor in tf.nest.flatten(part, expand_composites=True)
-            ]
-            with user_code("the training step", self._model.module.zoo):
-                function = self._function(*part)
-                with self._reducer.guarded():
-                    made = function(control, *flat)
-        loss, examples, wishes, finite = (tensor.numpy() for tensor in made)
-        return RingOutcome(float(loss), int(examples), int(wishes), self._blamed(finite))
-
-    def _function(self, features: Structure, labels: Structure) -> Callable[..., Any]:
-        """The function traced for batches like this one.
-
-        A dimension that changes, other than the first, becomes unknown.
-        """
-        specs: Structure = (input_specs(features), input_specs(labels))
-        leaves = tf.nest.flatten((features, labels), expand_composites=True)
-        flat = [tf.convert_to_tensor(leaf) for leaf in leaves]
-        for compiled in self._compiled:
-            if fits((compiled.features, compiled.labels), (features, labels), flat):
-                return compiled.function
-            specs = relaxed((compiled.features, compiled.labels), specs)
-
-        # Flat arguments: rank and iteration are tensors, so that they never cause a new trace.
-        def step(control: Tensor, *given: Tensor) -> list[Tensor]:
-            part = tf.nest.pack_sequence_as(specs, given, expand_composites=True)
-            return self._reduce_and_apply(control, self._computed(control, *part))
-
-        signature = [tf.TensorSpec([4], tf.int64), *tf.nest.flatten(specs, expand_composites=True)]
-        function: Callable[..., Any] = tf.function(
-            step, input_signature=signature, autograph=False
-        ).get_concrete_function()
-        self._compiled.append(_Compiled(specs[0], specs[1], function))
-        return function
-
-    def _function_of_nothing(self) -> Callable[..., Any]:
-        """The step of a member whose part is empty; a first batch must have been traced before."""
-        assert self._compiled, "a member must see a batch before a step with an empty part"
-        if self._nothing is None:
-
-            def step(control: Tensor) -> list[Tensor]:
-                return self._reduce_and_apply(control, self._zero())
-
-            signature = [tf.TensorSpec([4], tf.int64)]
-            self._nothing = tf.function(
-                step, input_signature=signature, autograph=False
-            ).get_concrete_function()
-        return self._nothing
-
-    def _computed(self, control: Tensor, features: Structure, labels: Structure) -> _Contribution:
-        variables = [variable.value for variable in self._model.trainable]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            with keras.StatelessScope(
-                [*self._random(control), *self._regularised()], collect_losses=True
-            ) as scope:
-                outputs = self._model.model(features, training=True)
-                losses = list(self._model.model.losses)
-            value, examples = self._mean_loss(labels, outputs)
-            total = tf.add_n(
-                [value, *(tf.cast(tf.reduce_sum(loss), value.dtype) for loss in losses)]
-            )
-            # Weight by examples: parts differ in size, so a mean of means would be biased.
-            scaled = total * tf.cast(examples, total.dtype)
-        gradients = [_dense_if_small(gradient) for gradient in tape.gradient(scaled, variables)]
-        self._sparse = tuple(
-            None if gradient is None else isinstance(gradient, tf.IndexedSlices)
-            for gradient in gradients
-        )
-        averages = [
-            self._difference(scope, variable) * tf.cast(examples, variable.dtype)
-            for variable in self._model.averaged
-        ]
-        return _Contribution(gradients, averages, examples, scaled, self._local(scope))
-
-    def _mean_loss(self, labels: Structure, outputs: Structure) -> tuple[Tensor, Tensor]:
-        """The loss, and the number of values that it is the mean of.
-
-        These are the values that the user's loss returns, or the examples.
-        """
-        module = self._model.module
-        with user_code("loss", module.zoo, module.loss):
-            value = module.loss(labels, outputs)
-        if value.shape.rank == 0:
-            leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
-            # A scalar loss hides its number of values: count the examples of the outputs.
-            return value, tf.shape(leaf)[0]
-        return tf.reduce_mean(value), tf.size(value)
-
-    def _random(self, control: Tensor) -> list[tuple[Any, Tensor]]:
-        """States of random generators in this step; they depend only on seed, step and rank."""
-        mapping = []
-        for seed in self._model.seeds:
-            # Derived from rank and step, not advanced: a repeated step draws the same numbers.
-            offset = tf.stack([control[0] * _RANK_STRIDE, control[1] * _CALLS_PER_STEP])
-            mapping.append((seed, seed.value + tf.cast(offset, seed.value.dtype)))
-        return mapping
-
-    def _regularised(self) -> list[tuple[Any, Tensor]]:
-        """Keras looks up regularised weights in the scope.
-
-        All others are read where they are used, as slices where possible.
-        """
-        regularised = [
-            variable for variable in self._model.trainable if variable.regularizer is not None
-        ]
-        return [(variable, tf.convert_to_tensor(variable.value)) for variable in regularised]
-
-    def _difference(self, scope: keras.StatelessScope, variable: keras.Variable) -> Tensor:
-        new = scope.get_current_value(variable)
-        return (
-            tf.zeros_like(variable.value)
-            if new is None
-            else tf.cast(new, variable.dtype) - variable.value
-        )
-
-    def _local(self, scope: keras.StatelessScope) -> list[tuple[Any, Tensor]]:
-        """Other variables that layers assign, such as counters; they stay local."""
-        ours = {
-            id(variable_here)
-            for variable_here in (*self._model.trainable, *self._model.averaged, *self._model.seeds)
-        }
-        others = [
-            (variable_here, scope.get_current_value(variable_here))
-            for variable_here in self._model.model.variables
-            if id(variable_here) not in ours
-        ]
-        return [(variable, value) for variable, value in others if value is not None]
-
-    def _zero(self) -> _Contribution:
-        gradients: list[Any] = []
-        for variable, sparse in zip(self._model.trainable, self._sparse, strict=True):
-            value = variable.value
-            if sparse:
-                rows = tf.zeros([0, *value.shape[1:]], value.dtype)
-                gradients.append(
-                    # No rows, but the member must take part in the exchange, or the others wait.
-                    tf.IndexedSlices(rows, tf.zeros([0], tf.int64), tf.shape(value, tf.int64))
-                )
-            else:
-                gradients.append(None if sparse is None else tf.zeros(value.shape, value.dtype))
-        averages = [
-            tf.zeros(variable_zero.shape, variable_zero.dtype)
-            for variable_zero in self._model.averaged
-        ]
-        return _Contribution(
-            gradients,
-            averages,
-            tf.constant(0),
-            tf.constant(
-                0.0, wide([variable_zero.dtype for variable_zero in self._model.trainable])
-            ),
-        )
-
-    def _reduce_and_apply(self, control: Tensor, mine: _Contribution) -> list[Tensor]:
-        packing = Packing(self._reducer)
+        packing, sparse = Packing(reducer), self._contributions.sparse
         # Use the gradients' type, so that these numbers travel in the same vector.
         dtype = wide([variable.dtype for variable in self._model.trainable])
         rate = self._rate()
@@ -310,35 +105,36 @@ class RingStep:
             mine.examples,
             mine.loss,
             control[2],
-            # All others add 0, so the sum is rank 0's rate: no broadcast is needed.
+            # All others add 0, so the sum is the first part's rate: no broadcast is needed.
             *([] if rate is None else [tf.where(control[0] == 0, rate.value, 0)]),
         ]
         numbers = packing.add(tf.stack([tf.cast(scalar, dtype) for scalar in scalars]))
         dense = {
             index: packing.add(gradient)
             for index, gradient in enumerate(mine.gradients)
-            if self._sparse[index] is False
+            if sparse[index] is False
         }
         averages = [packing.add(average) for average in mine.averages]
         rows = {
-            index: self._gathered(index, gradient)
+            index: _gathered(reducer, index, gradient)
             for index, gradient in enumerate(mine.gradients)
-            if self._sparse[index]
+            if sparse[index]
         }
-        # Record the call only when its inputs are ready: before that this member still computes.
-        with tf.control_dependencies(packing.added()):
-            self._contributed.assign(control[3])
+        ready(packing.added())
         packing.reduce()
-        examples, loss, wishes, *rates = tf.unstack(packing.get(numbers))
+        return Sums(packing, numbers, dense, averages, rows)
+
+    def applied(self, sums: Sums, local: Sequence[tuple[Any, Tensor]]) -> list[Tensor]:
+        """Update the model; returns what `outcome` takes. `local` variables take these values."""
+        examples, loss, wishes, *rates = tf.unstack(sums.packing.get(sums.numbers))
         # All parts may be empty; then nothing is applied, but the division still runs.
         divisor = tf.maximum(examples, 1.0)
         gradients = [
-            self._divided(packing, index, dense, rows, divisor)
-            for index in range(len(mine.gradients))
+            self._divided(sums, index, divisor) for index in range(len(self._model.trainable))
         ]
         changes = [
-            packing.get(number) / tf.cast(divisor, self._model.averaged[index].dtype)
-            for index, number in enumerate(averages)
+            sums.packing.get(number) / tf.cast(divisor, self._model.averaged[index].dtype)
+            for index, number in enumerate(sums.averages)
         ]
         finite = tf.stack([_finite(part) for part in (loss, *gradients) if part is not None])
         # Apply only after the last reduction: a ring that breaks there leaves no partial step.
@@ -346,7 +142,7 @@ class RingStep:
             good = tf.logical_and(examples > 0, tf.reduce_all(finite))
         tf.cond(
             good,
-            lambda: self._apply(rates, gradients, changes, mine.local),
+            lambda: self._apply(rates, gradients, changes, local),
             lambda: tf.constant(False),
         )
         return [loss / divisor, examples, wishes, finite]
@@ -356,7 +152,7 @@ class RingStep:
         rates: list[Tensor],
         gradients: list[Any],
         changes: list[Tensor],
-        local: list[tuple[Any, Tensor]],
+        local: Sequence[tuple[Any, Tensor]],
     ) -> Tensor:
         """Apply reduced gradients and changes of averages; set this member's own variables.
 
@@ -372,6 +168,11 @@ class RingStep:
             variable.assign(value)
         return tf.constant(True)
 
+    def outcome(self, made: Sequence[Tensor]) -> RingOutcome:
+        """What a call of the graph returned, for the trainer."""
+        loss, examples, wishes, finite = (tensor.numpy() for tensor in made)
+        return RingOutcome(float(loss), int(examples), int(wishes), self._blamed(finite))
+
     def _rate(self) -> keras.Variable:
         """The learning rate variable, or None for a schedule.
 
@@ -380,34 +181,15 @@ class RingStep:
         rate = self._model.optimizer._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
 
-    def _gathered(self, index: int, gradient: tf.IndexedSlices) -> tuple[Tensor, Tensor]:
-        """Distinct ids and, for each, the sum over all members.
-
-        Each member merges its own ids before they travel.
-        """
-        mine, sums = _merged(
-            tf.cast(gradient.indices, tf.int64),
-            tf.cast(gradient.values, wide([gradient.values.dtype])),
-        )
-        return _merged(
-            self._reducer.gathered(f"ids.{index}", mine),
-            self._reducer.gathered(f"rows.{index}", sums),
-        )
-
     def _divided(
-        self,
-        packing: Packing,
-        index: int,
-        dense: dict[int, int],
-        rows: dict[int, tuple[Tensor, Tensor]],
-        divisor: Tensor,
+        self, sums: Sums, index: int, divisor: Tensor
     ) -> tf.Tensor | tf.IndexedSlices | None:
         variable = self._model.trainable[index].value
-        if index in dense:
-            return packing.get(dense[index]) / tf.cast(divisor, variable.dtype)
-        if index not in rows:
+        if index in sums.dense:
+            return sums.packing.get(sums.dense[index]) / tf.cast(divisor, variable.dtype)
+        if index not in sums.rows:
             return None
-        ids, values = rows[index]
+        ids, values = sums.rows[index]
         values = tf.cast(values / tf.cast(divisor, values.dtype), variable.dtype)
         return tf.IndexedSlices(values, ids, tf.shape(variable, tf.int64))
 
@@ -416,7 +198,9 @@ class RingStep:
             return ""
         names = [
             variable.path
-            for variable, sparse in zip(self._model.trainable, self._sparse, strict=True)
+            for variable, sparse in zip(
+                self._model.trainable, self._contributions.sparse, strict=True
+            )
             if sparse is not None
         ]
         return ", ".join(
@@ -424,21 +208,66 @@ class RingStep:
         )
 
 
-def _dense_if_small(
-    gradient: tf.Tensor | tf.IndexedSlices | None,
-) -> tf.Tensor | tf.IndexedSlices | None:
-    """Convert slices of a small variable to a tensor.
+@final
+class RingStep:
+    """Compiles the step at the first batch. It belongs to one thread at a time.
 
-    A tensor travels with the others, while slices need two exchanges of their own.
+    Raises UserError if user code raises, and the errors of `Reducer.guarded`.
     """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    shape = tf.get_static_value(gradient.dense_shape)
-    if shape is None or int(np.prod(shape)) * gradient.values.dtype.size > SMALL_BYTES:
-        return gradient
-    return tf.ensure_shape(
-        tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0]), shape
+
+    def __init__(self, model: RingModel, reducer: Reducer) -> None:
+        self._model = model
+        self._reducer = reducer
+        contributions = Contributions(model)
+        self._update = Update(model, contributions)
+        self._functions = PartFunctions(contributions, self._reduce_and_apply)
+        self._calls = 0
+        with tf.device("CPU:0"):
+            self._contributed = tf.Variable(0, dtype=tf.int64, trainable=False)
+            """The latest call that reached its reductions; shows other threads who waits."""
+
+    def waits(self) -> bool:
+        """In `train`: this member has done its part and waits for the others'. From any thread."""
+        return int(self._contributed.numpy()) == self._calls
+
+    def train(
+        self, parts: Sequence[Part], *, rank: int, size: int, iteration: int, wish: bool = False
+    ) -> RingOutcome:
+        """Run one step of `size` members. `parts` is this member's only part of the minibatch.
+
+        `iteration` counts applied steps; random numbers depend only on it and on `rank`. `wish`
+        asks all members for a pause.
+        """
+        (part,) = parts
+        self._calls += 1
+        control = tf.constant([rank, iteration, int(wish), self._calls], tf.int64)
+        with user_code("the training step", self._model.module.zoo):
+            function = self._functions.of(part)
+            with self._reducer.guarded():
+                made = function(control)
+        return self._update.outcome(made)
+
+    def _reduce_and_apply(self, control: Tensor, mine: Contribution) -> list[Tensor]:
+        def ready(tensors: list[Tensor]) -> None:
+            # Record the call only when its inputs are ready: before that this member still
+            # computes.
+            with tf.control_dependencies(tensors):
+                self._contributed.assign(control[3])
+
+        sums = self._update.reduced(control, mine, self._reducer, ready)
+        return self._update.applied(sums, mine.local)
+
+
+def _gathered(reducer: Reducer, index: int, gradient: tf.IndexedSlices) -> tuple[Tensor, Tensor]:
+    """Distinct ids and, for each, the sum over all members.
+
+    Each member merges its own ids before they travel.
+    """
+    mine, sums = _merged(
+        tf.cast(gradient.indices, tf.int64),
+        tf.cast(gradient.values, wide([gradient.values.dtype])),
     )
+    return _merged(reducer.gathered(f"ids.{index}", mine), reducer.gathered(f"rows.{index}", sums))
 
 
 def _merged(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.model import packing, ring_step
+from elasticdl.model import contribution, packing
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
@@ -122,7 +122,7 @@ class Member:
     def run(self, part: Any, rank: int = 0, iteration: int = 0) -> Any:
         if not hasattr(self, "values"):
             self.values = [one.numpy() for one in self.model.state().values()]
-        return self.step.train(part, rank=rank, iteration=iteration)
+        return self.step.train([part], rank=rank, size=1, iteration=iteration)
 
     def reset(self, values: Any) -> None:
         for one, value in zip(self.model.state().values(), values, strict=True):
@@ -170,7 +170,7 @@ def step_of_all(members: list[Member], whole: Any, iteration: int) -> Any:
 @pytest.fixture(autouse=True)
 def small_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of the embedding travels as rows."""
-    monkeypatch.setattr(ring_step, "SMALL_BYTES", 0)
+    monkeypatch.setattr(contribution, "SMALL_BYTES", 0)
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["rows", "small variable"])
@@ -182,7 +182,7 @@ def small_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(
     loss: Any, size: int, counts: list[int], small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_step, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(contribution, "SMALL_BYTES", small_bytes)
     module = module_of(loss)
     # Most of a member's time is the tracing of its step: one set of them for all counts.
     alone, members = Member(module), [Member(module) for _ in range(size)]
@@ -314,17 +314,17 @@ def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_st
     built = RingModel.build(module_of(mean_loss, build=noisy), {}, seed=5)
     step, variables = RingStep(built, ring), list(built.state().values())
     whole = (np.ones((4, 2)), np.zeros(4))
-    step.train(whole, rank=0, iteration=0)
+    step.train([whole], rank=0, size=1, iteration=0)
     before = [one.numpy() for one in variables]
     ring.applied = lambda: any(
         not np.array_equal(one.numpy(), value) for one, value in zip(variables, before, strict=True)
     )
     ring.broken = True
     with pytest.raises(RingBroken):
-        step.train(whole, rank=0, iteration=1)
+        step.train([whole], rank=0, size=1, iteration=1)
     assert not ring.applied()
     ring.broken = False
-    step.train(whole, rank=0, iteration=1)
+    step.train([whole], rank=0, size=1, iteration=1)
     assert ring.applied()
 
 
@@ -381,7 +381,7 @@ def test_it_is_known_from_outside_whether_a_member_computes_or_waits_for_others(
         return value
 
     step = RingStep(RingModel.build(module_of(loss), {}, seed=5), held)
-    thread = threading.Thread(target=lambda: step.train(batch(4), rank=0, iteration=0))
+    thread = threading.Thread(target=lambda: step.train([batch(4)], rank=0, size=1, iteration=0))
     thread.start()
     assert computing.wait(60)
     assert not step.waits()

@@ -143,11 +143,13 @@ class Job:
             return End()
         self.steps_left -= 1
         self.offset += 8
-        return BatchPart(ITEM, self.offset - 8, self.offset, 4, batch=(None, None))
+        return BatchPart(ITEM, self.offset - 8, self.offset, 4, batches=((None, None),))
 
     # the step
 
-    def train(self, part: Any, *, rank: int, iteration: int, wish: bool = False) -> RingOutcome:
+    def train(
+        self, parts: Any, *, rank: int, size: int, iteration: int, wish: bool = False
+    ) -> RingOutcome:
         """Adds one to all that the model has."""
         for one in self.variables:
             one.assign(one + 1)
@@ -275,7 +277,7 @@ class Sequence(Job):
         begin = max(offset, item.lease.offset)
         end = min(begin + BATCH, item.lease.end)
         self.at = (index, end) if end < item.lease.end else (index + 1, 0)
-        return BatchPart(item, begin, end, end - begin, self.bad_of_step, batch=(None, None))
+        return BatchPart(item, begin, end, end - begin, self.bad_of_step, batches=((None, None),))
 
     def after_step(self, loss: Any, version: int) -> None:
         self.take()

@@ -76,6 +76,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
 ALSO: dict[str, list[str]] = {
     "grads_to_wait": ["--sync"],
     "backup_workers": ["--sync", "--num-workers", "10"],
+    "virtual_workers": ["--distribution-strategy", "AllreduceStrategy"],
 }
 """What else a flag needs."""
 

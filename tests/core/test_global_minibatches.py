@@ -128,7 +128,13 @@ def test_members_together_read_each_record_of_each_window_once(size: int, offset
             assert {(one.begin, one.end, one.bad) for one in parts} == {
                 (begin, end, int(19 in order[begin:end]))
             }
-            read = [row for one in parts if one.batch is not None for row in one.batch[0].tolist()]
+            read = [
+                row
+                for one in parts
+                for batch in one.batches
+                if batch is not None
+                for row in batch[0].tolist()
+            ]
             assert read == [row for row in order[begin:end].tolist() if row != 19]
             assert sum(one.mine for one in parts) == end - begin
         assert sum(parts[0].records for parts in zip(*of_all, strict=True)) == SHARD - offset

@@ -268,6 +268,17 @@ def test_an_impossible_scale_is_refused_in_words(bench: type[Bench]) -> None:
     assert job.state.status().scale.high == 2
 
 
+def test_a_ring_is_not_scaled_beyond_its_virtual_workers(bench: type[Bench]) -> None:
+    job = bench(
+        num_workers=2, virtual_workers=3, distribution_strategy="AllreduceStrategy", num_ps_pods=0
+    )
+    job.put(e.ScaleRequested(0, 1, 3))
+    assert job.state.status().scale.high == 3
+    job.put(e.ScaleRequested(0, 1, 4))
+    assert job.said("cannot scale to 1:4: the job has --virtual-workers 3")
+    assert job.state.status().scale.high == 3
+
+
 def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end(
     bench: type[Bench],
 ) -> None:

@@ -171,3 +171,23 @@ def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothi
         assert tell(world, item, 8 + again.offset) == 16
     world.run_out()
     world.check_truth()
+
+
+@pytest.mark.parametrize("records", [0, 24])
+def test_with_virtual_workers_the_records_of_each_step_do_not_depend_on_the_members(
+    records: int,
+) -> None:
+    def windows(workers: str, virtual: int) -> Any:
+        flags: dict[str, int | str] = {
+            "num_workers": workers,
+            "virtual_workers": virtual,
+            "records_per_task": records,
+        }
+        world = RingWorld(make_spec(shuffle="shards", **flags))
+        world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
+        world.run_out()
+        return world.newest.windows
+
+    assert windows("1", 4) == windows("2", 4) == windows("1:4", 4)
+    if not records:  # small data is cut by the number of workers
+        assert windows("1", 0) != windows("4", 0)

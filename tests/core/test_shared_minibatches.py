@@ -66,6 +66,19 @@ def test_without_steps_each_gradient_has_a_minibatch(flags: dict[str, object]) -
             {"sync": True, "global_batch": "scaled", "lr_scaling": "linear"},
             "--lr-scaling linear requires a ring",
         ),
+        ({"virtual_workers": 4}, "--virtual-workers requires a ring"),
+        (
+            {"distribution_strategy": "AllreduceStrategy", "virtual_workers": 3},
+            "--virtual-workers 3 with up to 4 workers",
+        ),
+        (
+            {
+                "distribution_strategy": "AllreduceStrategy",
+                "virtual_workers": 4,
+                "global_batch": "scaled",
+            },
+            "--virtual-workers with --global-batch scaled",
+        ),
     ],
 )
 def test_what_only_other_jobs_have_is_refused(flags: dict[str, object], message: str) -> None:

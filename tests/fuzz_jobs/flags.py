@@ -343,6 +343,13 @@ def _lr_scaling(draft: Draft) -> Value | None:
     return draft.choose.choice(ways)
 
 
+def _virtual_workers(draft: Draft) -> Value | None:
+    if not draft.on_ring or draft.flags.get("global_batch") == "scaled":
+        return None
+    # At least as many as a job, or the one that resumes it, has workers.
+    return draft.choose.choice((None, 0, 3, 4))
+
+
 def _threshold(draft: Draft) -> Value | None:
     size = draft.rows * draft.width * 4
     return draft.choose.choice((None, None, 0, size, size + 1))
@@ -410,6 +417,7 @@ DRAWN: Mapping[str, Draw] = {
     "embedding_threshold_bytes": _not_on_rings(_threshold),
     "global_batch": _scaled,
     "lr_scaling": _lr_scaling,
+    "virtual_workers": _virtual_workers,
     "max_nonfinite_steps": _not_on_rings(_one_of(None, 1, 9)),
     "max_failed_shards": _one_of(None, None, 0, 2),
     "checkpoint_steps": _checkpoint_steps,

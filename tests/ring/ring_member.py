@@ -48,6 +48,7 @@ from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.reading import RingReading
 from elasticdl.worker.ring.ring import HorovodRing
 from elasticdl.worker.ring.trainer import RingTrainer
+from elasticdl.worker.ring.virtual_step import VirtualStep
 
 ZOO = Path(__file__).parent / "ring_zoo"
 _tell_lock = threading.Lock()
@@ -174,13 +175,17 @@ def main(name: str, setting: dict[str, Any]) -> None:
     ring = HorovodRing()
     exchange = Exchange(ring, list(model.state().values()))
     generations = Generations(shutdown)
-    reading = RingReading(Items(setting), sources, context.watch, shutdown, generations.changed)
+    virtual = setting["virtual_workers"]
+    reading = RingReading(
+        Items(setting), sources, context.watch, shutdown, generations.changed, virtual
+    )
     parts = RingParts(
         ring,
         exchange,
-        RingStep(model, ring),
+        VirtualStep(model, ring, virtual) if virtual else RingStep(model, ring),
         reading,
         StepReporter(setting["delay_s"], setting["long"].get(name)),
+        virtual,
     )
     trainer = RingTrainer(name, "127.0.0.1", parts, context, generations)
     trainer.warm_up(first_batch(sources, Task.TRAINING))

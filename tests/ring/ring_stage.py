@@ -157,6 +157,7 @@ class RingStage:
             "delay_s": 0.0,
             "long": {},
             "hung_s": 600.0,
+            "virtual_workers": 0,
             **setting,
         }
         self.members: list[Member] = []

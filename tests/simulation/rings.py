@@ -411,7 +411,13 @@ class Step:
         """Of the step that comes; None for trial batches."""
 
     def train(
-        self, part: tuple[Any, Any] | None, *, rank: int, iteration: int, wish: bool = False
+        self,
+        parts: Sequence[tuple[Any, Any] | None],
+        *,
+        rank: int,
+        size: int,
+        iteration: int,
+        wish: bool = False,
     ) -> Outcome:
         item, weights = self.item, self._exchange.weights
         if self._step_s:
@@ -427,15 +433,15 @@ class Step:
             iteration,
             number,
             weights if number else None,
-            None if part is None else part[0],
+            [part[0] for part in parts if part is not None],
             wish,
         )
         together = self._ring.together("step", given)
         results = together.values
         if len({one[:3] for one in results}) != 1:
             self._violated(f"members train at different places: {[one[:2] for one in results]}")
-        parts = [one[3] for one in results if one[3] is not None]
-        window = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        brought = [part for one in results for part in one[3]]
+        window = np.concatenate(brought) if brought else np.empty(0, np.int64)
         if lease is not None and len(window):
             if len(window) > batch:
                 self._violated(f"{len(window)} records in a step of {batch}")

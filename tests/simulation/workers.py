@@ -247,6 +247,7 @@ class _Checked:
 def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) -> _RingWorker:
     """As `working._work_on_ring` and `ring_assembly.assemble_ring`."""
     plan, scheduler, context, truth = world.plan, world.scheduler, link.context, world.truth
+    virtual = plan.spec.training.virtual_workers
     ring = worker.ring = Ring(world.hub, worker.running.process)
     exchange = worker.exchange = Exchange(ring, truth.violated)
     step = Step(scheduler, ring, exchange, plan.step_s, truth.violated)
@@ -284,9 +285,9 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     rate = SimpleNamespace(set=lambda version, scale: None)
     listener = _RecordingListener(RingListener(marks, copies, callbacks, rate, restore), step)  # type: ignore[arg-type]
     reading = RingReading(
-        client, sources, context.watch, context.shutdown, link.generations.changed
+        client, sources, context.watch, context.shutdown, link.generations.changed, virtual
     )
-    parts = RingParts(ring, exchange, step, reading, listener)  # type: ignore[arg-type]
+    parts = RingParts(ring, exchange, step, reading, listener, virtual)  # type: ignore[arg-type]
     trainer = worker.trainer = RingTrainer(
         str(worker.name), "master", parts, context, link.generations
     )

@@ -141,6 +141,9 @@ def plan_of(seed: int, strategy: str) -> Plan:
                 "global_batch": "scaled",
                 "lr_scaling": draw.choice(["none", "linear", "sqrt"]),
             }
+        # Drawn apart, so that seeds keep the rest of their jobs.
+        if "global_batch" not in flags and random.Random(f"virtual {seed}").random() < 0.3:
+            flags["virtual_workers"] = high + 1
     else:
         flags |= {
             "num_ps_pods": draw.choice([1, 2, 3]),

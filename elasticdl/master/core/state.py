@@ -401,11 +401,11 @@ class JobState:
     def _plan(
         self, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE
     ) -> ShardPlan:
-        data, workers = self._context.spec.data, self._context.spec.cluster.num_workers.high
+        spec, data = self._context.spec, self._context.spec.data
+        # Shards must not depend on the number of members if the result must not.
+        workers = spec.training.virtual_workers or spec.cluster.num_workers.high
         total = sum(source.records for source in sources)
-        size = shard_records(
-            data.records_per_task, self._context.spec.training_window, total, workers
-        )
+        size = shard_records(data.records_per_task, spec.training_window, total, workers)
         return ShardPlan(sources, size, epochs, shuffle, data.seed)
 
     def _stop_early(self, why: str) -> None:

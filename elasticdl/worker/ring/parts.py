@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,23 +11,21 @@ from elasticdl.worker.ring.protocol import Ring
 from elasticdl.worker.ring.reading import RingReading
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.contribution import Part
     from elasticdl.model.ring_step import RingOutcome
-    from elasticdl.model.structure import Structure
     from elasticdl.worker.ring.exchange import Exchange
 
 
 class MemberStep(Protocol):
-    """The methods of `model.ring_step.RingStep` that training needs."""
+    """The methods of `RingStep` and `VirtualStep` that training needs."""
 
     def train(
-        self,
-        part: tuple[Structure, Structure] | None,
-        *,
-        rank: int,
-        iteration: int,
-        wish: bool = False,
+        self, parts: Sequence[Part], *, rank: int, size: int, iteration: int, wish: bool = False
     ) -> RingOutcome:
-        """Run one step of all members. Raises UserError and the ring's errors."""
+        """Run one step of all members, on what `BatchPart.batches` has of it for this one.
+
+        Raises UserError and the ring's errors.
+        """
 
     def waits(self) -> bool:
         """In `train`: it waits for the others. From any thread."""
@@ -61,3 +59,4 @@ class RingParts:
     step: MemberStep
     reading: RingReading
     listener: Listener
+    virtual_workers: int = 0

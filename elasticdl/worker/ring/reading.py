@@ -26,7 +26,7 @@ from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Draining, Shutdown
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
-    from elasticdl.model.structure import Structure
+    from elasticdl.model.contribution import Part
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +67,9 @@ class ReadPlan:
 class BatchPart:
     """This member's part of one global minibatch: entries [begin, end) of an item's order.
 
-    `batch` is (features, labels) of this member's part, None if it is empty. `records` counts the
-    whole window, `mine` this member's records.
+    `batches` has (features, labels) of this member's part, None if it is empty: one entry, or one
+    for each of its virtual workers. `records` counts the whole window, `mine` this member's
+    records.
     """
 
     item: WorkItem
@@ -77,7 +78,7 @@ class BatchPart:
     mine: int
     bad: int = 0
     bad_examples: tuple[str, ...] = ()
-    batch: tuple[Structure, Structure] | None = None
+    batches: tuple[Part, ...] = (None,)
 
     @property
     def records(self) -> int:
@@ -123,7 +124,10 @@ class RingReading:
         watch: HangWatch,
         shutdown: Shutdown,
         changed: threading.Condition,
+        virtual_workers: int = 0,
     ) -> None:
+        """With `virtual_workers` windows are cut into as many parts, whatever the members are."""
+        self._virtual_workers = virtual_workers
         self._source = source
         self._sources = sources
         self._watch = watch
@@ -412,10 +416,17 @@ class RingReading:
     ) -> BatchPart:
         assert item.lease is not None
         end = min(begin + item.batch, item.lease.end)
-        mine = slice_of(begin, end, plan.rank, plan.size)
-        records, bad_of_mine = loaded.entries(order, *mine)
-        # `feed` sees only readable records; a part without any is still a part of the reduction.
-        good = mine[1] - mine[0] - bad_of_mine
-        batch = self._sources.feed(Task.TRAINING)(records) if good else None
+        count = self._virtual_workers or plan.size
+        slices = [
+            slice_of(begin, end, part, count)
+            for part in range(*slice_of(0, count, plan.rank, plan.size))
+        ]
+        batches = tuple(self._batch(loaded, order, low, high) for low, high in slices)
         bad = loaded.bad_among(order, begin, end)
-        return BatchPart(item, begin, end, mine[1] - mine[0], bad, loaded.bad_examples[:bad], batch)
+        mine = sum(high - low for low, high in slices)
+        return BatchPart(item, begin, end, mine, bad, loaded.bad_examples[:bad], batches)
+
+    def _batch(self, loaded: LoadedShard, order: Positions, begin: int, end: int) -> Part:
+        records, bad = loaded.entries(order, begin, end)
+        # `feed` sees only readable records; a part without any is still a part of the reduction.
+        return self._sources.feed(Task.TRAINING)(records) if end - begin - bad else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
@@ -29,6 +29,7 @@ from elasticdl.worker.ring.protocol import RingBroken, RingMembership
 from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End, ReadPlan
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
+    from elasticdl.model.contribution import Part
     from elasticdl.model.ring_step import RingOutcome
     from elasticdl.model.structure import Structure
 
@@ -79,7 +80,7 @@ class RingTrainer:
         """
         self._bad_since_copy = False
         self._tried = 0
-        self._rank = 0
+        self._rank, self._size = 0, 1
         self._pause: Pause | None = None
         """Since the last step in the previous ring, until the first in this one."""
 
@@ -101,16 +102,20 @@ class RingTrainer:
             # The trial steps change weights and optimizer state; put both back afterwards.
             kept = self._parts.exchange.copied()
             if batch is not None:
-                self._parts.step.train(batch, rank=0, iteration=0)
+                empty = (None,) * max(1, self._parts.virtual_workers)
+                self._trial((batch, *empty[1:]))
                 begin_s = time.monotonic()  # the first call compiled
-                self._parts.step.train(batch, rank=0, iteration=0)
+                self._trial((batch, *empty[1:]))
                 self._context.watch.learn(STEP, time.monotonic() - begin_s)
                 # An empty part has its own trace, which must not be compiled in the middle of a
                 # ring.
-                self._parts.step.train(None, rank=0, iteration=0)
+                self._trial(empty)
             self._parts.exchange.load(kept)
             self._parts.exchange.hand_over(giving=True)
             self._parts.ring.leave()
+
+    def _trial(self, parts: Sequence[Part]) -> None:
+        self._parts.step.train(parts, rank=0, size=1, iteration=0)
 
     def run(self) -> None:
         """Train until there are no more items.
@@ -182,7 +187,7 @@ class RingTrainer:
             self._plan(generation, self._position)
         self._parts.ring.enter(RingMembership(generation.number, rank, size, rendezvous))
         self._lap("meeting")
-        self._rank = rank
+        self._rank, self._size = rank, size
         if not generation.holders and rank == 0:
             with self._context.watch.doing("restoring the weights"):
                 self._position = Position(
@@ -318,7 +323,11 @@ class RingTrainer:
         """Run a step. Raises NonFinite for NaN or infinity, which a repetition would give again."""
         with self._context.gauges.timed("step_ms"):
             outcome = self._parts.step.train(
-                part.batch, rank=self._rank, iteration=self.version, wish=wish
+                part.batches,
+                rank=self._rank,
+                size=self._size,
+                iteration=self.version,
+                wish=wish,
             )
         if outcome.nonfinite:
             raise NonFinite(

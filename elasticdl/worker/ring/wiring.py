@@ -33,6 +33,7 @@ from elasticdl.worker.ring.reading import ItemSource, RingReading
 from elasticdl.worker.ring.ring import HorovodRing
 from elasticdl.worker.ring.rounds import RingRounds
 from elasticdl.worker.ring.trainer import RingTrainer
+from elasticdl.worker.ring.virtual_step import VirtualStep, use_one_thread
 from elasticdl.worker.ring.weights import Restoring, built
 from elasticdl.worker.tasks.callback_files import CallbackFiles
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
@@ -92,7 +93,8 @@ def assemble_ring(
     Raises UserError for any mistake in the module, CannotRun without Horovod.
     """
     spec = assignment.spec
-    ring = _ring(master)
+    virtual = spec.training.virtual_workers
+    ring = _ring(master, virtual)
     module = load_module(spec.model)
     sources = sources_of(assignment, module)
     model = built(assignment, module, sources)
@@ -100,11 +102,10 @@ def assemble_ring(
     exchange = Exchange(ring, list(model.state().values()))
     ps_model = model.ps_model()
     step = CompiledStep(ps_model, module)
-    training = spec.action is Action.TRAIN
-    validates = bool(spec.data.validation_data)
-    callback_files = CallbackFiles(assignment.job_dir, assignment.name, validates)
+    training, validates = spec.action is Action.TRAIN, bool(spec.data.validation_data)
+    files = CallbackFiles(assignment.job_dir, assignment.name, validates)
     occasion = Occasion(
-        model.model, module.zoo, context.outbox, lambda _: None, validates, training, callback_files
+        model.model, module.zoo, context.outbox, lambda _: None, validates, training, files
     )
     with user_code("callbacks", module.zoo):
         callbacks = JobCallbacks(
@@ -121,18 +122,22 @@ def assemble_ring(
             context.outbox,
         ),
     }
-    copies = Copies(exchange, list(model.state()), generations.copies, context)
+    names = list(model.state())
+    copies = Copies(exchange, names, generations.copies, context)
     marks = BarrierTasks(source, sources, tasks, step, context)
-    listener = RingListener(
-        marks, copies, callbacks, rate, Restoring(exchange, list(model.state()))
+    listener = RingListener(marks, copies, callbacks, rate, Restoring(exchange, names))
+    reading = RingReading(
+        source, sources, context.watch, context.shutdown, generations.changed, virtual
     )
-    reading = RingReading(source, sources, context.watch, context.shutdown, generations.changed)
-    parts = RingParts(ring, exchange, RingStep(model, ring), reading, listener)
+    ring_step = VirtualStep(model, ring, virtual) if virtual else RingStep(model, ring)
+    parts = RingParts(ring, exchange, ring_step, reading, listener, virtual)
     trainer = RingTrainer(str(assignment.name), master.host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
 
 
-def _ring(master: MasterOfRing) -> HorovodRing:
+def _ring(master: MasterOfRing, virtual_workers: int) -> HorovodRing:
+    if virtual_workers:  # before Horovod makes TensorFlow run something
+        use_one_thread()
     relay = RelayThread(master.authority, MASTER_NAME) if master.authority is not None else None
     return HorovodRing(master_host=master.host, relay=relay)
 

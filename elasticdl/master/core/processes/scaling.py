@@ -47,6 +47,14 @@ class Scaling:
             )
             self._context.orders.announce("scale", text, level="warning")
             return
+        most = self._context.spec.training.virtual_workers
+        if most and event.max_workers > most:
+            text = (
+                f"cannot scale to {event.min_workers}:{event.max_workers}: the job has"
+                f" --virtual-workers {most}"
+            )
+            self._context.orders.announce("scale", text, level="warning")
+            return
         before = self._context.workers
         if (why_not := self.why_not_scale()) and self._context.phase is not Phase.STARTING:
             self._context.orders.announce(
