@@ -57,6 +57,15 @@ def test_the_images_lock_has_what_the_project_and_its_horovod_need() -> None:
     assert (needed - {"tensorflow-cpu"}) | ring | {"tensorflow", "nvidia-nccl-cu12"} <= gpu
 
 
+def test_the_base_image_is_pinned_by_its_digest() -> None:
+    text = (ROOT / "docker/Dockerfile").read_text()
+    (base,) = re.findall(r"^ARG BASE_IMAGE=(.*)$", text, re.MULTILINE)
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
+    bases = set(re.findall(r"^FROM (\S+)", text, re.MULTILINE))
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE))
+    assert bases - stages == {"${BASE_IMAGE}"}
+
+
 def test_the_tools_of_the_image_are_those_of_a_build() -> None:
     tools = project()["dependency-groups"]["build"]
     assert set(project()["build-system"]["requires"]) == set(tools) - {"wheel"}
