@@ -150,7 +150,7 @@ class JobState:
 
     def step_outlook(self) -> Outlook:
         """Where further gradients of a synchronous step may come from."""
-        return outlook_of(self._context)
+        return outlook_of(self._context, self._leasing)
 
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected or already present, and not given up."""

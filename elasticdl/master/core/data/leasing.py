@@ -91,10 +91,8 @@ class Leasing:
 
     def _next(self, process: Process) -> Lease | str:
         """The best lease for that worker, or why there is none."""
-        # The last minibatches of a lease may wait for their step, and the step for further ones.
-        most = LEASES_PER_WORKER + self._context.spec.gradients_per_step
-        if self.leases_of(process.name) >= most:
-            return f"{process.name} already has {most} leases"
+        if self.has_most(process.name):
+            return f"{process.name} already has {self._most} leases"
         if away := self._context.servers_away():
             return f"waiting for parameter servers: {away}"
         return (
@@ -119,6 +117,15 @@ class Leasing:
             process.busy_since_s = event.at_s
         self._context.orders.give(GrantLease(event.worker, lease))
         return True
+
+    def has_most(self, worker: ProcessName) -> bool:
+        """Whether a worker gets no further lease before it has finished one."""
+        return self.leases_of(worker) >= self._most
+
+    @property
+    def _most(self) -> int:
+        # The last minibatches of a lease may wait for their step, and the step for further ones.
+        return LEASES_PER_WORKER + self._context.spec.gradients_per_step
 
     def _work_lease(self, worker: ProcessName) -> Lease | None:
         work = self._context.work

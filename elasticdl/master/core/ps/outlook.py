@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -9,7 +10,7 @@ from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.ps.steps import Outlook, TrainingLease
 
 
-def outlook_of(context: JobContext) -> Outlook:
+def outlook_of(context: JobContext, leasing: Leasing) -> Outlook:
     """Leases, workers and shards that may still bring a gradient."""
     work = context.work
     if work is None:
@@ -27,7 +28,12 @@ def outlook_of(context: JobContext) -> Outlook:
             leases.append(TrainingLease(held.worker, piece.shard.id, piece.attempt, piece.epoch))
     if context.phase is not Phase.WORKING:
         return Outlook(leases)
-    ready = frozenset(one.name for one in context.processes.live_workers() if one.up)
+    ready = frozenset(
+        one.name
+        for one in context.processes.live_workers()
+        # All its leases may wait for this very step: those of bad records only bring no gradient.
+        if one.up and not leasing.has_most(one.name)
+    )
     return Outlook(leases, ready, min(returning, default=None), _available(work))
 
 

@@ -45,7 +45,7 @@ class TrainingLease:
 class Outlook:
     """Where further gradients may come from.
 
-    `ready` are the workers that ask for leases. `returning` is the lowest epoch of shards that are
+    `ready` are the workers that can get a lease. `returning` is the lowest epoch of shards that are
     being taken back, `available` that of shards to lease; None if there are none.
     """
 
