@@ -25,6 +25,7 @@ from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.events import Event
+from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
@@ -32,8 +33,10 @@ from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
 from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.status.job_view import JobView
@@ -164,6 +167,11 @@ class Stage:
         await self._roster.close()
         self._metrics.close()
         self.chronicle.close()
+
+    def turns(self, orders: OrderStreams) -> StepTurns:
+        """For `gateway.train_in_steps`: steps of two gradients."""
+        outlook, lock = self.core.step_outlook, asyncio.Lock()
+        return StepTurns(Steps(2, 0), outlook, self.inbox, self._roster, orders, lock)
 
     async def post(self, event: Event) -> None:
         await self.inbox.post(event)

@@ -25,6 +25,8 @@ REQUESTS: dict[str, Any] = {
     "Attach": pb.AttachRequest(control_address="127.0.0.1:1", bulk_address="127.0.0.1:2"),
     "RequestLease": pb.LeaseRequest(sequence=1, wait_s=0.001),
     "Report": pb.ReportRequest(sequence=1),
+    "TakeTurn": pb.TurnRequest(number=1, wait_s=0.001),
+    "EndTurn": pb.EndTurnRequest(number=1, sequence=1, examples=1.0),
     "Status": pb.StatusRequest(),
     "Scale": pb.ScaleRequest(min_workers=1, max_workers=2),
     "Checkpoint": pb.CheckpointRequest(),
@@ -102,6 +104,7 @@ def test_a_message_is_taken_or_refused(
     async def story() -> None:
         async with staged(tmp_path) as stage:
             welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
+            stage.gateway.train_in_steps(stage.turns)
             service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
             server = MasterServer(service)
             port = await server.start("127.0.0.1", 0)

@@ -5,11 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <numeric>
 #include <random>
-#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -18,97 +16,12 @@
 #include <unistd.h>
 
 #include "elasticdl/checkpoint/native/part_file.h"
-#include "elasticdl/ps/native/connection.h"
-#include "elasticdl/rpc/native/greeting.h"
-#include "elasticdl/rpc/native/pool.h"
-#include "tests/native/check.h"
+#include "tests/native/servers.h"
 
 using namespace elasticdl;
+using namespace elasticdl::testing;
 
 namespace {
-using Addresses = std::vector<std::string>;
-
-constexpr double kLimitS = 60.0;
-constexpr size_t kDense = 6, kDim = 2;
-
-// Where the certificates are; '' for clear text.
-std::string certificates;
-
-std::string pem(const std::string& name) {
-  std::ifstream file(certificates + "/" + name);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-TlsContext certified(uint32_t server) {
-  const std::string name = "ps-" + std::to_string(server);
-  return certificates.empty() ? nullptr : server_tls(pem(name + ".crt"), pem(name + ".key"));
-}
-
-TlsContext trusting() { return certificates.empty() ? nullptr : client_tls(pem("authority.crt")); }
-
-struct TestServer {
-  ps::Server core;
-  ps::Listener listener;
-  int port = 0;
-  TestServer(uint32_t server, uint32_t servers) : core({server, servers, "key", 17, certified(server)}), listener(core) {
-    port = listener.listen("127.0.0.1", 0);
-  }
-  std::string address() const { return "127.0.0.1:" + std::to_string(port); }
-};
-
-// Plain SGD on zeros: minus a weight is the number of updates it had.
-Spec counting_spec() {
-  Spec spec;
-  spec.trainable = kDense;
-  spec.tables.push_back({"t", kDim, {InitializerSpec::CONSTANT, 0.0f, 0.0f}, 0});
-  spec.json = "{}";
-  return spec;
-}
-
-struct Worker {
-  Pool pool;
-  int64_t sequence = 0;
-  std::vector<int64_t> versions;
-  Worker(const Addresses& addresses, const std::string& name)
-      : pool(addresses, std::vector<std::string>(addresses.size(), wire::bulk_token("key", name)), name, nullptr, trusting()), versions(addresses.size(), 0) {
-    std::vector<float> zeros(kDense);
-    pool.initialise(counting_spec(), zeros.data(), kLimitS);
-  }
-
-  void push(const std::vector<int64_t>& ids) {
-    std::vector<float> dense(kDense, 1.0f), gradients(ids.size() * kDim, 1.0f);
-    PushRequest request{++sequence, 1, 0, sequence, versions, 1.0, dense.data(), {{ids.data(), ids.size()}}, {gradients.data()}};
-    versions = pool.push(request, nullptr, kLimitS).versions;
-  }
-
-  std::vector<float> pull(const std::vector<int64_t>& ids, int64_t snapshot, std::vector<float>* rows) {
-    std::vector<float> dense(kDense);
-    rows->assign(ids.size() * kDim, -1.0f);
-    pool.pull({{ids.data(), ids.size()}}, snapshot, dense.data(), {rows->data()}, nullptr, kLimitS);
-    return dense;
-  }
-};
-
-std::vector<int64_t> range(int64_t first, size_t count) {
-  std::vector<int64_t> ids(count);
-  std::iota(ids.begin(), ids.end(), first);
-  return ids;
-}
-
-void cut(std::vector<std::unique_ptr<TestServer>>& servers, int64_t snapshot) {
-  ps::Sequences numbers;
-  for (auto& server : servers) {
-    for (auto& [name, number] : server->core.admission().close(ps::Admission::Seconds(kLimitS))) {
-      numbers[name] = std::max(numbers[name], number);
-    }
-  }
-  std::vector<int64_t> versions;
-  for (auto& server : servers) versions.push_back(server->core.cut(snapshot, numbers, ps::Admission::Seconds(kLimitS))->version);
-  for (auto& server : servers) server->core.admission().open();
-  for (int64_t version : versions) CHECK(version == versions[0]);
-}
 
 // Three workers push and pull, while views are cut, read, written to a file and dropped.
 void pushes_pulls_cuts_and_saves_run_beside_one_another() {
@@ -280,12 +193,6 @@ void say(const TestServer& served, const std::string& bytes, bool stranger = fal
     CHECK(::poll(&ready, 1, 10'000) == 1);
     if (::read(socket.fd(), answer, sizeof answer) <= 0) return;
   }
-}
-
-// Seconds for random frames: ELASTICDL_FUZZ_S, or a few.
-double fuzz_s() {
-  const char* given = std::getenv("ELASTICDL_FUZZ_S");
-  return given != nullptr ? std::atof(given) : 3.0;
 }
 
 void frames_of_any_kind_do_no_harm() {

@@ -1,4 +1,4 @@
-"""Servers, clients and the wire between them in C++ alone, under the sanitizers."""
+"""Servers, clients, the wire and synchronous steps in C++ alone, under the sanitizers."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ SOURCES = [
     ROOT / "elasticdl/data/native/crc32c.cc",
     ROOT / "tests/native/bulk_test.cc",
 ]
+STEPS = [*SOURCES[:-1], ROOT / "tests/native/steps_test.cc"]
 
 
 @pytest.mark.parametrize("sanitizers", SANITIZERS)
@@ -36,3 +37,8 @@ def test_servers_and_clients_hold_under_the_sanitizers(sanitizers: str, tmp_path
         (tmp_path / f"ps-{server}.crt").write_text(certified.certificate)
         (tmp_path / f"ps-{server}.key").write_text(certified.key)
     check_held(SOURCES, sanitizers, tmp_path, {"TLS_CERTIFICATES": str(tmp_path)})
+
+
+@pytest.mark.parametrize("sanitizers", SANITIZERS)
+def test_synchronous_steps_hold_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
+    check_held(STEPS, sanitizers, tmp_path)
