@@ -38,6 +38,7 @@ from elasticdl.job_choices import (
 )
 from elasticdl.job_problems import flag_of
 from elasticdl.kubernetes_section import KubernetesSection, object_name
+from elasticdl.original_names import FLAGS
 
 
 class Section(BaseModel):
@@ -340,7 +341,7 @@ def refuse_unknown(keys: Iterable[str]) -> None:
             import difflib
 
             near = difflib.get_close_matches(name, FIELDS, n=1)
-            hint = (
+            hint = FLAGS.get(name) or (
                 f"did you mean {near[0].replace('_', '-')}?"
                 if near
                 else "see `elasticdl train --help`"

@@ -133,8 +133,17 @@ def _no_nothing(value: object) -> object:
     return () if value is None else value
 
 
+_RESOURCES = {
+    "disk": "give ephemeral-storage",
+    "gpu": "give the name of the device plugin, such as nvidia.com/gpu",
+}
+"""What the original ElasticDL called resources."""
+
+
 def _all_quantities(pairs: Mapping[str, str]) -> Mapping[str, str]:
     for key, text in pairs.items():
+        if (known_as := _RESOURCES.get(key)) is not None:
+            raise ValueError(f"{key}={text}: Kubernetes has no resource {key!r}: {known_as}")
         try:
             amount = quantity(text)
         except ValueError as error:
@@ -176,6 +185,11 @@ def namespace_name(text: str) -> str:
 
 
 def _class_name(text: str) -> str:
+    if re.fullmatch(r"[01]?\.\d+", text):
+        raise ValueError(
+            f"{text!r} is a share of pods, not a priority class: name one class for all pods of the"
+            " role, or a priority ladder with {rung}"
+        )
     object_name(text.replace("{rung}", "1"))
     return text
 

@@ -17,6 +17,7 @@ from elasticdl.flag import Offer, Value, mark
 from elasticdl.job_choices import Action
 from elasticdl.job_problems import flag_of
 from elasticdl.job_sections import FIELDS, SECTIONS, is_needed, is_used
+from elasticdl.original_names import FLAGS
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -97,6 +98,16 @@ def _with_default(text: str, default: object) -> str:
 @final
 class JobCommand(click.Command):
     """A command whose help groups the flags as `JobSpec` does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            instead = FLAGS.get(error.option_name.lstrip("-").replace("-", "_"))
+            if instead is None:
+                raise
+            text = f"this ElasticDL has no {error.option_name}: {instead}"
+            raise click.UsageError(text, error.ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {

@@ -7,6 +7,7 @@ file and the Python API (`api.py`) all make a `Request`. Nothing reads a flag af
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from glob import has_magic
@@ -31,6 +32,10 @@ WHICH_JOB = (
 )
 
 
+_MORE_VARIABLES = re.compile(r",\w+=")
+"""Pairs after a comma, as the original ElasticDL took them."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -51,6 +56,9 @@ def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
     SpecError.
     """
     spec = validated(request)
+    for name, value in spec.cluster.envs.items():
+        if _MORE_VARIABLES.search(value):
+            say(f"--envs: {name} is {value!r}; a semicolon begins another variable")
     return _on_cluster(spec) if spec.on_kubernetes else _on_this_machine(spec, say)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticdl.errors import ElasticDLError, UserError
+from elasticdl.original_names import MIGRATING, PACKAGES, instead_of_import
 
 
 def place(function: Callable[..., Any]) -> str:
@@ -69,8 +70,7 @@ def described(
             hint="a model module must not end the process",
         )
     text = "\n".join(f"  {file}:{line}  {source}" for file, line, source in frames)
-    advice = next((hint for words, hint in _ADVICE.items() if words in str(error)), "")
-    text = "\n".join(filter(None, (advice, text)))
+    text = "\n".join(filter(None, (_advice(error, frames), text)))
     return UserError(f"{where}{summary(error, doing)}", hint=text)
 
 
@@ -92,6 +92,13 @@ _ADVICE = {
     "as_list() is not defined on an unknown TensorShape": _RANK_ADVICE,
 }
 """What to do about messages of TensorFlow that name neither a line nor a cause."""
+
+
+def _advice(error: BaseException, frames: list[tuple[str, int, str]]) -> str:
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(PACKAGES):
+        instead = instead_of_import(frames[-1][2]) if frames else ""
+        return f"a module of the original ElasticDL has other names here: {instead or MIGRATING}"
+    return next((hint for words, hint in _ADVICE.items() if words in str(error)), "")
 
 
 def summary(error: BaseException, doing: str) -> str:

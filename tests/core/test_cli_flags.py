@@ -13,8 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticdl import original_names
 from elasticdl.cli.api import start
 from elasticdl.cli.main import elasticdl, exit_code_of, run
+from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, Value, mark
@@ -204,6 +206,36 @@ def test_an_unknown_flag_is_an_error_that_names_the_nearest(
     assert "'--num-workers'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["train", "evaluate", "check"])
+def test_a_flag_of_the_original_is_told_what_takes_its_place(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([verb, "--num_minibatches_per_task", "8"]) == 2
+    said = capsys.readouterr().err
+    assert "no --num-minibatches-per-task: --records-per-task N" in " ".join(said.split())
+
+
+def test_no_flag_of_the_original_that_exists_is_said_to_be_gone() -> None:
+    assert not set(original_names.FLAGS) & set(FIELDS)
+    named = {
+        word.strip(".,:;")
+        for text in original_names.FLAGS.values()
+        for word in text.split()
+        if word.startswith("--")
+    }
+    flags = {f"--{name.replace('_', '-')}" for name in FIELDS}
+    assert named <= flags | {"--dry-run", "--no-sync"}
+
+
+def test_variables_in_the_original_form_get_a_word() -> None:
+    said = list[str]()
+    flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}
+    settle(Request(Action.TRAIN, {**flags, "envs": "A=1,2;C=3"}), said.append)
+    assert not said
+    settle(Request(Action.TRAIN, {**flags, "envs": "A=1,B=2"}), said.append)
+    assert said == ["--envs: A is '1,B=2'; a semicolon begins another variable"]
+
+
 def test_an_unknown_verb_is_an_error_that_names_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -218,6 +250,9 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--worker-resource-request", "gpu=1"], "such as nvidia.com/gpu"),
+        (["--worker-resource-limit", "disk=1Gi"], "give ephemeral-storage"),
+        (["--worker-pod-priority", "0.5"], "'0.5' is a share of pods, not a priority class"),
         (["--num-workers", "3:1"], "--num-workers: MIN 3 is greater than MAX 1"),
         (["--num-workers", "1:1000000"], "--num-workers: 1000000 workers: a job has at most"),
         (["--num-workers", "a few"], "--num-workers: expected N or MIN:MAX, got 'a few'"),

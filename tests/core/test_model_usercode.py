@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import runpy
+from pathlib import Path
+
 import pytest
 
+from elasticdl import original_names
 from elasticdl.model.usercode import described, short, summary
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.core
 
@@ -107,3 +113,38 @@ def test_the_kind_of_an_error_is_said_once(error: Exception, said: str) -> None:
 )
 def test_a_message_that_names_no_cause_gets_advice(message: str, advice: str) -> None:
     assert advice in described(ValueError(message), "the model", "/zoo").hint
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (
+            "from elasticdl.python.common.constants import Mode",
+            "other names here: Mode: from elasticdl.model.mode import Mode",
+        ),
+        (
+            "from elasticdl_preprocessing.layers.hashing import Hashing",
+            "Hashing: keras.layers.Hashing",
+        ),
+        ("import elasticdl.python.master", "see “Come from the original ElasticDL”"),
+    ],
+)
+def test_an_import_of_the_original_names_the_new_one(
+    line: str, advice: str, tmp_path: Path
+) -> None:
+    (tmp_path / "old.py").write_text(f"{line}\n")
+    with pytest.raises(ModuleNotFoundError) as caught:
+        runpy.run_path(str(tmp_path / "old.py"))
+    error = described(caught.value, "the import of old", str(tmp_path))
+    assert "old.py:1" in error.message
+    assert advice in error.hint
+
+
+@pytest.mark.parametrize("name", original_names.IMPORTS)
+def test_what_is_named_instead_can_be_imported(name: str) -> None:
+    """Ours: names of Keras are its own."""
+    instead = original_names.IMPORTS[name].partition(",")[0]
+    if instead.startswith("from elasticdl"):
+        _, module, _, found = instead.split()
+        tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
+        assert found in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}

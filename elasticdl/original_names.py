@@ -1,0 +1,95 @@
+"""Names of the original ElasticDL that this one does not have, and what takes their place.
+
+Its flags and its module functions are mostly the same: docs/how-to/migrating.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_FUNCTION: Final = "a module's function has this very name: rename it in the module"
+
+FLAGS: Final[Mapping[str, str]] = {
+    "num_minibatches_per_task": "--records-per-task N: minibatches × --minibatch-size",
+    "checkpoint_dir": "checkpoints lie in JOB_DIR/checkpoints: give --job-dir",
+    "max_step": "return elasticdl.model.callbacks.MaxStepsStopping from the module's callbacks()",
+    "use_async": "--sync trains synchronously, --no-sync asynchronously",
+    "lr_staleness_modulation": "--max-staleness bounds how stale a worker's own gradients are",
+    "sync_version_tolerance": "with --sync, records of a late gradient are trained in a later step",
+    "get_model_steps": "--max-staleness bounds how many of its updates a worker may miss",
+    "relaunch_on_worker_failure": "--max-relaunches N: failures in user code to retry",
+    "relaunch_timeout_worker": "slow workers are always replaced; --stall-seconds acts on stalls",
+    "task_fault_tolerance": "it is always on",
+    "feed": _FUNCTION,
+    "dataset_fn": "the module's function is `feed`",
+    "loss": _FUNCTION,
+    "optimizer": _FUNCTION,
+    "callbacks": _FUNCTION,
+    "eval_metrics_fn": _FUNCTION,
+    "custom_data_reader": _FUNCTION,
+    "prediction_outputs_processor": (
+        "the module's class is `PredictionOutputsProcessor`: rename it in the module"
+    ),
+    "log_level": "logs have all levels; `elasticdl logs` shows them",
+    "log_file_path": "logs lie in JOB_DIR/logs; `elasticdl logs JOB` prints them",
+    "log_loss_steps": "the status page, `elasticdl status` and --tensorboard-log-dir show the loss",
+    "yaml": "--dry-run prints the job as YAML for -f; with --image-name, as Kubernetes objects",
+    "worker_image": "all processes run --image-name",
+    "restart_policy": "the master replaces processes itself: --max-relaunches",
+    "populate_env_names": "give each variable: --envs 'NAME=value;…'",
+    "cluster_spec": "placement has flags: --node-selector, --tolerations, --affinity",
+    "cluster_spec_json": "placement has flags: --node-selector, --tolerations, --affinity",
+    "force_use_kube_config_file": "--kube-context names the context of a kubeconfig",
+    "extra_pypi_index": "`elasticdl zoo build` makes the image from a Dockerfile that you may edit",
+    "aux_params": "there are none",
+    "need_elasticdl_job_service": "every job has it",
+    "need_task_manager": "every job has it",
+    "need_pod_manager": "every job has it",
+    "need_tf_config": "no process needs TF_CONFIG",
+    "job_command": "the master runs model modules only",
+}
+"""What to do instead, by flag in snake case."""
+
+_READERS: Final = "see “A reader of your own” in the documentation"
+_LAYER: Final = "write it as a Keras layer"
+_FEATURES: Final = "use keras.utils.FeatureSpace or Keras' preprocessing layers"
+
+IMPORTS: Final[Mapping[str, str]] = {
+    "Mode": "from elasticdl.model.mode import Mode",
+    "Embedding": "from elasticdl.model.layers import Embedding, or keras.layers.Embedding",
+    "LearningRateScheduler": "from elasticdl.model.callbacks import LearningRateScheduler",
+    "MaxStepsStopping": "from elasticdl.model.callbacks import MaxStepsStopping",
+    "SavedModelExporter": "from elasticdl.model.callbacks import SavedModelExporter",
+    "BasePredictionOutputsProcessor": "PredictionOutputsProcessor needs no base class",
+    "default_logger": "logging.getLogger(__name__)",
+    "AbstractDataReader": _READERS,
+    "RecordIODataReader": _READERS,
+    "ODPSDataReader": _READERS,
+    "Hashing": "keras.layers.Hashing",
+    "IndexLookup": "keras.layers.StringLookup or IntegerLookup",
+    "Discretization": "keras.layers.Discretization",
+    "Normalizer": "keras.layers.Normalization",
+    "RoundIdentity": _LAYER,
+    "LogRound": _LAYER,
+    "ToNumber": _LAYER,
+    "ConcatenateWithOffset": _LAYER,
+    "ToSparse": _LAYER,
+    "ToRagged": _LAYER,
+    "SparseEmbedding": _LAYER,
+    "feature_column": _FEATURES,
+}
+"""What to import instead, by name."""
+
+PACKAGES: Final = ("elasticdl.python", "elasticdl_preprocessing")
+"""What modules of the original import from."""
+
+
+MIGRATING: Final = "see “Come from the original ElasticDL” in the documentation"
+
+
+def instead_of_import(line: str) -> str:
+    """What takes the place of the names that a line of source imports; '' if none is known."""
+    words = line.replace(",", " ").replace(".", " ").replace("(", " ").split()
+    known = [f"{name}: {IMPORTS[name]}" for name in IMPORTS if name in words]
+    return "; ".join(known)
