@@ -92,7 +92,9 @@ class JobPreflight:
         return {
             "ok": True,
             **self._sources(),
-            "steps": sync_choice(self.spec, dry_run.ps_model.optimizer).as_json(),
+            "steps": sync_choice(
+                self.spec, dry_run.ps_model.optimizer, self._training_records()
+            ).as_json(),
             "model": {**dry_run.summary(), **tried},
             "warnings": self.warnings,
         }
@@ -107,6 +109,10 @@ class JobPreflight:
                 return {Task.EVALUATION: data.validation_data}
             case Action.PREDICT:
                 return {Task.PREDICTION: data.prediction_data}
+
+    def _training_records(self) -> int:
+        data = self.data.get(Task.TRAINING)
+        return sum(source.records for source in data.sources) if data else 0
 
     def _sources(self) -> dict[str, list[dict[str, Any]]]:
         keys = {

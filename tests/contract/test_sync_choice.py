@@ -13,6 +13,7 @@ from elasticdl.model.sync_choice import sync_choice
 
 pytestmark = pytest.mark.contract
 
+RECORDS = 1 << 20
 MOMENTUM: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9}
 
 
@@ -28,7 +29,7 @@ def job(action: Action = Action.TRAIN, **flags: object) -> JobSpec:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_trains_in_synchronous_steps_and_says_so(nesterov: bool) -> None:
-    choice = sync_choice(job(), keras.optimizers.SGD(nesterov=nesterov, **MOMENTUM))
+    choice = sync_choice(job(), keras.optimizers.SGD(nesterov=nesterov, **MOMENTUM), RECORDS)
     assert choice.sync
     assert choice.level == "info"
     assert "4 parts" in choice.text
@@ -46,7 +47,7 @@ def test_momentum_trains_in_synchronous_steps_and_says_so(nesterov: bool) -> Non
     ],
 )
 def test_other_optimizers_train_asynchronously(optimizer: Any) -> None:
-    choice = sync_choice(job(), optimizer())
+    choice = sync_choice(job(), optimizer(), RECORDS)
     assert not choice.sync
     assert not choice.text
 
@@ -62,35 +63,44 @@ def test_other_optimizers_train_asynchronously(optimizer: Any) -> None:
     ],
 )
 def test_what_the_user_chose_stays(flags: dict[str, Any]) -> None:
-    choice = sync_choice(job(**flags), keras.optimizers.SGD(**MOMENTUM))
+    choice = sync_choice(job(**flags), keras.optimizers.SGD(**MOMENTUM), RECORDS)
     assert not choice.sync
     assert not choice.text
 
 
 def test_steps_that_the_user_chose_stay_for_every_optimizer() -> None:
-    assert sync_choice(job(sync=True), keras.optimizers.Adam()).sync
+    assert sync_choice(job(sync=True), keras.optimizers.Adam(), RECORDS).sync
 
 
 def test_an_evaluation_has_no_steps() -> None:
-    assert not sync_choice(job(Action.EVALUATE), keras.optimizers.SGD(**MOMENTUM)).sync
+    assert not sync_choice(job(Action.EVALUATE), keras.optimizers.SGD(**MOMENTUM), RECORDS).sync
 
 
 def test_a_small_minibatch_is_not_shared_and_the_job_warns() -> None:
-    choice = sync_choice(job(minibatch_size=15), keras.optimizers.SGD(**MOMENTUM))
+    choice = sync_choice(job(minibatch_size=15), keras.optimizers.SGD(**MOMENTUM), RECORDS)
     assert not choice.sync
     assert choice.level == "warning"
     assert "--minibatch-size" in choice.text
 
 
 def test_clipped_gradients_are_not_shared_and_the_job_warns() -> None:
-    choice = sync_choice(job(), keras.optimizers.SGD(clipnorm=1.0, **MOMENTUM))
+    choice = sync_choice(job(), keras.optimizers.SGD(clipnorm=1.0, **MOMENTUM), RECORDS)
     assert not choice.sync
     assert choice.level == "warning"
     assert "AllreduceStrategy" in choice.text
 
 
 def test_workers_without_a_part_are_named() -> None:
-    choice = sync_choice(job(num_workers=16), keras.optimizers.SGD(**MOMENTUM))
+    choice = sync_choice(job(num_workers=16), keras.optimizers.SGD(**MOMENTUM), RECORDS)
     assert choice.sync
     assert choice.level == "warning"
     assert "8 of 16 workers" in choice.text
+
+
+@pytest.mark.parametrize(("records", "warns"), [(64 * 299, True), (64 * 300, False)])
+def test_few_steps_of_several_workers_warn(records: int, warns: bool) -> None:
+    two = job(num_workers="1:2", num_epochs=1, minibatch_size=64)
+    choice = sync_choice(two, keras.optimizers.Adam(), records)
+    assert not choice.sync
+    assert ("--sync" in choice.text, choice.level == "warning") == (warns, warns)
+    assert not sync_choice(two.replace(sync=False), keras.optimizers.Adam(), records).text

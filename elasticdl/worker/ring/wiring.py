@@ -100,17 +100,15 @@ def assemble_ring(
     model = built(assignment, module, sources)
     rate = Rate(model.optimizer, module)
     exchange = Exchange(ring, list(model.state().values()))
-    ps_model = model.ps_model()
-    step = CompiledStep(ps_model, module)
+    step = CompiledStep(ps_model := model.ps_model(), module)
     training, validates = spec.action is Action.TRAIN, bool(spec.data.validation_data)
     files = CallbackFiles(assignment.job_dir, assignment.name, validates)
     occasion = Occasion(
         model.model, module.zoo, context.outbox, lambda _: None, validates, training, files
     )
     with user_code("callbacks", module.zoo):
-        callbacks = JobCallbacks(
-            list(module.callbacks() or ()) if module.callbacks else [], occasion
-        )
+        given = module.callbacks() if module.callbacks else None
+        callbacks = JobCallbacks(list(given or ()), occasion)
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: EvaluationTask(step, context),
         Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), context.outbox),
