@@ -25,9 +25,9 @@ from elasticdl.model.module import ModelModule, load_module
 from elasticdl.shard import Shard, ShardId, Task
 
 
-def fed(module: ModelModule, task: Task, origin: str) -> tuple[Any, Any]:
+def fed(module: ModelModule, task: Task, origin: str, params: Mapping[str, Any]) -> tuple[Any, Any]:
     """(features, labels) of all records as NumPy arrays."""
-    reader = open_reader(origin, {})
+    reader = open_reader(origin, params)
     parts: list[Any] = [
         block.records
         for source in reader.sources()
@@ -53,7 +53,7 @@ def train(module: ModelModule, case: Mapping[str, Any]) -> keras.Model:
         for callback in (module.callbacks() if module.callbacks else [])
         if hasattr(callback, "schedule")
     ]
-    features, labels = fed(module, Task.TRAINING, case["train"])
+    features, labels = fed(module, Task.TRAINING, case["train"], case["reader_params"])
     count = len(tf.nest.flatten(labels)[0])
 
     @tf.function(reduce_retracing=True)
@@ -82,7 +82,7 @@ def main(case: Mapping[str, Any]) -> None:
     section = ModelSection(model_zoo=case["model_zoo"], model_def=case["model_def"])
     module = load_module(section)
     model = train(module, case)
-    features, labels = fed(module, Task.EVALUATION, case["test"])
+    features, labels = fed(module, Task.EVALUATION, case["test"], case["reader_params"])
     assert module.eval_metrics_fn is not None
     metrics: Any = module.eval_metrics_fn()
     predictions: Any = None

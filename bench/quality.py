@@ -42,6 +42,7 @@ class Case:
     metric: str = "accuracy"
     zoo: Path = ROOT / "model_zoo"
     params: Mapping[str, Any] = field(default_factory=dict)
+    reader_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _cnn(optimizer: str, epochs: int = 6) -> Case:
@@ -59,6 +60,15 @@ CASES: Mapping[str, Case] = {
     "digits_two_outputs": Case("digits_two_outputs", "digits", 20, 32, metric="digit/accuracy"),
     "breast_cancer": Case("breast_cancer", "breast_cancer", 20, 32, "parquet"),
     "deepfm_ids": Case("deepfm_ids", "criteo", 2, 256, metric="auc"),
+    "deepfm": Case(
+        "deepfm",
+        "criteo",
+        2,
+        256,
+        "tsv",
+        "auc",
+        reader_params={"format": "csv", "delimiter": "tab", "header": False},
+    ),
 }
 CHOSEN = os.environ.get("QUALITY_CASES", " ".join(CASES)).split()
 SEEDS = [int(seed) for seed in os.environ.get("QUALITY_SEEDS", "1 2 3 4 5").split()]
@@ -80,6 +90,7 @@ def run_keras(case: Case, data: Path, seed: int) -> float:
         "model_zoo": str(case.zoo),
         "model_def": case.model_def,
         "params": case.params,
+        "reader_params": case.reader_params,
         "train": str(data / f"train.{case.suffix}"),
         "test": str(data / f"test.{case.suffix}"),
         "batch": case.batch,
@@ -109,7 +120,9 @@ def run_ours(case: Case, data: Path, seed: int, workers: int) -> float:
         "seed": seed,
     }
     if case.params:
-        flags["model_params"] = ";".join(f"{name}={value}" for name, value in case.params.items())
+        flags["model_params"] = json.dumps(dict(case.params))
+    if case.reader_params:
+        flags["data_reader_params"] = json.dumps(dict(case.reader_params))
     if workers == PACED:
         flags["envs"] = f"PACED_STEP_S={PACE_S}"
     with tempfile.TemporaryDirectory() as folder:
@@ -158,6 +171,6 @@ def print_row(name: str, row: Mapping[str, list[dict[str, float]]]) -> None:
     cells = []
     for system, runs in row.items():
         values = [run["metric"] for run in runs]
-        spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-        cells.append(f"{system} {mean(values):.3f}{spread}")
+        spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
+        cells.append(f"{system} {mean(values):.4f}{spread}")
     print(f"{name:18} {'   '.join(cells)}", flush=True)
