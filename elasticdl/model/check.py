@@ -8,6 +8,8 @@ its progress (`stages.py`) and one JSON object:
 
 or {"ok": false, "error", "hint", "exit_code": 2}.
 
+In a pod each of these lines begins with CHECK_MARK: what user code prints is in the same log.
+
 It runs in a process of its own because it imports TensorFlow and runs user code. User code gets an
 empty stdin, and its output goes to stderr.
 """
@@ -20,7 +22,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
+from elasticdl.cluster.kubernetes.planning import CHECK_MARK, SPEC_VARIABLE
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.formatting import IMPORTING
@@ -56,7 +58,8 @@ def main() -> int:
     """Check the job that stdin has, and report to the process's original stdout."""
     die_with_parent()
     question = os.dup(0)
-    stages = Stages.on(os.dup(1))
+    in_pod = SPEC_VARIABLE in os.environ
+    stages = Stages.on(os.dup(1), CHECK_MARK if in_pod else "")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)

@@ -26,17 +26,18 @@ _COUNT_EVERY_S = 1.0
 class Stages:
     """Writes to the channel, if there is one."""
 
-    def __init__(self, channel: TextIO | None = None) -> None:
-        self._channel = channel
+    def __init__(self, channel: TextIO | None = None, mark: str = "") -> None:
+        """`mark` begins each line."""
+        self._channel, self._mark = channel, mark
         self._counted_s = 0.0
         self._lock = threading.Lock()
 
     @classmethod
-    def on(cls, channel: int) -> Stages:
+    def on(cls, channel: int, mark: str = "") -> Stages:
         """Write to this descriptor, and begin to report stacks. Call it from the main thread."""
         every_s = os.environ.pop(STACKS_VARIABLE, "15")
         faulthandler.register(signal.SIGUSR2, file=channel, all_threads=False)
-        stages = cls(os.fdopen(channel, "w", encoding="utf-8"))
+        stages = cls(os.fdopen(channel, "w", encoding="utf-8"), mark)
         main = threading.main_thread().ident or 0
         threading.Thread(
             target=stages._report_stacks, args=(main, float(every_s)), name="stages", daemon=True
@@ -71,5 +72,5 @@ class Stages:
     def _write(self, value: object) -> None:
         if self._channel is not None:
             with self._lock, suppress(OSError):  # The reader is gone.
-                self._channel.write(json.dumps(value) + "\n")
+                self._channel.write(f"{self._mark}{json.dumps(value)}\n")
                 self._channel.flush()

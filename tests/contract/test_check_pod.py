@@ -15,7 +15,7 @@ import pytest
 
 from elasticdl.cluster.base import Role
 from elasticdl.cluster.kubernetes.manifests import check_pod as check_manifest
-from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
+from elasticdl.cluster.kubernetes.planning import CHECK_MARK, SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.errors import ClusterRefused, ElasticDLError, ExitCode, UserError
 from elasticdl.job import JobSpec
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.contract
 OWNER = Owner("ns", "iris", "uid-1")
 PODS = "/api/v1/namespaces/ns/pods"
 QUICK = CheckPodLimits(quiet_s=0.0, look_s=0.05, again_s=0.05, start_problem_s=0.5)
-FINE = 'print(\'{"ok": true, "training": [{"name": "a.csv", "records": 40}]}\', flush=True)'
+ANSWER = '{"ok": true, "training": [{"name": "a.csv", "records": 40}]}'
+FINE = f"print({CHECK_MARK + ANSWER!r}, flush=True)"
 NO_ROOM = {
     "phase": "Pending",
     "conditions": [
@@ -116,7 +117,7 @@ def test_the_pod_gets_the_job_and_a_workers_environment_and_no_token(
 ) -> None:
     shows = (
         "import json, os, sys; spec = json.loads(os.environ['ELASTICDL_JOB']);"
-        " print(json.dumps({'ok': True, 'training': [], 'env': dict(os.environ),"
+        f" print({CHECK_MARK!r} + json.dumps({{'ok': True, 'training': [], 'env': dict(os.environ),"
         " 'model': spec['model']['model_def'], 'question': sys.stdin.read()}))"
     )
     found, _ = checked(cluster, shows)
@@ -138,13 +139,18 @@ def test_progress_and_result_come_through_the_log_beside_what_the_user_prints(
 ) -> None:
     program = (
         "import sys, time; print('hello from the model', file=sys.stderr);"
-        ' print(\'{"stage": "counting records"}\');'
-        ' print(\'{"counted": 32, "files": 3200}\', flush=True);'
+        f' print({CHECK_MARK!r} + \'{{"stage": "counting records"}}\');'
+        f' print({CHECK_MARK!r} + \'{{"counted": 32, "files": 3200}}\', flush=True);'
         f" time.sleep(4); {FINE}"
     )
     found, told = checked(cluster, program)
     assert [source.records for source in found.training] == [40]
     assert any("32 of 3,200 files" in text for text in told)
+
+
+def test_json_that_the_users_code_prints_is_no_result(cluster: SmallKubelet) -> None:
+    error = failure(cluster, f"import sys; print({ANSWER!r}); sys.exit(7)")
+    assert "exit code 7 and no result" in error.message and ANSWER in error.message
 
 
 def test_an_end_without_a_result_shows_the_last_output(cluster: SmallKubelet) -> None:

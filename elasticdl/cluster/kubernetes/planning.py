@@ -28,6 +28,8 @@ from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import Mount
 
 SPEC_VARIABLE = "ELASTICDL_JOB"
+CHECK_MARK = "elasticdl check: "
+"""Begins each message of a check in its pod's log, which has the output of the user's code, too."""
 MASTER_COMMAND = ("python3", "-m", "elasticdl.master.main")
 GRACE_S = {Role.MASTER: 60, Role.WORKER: 30, Role.PS: 30}
 """A leaving master takes a checkpoint first."""

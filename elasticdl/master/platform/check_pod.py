@@ -1,8 +1,8 @@
 """The check of model and data in a pod of its own, like a worker's.
 
 It runs the user's code, so it gets neither the job's token nor a service account. Its log carries
-its progress and its result back: each line that begins with `{` is a message of the check, and the
-others are what the user's code prints.
+its progress and its result back: each line that begins with CHECK_MARK is a message of the check,
+and the others are what the user's code prints.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import CreateRefused, ExitStatus
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
+from elasticdl.cluster.kubernetes.planning import CHECK_MARK
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.cluster.kubernetes.pod_logs import followed
 from elasticdl.cluster.kubernetes.pod_tracker import START_PROBLEM_LIMIT_S
@@ -233,15 +234,15 @@ class CheckPod:
                 return
 
     async def _pass_on(self, line: str) -> None:
-        data = line.encode()
-        if line.startswith("{"):
+        if line.startswith(CHECK_MARK):
+            message = line.removeprefix(CHECK_MARK).encode()
             with suppress(BrokenPipeError, ConnectionResetError):  # The result is known.
-                await asyncio.get_running_loop().sock_sendall(self._messages, data)
+                await asyncio.get_running_loop().sock_sendall(self._messages, message)
             return
         if os.fstat(self._output).st_size > _OUTPUT_BYTES:
             os.ftruncate(self._output, 0)
             os.lseek(self._output, 0, os.SEEK_SET)
-        os.write(self._output, data)
+        os.write(self._output, line.encode())
 
     def _judge(self, status: ExitStatus, cause: Cause, text: str) -> None:
         """Take the end of the last pod."""
