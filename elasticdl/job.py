@@ -99,6 +99,12 @@ class JobSpec(Section):
         return max(1, min(most, self.data.minibatch_size // LEAST_PART))
 
     @property
+    def turns_per_step(self) -> int:
+        """Turns of a synchronous step, of which some may come too late; 0 without such steps."""
+        full = self.gradients_per_step
+        return full and full + self.training.backup_workers
+
+    @property
     def training_window(self) -> int:
         """Records that a worker of parameter servers computes a gradient of."""
         batch = self.data.minibatch_size

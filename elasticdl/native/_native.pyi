@@ -191,9 +191,9 @@ class Server:
         key: str,
         certificate: str = "",
         private_key: str = "",
-        steps: bool = False,
+        turns: int = 0,
     ) -> None:
-        """`steps`: pushes wait until `apply_step` names them."""
+        """`turns` of a synchronous step: pushes wait until `apply_step` names them. 0: no steps."""
 
     def listen(self, host: str, port: int = 0) -> int:
         """Serve the bulk plane from now on; the port."""

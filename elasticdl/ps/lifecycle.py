@@ -122,7 +122,7 @@ def _native_server(
         key,
         certificate,
         private_key,
-        steps=attached.spec.trains_in_steps,
+        turns=attached.spec.turns_per_step,
     )
 
 

@@ -71,12 +71,12 @@ class Stage:
         token: str = TOKEN,
         authority: Authority | None = None,
         *,
-        steps: bool = False,
+        turns: int = 0,
     ) -> None:
         """`authority`: of the servers' certificates; None: clear text."""
         self._open = ExitStack()
         self._trusted = authority.certificate if authority else None
-        self._steps = steps
+        self._turns = turns
         self.servers = [self._server(k, count, token, authority) for k in range(count)]
         self.addresses = [f"127.0.0.1:{server.listen('127.0.0.1')}" for server in self.servers]
         for server in self.servers:
@@ -86,7 +86,7 @@ class Stage:
         self, k: int, count: int, token: str, authority: Authority | None
     ) -> _native.Server:
         if authority is None:
-            return _native.Server(k, count, bulk_key(token, k), steps=self._steps)
+            return _native.Server(k, count, bulk_key(token, k), turns=self._turns)
         certified = authority.certified_key([f"ps-{k}"])
         return _native.Server(
             k,
@@ -94,7 +94,7 @@ class Stage:
             bulk_key(token, k),
             certified.certificate,
             certified.key,
-            steps=self._steps,
+            turns=self._turns,
         )
 
     def pool(

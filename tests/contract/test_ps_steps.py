@@ -50,7 +50,7 @@ class SteppedStage(Stage):
         spec: ParametersSpec = SPEC,
         values: Float32s | None = None,
     ) -> None:
-        super().__init__(servers, steps=True)
+        super().__init__(servers, turns=workers)
         self.pools = [self.pool(f"worker-{index}") for index in range(workers)]
         if values is None:
             values = np.zeros(spec.trainable_size + spec.additive_size, np.float32)
@@ -167,6 +167,15 @@ def test_several_pushes_of_one_worker_are_in_one_step(stage: SteppedStage) -> No
     np.testing.assert_array_equal(stage.dense()[:6], [-2.0] * 6)
     known = stage.servers[0].fence("worker-0")
     assert known is not None and known[1:] == (3, 7, 0, 30)
+
+
+def test_a_worker_that_pushes_without_turns_fills_no_memory(stage: SteppedStage) -> None:
+    for sequence in range(1, 41):
+        push(stage.pools[0], gradient(sequence, 1.0), stage)
+    push(stage.pools[1], gradient(1, 2.0), stage)
+    # The oldest ones are gone; others keep theirs.
+    stage.apply(1, ("worker-0", 1, 1.0), ("worker-0", 40, 1.0), ("worker-1", 1, 1.0))
+    np.testing.assert_array_equal(stage.dense()[:6], [-1.5] * 6)
 
 
 def test_a_repeated_push_after_its_step_does_nothing(stage: SteppedStage) -> None:

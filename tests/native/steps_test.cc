@@ -21,7 +21,7 @@ using Contributions = std::vector<ps::Contribution>;
 
 Servers stepping(uint32_t count) {
   Servers servers;
-  for (uint32_t k = 0; k < count; ++k) servers.push_back(std::make_unique<TestServer>(k, count, true));
+  for (uint32_t k = 0; k < count; ++k) servers.push_back(std::make_unique<TestServer>(k, count, 3));
   return servers;
 }
 

@@ -5,7 +5,6 @@ It makes no decisions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +38,8 @@ from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_maste
 
 HEARTBEAT_S = 2.0
 _LONGEST_POLL_S = 60.0
+_MOST_EXAMPLES = 1 << 53
+"""Servers weigh gradients with examples, so sums of them must stay exact and finite."""
 _CLOSE_S = 1.0
 _ATTACHED = frozenset({"RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"})
 _MAY: Mapping[Role | None, frozenset[str]] = {
@@ -198,10 +199,8 @@ class MasterService(MasterServicer):
 
     async def TakeTurn(self, request: pb.TurnRequest, context: AsyncContext) -> pb.TurnReply:
         name, turns = await self._of_steps(context)
-        if not request.wait_s >= 0 or request.number < 1:
-            await _invalid(
-                context, ValueError(f"{name} asked for turn {request.number} for {request.wait_s}")
-            )
+        if not request.wait_s >= 0 or request.number < 1 or request.epoch < 0:
+            await _invalid(context, ValueError(f"{name} asked for a turn with {request}"))
         step, reason = await turns.take(
             name,
             request.number,
@@ -213,7 +212,7 @@ class MasterService(MasterServicer):
 
     async def EndTurn(self, request: pb.EndTurnRequest, context: AsyncContext) -> pb.EndTurnReply:
         name, turns = await self._of_steps(context)
-        if not 0 <= request.examples < math.inf or min(request.number, request.sequence) < 0:
+        if not 0 <= request.examples <= _MOST_EXAMPLES or min(request.number, request.sequence) < 0:
             await _invalid(context, ValueError(f"{name} ended a turn with {request}"))
         made = None
         if request.sequence:

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
@@ -27,7 +27,8 @@ from elasticdl.rpc.retry import delay_s
 _LOG = logging.getLogger(__name__)
 _ATTEMPT_S = 10.0
 _DROPS_KEPT = 64
-"""Dropped pushes per worker to repeat on a new order stream, more than can be in flight."""
+"""Dropped pushes per worker to repeat on a new order stream, beside those of two whole steps: more
+than can be in flight. A worker counts a push that is not named as trained."""
 _SERVER_ENDED = "a parameter server ended in the middle of its step"
 _DELAYED_S = 2.0
 """A step that stays open for longer is announced with its reason."""
@@ -37,9 +38,9 @@ _DELAYED_S = 2.0
 class _Outcomes:
     """What became of a worker's pushes."""
 
+    dropped: deque[int]
     through: int = 0
     version: int = 0
-    dropped: deque[int] = field(default_factory=lambda: deque(maxlen=_DROPS_KEPT))
 
 
 @final
@@ -183,7 +184,7 @@ class StepTurns:
         applied = [one for one in versions if one is not None]
         for worker, sequences in pushes.items():
             if len(applied) == self._registry.number:
-                outcomes = self._outcomes.setdefault(worker, _Outcomes())
+                outcomes = self._outcomes_of(worker)
                 outcomes.through = max(outcomes.through, *sequences)
                 outcomes.version = max(outcomes.version, min(applied))
                 self._publish(worker)
@@ -219,10 +220,16 @@ class StepTurns:
     def _settle_dropped(self, worker: ProcessName, sequences: Sequence[int]) -> None:
         if not sequences:
             return
-        outcomes = self._outcomes.setdefault(worker, _Outcomes())
+        outcomes = self._outcomes_of(worker)
         outcomes.through = max(outcomes.through, *sequences)
         outcomes.dropped.extend(sequences)
         self._publish(worker)
+
+    def _outcomes_of(self, worker: ProcessName) -> _Outcomes:
+        if worker not in self._outcomes:
+            kept = _DROPS_KEPT + 2 * self._steps.turns
+            self._outcomes[worker] = _Outcomes(deque(maxlen=kept))
+        return self._outcomes[worker]
 
     def _publish(self, worker: ProcessName) -> None:
         outcomes = self._outcomes.get(worker)

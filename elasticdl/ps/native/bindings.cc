@@ -28,8 +28,8 @@ uint64_t random_instance() {
 class NativeServer {
  public:
   NativeServer(uint32_t server, uint32_t servers, const std::string& key, const std::string& certificate, const std::string& private_key,
-         bool steps)
-      : core({server, servers, key, random_instance(), server_tls(certificate, private_key), steps}), listener(core) {
+         uint32_t turns)
+      : core({server, servers, key, random_instance(), server_tls(certificate, private_key), turns}), listener(core) {
     if (servers == 0 || server >= servers) throw UserError("server " + std::to_string(server) + " of " + std::to_string(servers));
   }
 
@@ -198,8 +198,8 @@ void bind_ps(nb::module_& m) {
   using namespace elasticdl::ps;
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<NativeServer>(m, "Server")
-      .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&, bool>(), "server"_a, "servers"_a, "key"_a,
-           "certificate"_a = "", "private_key"_a = "", "steps"_a = false)
+      .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&, uint32_t>(), "server"_a, "servers"_a, "key"_a,
+           "certificate"_a = "", "private_key"_a = "", "turns"_a = 0)
       .def("listen", [](NativeServer& native, const std::string& host, int port) { return native.listener.listen(host, port); },
            "host"_a, "port"_a = 0, Released())
       .def("stop", [](NativeServer& native) { native.listener.stop(); }, Released())

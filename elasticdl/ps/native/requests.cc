@@ -155,7 +155,7 @@ bool Connection::push(wire::Cursor cursor) {
   auto begin = Clock::now();
   Statistics& statistics = server_.statistics();
   Outcome outcome;
-  if (server_.config().steps) {
+  if (server_.config().turns > 0) {
     Gradient gradient{stamp, static_cast<float>(request.learning_rate), {dense, dense + request.dense_count}, {}, {}};
     for (size_t t = 0; t < counts.size(); ++t) {
       gradient.ids.emplace_back(ids[t], ids[t] + counts[t]);
@@ -170,7 +170,7 @@ bool Connection::push(wire::Cursor cursor) {
   if (outcome.repeated) {
     ++statistics.repeated_pushes;
   } else {
-    if (!server_.config().steps) {
+    if (server_.config().turns == 0) {
       OrDie applying;
       const StepContext context{static_cast<float>(request.learning_rate), outcome.step};
       if (request.dense_count > 0) model->apply_dense(dense, context);

@@ -21,12 +21,12 @@ struct ServerConfig {
   std::string key;  // from which the token of any worker at this server is derived
   uint64_t instance = 0;  // random
   TlsContext tls = nullptr;  // null: clear text
-  bool steps = false;     // synchronous training: see steps.h
+  uint32_t turns = 0;     // of a step of synchronous training (see steps.h); 0: no steps
 };
 
 class Server {
  public:
-  explicit Server(ServerConfig config) : config_(std::move(config)), admission_(config_.steps) {}
+  explicit Server(ServerConfig config) : config_(std::move(config)), admission_(config_.turns > 0) {}
 
   const ServerConfig& config() const { return config_; }
   Admission& admission() { return admission_; }
@@ -51,7 +51,7 @@ class Server {
   std::mutex mutex_;
   std::shared_ptr<Model> model_;
   Admission admission_;
-  Steps steps_{admission_};
+  Steps steps_{admission_, config_.turns};
   Views views_;
   Statistics statistics_;
 };

@@ -37,6 +37,9 @@ bool Steps::stage(const std::string& worker, Gradient gradient) {
   if (!mine.empty() && mine.begin()->second.stamp.session != gradient.stamp.session) mine.clear();
   const int64_t sequence = gradient.stamp.sequence;
   mine.insert_or_assign(sequence, std::move(gradient));
+  // A worker has a turn for each push, so it has at most one step's here beside those that were late for the step
+  // before. Only a worker that pushes without turns loses one.
+  if (mine.size() > most_) mine.erase(mine.begin());
   return true;
 }
 

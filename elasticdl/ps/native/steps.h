@@ -31,7 +31,8 @@ struct Contribution {
 
 class Steps {
  public:
-  explicit Steps(Admission& admission) : admission_(admission) {}
+  // `turns`: of one step, at most.
+  Steps(Admission& admission, uint32_t turns) : admission_(admission), most_(2 * size_t{turns} + 8) {}
 
   // Keeps a push until its step. False if it was applied before. Throws as Admission::check_push.
   bool stage(const std::string& worker, Gradient gradient);
@@ -47,6 +48,7 @@ class Steps {
   std::vector<Share> take(const std::vector<Contribution>& contributions, std::vector<std::pair<std::string, PushStamp>>& stamps) const;
 
   Admission& admission_;
+  const size_t most_;    // gradients kept of a worker
   std::mutex mutex_;     // guards all below; held while a step is applied
   int64_t applied_ = 0;  // number of the last step
   std::map<std::string, std::map<int64_t, Gradient>> staged_;  // by worker, by sequence

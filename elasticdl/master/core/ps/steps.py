@@ -102,6 +102,11 @@ class Steps:
         self._ended: dict[ProcessName, dict[int, bool]] = {}
         """The newest turns that each worker ended, and whether the gradient was accepted."""
 
+    @property
+    def turns(self) -> int:
+        """Turns of one step, at most."""
+        return self._full + self._backups
+
     # workers
 
     def ask(self, worker: ProcessName, number: int, epoch: int) -> None:

@@ -1,0 +1,98 @@
+"""What workers hear of their pushes in synchronous steps, and what they may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.core.ps.steps import Contribution, Outlook, Steps, TrainingLease
+from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.gateway.order_streams import OrderStreams
+from elasticdl.master.gateway.ps_registry import PsRegistry
+from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.gateway.step_turns import StepTurns
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.conversation import Settled
+from elasticdl.shard import ShardId
+from elasticdl.tokens import process_token, proof_to_master
+from tests.contract.status_stage import TOKEN, staged
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
+
+WORKER = ProcessName(Role.WORKER, 0)
+LEASE = TrainingLease(WORKER, ShardId(0), 0, 0)
+FULL = 200
+
+
+def test_all_pushes_of_a_large_step_that_is_dropped_are_named() -> None:
+    """One that is not named counts as trained."""
+
+    async def story() -> None:
+        queue, orders = EventQueue(SystemClock()), OrderStreams(0)
+        registry = PsRegistry(0, lambda name, address: pytest.fail("no server is needed"))
+        turns = StepTurns(
+            Steps(FULL, 0), lambda: Outlook((LEASE,)), queue, registry, orders, asyncio.Lock()
+        )
+        for number in range(1, FULL):
+            assert await turns.take(WORKER, number, 0, 0, 5.0) == (1, "")
+            assert turns.end(
+                WORKER, number, Contribution(WORKER, number, 1.0), LEASE.part, last=False
+            )
+        turns.server_changed()
+        async for order in orders.stream(WORKER):
+            if isinstance(order, Settled):
+                assert order.through == FULL - 1
+                assert sorted(order.dropped) == list(range(1, FULL))
+                break
+        await queue.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("TakeTurn", pb.TurnRequest(number=0)),
+        ("TakeTurn", pb.TurnRequest(number=1, epoch=-1)),
+        ("TakeTurn", pb.TurnRequest(number=1, wait_s=float("nan"))),
+        ("EndTurn", pb.EndTurnRequest(number=-1)),
+        ("EndTurn", pb.EndTurnRequest(number=1, sequence=-1)),
+        *[
+            ("EndTurn", pb.EndTurnRequest(number=1, sequence=1, examples=examples))
+            for examples in (-1.0, 1e17, float("inf"), float("nan"))
+        ],
+    ],
+)
+def test_numbers_that_no_worker_has_are_refused(tmp_path: Path, method: str, request_: Any) -> None:
+    async def story() -> None:
+        async with staged(tmp_path) as stage:
+            stage.gateway.train_in_steps(stage.turns)
+            welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
+            server = MasterServer(
+                MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
+            )
+            port = await server.start("127.0.0.1", 0)
+            proof = proof_to_master(process_token(TOKEN, "worker-0"))
+            metadata = Credentials(proof, "worker-0", "one").metadata(1)
+            try:
+                address, options = f"127.0.0.1:{port}", channel_options()
+                async with grpc.aio.insecure_channel(address, options=options) as channel:
+                    for name, message in (("Attach", pb.AttachRequest()), (method, request_)):
+                        call = channel.unary_unary(f"/elasticdl.Master/{name}", None, None)
+                        await call(message.SerializeToString(), timeout=10, metadata=metadata)
+                pytest.fail("it was not refused")
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+                assert "worker-0" in str(error.details())
+            finally:
+                await server.close()
+
+    asyncio.run(story())
