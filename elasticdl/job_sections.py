@@ -233,7 +233,11 @@ class CheckpointSection(Section):
         default="", description="Checkpoint directory to initialize the parameters from."
     )
     resume: Annotated[bool, UsedBy(_TRAIN)] = Field(
-        default=False, description="Resume the job in --job-dir from its newest checkpoint."
+        default=False,
+        description=(
+            "Resume the job in --job-dir from its newest checkpoint, or from the start if it has"
+            " none yet."
+        ),
     )
     output: Annotated[Directory, UsedBy(_TRAIN + _PREDICT)] = Field(
         default="",

@@ -19,6 +19,21 @@ def part_name(server: int, servers: int) -> str:
     return f"server-{server}-of-{servers}.bin"
 
 
+def incomplete_checkpoint(location: Path) -> Path | None:
+    """Return a checkpoint in the directory that has lost its manifest; None if there is none.
+
+    Checkpoints under construction have other names.
+    """
+    return next(
+        (
+            path
+            for path in sorted(location.glob(f"{VERSION_PREFIX}*"))
+            if not (path / MANIFEST).exists()
+        ),
+        None,
+    )
+
+
 def has_checkpoint(location: Path) -> bool:
     """Return whether a directory is, or contains, a completed checkpoint.
 

@@ -22,14 +22,11 @@ from elasticdl.job_choices import Action
 from elasticdl.job_name import generated_name
 from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.jobdir.layout import JOBS, JobDirectory
+from elasticdl.jobdir.resumable import WHICH_JOB
 from elasticdl.jobdir.scale_override import as_scaled
 
 _PASSING_DIR = "/tmp/elasticdl"  # noqa: S108 - in a pod
 """Parent of the job directory on a cluster without --job-dir: in the master's pod, lost with it."""
-WHICH_JOB = (
-    "give the --job-dir or --job-name of the job to resume; `elasticdl status JOB` prints the"
-    " whole command"
-)
 
 
 _MORE_VARIABLES = re.compile(r",\w+=")

@@ -1,4 +1,6 @@
-"""The command to type after an unfinished job: resume from the newest checkpoint, or start again.
+"""The command to type after an unfinished job: --resume, or a new job for what cannot resume.
+
+Without a checkpoint, --resume starts over in the same directory.
 
 The master, the command line, the page and report.html all use this module, so that they agree.
 """
@@ -13,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticdl.checkpoint.layout import has_checkpoint
+from elasticdl.checkpoint.layout import has_checkpoint, incomplete_checkpoint
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import names_in
@@ -30,11 +32,7 @@ def resume_command(job_json: Mapping[str, Any], directory: JobDirectory) -> str:
 
     `job_json` is the job's job.json; it may be empty if the file is missing.
     """
-    return _words(
-        job_json,
-        directory,
-        resumes=_action(job_json) == TRAIN and has_checkpoint(directory.checkpoints),
-    )
+    return _words(job_json, directory, kept=has_checkpoint(directory.checkpoints))
 
 
 def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
@@ -43,21 +41,26 @@ def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
     The stop takes a checkpoint if the job keeps any.
     """
     kept = spec.keeps_checkpoints or has_checkpoint(directory.checkpoints)
-    return _words(spec.model_dump(mode="json"), directory, resumes=spec.action == TRAIN and kept)
+    return _words(spec.model_dump(mode="json"), directory, kept=kept)
 
 
 def _action(job_json: Mapping[str, Any]) -> str:
     return str(job_json.get("action") or TRAIN)
 
 
-def _words(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
+def _words(job_json: Mapping[str, Any], directory: JobDirectory, *, kept: bool) -> str:
+    """`kept`: whether a checkpoint exists."""
     action = _action(job_json)
-    words = "resume with: " if resumes else "start over with: "
-    if action == TRAIN and not resumes:
+    trains = action == TRAIN
+    words = "resume with: " if trains and kept else "start over with: "
+    if trains and not kept:
         words = f"no checkpoint exists: {words}"
+    # Over a damaged checkpoint --resume refuses to start.
+    begins = bool(job_json) and incomplete_checkpoint(directory.checkpoints) is None
     if (job_json.get("kubernetes") or {}).get("image_name"):
-        return words + _submitted(job_json, directory, resumes=resumes)
-    return words + _local(action, job_json, directory.path, resumes=resumes)
+        begins = begins and bool(job_json.get("resume_command"))
+        return words + _submitted(job_json, directory, resumes=trains and (kept or begins))
+    return words + _local(action, job_json, directory.path, resumes=trains and (kept or begins))
 
 
 def _submitted(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:

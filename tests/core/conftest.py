@@ -75,7 +75,12 @@ class Bench:
         return self.put(e.Tick(0))
 
     def start(
-        self, *, ledger: str = "", version: int = 0, training: tuple[Source, ...] = TRAINING
+        self,
+        *,
+        ledger: str = "",
+        version: int = 0,
+        training: tuple[Source, ...] = TRAINING,
+        **more: Any,
     ) -> list[c.Command]:
         return self.put(
             e.JobStarted(
@@ -85,6 +90,7 @@ class Bench:
                 (Source("p", 32),),
                 ledger,
                 version,
+                **more,
             )
         )
 

@@ -25,11 +25,13 @@ from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, Transien
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import SaveSnapshot
+from elasticdl.master.core.data.resuming import counts_of
+from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.master.executor.snapshots import Snapshots
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.ps_control import Fenced, SavedFile, ServerCut, ServerSaved
-from elasticdl.shard import SnapshotId
+from elasticdl.shard import SnapshotId, Source
 
 pytestmark = pytest.mark.core
 
@@ -334,10 +336,35 @@ def test_a_resume_with_no_whole_checkpoint_lists_what_was_tried(tmp_path: Path) 
         bench.archive.beginning()
 
 
-def test_a_resume_from_nothing_or_from_parameters_alone_is_refused(tmp_path: Path) -> None:
+def test_a_resume_from_nothing_begins_anew(tmp_path: Path) -> None:
     bench = Bench(tmp_path, resume=True)
-    with pytest.raises(UserError, match="there is no checkpoint"):
+    start = bench.archive.beginning()
+    assert start.anew and (start.restore_from, start.ledger, start.version) == ("", "", 0)
+    plan = ShardPlan((Source("a", 64),), 16, 2)
+    start = bench.archive.begin_again(start, plan)
+    assert start.again == 0 and counts_of(start.ledger) == {}
+    bench.save(5)
+    assert not bench.archive.beginning().anew
+
+
+def test_a_resume_from_nothing_has_the_parameters_that_the_job_began_with(tmp_path: Path) -> None:
+    path, _ = Bench(tmp_path / "first").save(9)
+    init = str(tmp_path / "first" / "checkpoints")
+    bench = Bench(tmp_path / "second", resume=True, checkpoint_dir_for_init=init)
+    start = bench.archive.beginning()
+    assert (start.anew, start.restore_from) == (True, path)
+
+
+def test_a_checkpoint_that_lost_its_manifest_is_not_begun_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, resume=True)
+    path, _ = bench.save(5)
+    (Path(path) / "manifest.json").unlink()
+    with pytest.raises(Corrupted, match="version-5 has no manifest"):
         bench.archive.beginning()
+
+
+def test_a_resume_from_parameters_alone_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, resume=True)
     bench.save(5, ledger="")
     with pytest.raises(UserError, match="no data ledger"):
         bench.archive.beginning()

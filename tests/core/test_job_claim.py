@@ -77,7 +77,7 @@ def test_a_name_that_somebody_gave_gives_way_to_nobody() -> None:
     with placed(job(job_name="a")):
         for resume in (False, True):
             with (
-                pytest.raises(SpecError, match=r"already contains a job|no checkpoint"),
+                pytest.raises(SpecError, match=r"already contains a job|another command runs"),
                 placed(job(job_name="a", resume=resume)),
             ):
                 pass
@@ -322,11 +322,44 @@ def test_no_file_stays_open() -> None:
     assert open_files() <= before
 
 
-def test_resume_and_init_need_a_checkpoint_to_begin_with(tmp_path: Path) -> None:
+def test_a_job_without_a_checkpoint_is_begun_by_a_resume() -> None:
+    with claimed(job(job_name="a")) as directory:
+        directory.preflight.touch()
+    with pytest.raises(SpecError, match="already contains a job") as caught:
+        refuse_if_taken(job(job_name="a"))
+    assert "continue it with --resume" in caught.value.hint
+    with claimed(job(job_name="a", resume=True, num_workers="1:4", num_ps_pods=3)):
+        assert json.loads(directory.spec.read_text())["cluster"]["num_ps_pods"] == 3
+        directory.preflight.touch()
+
+
+@pytest.mark.parametrize("left", ["damaged", "done", "predicts"])
+def test_a_resume_begins_nothing_over_what_is_not_to_be_lost(left: str) -> None:
+    with claimed(job(job_name="a")) as directory:
+        directory.preflight.touch()
+    match left:
+        case "damaged":
+            (directory.checkpoints / "version-7").mkdir(parents=True)
+            (directory.checkpoints / ".making-x").mkdir()
+        case "done":
+            directory.status.write_text('{"exit_code": 0}')
+        case _:
+            directory.spec.write_text('{"action": "predict"}')
+    with pytest.raises(
+        SpecError, match=r"version-7 has no manifest|is done|is to predict"
+    ) as caught:
+        refuse_if_taken(job(job_name="a", resume=True))
+    assert caught.value.hint
+    with pytest.raises(SpecError, match="already contains a job") as caught:
+        refuse_if_taken(job(job_name="a"))
+    assert "--resume" not in caught.value.hint
+    checkpoint(directory.checkpoints)
+    refuse_if_taken(job(job_name="a", resume=True))
+
+
+def test_init_needs_a_checkpoint_to_begin_with(tmp_path: Path) -> None:
     with claimed(job(job_name="a")):
         pass
-    with pytest.raises(SpecError, match=r"no checkpoint in .*jobs/a/checkpoints"):
-        refuse_if_taken(job(job_name="a", resume=True))
     with pytest.raises(
         SpecError, match=r"--checkpoint-dir-for-init: there is no checkpoint in .*other"
     ):

@@ -74,6 +74,15 @@ def test_a_directory_that_holds_another_job_is_refused_unless_it_is_to_be_resume
     assert not directory.preflight.exists(), "the data may be other than it was"
 
 
+def test_a_resume_needs_a_job(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="holds no job"):
+        open_directory(job(tmp_path, resume=True), OURS, replaces=False)
+    directory, _ = open_directory(job(tmp_path), THEIRS, replaces=False)
+    (directory.checkpoints / "version-3").mkdir(parents=True)
+    with pytest.raises(SpecError, match="has no manifest"):
+        open_directory(job(tmp_path, resume=True), OURS, replaces=False)
+
+
 def test_the_next_master_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path: Path) -> None:
     spec = job(tmp_path, checkpoint_steps=10)
     directory, _ = open_directory(spec, OURS, replaces=False)
@@ -92,7 +101,7 @@ def test_without_a_checkpoint_the_next_master_begins_afresh_and_says_it_aloud(
 ) -> None:
     spec = job(tmp_path, **({"volume": "claim_name=c,mount_path=/elsewhere"} if passing else {}))
     _, (warning,) = open_directory(spec, OURS, replaces=True)
-    assert not read(spec).checkpoint.resume
+    assert read(spec).checkpoint.resume != passing, "what was trained before counts as repeated"
     assert "has no checkpoint" in warning and "starts over" in warning
     assert ("--checkpoint-steps to make jobs resumable" in warning) == passing
 

@@ -110,8 +110,21 @@ def test_a_job_whose_directory_was_moved_goes_on_where_it_is_now(
     refuse_if_taken(spec)
 
 
+def test_a_training_without_a_checkpoint_starts_over_in_its_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = made(job_name="a", minibatch_size=7)
+    words = resume_command(told(directory), directory)
+    assert words.startswith("no checkpoint exists: start over with: ")
+    spec = pasted(words, capsys)
+    assert (spec.cluster.job_dir, spec.data.minibatch_size) == (str(directory.path), 7)
+    assert spec.checkpoint.resume
+    refuse_if_taken(spec)
+
+
 @pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
-def test_a_job_without_a_checkpoint_begins_afresh_beside_the_first(
+def test_a_job_that_cannot_resume_begins_afresh_beside_the_first(
     action: Action,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -120,6 +133,8 @@ def test_a_job_without_a_checkpoint_begins_afresh_beside_the_first(
     monkeypatch.chdir(tmp_path)
     directory = made(action, job_name="a")
     (tmp_path / "jobs/a-2").mkdir()
+    if action is Action.TRAIN:
+        (directory.checkpoints / "version-3").mkdir(parents=True)  # It lost its manifest.
     words = resume_command(told(directory), directory)
     assert ("no checkpoint exists" in words) == (action is Action.TRAIN) and "--resume" not in words
     spec = pasted(words, capsys)
@@ -201,23 +216,21 @@ CLUSTER = {
 
 
 @pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("place", ["/data/ads", ""])
 def test_a_job_of_a_cluster_is_submitted_again_under_the_next_name(
-    kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kept: bool, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = settle(
-        Request(
-            Action.TRAIN,
-            {**CLUSTER, "job_dir": "/data/ads", "checkpoint_steps": 100, "output": "/data/out"},
-        )
-    )
-    if kept:
+    own = {"job_dir": place, "checkpoint_steps": 100} if place else {}
+    before = settle(Request(Action.TRAIN, {**CLUSTER, **own, "output": "/data/out"}))
+    if kept and place:
         checkpoint(tmp_path / "checkpoints")
     words = resume_command(submitted(before), JobDirectory(tmp_path))
+    assert words.startswith("resume with: " if kept and place else "no checkpoint exists: ")
     spec = pasted(words, capsys)
-    assert (spec.cluster.job_name, spec.checkpoint.resume) == ("ads-2", kept)
-    assert spec.cluster.job_dir == ("/data/ads" if kept else "/data/ads-2")
-    told = before.flags(defaults=False) | ({"resume": True} if kept else {})
-    assert {**spec.flags(defaults=False), "job_name": "ads", "job_dir": "/data/ads"} == told
+    assert (spec.cluster.job_name, spec.checkpoint.resume) == ("ads-2", bool(place))
+    told = before.flags(defaults=False) | ({"resume": True} if place else {})
+    again = spec.flags(defaults=False) | {"job_name": "ads"}
+    assert (again | {"job_dir": told["job_dir"]} if not place else again) == told
 
 
 def test_a_job_of_a_cluster_that_cannot_be_typed_is_told_in_words(tmp_path: Path) -> None:
@@ -315,13 +328,8 @@ def test_a_job_of_a_cluster_that_is_deleted_tells_what_it_kept(
     )
     words = after_deletion(JobState(job_object(kept, "team")))
     assert "/data/ads/checkpoints" in words and pasted(words, capsys).checkpoint.resume
-    for none in ({}, {"checkpoint_steps": 0, "job_dir": "/data/ads"}):
-        assert (
-            after_deletion(
-                JobState(job_object(settle(Request(Action.TRAIN, {**CLUSTER, **none})), "team"))
-            )
-            == ""
-        )
+    passing = settle(Request(Action.TRAIN, CLUSTER))
+    assert after_deletion(JobState(job_object(passing, "team"))) == ""
     assert (
         after_deletion(
             JobState(

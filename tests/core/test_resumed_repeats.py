@@ -5,6 +5,7 @@ counts as repeated.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ import pytest
 
 from elasticdl.cli.views.result_output import summary
 from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.job_choices import Strategy
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core import events
-from elasticdl.master.core.data.resuming import RunBefore, count_repeated, counts_of
+from elasticdl.master.core.data.resuming import (
+    RunBefore,
+    begin_again,
+    count_repeated,
+    counts_of,
+    repeated_at_least,
+)
+from elasticdl.master.core.data.sharding import ShardPlan, training_plan
 from elasticdl.master.executor.run_before import run_before
 from elasticdl.master.journal import JournalFile
 from tests.core.conftest import TRAINING, Bench
@@ -144,6 +153,54 @@ def test_no_epoch_repeats_more_records_than_it_has(bench: type[Bench]) -> None:
     ledger, again = count_repeated(job.state.ledger_json(), before, 2)
     assert again == 48 + 64
     assert counts_of(ledger) == {0: (16, 48), 1: (0, 64)}
+
+
+def plan(job: Bench) -> ShardPlan:
+    return training_plan(job.spec, TRAINING)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_a_job_that_begins_again_without_a_checkpoint_counts_what_it_repeats(
+    bench: type[Bench], strategy: Strategy
+) -> None:
+    job = bench(num_epochs=2)
+    job.up()
+    for _ in range(6):
+        job.finish(0, job.lease())
+    before = replace(known(job), sources=TRAINING)
+    again = bench(
+        num_epochs=2,
+        num_workers=3,
+        distribution_strategy=strategy,
+        num_ps_pods=int(strategy is Strategy.PARAMETER_SERVER),
+    )
+    text, repeated = begin_again(plan(again), before)
+    assert repeated == 96
+    again.start(ledger=text, again=repeated, anew=True)
+    assert again.said("no checkpoint yet: starting from the first record")
+    assert again.said("training begins: 64 records")
+    total = again.state.receipt().total
+    assert (total.trained, total.left) == (0, 128)
+    if strategy is Strategy.ALLREDUCE:
+        return
+    again.attach(again.ps(0), again.worker(0))
+    again.train_all(0)
+    assert (again.total["trained"], again.total["repeated"], again.total["left"]) == (128, 96, 0)
+    assert again.state.receipt().repeated_at_least
+    # A third one adds both runs, even if the second is known by its beginning alone.
+    third = RunBefore({**counts_of(text)}, 32, killed=True, sources=TRAINING)
+    assert counts_of(begin_again(plan(again), third)[0]) == {0: (0, 96), 1: (0, 32)}
+
+
+def test_other_data_is_not_repeated(bench: type[Bench]) -> None:
+    job = bench(num_epochs=1)
+    before = RunBefore({0: (48, 0)}, sources=(replace(TRAINING[0], records=999),))
+    text, again = begin_again(plan(job), before)
+    assert (again, counts_of(text)) == (0, {}) and repeated_at_least(text)
+    text, _ = begin_again(plan(job), RunBefore({}, sources=TRAINING, at_least=True))
+    assert repeated_at_least(text), "the run before repeated more than it knew"
+    text, _ = begin_again(plan(job), RunBefore({}, sources=TRAINING))
+    assert not repeated_at_least(text)
 
 
 def test_a_run_that_was_killed_at_once_passes_on_what_the_run_before_it_repeats(

@@ -408,14 +408,22 @@ def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(
     assert job.finish() == ExitCode.DONE, job.tails()
 
 
-def test_a_resume_without_a_checkpoint_says_so_before_anything_starts(
+def test_a_resume_without_a_checkpoint_begins_and_counts_what_was_trained_before(
     start: Callable[..., Running],
 ) -> None:
-    job = start(resume=True)
-    assert job.finish() == ExitCode.JOB_FAILED
-    outcome = job.json("status.json")
-    assert "there is no checkpoint in" in outcome["message"] and outcome["hint"]
-    assert not (job.directory / "logs").exists()
+    job = start(num_workers="2", num_epochs=2)
+    job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    job.process.kill()
+    job.process.wait(20)
+    job.wait_for_nobody()
+    (job.directory / "hold").unlink()
+    again = start(num_workers="1", num_epochs=2, num_ps_pods=1, resume=True)
+    assert again.finish() == ExitCode.DONE, again.tails()
+    events = (again.directory / "events.jsonl").read_text()
+    assert "no checkpoint yet: starting from the first record" in events
+    total = again.json("receipt.json")["total"]
+    assert (total["trained"], total["lost"]) == (800, 0) and 10 <= total["repeated"] < 800
 
 
 def test_a_master_checks_the_model_itself_if_nobody_has(start: Callable[..., Running]) -> None:

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from elasticdl.checkpoint.layout import has_checkpoint
-from elasticdl.cli.request import WHICH_JOB
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.output_folder import refuse_output
+from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import forget_scale_unless
 from elasticdl.private_file import DIRECTORY_MODE, replace_atomically
 
@@ -54,7 +54,7 @@ def placed(spec: JobSpec) -> Iterator[tuple[JobSpec, JobDirectory]]:
 def refuse_if_taken(spec: JobSpec) -> None:
     """Raise SpecError if the job cannot use its directory or --output. Create nothing.
 
-    With --resume, the directory must belong to this job.
+    With --resume, the directory must hold a training job.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
     try:
@@ -73,23 +73,10 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
     if there and not spec.checkpoint.resume:
         raise JobNameTaken(
             f"{directory.path} already contains a job",
-            hint=(
-                "continue it with --resume, or choose another --job-dir or --job-name"
-                if has_checkpoint(directory.checkpoints)
-                else "choose another --job-dir or --job-name; it has no checkpoint, so it can be"
-                " removed if it does not run"
-            ),
+            hint=_continue_or_leave(spec, directory),
         )
-    if spec.checkpoint.resume and not there:
-        raise SpecError(f"--resume, but {directory.path} holds no job", hint=WHICH_JOB)
-    if spec.checkpoint.resume and not has_checkpoint(directory.checkpoints):
-        raise SpecError(
-            f"--resume, but there is no checkpoint in {directory.checkpoints}",
-            hint=(
-                f"start afresh with another --job-dir, or remove {directory.path};"
-                " --checkpoint-steps makes checkpoints"
-            ),
-        )
+    if spec.checkpoint.resume:
+        refuse_resume(directory)
     init = spec.checkpoint.checkpoint_dir_for_init
     if init and not has_checkpoint(Path(init)):
         raise SpecError(
@@ -98,6 +85,17 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
                 "name a directory that holds version-<n> directories, such as <job-dir>/checkpoints"
             ),
         )
+
+
+def _continue_or_leave(spec: JobSpec, directory: JobDirectory) -> str:
+    other = "choose another --job-dir or --job-name"
+    if spec.action != "train":
+        return other
+    try:
+        refuse_resume(directory)
+    except SpecError:
+        return other
+    return f"continue it with --resume, or {other}"
 
 
 @contextmanager

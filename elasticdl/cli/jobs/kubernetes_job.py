@@ -324,7 +324,7 @@ class KubernetesJob:
 def after_deletion(state: JobState) -> str:
     """Return the next step for a job without an outcome: its checkpoints may still exist."""
     spec = state.spec
-    if spec is None or not spec.resume_command or not spec.checkpoint.checkpoint_steps:
+    if spec is None or not spec.resume_command:
         return ""
     where = f"{spec.cluster.job_dir}/checkpoints"
     return f"; its newest checkpoint, if any, is in {where}; resume with: {spec.resume_command}"

@@ -52,7 +52,8 @@ class JobStarted(Event):
     `ledger` (JSON) is the ledger to resume; '' starts a new one. `passed_over` says why newer
     checkpoints than the chosen one were not used. `again`: records that an earlier run is known to
     have trained beyond that checkpoint. `sync`: whether workers of parameter servers
-    train in synchronous steps; None: as the job says.
+    train in synchronous steps; None: as the job says. `anew`: the job was to be resumed, but there
+    was no checkpoint; `ledger` has made no progress and says what is repeated.
     """
 
     training: tuple[Source, ...] = ()
@@ -63,6 +64,7 @@ class JobStarted(Event):
     passed_over: tuple[str, ...] = ()
     again: int = 0
     sync: bool | None = None
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

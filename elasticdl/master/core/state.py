@@ -16,7 +16,7 @@ from elasticdl.dropped import DropCause
 from elasticdl.errors import UserError
 from elasticdl.formatting import GIVING_PART, amount
 from elasticdl.job import JobSpec
-from elasticdl.job_choices import Action, Shuffle
+from elasticdl.job_choices import Action
 from elasticdl.job_status import JobStatus, Receipt
 from elasticdl.master.core import events, status_builder
 from elasticdl.master.core.activities import Activities
@@ -30,7 +30,7 @@ from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.resuming import ledger_json, resume
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
-from elasticdl.master.core.data.sharding import ShardPlan, shard_records
+from elasticdl.master.core.data.sharding import shard_plan, training_plan
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
 from elasticdl.master.core.obligations import Obligations
@@ -48,7 +48,7 @@ from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
 from elasticdl.master.core.stalls import Stalls
 from elasticdl.master.core.waits import Waits
-from elasticdl.shard import Applied, SnapshotId, Source, Task
+from elasticdl.shard import Applied, SnapshotId, Task
 
 _STALL_S = 5.0
 _STORY = 20
@@ -350,14 +350,7 @@ class JobState:
             self._context.orders.announce(
                 "checkpoint", f"skipping a newer checkpoint: {reason}", level="warning"
             )
-        if event.again:
-            text = (
-                f"the previous run trained at least {amount(event.again, 'record')} beyond its last"
-                " checkpoint; they are repeated"
-            )
-            self._context.orders.announce(
-                "checkpoint", text, level="warning", details={"repeated": event.again}
-            )
+        self._announce_repeated(event)
         self._context.validation = event.validation
         self._context.version = event.version
         self._checkpointing.start(event.version)
@@ -374,13 +367,33 @@ class JobState:
         if self._context.outcome is None:
             self._phases.begin()
 
+    def _announce_repeated(self, event: events.JobStarted) -> None:
+        if not event.anew and not event.again:
+            return
+        beyond = "" if event.anew else " beyond its last checkpoint"
+        text = (
+            f"the previous run trained at least {amount(event.again, 'record')}{beyond}; they are"
+            " repeated"
+        )
+        if event.anew:
+            since = f"; {text}" if event.again else ""
+            text = f"no checkpoint yet: starting from the first record{since}"
+        self._context.orders.announce(
+            "checkpoint",
+            text,
+            level="warning" if event.again else "info",
+            details={"repeated": event.again},
+        )
+
     def _ledger(self, event: events.JobStarted) -> Ledger | None:
         data, ids = self._context.spec.data, self._context.ids
         match self._context.spec.action:
             case Action.EVALUATE:
                 return None
             case Action.PREDICT:
-                return Ledger(self._plan(event.prediction), ids, task=Task.PREDICTION)
+                return Ledger(
+                    shard_plan(self._context.spec, event.prediction), ids, task=Task.PREDICTION
+                )
             case Action.TRAIN if event.ledger:
                 resumed = resume(event.ledger, event.training, data.num_epochs, ids)
                 self._context.processes.next_worker = max(
@@ -392,21 +405,8 @@ class JobState:
                 self._context.updates_lost = resumed.updates_lost
                 return resumed.ledger
             case Action.TRAIN:
-                return Ledger(
-                    self._plan(event.training, data.num_epochs, data.shuffle),
-                    ids,
-                    task=Task.TRAINING,
-                )
-
-    def _plan(
-        self, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE
-    ) -> ShardPlan:
-        spec, data = self._context.spec, self._context.spec.data
-        # Shards must not depend on the number of members if the result must not.
-        workers = spec.training.virtual_workers or spec.cluster.num_workers.high
-        total = sum(source.records for source in sources)
-        size = shard_records(data.records_per_task, spec.training_window, total, workers)
-        return ShardPlan(sources, size, epochs, shuffle, data.seed)
+                plan = training_plan(self._context.spec, event.training)
+                return Ledger(plan, ids, task=Task.TRAINING)
 
     def _stop_early(self, why: str) -> None:
         if self._leasing.stop_early(why):

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
 
 from pydantic import ValidationError
 
 from elasticdl.checkpoint import store
+from elasticdl.checkpoint.layout import incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
@@ -22,7 +23,8 @@ from elasticdl.job_choices import Action, Strategy
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core.commands import SaveSnapshot
-from elasticdl.master.core.data.resuming import count_repeated
+from elasticdl.master.core.data.resuming import begin_again, count_repeated
+from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.master.executor.run_before import run_before
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
@@ -36,7 +38,8 @@ class JobStart:
 
     `restore_from` is a checkpoint's directory, or ''. `ledger` is '' for a fresh ledger.
     `passed_over` says why newer checkpoints were not used. `again` counts records that the previous
-    run is known to have trained after the checkpoint.
+    run is known to have trained after the checkpoint. `anew`: --resume, but there is no
+    checkpoint yet, so the job starts over.
     """
 
     restore_from: str = ""
@@ -44,6 +47,7 @@ class JobStart:
     version: int = 0
     passed_over: tuple[str, ...] = ()
     again: int = 0
+    anew: bool = False
 
 
 class Saver(Protocol):
@@ -75,8 +79,27 @@ class CheckpointArchive:
         Reads every byte of the checkpoint. Raises UserError if a named checkpoint is missing,
         Corrupted if none is intact.
         """
-        if self._spec.resume:
-            return self._resumed()
+        if not self._spec.resume:
+            return self._afresh()
+        if (checkpoint := store.newest(self._checkpoints)) is not None:
+            return self._resumed(checkpoint)
+        if damaged := incomplete_checkpoint(self._checkpoints):
+            raise Corrupted(
+                f"no usable checkpoint in {self._checkpoints}: {damaged} has no manifest",
+                hint="restore the file from a copy, or start without a checkpoint",
+            )
+        return replace(self._afresh(), anew=True)
+
+    def begin_again(self, start: JobStart, plan: ShardPlan) -> JobStart:
+        """Return the start of a job that is to begin `anew`, with its ledger.
+
+        What earlier runs are known to have trained on the same data counts as repeated.
+        """
+        before = run_before(JobDirectory(self._checkpoints.parent))
+        ledger, again = begin_again(plan, before)
+        return replace(start, ledger=ledger, again=again)
+
+    def _afresh(self) -> JobStart:
         if self._spec.checkpoint_dir_for_init:
             checkpoint = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
             self._refuse_of_other_strategy(checkpoint)
@@ -132,13 +155,7 @@ class CheckpointArchive:
             if not whole:
                 await asyncio.to_thread(store.abandon, making)
 
-    def _resumed(self) -> JobStart:
-        checkpoint = store.newest(self._checkpoints)
-        if checkpoint is None:
-            raise UserError(
-                f"--resume, but there is no checkpoint in {self._checkpoints}",
-                hint="start without --resume; --checkpoint-steps makes the job resumable",
-            )
+    def _resumed(self, checkpoint: store.VerifiedCheckpoint) -> JobStart:
         if not checkpoint.manifest.ledger:
             raise UserError(
                 f"{checkpoint.directory} has no data ledger to resume",

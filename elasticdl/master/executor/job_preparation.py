@@ -13,6 +13,7 @@ from elasticdl.cluster.base import CreateRefused
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.master.core.data.sharding import training_plan
 from elasticdl.master.core.events import JobStarted, PreflightFailed, PreflightProgressed
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
@@ -56,7 +57,7 @@ class JobPreparation:
         """
         try:
             preflight = await self._preflight()
-            start = await asyncio.to_thread(self._archive.beginning)
+            start = await asyncio.to_thread(self._start, preflight)
         except ElasticDLError as error:
             # USER_ERROR is an exit code between processes of a job; users see JOB_FAILED.
             wrong = error.exit_code is ExitCode.USER_ERROR
@@ -74,9 +75,19 @@ class JobPreparation:
                 start.passed_over,
                 start.again,
                 preflight.sync,
+                start.anew,
             )
         )
         self._begin(preflight, start)
+
+    def _start(self, preflight: Preflight) -> JobStart:
+        """Find where the job starts. Raises ElasticDLError."""
+        start = self._archive.beginning()
+        if not start.anew:
+            return start
+        sync = {} if preflight.sync is None else {"sync": preflight.sync}
+        plan = training_plan(self._spec.replace(**sync), preflight.training)
+        return self._archive.begin_again(start, plan)
 
     async def _preflight(self) -> Preflight:
         """Return the saved result of the command or of an earlier master, or run the check."""

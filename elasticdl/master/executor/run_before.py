@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from elasticdl.errors import Corrupted
 from elasticdl.jobdir.last_status import last_measured, newest_status
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.master.core.data.resuming import RunBefore, counts_of
+from elasticdl.master.core.data.resuming import RunBefore, counts_of, repeated_at_least
 from elasticdl.master.journal import last_start
 
 _Counts = Mapping[int, tuple[int, int]]
@@ -22,9 +23,12 @@ def run_before(directory: JobDirectory) -> RunBefore:
     A run that was killed before it wrote a status is known by the ledger that it started with.
     """
     started, since_s = dict[int, tuple[int, int]](), None
+    known = RunBefore({})
     with suppress(OSError, Corrupted):
         if (start := last_start(directory.journal)) is not None:
             started, since_s = counts_of(start.ledger), start.at_s
+            at_least = repeated_at_least(start.ledger)
+            known = replace(known, sources=start.training, at_least=at_least)
     counts, trained = dict[int, tuple[int, int]](), 0
     with suppress(OSError, ValueError):
         status = newest_status(directory)
@@ -36,15 +40,15 @@ def run_before(directory: JobDirectory) -> RunBefore:
     if not counts:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             ended = _counts(json.loads(directory.receipt.read_text(encoding="utf-8")))
-            return RunBefore(_newer(started, ended))
+            return replace(known, counts=_newer(started, ended))
     if since_s is None:
-        return RunBefore({})
+        return known
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         # A loss row is written within a second, so the status is older. Rows before it may belong
         # to other runs.
         rows = [row for row in last_measured(directory) if float(row["at_s"]) >= since_s]
         trained = max([trained, *(int(row["records"]) for row in rows)])
-    return RunBefore(_newer(started, counts), trained, killed=True)
+    return replace(known, counts=_newer(started, counts), trained=trained, killed=True)
 
 
 def _newer(start: _Counts, later: _Counts) -> _Counts:

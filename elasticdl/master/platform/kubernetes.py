@@ -45,6 +45,7 @@ from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.output_folder import refuse_output
+from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
@@ -278,6 +279,8 @@ def open_directory(
                 f"{directory.path} already contains a job",
                 hint="continue it with --resume, or choose another --job-dir",
             )
+        if spec.checkpoint.resume and not ours and not replaces:
+            refuse_resume(directory)
         if not replaces:
             refuse_output(spec)
         if not ours:
@@ -306,10 +309,12 @@ def _uid(claim: Path) -> str:
 
 
 def _with_resume(spec: JobSpec, directory: JobDirectory) -> JobSpec:
-    """Return the job with --resume, if there is anything to resume from."""
-    if spec.action is not Action.TRAIN or not has_checkpoint(directory.checkpoints):
-        return spec
-    return spec.replace(resume=True)
+    """Return the job with --resume if it can be resumed.
+
+    Without a checkpoint it starts over, and the receipt counts what was trained before.
+    """
+    resumable = spec.action is Action.TRAIN and spec.keeps_checkpoints
+    return spec.replace(resume=True) if resumable else spec
 
 
 def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:

@@ -39,12 +39,15 @@ class RunBefore:
     """What is known of the run that a job resumes: records trained and repeated, by epoch.
 
     `trained`: records of all epochs, possibly reported later than `counts`. `killed`: the run ended
-    without an outcome.
+    without an outcome. `sources`: its data; () if unknown. `at_least`: it may itself have repeated
+    more than it counted.
     """
 
     counts: Mapping[int, tuple[int, int]]
     trained: int = 0
     killed: bool = False
+    sources: tuple[Source, ...] = ()
+    at_least: bool = False
 
 
 def ledger_json(
@@ -174,6 +177,34 @@ def counts_of(text: str) -> dict[int, tuple[int, int]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def repeated_at_least(text: str) -> bool:
+    """Return whether a ledger may have repeated more than it counts; False for '' or an unreadable
+    one.
+    """
+    try:
+        return bool(json.loads(text or "{}").get("repeated_at_least", False))
+    except (ValueError, AttributeError):
+        return False
+
+
+def begin_again(plan: ShardPlan, before: RunBefore) -> tuple[str, int]:
+    """Return the ledger (JSON) of a job that starts over, and the known records of earlier runs.
+
+    They count as repeated if they are the same data.
+    """
+    ids = Ids()
+    text = ledger_json(Ledger(plan, ids, task=Task.TRAINING), ids, {})
+    more = before.killed or before.at_least
+    if not _same(before.sources, plan.sources):
+        # Some of them may be the same, so there is only a lower bound.
+        before = RunBefore({}, killed=more or bool(before.counts) or bool(before.trained))
+    return count_repeated(text, replace(before, killed=more or before.killed), plan.epochs)
+
+
+def _same(before: tuple[Source, ...], now: tuple[Source, ...]) -> bool:
+    return len(before) == len(now) and all(map(same_data, before, now))
 
 
 def count_repeated(text: str, before: RunBefore, epochs: int) -> tuple[str, int]:

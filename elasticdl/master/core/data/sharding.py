@@ -7,6 +7,7 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
+from elasticdl.job import JobSpec
 from elasticdl.job_choices import Shuffle
 from elasticdl.shard import Shard, ShardId, Source
 
@@ -24,6 +25,22 @@ def shard_records(records_per_task: int, window: int, total_records: int, max_wo
         return -(-records_per_task // window) * window
     fair = total_records // (_SHARDS_PER_WORKER * max_workers)
     return min(_WINDOWS_PER_SHARD * window, max(window, fair // window * window))
+
+
+def shard_plan(
+    spec: JobSpec, sources: tuple[Source, ...], epochs: int = 1, shuffle: Shuffle = Shuffle.NONE
+) -> ShardPlan:
+    """The plan of a job's data, with shards of the size that suits the job."""
+    # Shards must not depend on the number of members if the result must not.
+    workers = spec.training.virtual_workers or spec.cluster.num_workers.high
+    total = sum(source.records for source in sources)
+    size = shard_records(spec.data.records_per_task, spec.training_window, total, workers)
+    return ShardPlan(sources, size, epochs, shuffle, spec.data.seed)
+
+
+def training_plan(spec: JobSpec, training: tuple[Source, ...]) -> ShardPlan:
+    """The plan of a training job that begins."""
+    return shard_plan(spec, training, spec.data.num_epochs, spec.data.shuffle)
 
 
 @dataclass(frozen=True, slots=True)
