@@ -112,7 +112,25 @@ def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again(bench: t
     job.die(job.ps(0))
     fail_cut(job)
     revive(job, 0)
+    job.tick(6.0)
+    fail_cut(job)
     assert NO_PARAMETERS in job.refused()
+
+
+def test_a_frozen_view_that_a_server_took_with_it_before_the_word_came_is_not_used(
+    bench: type[Bench],
+) -> None:
+    job = trained(bench, num_ps_pods=2)
+    asked = job.of(c.TakeSnapshot)[-1]
+    job.die(job.ps(1))
+    job.put(e.SnapshotCut(0, asked.snapshot, 20, {}))
+    assert job.of(c.DropSnapshot)[-1].snapshot == asked.snapshot
+    revive(job, 1)
+    assert "the frozen view was lost with ps-1" in job.refused()
+    job.tick(6.0)
+    assert job.of(c.TakeSnapshot)[-1].snapshot != asked.snapshot
+    cut(job)
+    assert job.lease().task is Task.EVALUATION
 
 
 @pytest.mark.parametrize("lost", [(0,), (0, 1)])
@@ -145,7 +163,9 @@ def test_training_begins_again_when_nobody_is_left_who_has_the_weights(
 def test_what_a_worker_holds_is_void_when_training_begins_again(bench: type[Bench]) -> None:
     job = trained(bench, num_workers=2)
     job.die(job.ps(0))
+    fail_cut(job)
     revive(job, 0, after_s=10.0)
+    job.tick(11.0)
     cut(job)
     before = job.lease(0)
     new_worker(job, 1, gives=True)

@@ -37,7 +37,8 @@ FOUND = {
     # push came to a server that had not met the worker, which no real one does. A worker dropped a
     # revoked lease and was killed: its push of a later lease was taken to include the dropped one
     # (the last two).
-    "ps": (49, 3005936, 20017477, 21032880),
+    # A server ended between its part of a frozen view and the master's word on the whole.
+    "ps": (49, 3005936, 20017477, 21032880, 70005278),
     # Bad records of several batches without an outcome; a lease of nothing but bad records behind
     # other leases; new leases while revoked ones were not back; a turn given up by a dead process.
     # A late gradient hid the outcome of an earlier one of its lease. A server ended before it

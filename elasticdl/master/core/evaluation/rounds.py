@@ -462,7 +462,8 @@ class Evaluation:
         Returns the workers that use that view.
         """
         current = self.round
-        if current is None or current.snapshot is None or current.stage is Stage.CUTTING:
+        # The server may have made its part of a cut that is not answered yet.
+        if current is None or current.snapshot is None:
             return []
         holders = [held.worker for held in current.ledger.held.values()]
         if current.summary.holder is not None:
