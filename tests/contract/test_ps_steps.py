@@ -339,8 +339,7 @@ def trained_by_keras(
         keras.config.set_floatx("float32")
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 2), (2, 1), (4, 2)])
 @pytest.mark.parametrize("served", [False, True], ids=["dense", "embedding"])
 @pytest.mark.parametrize(
     "optimizer",
