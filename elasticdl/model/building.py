@@ -79,7 +79,11 @@ def inputs_of(model: keras.Model, features: Structure | None, module: ModelModul
     specs = input_specs(features)
     with warnings.catch_warnings():
         # If call() raises, Keras warns that it cannot build the model, then raises the same error.
-        warnings.filterwarnings("ignore", message="Layer .* looks like it has unbuilt state")
+        for message in (
+            "Layer .* looks like it has unbuilt state",
+            r"`build\(\)` was called on layer",
+        ):
+            warnings.filterwarnings("ignore", message=message)
         if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
             # Keras would call the model with symbolic tensors that are not ragged.
             tf.function(model, autograph=False).get_concrete_function(specs)

@@ -110,21 +110,26 @@ def trace_ids(
     return _cut(wrapped, seen, ps_model, rows)
 
 
-_INITIALIZES_TABLE = ("InitializeTable", "LookupTableImport")
+_OF_TABLES = {
+    "InitializeTable": "makes a lookup table",
+    "LookupTableImport": "makes a lookup table",
+    "LookupTableInsert": "writes to a lookup table",
+    "LookupTableRemove": "writes to a lookup table",
+}
+"""What operations do whose types begin with these words."""
 
 
 def _refuse_tables(graph: tf.Graph, module: ModelModule) -> None:
-    """Raise UserError if the model's call makes a lookup table.
+    """Raise UserError if the model's call makes or changes a lookup table.
 
-    A graph that is pruned to ids never initializes such a table, and an export cannot save it.
+    A graph that is pruned to ids leaves these operations out, and an export cannot save the table.
     """
     for operation in graph.get_operations():
-        if operation.type.startswith(_INITIALIZES_TABLE):
+        does = [what for kind, what in _OF_TABLES.items() if operation.type.startswith(kind)]
+        if does:
             frames = users_frames(operation.traceback or (), module.zoo)
             where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else place(module.custom_model)
-            raise UserError(
-                f"{where}: the model makes a lookup table while it is called", hint=TABLE_ADVICE
-            )
+            raise UserError(f"{where}: the model {does[0]} while it is called", hint=TABLE_ADVICE)
 
 
 def _cut(

@@ -121,6 +121,20 @@ def test_a_table_that_the_first_call_keeps_is_refused_with_the_lines_that_made_i
     assert f"made.py:{line_of(text, 'self.table or')}  self.table = self.table" in found["hint"]
 
 
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
+def test_a_table_that_the_models_call_fills_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
+) -> None:
+    table = "tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, 0, -1, -2)"
+    fills = "self.table.insert(ids, ids); ids = tf.ensure_shape(self.table.lookup(ids), (None, 2))"
+    text = HEAD + SUBCLASS.replace("TABLE", table).replace("ENCODE", fills)
+    found = checked(tmp_path, monkeypatch, text, threshold_bytes)
+    assert found["error"] == (
+        f"{tmp_path}/made.py:{line_of(text, fills)}: the model writes to a lookup table while it is"
+        " called"
+    )
+
+
 NUMPY = "tf.numpy_function(lambda one: one, [{}], tf.{})"
 UNKNOWN_RANK = {
     "loss": (
