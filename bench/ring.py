@@ -78,7 +78,13 @@ def throughput(rounds: int) -> dict[str, Any]:
         name: [] for name in ("elasticdl, 2 workers", *peers)
     }
     with tempfile.TemporaryDirectory() as folder:
-        data = images(Path(folder))
+        data = Path(folder) / "images.npz"
+        rng = np.random.default_rng(0)
+        np.savez(
+            data,
+            image=rng.normal(size=(8192, 32, 32, 3)).astype(np.float32),
+            label=rng.integers(0, 10, 8192),
+        )
         for _ in range(rounds):
             seen["elasticdl, 2 workers"].append(ours(data))
             for name, (copies, command) in peers.items():
@@ -101,18 +107,6 @@ def throughput(rounds: int) -> dict[str, Any]:
             flush=True,
         )
     return figures
-
-
-def images(folder: Path) -> Path:
-    """8,192 random images of CIFAR's size."""
-    data = folder / "images.npz"
-    rng = np.random.default_rng(0)
-    np.savez(
-        data,
-        image=rng.normal(size=(8192, 32, 32, 3)).astype(np.float32),
-        label=rng.integers(0, 10, 8192),
-    )
-    return data
 
 
 def peer(command: Sequence[str], copies: int = 1) -> tuple[float, float]:
@@ -151,20 +145,19 @@ def _figures_of(child: subprocess.Popen[str]) -> tuple[float, float]:
     return float(rate), float(cpu_ms)
 
 
-def ours(data: Path, members: int = 2, **flags: object) -> tuple[float, float]:
+def ours(data: Path) -> tuple[float, float]:
     """(samples/s, ms of CPU a sample of the worker of rank 0), read from a file, shuffled, in
-    steady state. Each member has `BATCH` records of a step.
+    steady state.
     """
     with running(
         model_def="resnet20",
         distribution_strategy="AllreduceStrategy",
         training_data=data,
         num_epochs=1000,
-        minibatch_size=members * BATCH,
-        num_workers=members,
-        **flags,
+        minibatch_size=2 * BATCH,
+        num_workers=2,
     ) as job:
-        job.until("all were in the ring", lambda: formed(job, members))
+        job.until("both were in the ring", lambda: formed(job, 2))
         first = job.live_status()["ring"]["members"][0]
         pid = job.live_pid(first)
         begun = len(steps_of(job.directory)[first])
@@ -174,7 +167,7 @@ def ours(data: Path, members: int = 2, **flags: object) -> tuple[float, float]:
         job.until("it had trained long enough", lambda: time.time() > end_s or None)
         times, cpu = steps_of(job.directory)[first], cpu_s(pid) - cpu
     steps = len(times) - begun
-    return steps * members * BATCH / (times[-1] - times[begun - 1]), cpu / (steps * BATCH) * 1e3
+    return steps * 2 * BATCH / (times[-1] - times[begun - 1]), cpu / (steps * BATCH) * 1e3
 
 
 def cpu_s(pid: int) -> float:
