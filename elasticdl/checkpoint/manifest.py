@@ -60,4 +60,5 @@ def parse_manifest(text: str, where: str) -> Manifest:
 def corrupted(where: str, error: ValidationError) -> Corrupted:
     """The error of a file whose JSON, at `where`, is wrong: it names the first problem."""
     problem = error.errors()[0]
-    return Corrupted(": ".join([where, *(str(key) for key in problem["loc"]), problem["msg"]]))
+    place = ".".join(map(str, problem["loc"]))
+    return Corrupted(": ".join(filter(None, [where, place, problem["msg"]])))
