@@ -84,8 +84,9 @@ def inputs_of(model: keras.Model, features: Structure | None, module: ModelModul
             r"`build\(\)` was called on layer",
         ):
             warnings.filterwarnings("ignore", message=message)
-        if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
-            # Keras would call the model with symbolic tensors that are not ragged.
+        ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs))
+        if ragged or (isinstance(model, keras.Sequential) and tf.nest.is_nested(specs)):
+            # Keras has no symbolic tensors that are ragged, and a Sequential model takes one only.
             tf.function(model, autograph=False).get_concrete_function(specs)
         else:
             model(tf.nest.map_structure(_symbolic, specs))

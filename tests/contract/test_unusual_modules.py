@@ -1,4 +1,4 @@
-"""Modules that make lookup tables, ragged features, or tensors of unknown rank."""
+"""Modules that do what few do: lookup tables, ragged features, a Sequential model of a dict."""
 
 from __future__ import annotations
 
@@ -133,6 +133,32 @@ def test_a_table_that_the_models_call_fills_is_refused(
         f"{tmp_path}/made.py:{line_of(text, fills)}: the model writes to a lookup table while it is"
         " called"
     )
+
+
+JOINED = """
+class Join(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.words = layers.Embedding(50, 4)
+    def call(self, one):
+        return tf.concat([tf.reduce_mean(self.words(one["ids"]), 1), one["size"]], 1)
+def custom_model(): return keras.Sequential([Join(), layers.Dense(1)])
+def feed(dataset, mode, metadata):
+    def parse(record):
+        ids = tf.strings.to_number(record[:2], tf.int64)
+        features = {"ids": ids, "size": tf.strings.to_number(record[:1])}
+        return features if mode == "prediction" else (features, tf.strings.to_number(record[2:]))
+    return dataset.map(parse)
+"""
+
+
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
+@pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
+def test_a_sequential_model_whose_first_layer_takes_a_dict_is_built_by_its_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int, action: Action
+) -> None:
+    found = checked(tmp_path, monkeypatch, HEAD + JOINED, threshold_bytes, action)
+    assert found["ok"], found
 
 
 NUMPY = "tf.numpy_function(lambda one: one, [{}], tf.{})"
