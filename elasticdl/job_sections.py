@@ -226,6 +226,15 @@ class CheckpointSection(Section):
     checkpoint_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
         default=0, ge=0, description="Take a checkpoint every N steps; 0 disables it."
     )
+    checkpoint_seconds: Annotated[float, UsedBy(_TRAIN)] = Field(
+        default=300,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "Take a checkpoint at this interval if the processes share a place for it. The interval"
+            " is at least 50 times as long as the last checkpoint took; 0 disables it."
+        ),
+    )
     keep_checkpoint_max: Annotated[int, UsedBy(_TRAIN)] = Field(
         default=3, ge=0, description="Number of newest checkpoints to keep; 0 keeps all."
     )

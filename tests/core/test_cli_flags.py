@@ -53,6 +53,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "job_name": ("iris", "iris"),
     "envs": ("A=1;B=x", {"A": "1", "B": "x"}),
     "evaluation_seconds": ("2.5", 2.5),
+    "checkpoint_seconds": ("2.5", 2.5),
     "resume": ("", True),
     "sync": ("", True),
     "volume": (

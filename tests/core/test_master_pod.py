@@ -103,7 +103,7 @@ def test_without_a_checkpoint_the_next_master_begins_afresh_and_says_it_aloud(
     _, (warning,) = open_directory(spec, OURS, replaces=True)
     assert read(spec).checkpoint.resume != passing, "what was trained before counts as repeated"
     assert "has no checkpoint" in warning and "starts over" in warning
-    assert ("--checkpoint-steps to make jobs resumable" in warning) == passing
+    assert ("--job-dir to make jobs resumable" in warning) == passing
 
 
 def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:

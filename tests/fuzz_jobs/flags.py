@@ -326,6 +326,10 @@ def _checkpoint_steps(draft: Draft) -> Value | None:
     return spread(draft.choose, max(1, draft.steps // MOST_CHECKPOINTS), 2 * draft.steps + 1)
 
 
+def _checkpoint_seconds(draft: Draft) -> Value | None:
+    return draft.choose.choice((None, None, 0, 1, round(draft.choose.uniform(0.3, 3), 2)))
+
+
 def _scaled(draft: Draft) -> Value | None:
     return (
         draft.choose.choice((None, "fixed", "scaled", "scaled"))
@@ -421,6 +425,7 @@ DRAWN: Mapping[str, Draw] = {
     "max_nonfinite_steps": _not_on_rings(_one_of(None, 1, 9)),
     "max_failed_shards": _one_of(None, None, 0, 2),
     "checkpoint_steps": _checkpoint_steps,
+    "checkpoint_seconds": _checkpoint_seconds,
     "keep_checkpoint_max": _one_of(None, 0, 1, 2, 5),
     "output": _maybe(0.9, lambda draft: Place.OUTPUT),
     "tensorboard_log_dir": _maybe(0.15, lambda draft: Place.TENSORBOARD),

@@ -127,6 +127,9 @@ def plan_of(seed: int, strategy: str) -> Plan:
         "keep_checkpoint_max": draw.choice([0, 1, 3]),
         "max_bad_records": 1 << 30,
     }
+    # Drawn apart, so that seeds keep the rest of their jobs.
+    by_time = random.Random(f"checkpoint seconds {strategy} {seed}")
+    flags["checkpoint_seconds"] = by_time.choice([0, 0, 1, 5, round(_spread(by_time, 0.1, 60), 2)])
     if draw.random() < 0.4:
         validation = ()
     else:

@@ -205,7 +205,7 @@ class Phases:
     def _to_checkpoint(self) -> None:
         if self._context.spec.action is not Action.TRAIN:
             self._done()
-        elif self._context.spec.checkpoint.checkpoint_steps and self._checkpointing.begun:
+        elif self._checkpointing.ends_with_one and self._checkpointing.begun:
             self._checkpointing.begin_final()
             self._context.enter(Phase.CHECKPOINTING, "taking the last checkpoint")
         else:
@@ -263,8 +263,8 @@ class Phases:
         self._context.outcome = self._context.outcome or Outcome(
             ExitCode.DONE,
             f"done, but {amount(updates, 'update')} were lost when parameter servers died",
-            "lower --checkpoint-steps to lose fewer: a server restores its part of the newest"
-            " checkpoint",
+            "lower --checkpoint-seconds or --checkpoint-steps to lose fewer: a server restores its"
+            " part of the newest checkpoint",
         )
         return self._end("")
 

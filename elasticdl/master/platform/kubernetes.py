@@ -328,7 +328,7 @@ def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
     hint = (
         ""
         if spec.kubernetes.keeps(spec.cluster.job_dir)
-        else "; set --volume, --job-dir and --checkpoint-steps to make jobs resumable"
+        else "; set --volume and --job-dir to make jobs resumable"
     )
     return (f"the master restarted and {why}: the job starts over{hint}",)
 

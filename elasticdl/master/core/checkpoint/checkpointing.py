@@ -25,6 +25,8 @@ _TRIES = 5
 A cause that fails this often fails the next try too, so nothing is tried until the next checkpoint
 is due.
 """
+_PAUSE_FACTOR = 50.0
+"""The pause after a checkpoint, in its duration: those by time take at most 2 % of a job's time."""
 _WHAT_TO_DO = (
     "fix the cause (free disk space; if the model diverged, stop the job and --resume with a"
     " smaller learning rate), then run `elasticdl checkpoint`"
@@ -38,6 +40,8 @@ class Saving:
     id: SnapshotId
     version: int
     since_s: float
+    delays_s: float
+    """Since when it has delayed the job."""
     final: bool
     ledger: str
 
@@ -78,6 +82,13 @@ class Checkpointing:
         self._retry_at_s = 0.0
         self._cut_is_final = False
         self._final_done = False
+        self._begun_s = 0.0
+        self._resumed = False
+        self._over_s = 0.0
+        """When the newest checkpoint was complete or given up; at first, when the job began."""
+        self._took_s = 0.0
+        self._ordered_s: float | None = None
+        """When the servers were told to make the cut; None for a ring, which plans it ahead."""
 
     @property
     def under_way(self) -> bool:
@@ -87,6 +98,8 @@ class Checkpointing:
     def start(self, version: int) -> None:
         """Count versions from here."""
         self._anchor_version = version
+        self._resumed = bool(version)
+        self._begun_s = self._over_s = self._context.now_s
 
     def asked(self, leaving: ProcessName | None = None) -> None:
         """Request a checkpoint, if possible: for a person, or before the server `leaving` goes."""
@@ -174,10 +187,45 @@ class Checkpointing:
         work = self._context.work
         return bool(self._context.version) or (work is not None and bool(work.totals().trained))
 
+    @property
+    def due_by_time(self) -> bool:
+        """Whether the interval is over and the weights have changed since the last checkpoint."""
+        # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
+        context, seconds = self._context, self._seconds
+        return (
+            seconds > 0
+            and context.phase is Phase.WORKING
+            and context.version > self._anchor_version
+            and context.now_s - self._over_s >= max(seconds, _PAUSE_FACTOR * self._took_s)
+        )
+
+    @property
+    def ends_with_one(self) -> bool:
+        """Whether a job that is done takes a last checkpoint.
+
+        A short job without --checkpoint-steps does not: to train it again costs less than an
+        interval.
+        """
+        if self._context.spec.checkpoint.checkpoint_steps:
+            return True
+        lasted_s = self._context.now_s - self._begun_s
+        return self._seconds > 0 and (
+            self._resumed or bool(self.saved) or lasted_s >= self._seconds
+        )
+
+    @property
+    def _seconds(self) -> float:
+        """The interval of checkpoints by time; 0: there are none."""
+        spec = self._context.spec
+        if spec.action is not Action.TRAIN or not spec.keeps_checkpoints:
+            return 0.0
+        return spec.checkpoint.checkpoint_seconds
+
     def decide(self) -> None:
         """Order a checkpoint of the servers if one is due and possible."""
-        if self.wanted and self.possible():
+        if (self.wanted or self.due_by_time) and self.possible():
             self._begin(self._snapshots.take(Purpose.CHECKPOINT))
+            self._ordered_s = self._context.now_s
 
     def mark(self, version: int) -> SnapshotId:
         """Expect the ring's next checkpoint at that version. Only if it is `possible`."""
@@ -222,7 +270,9 @@ class Checkpointing:
         final_wanted = self._context.phase is Phase.CHECKPOINTING and not self._cut_is_final
         self._cut, self.wanted = None, self.wanted if final_wanted else ""
         self._anchor_version = max(self._anchor_version, version)
-        self.saving = Saving(snapshot, version, self._context.now_s, self._cut_is_final, ledger)
+        now_s = self._context.now_s
+        delays_s = now_s if self._ordered_s is None else self._ordered_s
+        self.saving = Saving(snapshot, version, now_s, delays_s, self._cut_is_final, ledger)
         self._context.orders.give(SaveSnapshot(snapshot, version, ledger))
 
     def completed(self, event: SnapshotSaved) -> None:
@@ -232,15 +282,22 @@ class Checkpointing:
             took_s = event.at_s - self.saving.since_s
             ledger, late = self.saving.ledger, False
             self._final_done = self.saving.final
+            self._pause_after(self.saving)
             self.saving = None
             self._failures, self._given_up = 0, False
         elif self._slow is not None and self._slow.id == event.snapshot:
-            ledger, self._slow = self._slow.ledger, None
+            ledger = self._slow.ledger
+            self._pause_after(self._slow)
+            self._slow = None
         self._list(event, ledger, late=late)
         self._context.orders.give(DropSnapshot(event.snapshot))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
         self._context.orders.announce("checkpoint", text, details=details)
+
+    def _pause_after(self, saving: Saving) -> None:
+        self._over_s = self._context.now_s
+        self._took_s = self._over_s - saving.delays_s
 
     def _list(self, event: SnapshotSaved, ledger: str, *, late: bool) -> None:
         """List a checkpoint; it replaces one of the same path, as on disk.
@@ -269,6 +326,7 @@ class Checkpointing:
         if snapshot != self._cut and (self.saving is None or self.saving.id != snapshot):
             return False
         if self.saving is not None:
+            self._pause_after(self.saving)
             self._context.orders.give(DropSnapshot(snapshot))
         self._cut = self.saving = None
         # A full disk fails every attempt with the same words; announce them once.
@@ -298,6 +356,7 @@ class Checkpointing:
             )
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
+        self._over_s = self._context.now_s
 
     def tick(self) -> None:
         """Give up a save that takes too long."""

@@ -144,7 +144,7 @@ class PsCoordination:
         self._evaluation.rolled_back(0)
         text = (
             "a parameter server and all workers that had the trained weights are gone, and there is"
-            f" no checkpoint (--checkpoint-steps): training {amount(repeated, 'record')} again"
+            f" no checkpoint (--checkpoint-seconds): training {amount(repeated, 'record')} again"
         )
         details = {"repeated": repeated, "version": 0}
         context.orders.announce("server", text, process=worker, level="warning", details=details)

@@ -179,7 +179,8 @@ class RingWork:
             and self._context.phase is Phase.WORKING
             and planned // steps > self._checkpointing.anchor // steps
         )
-        return (by_steps or bool(self._checkpointing.wanted)) and self._checkpointing.possible()
+        due = by_steps or bool(self._checkpointing.wanted) or self._checkpointing.due_by_time
+        return due and self._checkpointing.possible()
 
     def _pause_due(self) -> bool:
         return self._evaluation.round is not None or self._evaluation.due_at(self.planned_version)
