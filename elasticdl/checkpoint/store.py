@@ -104,7 +104,7 @@ def newest(location: Path) -> VerifiedCheckpoint | None:
     None if there is none at all. Raises Corrupted, with all that was tried, if none verifies.
     """
     rejected: list[str] = []
-    for directory in _candidates(location):
+    for directory in complete_ones(location):
         try:
             return VerifiedCheckpoint(directory, verify(directory), tuple(rejected))
         except Corrupted as error:
@@ -140,7 +140,7 @@ def require(location: Path) -> VerifiedCheckpoint:
 
 def peek(location: Path) -> Manifest | None:
     """The manifest of the newest checkpoint, without verification; `location` as for `newest`."""
-    for directory in _candidates(location):
+    for directory in complete_ones(location):
         with suppress(Corrupted):
             return read_manifest(directory)
     return None
@@ -189,12 +189,19 @@ def checksum(path: Path) -> str:
     return f"crc32c:{crc:08x}"
 
 
-def _candidates(location: Path) -> list[Path]:
+def complete_ones(location: Path) -> list[Path]:
+    """The complete checkpoints in `location`, or that it is, newest first. Not verified."""
     return (
         [location]
         if (location / MANIFEST).exists()
         else [directory for _, directory in _versions(location)]
     )
+
+
+def version_in_name(directory: Path) -> int | None:
+    """The version that a checkpoint's name says; None if it has another name."""
+    name = _NAME.fullmatch(directory.name)
+    return int(name.group(1)) if name else None
 
 
 def _versions(checkpoints: Path) -> Sequence[tuple[int, Path]]:

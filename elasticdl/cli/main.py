@@ -40,6 +40,7 @@ VERBS = {
     "logs": _Verb("logs", "Print the logs of a job's processes."),
     "scale": _Verb("scale", "Change the number of workers."),
     "checkpoint": _Verb("checkpoint", "Take a checkpoint now."),
+    "checkpoints": _Verb("checkpoints", "List or verify the checkpoints of a job."),
     "wait": _Verb("wait", "Wait for a job to end and exit with its exit code."),
     "stop": _Verb("stop", "Stop a job gracefully so that it can be resumed."),
     "completion": _Verb("completion", "Print the shell completion script."),
@@ -57,7 +58,7 @@ class _ReaderIsGone(Exception):
 
 GROUPS = {
     "Start a job": ("train", "evaluate", "predict", "check"),
-    "Inspect jobs": ("list", "status", "dashboard", "why", "report", "logs"),
+    "Inspect jobs": ("list", "status", "dashboard", "why", "report", "logs", "checkpoints"),
     "Control a job": ("scale", "checkpoint", "wait", "stop"),
     "Other": ("completion", "zoo"),
 }

@@ -113,6 +113,8 @@ def hostile_outcome(path: Path) -> Outcome:
         ("stop", HOSTILE, "--yes", "--now"),
         ("scale", HOSTILE, "--num-workers", "2"),
         ("checkpoint", HOSTILE),
+        ("checkpoints", "list", HOSTILE),
+        ("checkpoints", "verify", HOSTILE),
         ("dashboard", HOSTILE, "--no-browser"),
         ("report", HOSTILE),
         ("report", HOSTILE, "--output", f"/nowhere/{HOSTILE}"),
@@ -137,7 +139,9 @@ def test_no_verb_passes_a_name_that_controls_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    formatted = words[0] in ("status", "wait", "why", "logs", "list", "check", "train")
+    formatted = words[0] in (
+        *("status", "wait", "why", "logs", "list", "check", "train", "checkpoints"),
+    )
     run([*words, *(["-o", form] if formatted else [])])
     told = capsys.readouterr()
     assert is_safe(told.out), told.out
@@ -148,7 +152,7 @@ def test_no_verb_passes_a_name_that_controls_the_terminal(
 def test_the_verbs_above_are_all_of_them_that_name_a_job() -> None:
     assert set(VERBS) - {"evaluate", "predict"} == {
         *("status", "wait", "why", "logs", "list", "stop", "scale", "checkpoint", "dashboard"),
-        *("report", "zoo", "train", "check", "completion"),
+        *("report", "zoo", "train", "check", "completion", "checkpoints"),
     }
 
 

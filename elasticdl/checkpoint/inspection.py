@@ -1,0 +1,124 @@
+"""What checkpoints a directory has, and whether their files are intact."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticdl.checkpoint import store
+from elasticdl.checkpoint.layout import incomplete_checkpoint
+from elasticdl.checkpoint.manifest import Manifest
+from elasticdl.checkpoint.strategy import strategy_of
+from elasticdl.errors import Corrupted, UserError
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """A checkpoint by its manifest. Unknown values are None; `problem` then says why.
+
+    `made_at` is unix time. A ring has 0 `servers`. `trained`: records of all epochs that its ledger
+    counts as trained.
+    """
+
+    path: str
+    version: int | None = None
+    made_at: float | None = None
+    bytes: int | None = None
+    strategy: str | None = None
+    servers: int | None = None
+    rows: int | None = None
+    trained: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What reading every byte of a checkpoint has shown: `problems` names each damaged file."""
+
+    path: str
+    version: int | None
+    files: int
+    bytes: int
+    problems: tuple[str, ...]
+
+
+def summaries(location: Path) -> list[CheckpointSummary]:
+    """Summarize the checkpoints in a directory, newest first. Does not read their parts."""
+    found = [_summary(directory) for directory in store.complete_ones(location)]
+    if incomplete := incomplete_checkpoint(location):
+        found.append(CheckpointSummary(str(incomplete), problem="it has no manifest"))
+    return found
+
+
+def verify_all(location: Path, version: int | None = None) -> list[Verification]:
+    """Read every byte of the checkpoints in a directory, or of one version.
+
+    Raises UserError if there is none, Corrupted if only one without a manifest is left.
+    """
+    directories = store.complete_ones(location)
+    if not directories and (incomplete := incomplete_checkpoint(location)):
+        raise Corrupted(f"no usable checkpoint in {location}: {incomplete} has no manifest")
+    found = [
+        verification
+        for directory in directories
+        if version is None or version == _version_of(directory)
+        for verification in [_verified(directory)]
+    ]
+    if not found:
+        which = "checkpoint" if version is None else f"checkpoint of version {version}"
+        raise UserError(
+            f"no {which} in {location}",
+            hint="see `elasticdl checkpoints list` for those that exist",
+        )
+    return found
+
+
+def _summary(directory: Path) -> CheckpointSummary:
+    try:
+        manifest = store.read_manifest(directory)
+    except Corrupted as error:
+        return CheckpointSummary(str(directory), _version_of(directory), problem=error.message)
+    return CheckpointSummary(
+        str(directory),
+        manifest.version,
+        manifest.wall_s,
+        manifest.bytes,
+        str(strategy_of(manifest)),
+        manifest.servers,
+        manifest.rows,
+        _trained(manifest),
+    )
+
+
+def _trained(manifest: Manifest) -> int | None:
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        return sum(int(count["trained"]) for count in json.loads(manifest.ledger)["counts"])
+    return None
+
+
+def _version_of(directory: Path) -> int | None:
+    """The version in the name; that of the manifest if the directory has another name."""
+    if (version := store.version_in_name(directory)) is not None:
+        return version
+    with suppress(Corrupted):
+        return store.read_manifest(directory).version
+    return None
+
+
+def _verified(directory: Path) -> Verification:
+    version = _version_of(directory)
+    try:
+        manifest = store.read_manifest(directory)
+    except Corrupted as error:
+        return Verification(str(directory), version, 0, 0, (error.message,))
+    problems = []
+    for part in manifest.files:
+        try:
+            store.verify_part(directory, part)
+        except Corrupted as error:
+            problems.append(error.message)
+    return Verification(
+        str(directory), version, len(manifest.files), manifest.bytes, tuple(problems)
+    )

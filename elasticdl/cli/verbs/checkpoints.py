@@ -1,0 +1,133 @@
+"""`checkpoints list` and `checkpoints verify`: inspect the checkpoints that a job has kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from elasticdl.cli.completion_sources import job_names
+from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS
+from elasticdl.cli.jobs.directory_job import DirectoryJob
+from elasticdl.cli.jobs.job import JobQuery
+from elasticdl.cli.jobs.resolve_job import resolve_job
+from elasticdl.cli.views import progress
+from elasticdl.cli.views.console import put, show, tell
+from elasticdl.cli.views.documents import Format, render
+from elasticdl.errors import Corrupted, SpecError
+from elasticdl.formatting import NOTHING, amount, size
+from elasticdl.jobdir.layout import JobDirectory
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from elasticdl.checkpoint.inspection import CheckpointSummary, Verification
+
+_COLUMNS = ("VERSION", "AGE", "SIZE", "MADE BY", "TRAINED", "PATH")
+
+
+def _complete(
+    _context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem[str]]:
+    from click.shell_completion import CompletionItem
+
+    names = [CompletionItem(name) for name in job_names(begun, "", "")]
+    return names or [CompletionItem(begun, type="dir")]
+
+
+_TARGET = click.argument("target", metavar="JOB|DIR", shell_complete=_complete)
+
+
+@click.group(context_settings=SETTINGS)
+def checkpoints() -> None:
+    """List or verify the checkpoints of a job.
+
+    Works on files, so it needs a directory that this machine sees. For a job on a cluster, mount
+    its volume and name the directory.
+    """
+
+
+@checkpoints.command("list", context_settings=SETTINGS)
+@_TARGET
+@FORMAT_OPTION
+def list_(target: str, form: str) -> None:
+    """List the checkpoints of a job or in a directory, newest first."""
+    from elasticdl.checkpoint.inspection import summaries
+
+    location = _location(target)
+    found = summaries(location)
+    if form != Format.TABLE:
+        put(render([asdict(one) for one in found], Format(form)))
+        return
+    if not found:
+        tell(f"there are no checkpoints in {location}")
+        return
+    for line in progress.table([_COLUMNS, *(_row(one) for one in found)]):
+        show(line)
+
+
+@checkpoints.command("verify", context_settings=SETTINGS)
+@_TARGET
+@click.argument("version", type=click.IntRange(min=0), required=False)
+@FORMAT_OPTION
+def verify(target: str, version: int | None, form: str) -> None:
+    """Read every byte of all checkpoints, or of one version, and compare the checksums.
+
+    The exit code is 1 if a file is damaged or missing. The error names each one.
+    """
+    from elasticdl.checkpoint.inspection import verify_all
+
+    found = verify_all(_location(target), version)
+    if form != Format.TABLE:
+        put(render([asdict(one) for one in found], Format(form)))
+    else:
+        for one in found:
+            show(_verdict(one))
+    if problems := [problem for one in found for problem in one.problems]:
+        raise Corrupted(
+            "; ".join(problems),
+            hint="restore the files from a copy; --resume uses the newest intact checkpoint",
+        )
+
+
+def _location(target: str) -> Path:
+    """Return the directory of the checkpoints that the user names.
+
+    Raises SpecError for a job on a cluster, and NoSuchJob.
+    """
+    path = Path(target)
+    if path.is_dir() and not JobDirectory(path).spec.exists() and _has_versions(path):
+        return path
+    with resolve_job(JobQuery(target, "", "", "")) as job:
+        if isinstance(job, DirectoryJob):
+            return job.directory.checkpoints
+        raise SpecError(
+            f"job {job.name} runs on a cluster, and its checkpoints are on its volume",
+            hint="mount the volume on this machine and name the directory of the checkpoints",
+        )
+
+
+def _has_versions(path: Path) -> bool:
+    from elasticdl.checkpoint.layout import has_checkpoint, incomplete_checkpoint
+
+    return has_checkpoint(path) or incomplete_checkpoint(path) is not None
+
+
+def _row(one: CheckpointSummary) -> tuple[str, ...]:
+    made_by = "ring" if one.servers == 0 else f"{amount(one.servers or 0, 'server')}"
+    return (
+        NOTHING if one.version is None else str(one.version),
+        NOTHING if one.made_at is None else progress.age(time.time() - one.made_at),
+        size(one.bytes),
+        NOTHING if one.servers is None else made_by,
+        NOTHING if one.trained is None else f"{one.trained:,}",
+        f"{one.path}: {one.problem}" if one.problem else one.path,
+    )
+
+
+def _verdict(one: Verification) -> str:
+    verdict = f"{amount(len(one.problems), 'problem')}" if one.problems else "intact"
+    return f"{one.path}: {amount(one.files, 'file')}, {size(one.bytes)}: {verdict}"
