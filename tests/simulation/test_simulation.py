@@ -43,10 +43,12 @@ FOUND = {
     # other leases; new leases while revoked ones were not back; a turn given up by a dead process.
     # A late gradient hid the outcome of an earlier one of its lease. A server ended before it
     # applied a step, which counted as trained. A step waited for a worker whose leases, bad records
-    # among them, all waited for that step.
+    # among them, all waited for that step. A stopped job waited for its last checkpoint after a
+    # server had taken all that was trained with it.
     "sync": (
         *(3, 161, 241, 264, 1434, 30000662),
         *(41000119, 41001184, 42000190, 42000440, 42000651, 60004538),
+        100008756,
     ),
 }
 """Seeds of jobs that failed once."""

@@ -160,8 +160,12 @@ class Checkpointing:
 
     @property
     def final_over(self) -> bool:
-        """Whether the last checkpoint is on disk, or has failed often enough."""
-        return self._final_done or (not self.under_way and self._failures >= _TRIES)
+        """Whether the last checkpoint is on disk, or there will be none.
+
+        It has failed often enough, or all that was trained is gone with a server.
+        """
+        hopeless = not self.begun or self._failures >= _TRIES
+        return self._final_done or (not self.under_way and hopeless)
 
     @property
     def anchor(self) -> int:
