@@ -134,8 +134,8 @@ def _ran(
 
 
 def _stopped_and_resumed(verdict: Verdict) -> None:
-    """Ctrl-C at a random moment; then it goes on from the checkpoint that it left, if it came to
-    make one.
+    """Ctrl-C at a random moment; then it goes on from its checkpoint, or begins if it had
+    made no step. A job that was stopped in the check of model and data leaves no directory.
     """
     prepared = verdict.prepared
     first = _run(prepared, prepared.arguments, Stop(prepared))
@@ -146,7 +146,7 @@ def _stopped_and_resumed(verdict: Verdict) -> None:
         )
     elif first.code == 0:
         verdict.problems += _problems(prepared, first, None)
-    elif counts.checkpoints(prepared.job):
+    elif (prepared.job / "job.json").exists():
         _ran(verdict, prepared, None, "--resume", *prepared.draft.changed)
 
 
