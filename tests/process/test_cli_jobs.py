@@ -347,9 +347,7 @@ def test_a_command_that_is_killed_during_the_check_leaves_no_process_and_says_wh
     until("the master is gone", lambda: gone(where["pid"]))
     code, _, errors = elasticdl.end(elasticdl.train("drains"))
     assert (
-        code == 2
-        and "already contains a job" in errors
-        and "can be removed if it does not run" in errors
+        code == 2 and "already contains a job" in errors and "continue it with --resume" in errors
     )
 
 
