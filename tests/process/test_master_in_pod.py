@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cluster.kubernetes.planning import CHECK_MARK
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.errors import ElasticDLError, ExitCode, Refused
 from elasticdl.job import JobSpec
@@ -58,20 +59,25 @@ code = main.main()
 assert not {"tensorflow", "keras"} & set(sys.modules)
 sys.exit(code)
 """
-CHECK = """
+CHECK = (
+    f"MARK = {CHECK_MARK!r}"
+    """
 import json, os, sys, time
+def say(**message):
+    print(MARK + json.dumps(message), flush=True)
 spec = json.loads(os.environ["ELASTICDL_JOB"])
 assert not [name for name in os.environ if "TOKEN" in name]
 open(os.environ["BEGUN"], "w").close()
 if spec["model"]["model_def"] == "counts":
-    print(json.dumps({"counted": 32, "files": 3200}), flush=True)
+    say(counted=32, files=3200)
 if spec["model"]["model_def"] in ("slow", "counts"):
     time.sleep(600)
 if spec["model"]["model_def"] == "wrong":
-    print('{"ok": false, "error": "wrong.py:3: no such layer", "hint": "mend it", "exit_code": 2}')
+    say(ok=False, error="wrong.py:3: no such layer", hint="mend it", exit_code=2)
 else:
-    print('{"ok": true, "training": [{"name": "a.csv", "records": 40}]}')
+    say(ok=True, training=[{"name": "a.csv", "records": 40}])
 """
+)
 
 
 @pytest.fixture
