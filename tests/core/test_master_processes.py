@@ -368,3 +368,18 @@ def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause(bench: t
         assert start.delay_s == 0
         job.attach(job.worker(index + 1))
     assert job.state.status().exit_code is None
+
+
+def test_a_heartbeat_that_is_older_than_an_acknowledgement_does_not_lower_the_version(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_ps_pods=1)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    job.finish(0, job.lease(), version=12)
+    job.put(e.VersionAdvanced(0, 10))
+    assert job.state.status().version == 12
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=5)
+    job.put(e.VersionAdvanced(0, 6))
+    assert job.state.status().version == 6, "a server came back with an older part"

@@ -231,8 +231,10 @@ class JobState:
                 self._coordination.requested(event)
             case events.Tick():
                 self._tick(event)
-            case events.VersionAdvanced():
-                self._at_version(event.version)
+            case events.VersionAdvanced(version=version):
+                # A heartbeat may be older than what a worker has acknowledged since.
+                if version >= self._context.version or self._context.version_may_fall():
+                    self._at_version(version)
             case events.JobStarted():
                 self._start(event)
             case events.ProcessSeen():
