@@ -6,6 +6,7 @@ A foreign exception is mapped to it where it enters, with `from`.
     ├── UserError        the user's input, model or data is wrong: never retried
     │   └── SpecError    the job's flags or YAML are wrong: exit code 2, before anything starts
     ├── TransientError   may go away by itself: retried after `retry_after_s`, within a budget
+    │   └── MasterReplaced  another master runs the job: this process has to attach again
     └── PermanentError   will not go away: not retried
         ├── NoSuchJob    there is no such job, or it does not run
         ├── ClusterRefused  the cluster is unreachable or refuses the request: exit code 3
@@ -100,6 +101,10 @@ class TransientError(ElasticDLError):
     def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 0.5) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class MasterReplaced(TransientError):
+    """The call names an earlier term of the master; it works after another attach."""
 
 
 class PermanentError(ElasticDLError):

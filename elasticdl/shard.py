@@ -115,6 +115,25 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivedLease:
+    """What identifies a lease among all that a worker ever gets.
+
+    `shard` is None for SUMMARY and EXPORT, `round` for leases of no evaluation round.
+    """
+
+    task: Task
+    shard: ShardId | None
+    attempt: int
+    round: int | None = None
+
+    @classmethod
+    def of(cls, lease: Lease) -> ReceivedLease:
+        """Return that of a lease."""
+        shard = lease.shard.id if lease.shard is not None else None
+        return cls(lease.task, shard, lease.attempt, lease.round)
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """Progress of one attempt: the first `offset` records of the shard are in the parameters."""
 

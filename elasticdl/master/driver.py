@@ -17,7 +17,7 @@ from elasticdl.master.core.events import Event, ProcessEnded, ProcessSeen, Tick
 from elasticdl.master.event_queue import EventQueue, QueuedEvent
 from elasticdl.master.executor.executor import Executor
 from elasticdl.master.gateway.process_gateway import ProcessGateway
-from elasticdl.master.journal_rules import may_free_work, worth_keeping
+from elasticdl.master.journal.rules import may_free_work, worth_keeping
 
 TICK_S = 1.0
 

@@ -34,9 +34,13 @@ class JobRecord:
             JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars
         )
 
+    def away_s(self, at_s: float) -> float:
+        """Return how long the job had no master, by the last sign of life of the one before."""
+        return max(0.0, at_s - self._heard_s)
+
     def begins(self, term: int, at_s: float) -> Announce:
         """Return the event that a master of `term` starts or continues the job."""
-        away_s = max(0.0, at_s - self._heard_s)
+        away_s = self.away_s(at_s)
         first = self.event_log.next_seq == 0
         since = "" if self.event_log.ended_before else " without a master"
         text = (

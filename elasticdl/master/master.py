@@ -25,7 +25,7 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import after_a_stop
 from elasticdl.master.certificates import certificates
 from elasticdl.master.core.commands import Announce, FinishJob
-from elasticdl.master.core.events import MasterStarted
+from elasticdl.master.core.events import MasterStarted, MasterTookOver
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
@@ -46,7 +46,9 @@ from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.job_record import JobRecord
-from elasticdl.master.journal import JournalFile
+from elasticdl.master.journal.files import Header
+from elasticdl.master.journal.recovery import Recovered, recover
+from elasticdl.master.journal.writer import JournalFile
 from elasticdl.master.outcome import (
     outcome_of,
     with_resume_command,
@@ -59,7 +61,7 @@ from elasticdl.master.status.server import StatusServer
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous
 from elasticdl.shard import Source, Task
-from elasticdl.tokens import process_token
+from elasticdl.tokens import process_token, run_name
 
 _MAIN_TASK = {
     Action.TRAIN: Task.TRAINING,
@@ -79,13 +81,21 @@ class Master:
         self._platform = platform
         self._handover = Handover()
         directory = environment.directory
-        self._term = _next_term(environment)
-        # Nobody listens at the old address any more.
-        directory.master.unlink(missing_ok=True)
         clock = SystemClock()
         self.record = JobRecord(spec, directory, clock)
-        self.queue = EventQueue(clock, self.record.event_log.began_s)
-        self.core = JobState(spec, platform.limits)
+        self._run_name = run_name(environment.token)
+        self._recovered = recover(
+            directory.journal,
+            self._run_name,
+            spec,
+            platform.limits,
+            since_s=self.record.event_log.last_s,
+        )
+        self._term = _next_term(environment, self._recovered)
+        # Nobody listens at the old address any more.
+        directory.master.unlink(missing_ok=True)
+        self.core = self._recovered.core if self._recovered else JobState(spec, platform.limits)
+        self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
         self._certificates = certificates(environment)
         self._registry = PsRegistry(spec.cluster.num_ps_pods, self._server_control)
         self._between_steps = asyncio.Lock()
@@ -107,6 +117,9 @@ class Master:
         )
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
+        if self._recovered is not None:
+            # Before anything listens: processes of the earlier master attach again at once.
+            self._continue()
 
     def _server_control(self, name: ProcessName, address: str) -> GrpcServerControl:
         environment = self._environment
@@ -175,7 +188,12 @@ class Master:
         """
         environment, directory = self._environment, self._environment.directory
         port = await self._server.start(environment.host, environment.port)
-        journal = JournalFile(directory.journal)
+        journal = JournalFile(
+            directory.journal,
+            Header(self._run_name, self._term),
+            lambda: self.core.image(self._spec),
+            run=self._recovered.run if self._recovered else None,
+        )
         try:
             if self._gateway.ring is not None:
                 await self._gateway.ring.start(
@@ -218,7 +236,7 @@ class Master:
             self._environment.directory,
             self._archive,
             partial(self._platform.check, process_env),
-            lambda preflight, start: self._begin(preflight, start, cluster, executor),
+            lambda preflight, start: self._begin(preflight, start, executor),
         )
         deps = ExecutorDeps(
             Launcher(cluster, process_env),
@@ -230,10 +248,14 @@ class Master:
             preparation.run,
         )
         executor = Executor(self.queue, self._gateway, deps)
-        executor.carry_out(self.record.begins(self._term, self.queue.at_s()))
+        self._view.cluster = cluster
+        if self._recovered is None:
+            executor.carry_out(self.record.begins(self._term, self.queue.at_s()))
+            self.queue.post(MasterStarted(self.queue.at_s()))
+        else:
+            self._take_over(self._recovered, executor)
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             executor.carry_out(Announce("job", warning, level="warning"))
-        self.queue.post(MasterStarted(self.queue.at_s()))
         driver = Driver(self.core, journal, self.queue, self._gateway, executor)
         try:
             return await driver.run(self._observed(cluster))
@@ -242,9 +264,39 @@ class Master:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
             raise
 
-    def _begin(
-        self, preflight: Preflight, start: JobStart, cluster: Cluster, executor: Executor
+    def _take_over(self, recovered: Recovered, executor: Executor) -> None:
+        """Give the orders again that an earlier master may not have carried out."""
+        for command in recovered.unrecorded:
+            executor.carry_out(command)
+        at_s = self.queue.at_s()
+        self.queue.post(MasterTookOver(at_s, self._term, self.record.away_s(at_s)))
+
+    def _continue(self) -> None:
+        """Continue with the job and the processes of an earlier master."""
+        started, presence = self.core.started, self.core.presence()
+        assert started is not None
+        self._settled = self.core.spec
+        self._resume_work(
+            (*started.training, *started.validation, *started.prediction),
+            started.restore_from,
+            presence.restore_from,
+        )
+        self._gateway.restore(presence)
+
+    def _resume_work(
+        self, sources: tuple[Source, ...], begin_from: str, restore_from: str | None
     ) -> None:
+        """Let processes attach: all that they are told is known now."""
+        self._sources = sources
+        self._archive.restore_from = begin_from if restore_from is None else restore_from
+        if self._gateway.ring is not None:
+            self._gateway.ring.begin_from = begin_from
+        self.record.collector.paused = False
+        if self._settled.trains_in_steps:
+            self._gateway.train_in_steps(self._turns)
+        self._begun.set()
+
+    def _begin(self, preflight: Preflight, start: JobStart, executor: Executor) -> None:
         """Begin the job, unless a person has stopped it meanwhile."""
         if not self.core.begun:
             return
@@ -252,23 +304,16 @@ class Master:
         for stale in (directory.receipt, directory.report, directory.newest):
             # These describe the previous run; readers would take them for this run's.
             stale.unlink(missing_ok=True)
-        self._sources = (*preflight.training, *preflight.validation, *preflight.prediction)
-        self._archive.restore_from = start.restore_from
-        if self._gateway.ring is not None:
-            self._gateway.ring.begin_from = start.restore_from
-        self._view.cluster = cluster
-        self.record.collector.paused = False
-        self._train_in_steps(preflight, executor)
+        self._settled = self.core.spec
         for warning in preflight.raw.get("warnings") or ():
             executor.carry_out(Announce("job", f"Warning: {warning}", level="warning"))
-        self._begun.set()
+        self._tell_choice_of_steps(preflight, executor)
+        sources = (*preflight.training, *preflight.validation, *preflight.prediction)
+        self._resume_work(sources, start.restore_from, None)
 
-    def _train_in_steps(self, preflight: Preflight, executor: Executor) -> None:
-        """Train in synchronous steps if the user or the preflight chose them."""
-        if preflight.sync is not None:
-            self._settled = self._spec.replace(sync=preflight.sync)
-        if self._settled.trains_in_steps:
-            self._gateway.train_in_steps(self._turns)
+    @staticmethod
+    def _tell_choice_of_steps(preflight: Preflight, executor: Executor) -> None:
+        """Tell people why the workers train in synchronous steps, or why not."""
         choice = preflight.raw.get("steps") or {}
         if text := choice.get("text"):
             level = "warning" if choice.get("level") == "warning" else "info"
@@ -346,7 +391,8 @@ class Master:
         write_master(self._environment.directory, master)
 
 
-def _next_term(environment: MasterEnvironment) -> int:
+def _next_term(environment: MasterEnvironment, recovered: Recovered | None) -> int:
     """Exceed the term of a master that died without removing its file."""
     before = read_master(environment.directory)
-    return max(environment.term, before.term + 1 if before is not None else 1)
+    known = (before.term if before is not None else 0, recovered.term if recovered else 0)
+    return max(environment.term, *(term + 1 for term in known))

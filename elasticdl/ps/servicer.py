@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
@@ -57,6 +58,8 @@ class ControlService(ParameterServerServicer):
     def __init__(self, server: _native.Server, place: ServerPart) -> None:
         self._server = server
         self._place = place
+        self._views: set[int] = set()
+        """Frozen views that were not released; a set is safe to use from several threads."""
 
     def Fence(self, request: pb.FenceRequest, context: grpc.ServicerContext) -> pb.FenceReply:
         known = self._do(context, lambda: self._server.fence(request.worker))
@@ -77,6 +80,7 @@ class ControlService(ParameterServerServicer):
             context,
             lambda: self._server.cut(request.snapshot, dict(request.admit_until), timeout_s),
         )
+        self._views.add(request.snapshot)
         workers = facts["workers"]
         return pb.CutReply(
             version=facts["version"],
@@ -109,6 +113,14 @@ class ControlService(ParameterServerServicer):
 
     def Drop(self, request: pb.DropRequest, context: grpc.ServicerContext) -> pb.Done:
         self._do(context, lambda: self._server.drop(request.snapshot))
+        self._views.discard(request.snapshot)
+        return pb.Done()
+
+    def Keep(self, request: pb.KeepRequest, context: grpc.ServicerContext) -> pb.Done:
+        for snapshot in self._views - set(request.snapshots):
+            self._do(context, partial(self._server.drop, snapshot))
+            self._views.discard(snapshot)
+        self._do(context, self._server.ungate)
         return pb.Done()
 
     def _do(self, context: grpc.ServicerContext, work: Callable[[], T]) -> T:

@@ -118,8 +118,29 @@ def caller_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
 Proof = Callable[[Caller], str]
 """The proof that a caller has to show, if it is who it says."""
 
+
+class CallDenied(str):
+    """Why a call is refused, in words; '' if it is not."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+@final
+class AttachAgain(CallDenied):
+    """The caller knows an earlier master only: the call works after it has attached again."""
+
+    code = grpc.StatusCode.ABORTED
+
+
+@final
+class Superseded(CallDenied):
+    """This master was replaced: the caller reaches the next one if it tries again."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
 Check = Callable[[Caller, str], str]
-"""(caller, method such as "Report") -> why it is refused, '' if it is not."""
+"""(caller, method such as "Report") -> why it is refused, '' if it is not; see `CallDenied`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +203,9 @@ def _refusal(proof: Proof, check: Check, call: grpc.HandlerCallDetails) -> _Refu
         words = "the token is missing or wrong, or another process's"
         return _Refusal(grpc.StatusCode.UNAUTHENTICATED, words)
     reason = check(caller, call.method.rpartition("/")[2])
-    return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, reason) if reason else None
+    if not reason:
+        return None
+    return _Refusal(reason.code if isinstance(reason, CallDenied) else CallDenied.code, reason)
 
 
 @final

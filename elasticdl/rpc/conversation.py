@@ -168,9 +168,13 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class RingSaved:
-    """A copy was written, or `problem` says why not. `parameters` is a ParametersSpec as JSON."""
+    """A copy was written below `directory`, or `problem` says why not.
+
+    `parameters` is a ParametersSpec as JSON.
+    """
 
     snapshot: SnapshotId
+    directory: str
     version: int = 0
     files: tuple[WrittenFile, ...] = ()
     parameters: str = ""

@@ -1,6 +1,7 @@
 """A process's side of the conversation with its master.
 
-It survives an unreachable master for up to two minutes.
+It survives an unreachable master for up to two minutes. To a master that has taken the job over it
+attaches again by itself, and tells which leases it has.
 """
 
 from __future__ import annotations
@@ -8,22 +9,24 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar, final
 
 import grpc
 
-from elasticdl.errors import PermanentError, TransientError
+from elasticdl.errors import MasterReplaced, PermanentError, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import Credentials
-from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report
+from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.retry import delay_s, mapped, retrying
 from elasticdl.rpc.secured import connected
-from elasticdl.shard import Applied, Source
+from elasticdl.shard import Applied, Lease, ReceivedLease, Source
 from elasticdl.tls import MASTER_NAME
 from elasticdl.tls.contexts import handshake_problem
 from elasticdl.tokens import proof_to_master
@@ -35,6 +38,9 @@ AWAY_S = 120.0
 
 _STREAM_S = 3600.0
 _LONG_POLL_SLACK_S = 10.0
+_ATTACH_AGAIN_S = 5.0
+_RECEIVED_KEPT = 1024
+"""Newest leases to tell another master of: more than a worker can have at a time."""
 
 
 @final
@@ -72,6 +78,11 @@ class MasterClient:
         self._reports = 0
         self._lease_lock = threading.Lock()
         self._leases = 0
+        self._attach_lock = threading.Lock()
+        """Guards the term, and what another master is told of this process."""
+        self._attached: pb.AttachRequest | None = None
+        self._received: deque[ReceivedLease] = deque(maxlen=_RECEIVED_KEPT)
+        self._revocation = 0
 
     def attach(
         self,
@@ -99,7 +110,8 @@ class MasterClient:
             public_key=public_key,
         )
         reply = self._call(self._stub.Attach, request, "attach")
-        self._term = reply.term
+        with self._attach_lock:
+            self._term, self._attached = reply.term, request
         return Attached(
             term=reply.term,
             heartbeat_s=reply.heartbeat_s,
@@ -130,15 +142,28 @@ class MasterClient:
     def _next(self, request: pb.LeaseRequest, wait_s: float) -> LeaseAnswer:
         with self._lease_lock:
             request.wait_s, request.sequence = wait_s, self._leases + 1
-            reply = self._call(
-                self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S
-            )
-            # After the answer: a retry repeats the number, and the master repeats its answer.
-            self._leases += 1
-        try:
-            return messages.lease_answer_from_wire(reply)
-        except ValueError as error:
-            raise PermanentError(f"{self._what('lease')}: {error}") from error
+            while True:
+                reply, term = self._call_of_term(
+                    self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S
+                )
+                try:
+                    answer = messages.lease_answer_from_wire(reply)
+                except ValueError as error:
+                    raise PermanentError(f"{self._what('lease')}: {error}") from error
+                if self._take(answer, term):
+                    # After the answer: a retry repeats the number, and the master its answer.
+                    self._leases += 1
+                    return answer
+
+    def _take(self, answer: LeaseAnswer, term: int) -> bool:
+        """Note a lease. False if another master was told meanwhile that it did not arrive."""
+        with self._attach_lock:
+            if self._term != term:
+                return False
+            if isinstance(answer, Lease):
+                self._received.append(ReceivedLease.of(answer))
+                self._revocation = max(self._revocation, answer.revocation)
+            return True
 
     def take_turn(self, number: int, epoch: int, revocation: int, wait_s: float) -> tuple[int, str]:
         """Ask for turn `number` (from 1) to compute a gradient of a synchronous step.
@@ -187,17 +212,22 @@ class MasterClient:
         """
         attempt, away_since_s = 0, time.monotonic()
         while not self._closed.is_set():
+            term = self._term
             try:
                 for message in self._stub.Orders(
                     pb.OrdersRequest(), **self._with(_STREAM_S, wait_for_ready=False)
                 ):
                     attempt = 0
-                    yield messages.order_from_wire(message)
+                    order = messages.order_from_wire(message)
+                    if isinstance(order, Revoke):
+                        with self._attach_lock:
+                            self._revocation = max(self._revocation, order.revocation)
+                    yield order
                     away_since_s = time.monotonic()
             except (grpc.RpcError, ValueError) as error:
                 if self._closed.is_set():
                     return
-                self._survive(error, time.monotonic() - away_since_s if attempt else 0.0)
+                self._survive(error, time.monotonic() - away_since_s if attempt else 0.0, term)
             away_since_s = away_since_s if attempt else time.monotonic()
             attempt += 1
             self._closed.wait(delay_s(attempt))
@@ -247,9 +277,26 @@ class MasterClient:
     def _call(
         self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0
     ) -> T:
+        reply, _ = self._call_of_term(method, request, what, attempt_s=attempt_s)
+        return reply
+
+    def _call_of_term(
+        self, method: Callable[..., T], request: object, what: str, *, attempt_s: float
+    ) -> tuple[T, int]:
+        """Return the reply, and the term of the master that it is from."""
+
+        def attempt(timeout_s: float) -> tuple[T, int]:
+            term = self._term
+            try:
+                return method(request, **self._with(timeout_s)), term
+            except grpc.RpcError as error:
+                if isinstance(mapped(error, what), MasterReplaced):
+                    self._attach_again(term)
+                raise
+
         try:
             return retrying(
-                lambda timeout_s: method(request, **self._with(timeout_s)),
+                attempt,
                 self._away_s,
                 self._what(what),
                 attempt_s=attempt_s,
@@ -263,10 +310,29 @@ class MasterClient:
                     raise TransientError(f"{error.message}: {problem}") from error
             raise
 
-    def _survive(self, error: grpc.RpcError | ValueError, away_s: float) -> None:
+    def _attach_again(self, term: int) -> None:
+        """Attach to the master that has replaced the one of `term`, unless that was done before.
+
+        Raises grpc.RpcError.
+        """
+        with self._attach_lock:
+            if self._term != term or self._attached is None:
+                return
+            request = pb.AttachRequest()
+            request.CopyFrom(self._attached)
+            request.again, request.revocation = True, self._revocation
+            request.received.extend(map(messages.received_to_wire, self._received))
+            reply = self._stub.Attach(request, **self._with(_ATTACH_AGAIN_S))
+            self._term = reply.term
+
+    def _survive(self, error: grpc.RpcError | ValueError, away_s: float, term: int) -> None:
         """Raise an error that a new stream cannot fix, or that has lasted too long."""
         if isinstance(error, ValueError):
             raise PermanentError(f"{self._what('orders')}: {error}") from error
         problem = mapped(error, self._what("orders"))
+        if isinstance(problem, MasterReplaced):
+            # Whatever fails here fails the next stream, too.
+            with suppress(grpc.RpcError):
+                self._attach_again(term)
         if not isinstance(problem, TransientError) or away_s > self._away_s:
             raise problem from error

@@ -34,7 +34,17 @@ from elasticdl.rpc.conversation import (
     TellState,
     Wait,
 )
-from elasticdl.shard import Applied, Barrier, Lease, Shard, ShardId, SnapshotId, Task, WorkItem
+from elasticdl.shard import (
+    Applied,
+    Barrier,
+    Lease,
+    ReceivedLease,
+    Shard,
+    ShardId,
+    SnapshotId,
+    Task,
+    WorkItem,
+)
 
 _NONE = -1
 _MAX_PARTS = 10_000
@@ -109,6 +119,23 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         revocation=lease.revocation,
         limit=lease.limit,
     )
+
+
+def received_to_wire(received: ReceivedLease) -> pb.ReceivedLease:
+    """ReceivedLease -> message; None becomes -1."""
+    return pb.ReceivedLease(
+        task=received.task,
+        shard=_NONE if received.shard is None else received.shard,
+        attempt=received.attempt,
+        round=_NONE if received.round is None else received.round,
+    )
+
+
+def received_from_wire(message: pb.ReceivedLease) -> ReceivedLease:
+    """Message -> ReceivedLease. Raises ValueError for an unknown task."""
+    shard = None if message.shard == _NONE else ShardId(message.shard)
+    round_ = None if message.round == _NONE else message.round
+    return ReceivedLease(Task(message.task), shard, message.attempt, round_)
 
 
 def lease_from_wire(message: pb.Lease) -> Lease:

@@ -106,6 +106,9 @@ class ServerControl(Protocol):
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         """Release a view; does nothing if there is none."""
 
+    async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
+        """Release all views but these, and let all pushes in: for a master that took over."""
+
     async def close(self) -> None:
         """Drop the connection; calls in progress raise TransientError."""
 
@@ -175,6 +178,9 @@ class GrpcServerControl:
 
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         await self._call("Drop", pb.DropRequest(snapshot=snapshot), timeout_s)
+
+    async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
+        await self._call("Keep", pb.KeepRequest(snapshots=snapshots), timeout_s)
 
     async def close(self) -> None:
         self._closed = True

@@ -10,7 +10,14 @@ from typing import TypeVar
 
 import grpc
 
-from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
+from elasticdl.errors import (
+    ElasticDLError,
+    MasterReplaced,
+    PermanentError,
+    Refused,
+    TransientError,
+    UserError,
+)
 
 T = TypeVar("T")
 
@@ -23,7 +30,6 @@ _REFUSALS = (
 _PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 )
@@ -42,6 +48,8 @@ def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
     message = f"{what}: {details}" if details else f"{what}: {code.name}"
     if code in _REFUSALS:
         return Refused(message)
+    if code is grpc.StatusCode.ABORTED:
+        return MasterReplaced(message)
     if code in _PASSING:
         return TransientError(message)
     if code is grpc.StatusCode.INVALID_ARGUMENT:

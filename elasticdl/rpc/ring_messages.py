@@ -71,6 +71,7 @@ def saved_to_wire(saved: RingSaved) -> pb.RingSaved:
     """RingSaved -> message."""
     return pb.RingSaved(
         snapshot=saved.snapshot,
+        directory=saved.directory,
         version=saved.version,
         files=[
             pb.SavedFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
@@ -93,6 +94,7 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
         )
     return RingSaved(
         snapshot=SnapshotId(_count(message.snapshot, "snapshot")),
+        directory=message.directory,
         version=_count(message.version, "version"),
         files=tuple(
             WrittenFile(one.name, _count(one.bytes, "bytes"), one.checksum) for one in message.files

@@ -125,7 +125,7 @@ def test_a_worker_does_not_pass_for_a_server(stage: Stage) -> None:
     [
         Report(ring=RingReport(ready=True, version=1 << 40)),
         Report(ring_cuts=(RingCut(SnapshotId(1), 1 << 40),)),
-        Report(ring_saves=(RingSaved(SnapshotId(1), 1 << 40),)),
+        Report(ring_saves=(RingSaved(SnapshotId(1), "", 1 << 40),)),
     ],
     ids=["standing", "cut", "save"],
 )

@@ -75,6 +75,9 @@ class Writer:
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         raise NotImplementedError
 
+    async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
+        raise NotImplementedError
+
     async def close(self) -> None:
         pass
 

@@ -19,8 +19,10 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.events import ProgressReported
 from elasticdl.master.core.state import JobState
 from elasticdl.master.gateway.sessions import Session
-from elasticdl.master.journal import JournalFile, replay
-from elasticdl.master.journal_rules import may_free_work, worth_keeping
+from elasticdl.master.journal.files import Header
+from elasticdl.master.journal.recovery import replay
+from elasticdl.master.journal.rules import may_free_work, worth_keeping
+from elasticdl.master.journal.writer import JournalFile
 from elasticdl.shard import Applied, ShardId, SnapshotId, Task
 from tests.core.conftest import Bench
 from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
@@ -217,7 +219,7 @@ def test_what_a_ring_tells_again_is_counted_and_what_it_cannot_have_done_is_a_de
 
 
 def test_the_journal_brings_the_counts_back(job: Bench, tmp_path: Path) -> None:
-    journal = JournalFile(tmp_path)
+    journal = JournalFile(tmp_path, Header("run", 1))
     spec, live = job.spec, JobState(job.spec)
     event = e.MessagesDropped(1.0, ProcessName(Role.WORKER, 0), DropCause.VOIDED_LEASE, 3)
     commands = live.handle(event)

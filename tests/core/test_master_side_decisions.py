@@ -32,7 +32,7 @@ from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.executor.snapshots import Cut, agreed, highest
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.sessions import Sessions
-from elasticdl.master.journal_rules import may_free_work, worth_keeping
+from elasticdl.master.journal.rules import may_free_work, worth_keeping
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.channel import Credentials, caller_of
 from elasticdl.rpc.conversation import Finish, Progress, Revoke, Servers

@@ -26,7 +26,8 @@ from elasticdl.master.core.data.resuming import (
 )
 from elasticdl.master.core.data.sharding import ShardPlan, training_plan
 from elasticdl.master.executor.run_before import run_before
-from elasticdl.master.journal import JournalFile
+from elasticdl.master.journal.files import Header
+from elasticdl.master.journal.writer import JournalFile
 from tests.core.conftest import TRAINING, Bench
 from tests.present import present
 
@@ -218,7 +219,7 @@ def test_a_run_that_was_killed_at_once_passes_on_what_the_run_before_it_repeats(
         return json.dumps({"status": bench.state.status().to_json()})
 
     def started(ledger: str, at_s: float) -> None:
-        journal = JournalFile(directory.journal)
+        journal = JournalFile(directory.journal, Header("run", 1))
         journal.append(events.MasterStarted(at_s))
         journal.append(events.JobStarted(at_s, TRAINING, (), (), ledger, 0))
         journal.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -114,8 +115,11 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it() -> None:
         coordinator.cut(FIRST, SnapshotId(4))
         saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
         assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
-        written = RingSaved(SnapshotId(4), 12, (WrittenFile("a", 3, "crc32c:00000000"),), "{}", 5)
-        assert not coordinator.saved(SECOND, RingSaved(SnapshotId(4), 99)), "it has no copy"
+        files = (WrittenFile("a", 3, "crc32c:00000000"),)
+        written = RingSaved(SnapshotId(4), "there", 12, files, "{}", 5)
+        assert not coordinator.saved(SECOND, RingSaved(SnapshotId(4), "there")), "it has no copy"
+        elsewhere = replace(written, directory="elsewhere")
+        assert not coordinator.saved(FIRST, elsewhere), "an earlier master asked for that"
         assert coordinator.saved(FIRST, written)
         (saved,) = await saving
         assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (
@@ -202,7 +206,13 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands() -> No
         Report(
             ring_saves=(
                 RingSaved(
-                    SnapshotId(2), 7, (WrittenFile("a.bin", 10, "crc32c:0a0b0c0d"),), "{}", 3, "no"
+                    SnapshotId(2),
+                    "there",
+                    7,
+                    (WrittenFile("a.bin", 10, "crc32c:0a0b0c0d"),),
+                    "{}",
+                    3,
+                    "no",
                 ),
             )
         ),

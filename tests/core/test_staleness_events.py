@@ -11,7 +11,7 @@ from elasticdl.history.job_event import JobEvent
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.gateway.sessions import Session
-from elasticdl.master.journal_rules import may_free_work, worth_keeping
+from elasticdl.master.journal.rules import may_free_work, worth_keeping
 from tests.core.conftest import Bench, worker
 
 pytestmark = pytest.mark.core

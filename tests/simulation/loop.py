@@ -11,6 +11,8 @@ from typing import Any
 
 from tests.simulation.scheduler import Scheduler
 
+_MOST_CANCELS = 5
+
 
 class Loop(asyncio.AbstractEventLoop):
     """One thread of one process: its callbacks run in the order in which they were put in, other
@@ -22,6 +24,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._under_way = False
         self.closed = False
+        self.dead = False
+        """Its process was killed: nothing runs any more."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def time(self) -> float:
@@ -67,7 +71,7 @@ class Loop(asyncio.AbstractEventLoop):
         return handle
 
     def _due(self, handle: asyncio.TimerHandle) -> None:
-        if not handle.cancelled():
+        if not handle.cancelled() and not self.dead:
             self._ready.append(handle)
             if not self._under_way:
                 self._under_way = True
@@ -93,7 +97,7 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context.get("message"))
-        if not self.closed:
+        if not self.closed and not self.dead:
             self._scheduler.fail(error, f"the master's loop: {context.get('message')}")
 
     def _turn(self) -> None:
@@ -101,6 +105,8 @@ class Loop(asyncio.AbstractEventLoop):
         events._set_running_loop(self)
         try:
             for _ in range(len(self._ready)):
+                if self.dead:
+                    return
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     handle._run()
@@ -111,10 +117,16 @@ class Loop(asyncio.AbstractEventLoop):
         else:
             self._under_way = False
 
+    def kill(self) -> None:
+        """End where it is: no callback runs any more until all is closed."""
+        self.dead = True
+
     def close(self) -> None:
         """Cancel every task, and let what that does be done."""
-        self.closed = True
-        for task in list(self.tasks):
-            task.cancel()
-        while self._ready:
-            self._turn()
+        self.closed, self.dead = True, False
+        # What waits in a `finally` needs another push.
+        for _ in range(_MOST_CANCELS):
+            for task in list(self.tasks):
+                task.cancel()
+            while self._ready:
+                self._turn()

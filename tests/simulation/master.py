@@ -7,6 +7,7 @@ What is replaced: the cluster, the network, the disk; nothing is written for peo
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,6 +15,7 @@ from elasticdl.cluster.base import ProcessName, ProcessSpec
 from elasticdl.errors import TransientError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
+from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
@@ -30,25 +32,70 @@ from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc.conversation import Report
 from elasticdl.shard import Task
+from tests.simulation.loop import Loop
 from tests.simulation.servers import Control
 from tests.simulation.threads import Clock
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+_IMAGES = 0.02
+"""The probability of an image of the state, after each write of the journal."""
+
 
 @final
 class Journal:
-    """In memory."""
+    """In memory; it outlives the masters."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._waiting: list[happened.Event] = []
         self.events: list[happened.Event] = []
+        self._image: tuple[int, str] | None = None
+        """The number of events before it, and the image."""
 
     def append(self, event: happened.Event) -> None:
-        self.events.append(event)
+        self._waiting.append(event)
 
     def flush(self) -> None:
-        """It is as safe as it gets."""
+        self._world.at_moment("flush")
+        self.events += self._waiting
+        self._waiting.clear()
+        if self._world.draws_images.random() < _IMAGES:
+            state = self._world.master.state
+            if (image := state.image(self._world.plan.spec)) is not None:
+                self._image = len(self.events), json.dumps(image)
+        self._world.at_moment("act")
+
+    def recovered(self) -> JobState:
+        """The state of a master that was killed, as `master.journal.recovery` makes it."""
+        self._waiting.clear()
+        spec = self._world.plan.spec
+        after, state = 0, JobState(spec)
+        if self._image is not None:
+            after, image = self._image
+            started = next(one for one in self.events if isinstance(one, happened.JobStarted))
+            state = JobState.from_image(spec, Limits(), started, json.loads(image))
+        for event in self.events[after:]:
+            state.handle(event)
+        return state
+
+
+@final
+class _Hands:
+    """The executor; a master may be killed between two commands."""
+
+    def __init__(self, world: World, executor: Executor) -> None:
+        self._world = world
+        self._executor = executor
+
+    @property
+    def finish(self) -> do.FinishJob | None:
+        return self._executor.finish
+
+    def carry_out(self, command: do.Command) -> None:
+        self._executor.carry_out(command)
+        self._world.at_moment("command")
 
 
 @final
@@ -72,12 +119,10 @@ class Archive:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._number = 0
         self.restore_from = ""
 
     async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
-        self._number += 1
-        path = f"version-{command.version}.{self._number}"
+        path = f"version-{command.version}.{next(self._world.numbers)}"
         await asyncio.sleep(self._world.plan.save_s * self._world.scheduler.random.random())
         if self._world.disk.fails():
             raise TransientError("No space left on device")
@@ -105,18 +150,19 @@ class _EventRecorder:
 
 @final
 class Master:
-    """One master for the whole job."""
+    """One master of the job; `recovered` is the state of the one before, which was killed."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, term: int = 1, recovered: JobState | None = None) -> None:
         plan = world.plan
         self.spec = plan.spec
-        self.loop = world.loop
+        self.term = term
+        self.loop = Loop(world.scheduler)  # type: ignore[abstract]  # what no master uses
         self._world = world
-        self.over = False
-        self.inbox = EventQueue(Clock(world.scheduler))
-        self.state = JobState(plan.spec)
-        self.journal = Journal()
-        roster = PsRegistry(plan.servers, lambda name, address: Control(world, address))
+        self.over = self.dead = False
+        self._recovered = recovered is not None
+        self.state = recovered or JobState(plan.spec)
+        self.inbox = EventQueue(Clock(world.scheduler), world.scheduler.now_s)
+        roster = PsRegistry(plan.servers, lambda name, address: Control(world, address, term))
         between_steps = asyncio.Lock()
         fences = Fences(roster, between_steps)
 
@@ -141,24 +187,41 @@ class Master:
         launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here
         snapshots = Snapshots(roster, between_steps=between_steps)
         deps = ExecutorDeps(launcher, fences, snapshots, self.archive, told, told, None)  # type: ignore[arg-type]
-        self._hands = Executor(self.inbox, self.gateway, deps)
+        executor = Executor(self.inbox, self.gateway, deps)
         self._driver = Driver(
-            _Core(world, self.state), self.journal, self.inbox, self.gateway, self._hands
+            _Core(world, self.state),
+            world.journal,
+            self.inbox,
+            self.gateway,
+            _Hands(world, executor),  # type: ignore[arg-type]
         )
         self._roster = roster
 
     async def run(self) -> do.FinishJob:
         plan = self._world.plan
-        if self.gateway.ring is not None:
-            await self.gateway.ring.start("master")
-        self.inbox.post(happened.JobStarted(0.0, plan.training, plan.validation))
+        if self._recovered:
+            # As `Master._continue` and `Master._take_over`.
+            presence = self.state.presence()
+            self.archive.restore_from = presence.restore_from or ""
+            self.gateway.restore(presence)
+            away_s = self.inbox.at_s() - self.state.now_s
+            self.inbox.post(happened.MasterTookOver(self.inbox.at_s(), self.term, away_s))
+        else:
+            if self.gateway.ring is not None:
+                await self.gateway.ring.start("master")
+            self.inbox.post(happened.JobStarted(0.0, plan.training, plan.validation))
         finish = await self._driver.run(self._world.cluster.observe())
         self.over = True
         return finish
 
+    def kill(self) -> None:
+        """End it where it is."""
+        self.dead = True
+        self.loop.kill()
+
     def post(self, event: happened.Event) -> None:
         """Something that a person asks for, or the cluster tells."""
-        if not self.over:
+        if not self.over and not self.dead:
             self.loop.call_soon(lambda: None if self.over else self.inbox.post(event))
 
     def reported(self, name: ProcessName, report: Report) -> None:

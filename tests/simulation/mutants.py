@@ -216,7 +216,7 @@ MUTANTS = (
         "a failed save is not told",
         RING,
         "worker.ring.barriers:Copies._save",
-        "self._context.outbox.saved(RingSaved(order.snapshot, version, (file,)))",
+        "self._context.outbox.saved(RingSaved(order.snapshot, order.directory, version, (file,)))",
         "pass",
     ),
     Mutant(

@@ -16,13 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.errors import ElasticDLError, Refused, TransientError
+from elasticdl.errors import ElasticDLError, MasterReplaced, Refused, TransientError
 from elasticdl.master.core.events import ProcessAttached
 from elasticdl.master.core.ps.steps import Contribution
 from elasticdl.master.gateway.step_turns import StepTurns
-from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Servers
+from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke, Servers
 from elasticdl.rpc.master_client import AWAY_S
-from elasticdl.shard import Applied
+from elasticdl.shard import Applied, Lease, ReceivedLease
 from tests.simulation.scheduler import Process, Scheduler, Task
 from tests.simulation.threads import Lock
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LONG_POLL_SLACK_S = 10.0
 _ATTEMPT_S = 15.0
+_ATTACH_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class _Stream:
         self.broken: BaseException | None = None
         self.listener: Task | None = None
         self.arrives_s = 0.0
+        self.term = 0
         self.pump: asyncio.Task[None] | None = None
 
 
@@ -91,20 +93,35 @@ class Client:
     """
 
     def __init__(
-        self, process: Process, name: ProcessName, network: Network, master: Master
+        self,
+        process: Process,
+        name: ProcessName,
+        network: Network,
+        master: Callable[[], Master],
     ) -> None:
+        """`master` returns the newest one: all have the same address."""
         self._process = process
         self._name = name
         self._network = network
         self._scheduler = process.scheduler
-        self._master = master
-        self._calls: set[_Call] = set()
+        self._newest_master = master
+        self._calls: dict[_Call, None] = {}
+        """As an ordered set: a seed replays exactly."""
+        self._term = 0
+        self._attaching = Lock()
+        self._received: list[ReceivedLease] = []
+        self._revocation = 0
+        self._attached_with: tuple[str, str, int | None, bool] | None = None
         self._report_lock = Lock()
         self._lease_lock = Lock()
         self._reports = 0
         self._leases = 0
         self._stream: _Stream | None = None
         process.at_death.append(self.cut_off)
+
+    @property
+    def _master(self) -> Master:
+        return self._newest_master()
 
     def attach(
         self,
@@ -115,18 +132,61 @@ class Client:
         starting: bool = False,
     ) -> Attached:
         """See MasterClient."""
-        gateway, inbox = self._master.gateway, self._master.inbox
+        attached: Attached = self._call(
+            partial(self._attach, control, bulk, restored_version, starting), _ATTEMPT_S
+        )
+        self._term = attached.term
+        self._attached_with = control, bulk, restored_version, starting
+        return attached
 
-        async def handle() -> Attached:
+    async def _attach(
+        self,
+        control: str,
+        bulk: str,
+        restored_version: int | None,
+        starting: bool,
+        *,
+        received: tuple[ReceivedLease, ...] | None = None,
+        revocation: int = 0,
+    ) -> Attached:
+        """As `master.gateway.servicer.MasterService.Attach`; `received`: again."""
+        master, instance = self._master, str(self._name)
+        known = received is not None and await master.gateway.attach_again(
+            self._name, instance, received, revocation
+        )
+        if not known:
             event = ProcessAttached(
-                inbox.at_s(), self._name, control, bulk, restored_version, starting=starting
+                master.inbox.at_s(),
+                self._name,
+                control,
+                bulk,
+                restored_version,
+                starting=starting,
+                instance=instance,
             )
-            await gateway.attach(event, str(self._name))
-            return Attached(
-                1, 2.0, self._master.spec, gateway.orders.servers, self._master.archive.restore_from
-            )
+            await master.gateway.attach(event, instance)
+        return Attached(
+            master.term,
+            2.0,
+            master.spec,
+            master.gateway.orders.servers,
+            master.archive.restore_from,
+        )
 
-        return self._call(handle, _ATTEMPT_S)
+    def _attach_again(self, term: int) -> None:
+        """As `rpc.master_client.MasterClient._attach_again`."""
+        with self._attaching:
+            if self._term != term or self._attached_with is None:
+                return
+            again = partial(
+                self._attach,
+                *self._attached_with,
+                received=tuple(self._received),
+                revocation=self._revocation,
+            )
+            call = self._attempt(again, _ATTACH_AGAIN_S)
+            if call.error is None:
+                self._term = call.outcome.term
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:
         """See MasterClient."""
@@ -139,16 +199,25 @@ class Client:
     def _next(self, wait_s: float, number: int, *, at_mark: bool) -> LeaseAnswer:
         with self._lease_lock:
             sequence = self._leases + 1
+            while True:
+                term = 0
 
-            async def handle() -> LeaseAnswer:
-                self._check()
-                return await self._master.gateway.poll(
-                    self._name, sequence, wait_s, ring_number=number, at_mark=at_mark
-                )
+                async def handle() -> LeaseAnswer:
+                    nonlocal term
+                    term = self._check()
+                    return await self._master.gateway.poll(
+                        self._name, sequence, wait_s, ring_number=number, at_mark=at_mark
+                    )
 
-            answer = self._call(handle, wait_s + _LONG_POLL_SLACK_S)
-            self._leases += 1
-            return answer
+                answer: LeaseAnswer = self._call(handle, wait_s + _LONG_POLL_SLACK_S)
+                with self._attaching:
+                    if self._term != term:
+                        continue
+                    if isinstance(answer, Lease):
+                        self._received.append(ReceivedLease.of(answer))
+                        self._revocation = max(self._revocation, answer.revocation)
+                self._leases += 1
+                return answer
 
     def take_turn(self, number: int, epoch: int, revocation: int, wait_s: float) -> tuple[int, str]:
         """See MasterClient."""
@@ -205,8 +274,13 @@ class Client:
                 if not stream.orders:
                     break
                 attempt = 0
-                yield stream.orders.popleft()
+                order = stream.orders.popleft()
+                if isinstance(order, Revoke):
+                    self._revocation = max(self._revocation, order.revocation)
+                yield order
                 away_since_s = self._scheduler.now_s
+            if isinstance(stream.broken, MasterReplaced):
+                self._attach_again(stream.term)
             if not isinstance(stream.broken, TransientError):
                 assert stream.broken is not None
                 raise stream.broken
@@ -225,10 +299,27 @@ class Client:
         if self._stream is not None and self._stream.pump is not None:
             self._stream.pump.cancel()
 
+    def master_died(self) -> None:
+        """The connections to the master break: what it was answering is lost."""
+        broke = TransientError("the connection to the master broke")
+        for call in list(self._calls):
+            if call.handler is not None:
+                call.handler = None
+                self._scheduler.after(
+                    self._network.latency_s(), partial(self._reply, call, None, broke)
+                )
+        if self._stream is not None and self._stream.pump is not None:
+            self._stream.pump = None
+            self._arrive(self._stream, broke)
+
     # Streams
 
     def _open(self, stream: _Stream) -> None:
         if self._process.dead or self._stream is not stream:
+            return
+        stream.term = self._term
+        if self._master.dead:
+            self._arrive(stream, TransientError("no master listens"))
             return
         stream.pump = self._master.loop.create_task(
             self._pump(stream), name=f"orders of {self._name}"
@@ -238,7 +329,7 @@ class Client:
         """The handler of the call."""
         try:
             self._check()
-        except Refused as refused:
+        except ElasticDLError as refused:
             self._arrive(stream, refused)
             return
         orders = self._master.gateway.stream(self._name)
@@ -272,20 +363,26 @@ class Client:
 
     # Calls
 
-    def _check(self) -> None:
-        """What the servicer does before it lets a process in."""
+    def _check(self) -> int:
+        """What the servicer does before it lets a process in. Returns the term."""
+        if self._term != self._master.term:
+            raise MasterReplaced(f"term {self._term}, but the master is of {self._master.term}")
         why = self._master.gateway.sessions.refusal(self._name, str(self._name))
         if why:
             raise Refused(why)
+        return self._term
 
     def _call(self, handle: Callable[[], Coroutine[Any, Any, Any]], attempt_s: float) -> Any:
         end_s = self._scheduler.now_s + AWAY_S
         attempt = 0
         while True:
             attempt += 1
+            term = self._term
             call = self._attempt(handle, attempt_s)
             if call.error is None:
                 return call.outcome
+            if isinstance(call.error, MasterReplaced):
+                self._attach_again(term)
             if not isinstance(call.error, TransientError):
                 raise call.error
             wait_s = self._delay_s(attempt)
@@ -297,7 +394,7 @@ class Client:
         scheduler = self._scheduler
         assert scheduler.current is not None
         call = _Call(scheduler.current)
-        self._calls.add(call)
+        self._calls[call] = None
         if self._network.loses():
             scheduler.after(
                 self._network.latency_s(),
@@ -317,13 +414,19 @@ class Client:
                     if call.handler is not None:
                         call.handler.cancel()
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
         return call
 
     def _arrive_at_master(
         self, call: _Call, handle: Callable[[], Coroutine[Any, Any, Any]]
     ) -> None:
         if call.over or self._process.dead:
+            return
+        if self._master.dead:
+            refused = TransientError("no master listens")
+            self._scheduler.after(
+                self._network.latency_s(), partial(self._reply, call, None, refused)
+            )
             return
         call.handler = self._master.loop.create_task(handle(), name=f"a call of {self._name}")
         call.handler.add_done_callback(lambda done: self._handled(call, done))

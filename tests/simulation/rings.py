@@ -148,6 +148,11 @@ class Hub:
         for scope in scopes[:1]:
             self._withdraw(scope)
 
+    def withdraw_all(self) -> None:
+        """The master, and its rendezvous with it, is gone."""
+        for scope in dict.fromkeys(self._meets.values()):
+            self._withdraw(scope)
+
     def _withdraw(self, scope: str) -> None:
         self._gone.add(scope)
         ring = self._rings.get(scope)

@@ -72,6 +72,8 @@ class Server:
         self.running = running
         self.index = running.name.index
         self.version = 0
+        self.term = 0
+        """The newest master that it has heard of."""
         self.has_state = False
         self.log: list[Key] = []
         self.workers: dict[str, _Pushes] = {}
@@ -278,10 +280,11 @@ def _serve(world: World, running: Running) -> int:
 class Control:
     """`rpc.ps_control.ServerControl` of a simulated server."""
 
-    def __init__(self, world: World, address: str) -> None:
+    def __init__(self, world: World, address: str, term: int) -> None:
         self._world = world
         self._server: Server = world.servers[address]
-        self._closed = asyncio.Event()
+        self._pending: list[asyncio.Future[Any]] = []
+        self._term = term
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
         return await self._call(timeout_s, lambda: self._server.fence(worker))
@@ -333,26 +336,59 @@ class Control:
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         await self._call(timeout_s, lambda: self._server.views.pop(snapshot, None))
 
+    async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
+        def release() -> None:
+            for snapshot in set(self._server.views) - set(snapshots):
+                del self._server.views[snapshot]
+            self._server.open_gate()
+
+        await self._call(timeout_s, release)
+
     async def close(self) -> None:
-        self._closed.set()
+        for answer in self._pending:
+            if not answer.done():
+                answer.set_exception(TransientError("the server was given up"))
 
     async def _call(self, timeout_s: float, do: Callable[[], Any]) -> Any:
-        latency_s = self._world.network.latency_s
-        await asyncio.sleep(latency_s())
-        if self._world.network.loses():
-            raise TransientError("the call was lost")
-        if self._server.dead or self._server.running.process.stopped:
+        """The request arrives even if its master is killed meanwhile."""
+        latency_s, after = self._world.network.latency_s, self._world.scheduler.after
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def arrive() -> None:
+            if self._server.dead or self._server.running.process.stopped:
+                return
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self._closed.wait()
-            except TimeoutError:
-                pass
-            raise TransientError(f"{self._server.running.name} does not answer")
-        found = do()
-        await asyncio.sleep(latency_s())
-        if self._server.dead:
-            raise TransientError(f"{self._server.running.name} died before it answered")
-        return found
+                found, error = self._of_term(do), None
+            except ElasticDLError as refused:
+                found, error = None, refused
+            after(latency_s(), lambda: reply(found, error))
+
+        def reply(found: Any, error: ElasticDLError | None) -> None:
+            if not answer.done() and not self._server.dead:
+                if error is None:
+                    answer.set_result(found)
+                else:
+                    answer.set_exception(error)
+
+        if self._world.network.loses():
+            await asyncio.sleep(latency_s())
+            raise TransientError("the call was lost")
+        after(latency_s(), arrive)
+        self._pending.append(answer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise TransientError(f"{self._server.running.name} does not answer") from error
+        finally:
+            self._pending.remove(answer)
+
+    def _of_term(self, do: Callable[[], Any]) -> Any:
+        """As `ps.servicer.TermGuard`."""
+        if self._term < self._server.term:
+            raise Refused(f"the master of term {self._server.term} has replaced this one")
+        self._server.term = self._term
+        return do()
 
 
 @dataclass(slots=True, eq=False)

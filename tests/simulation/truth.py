@@ -379,7 +379,7 @@ class Truth:
         if world.plan.number % 8:
             return
         again = JobState(world.plan.spec)
-        for event in world.master.journal.events:
+        for event in world.journal.events:
             again.handle(event)
         if again.receipt() != receipt or again.ledger_json() != world.master.state.ledger_json():
             self.violated("the journal leads to another state")

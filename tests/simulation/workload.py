@@ -30,6 +30,11 @@ class Fault:
     seconds: float = 0.0
     after_steps: int | None = None
 
+    @property
+    def away_s(self) -> float:
+        """How long there is no master after it was killed: mostly about a second."""
+        return 60.0 * self.draw if self.seconds > 13 else 0.3 + self.draw
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -181,7 +186,10 @@ def plan_of(seed: int, strategy: str) -> Plan:
         gives_way=draw.choice([0.0, 0.02, 0.2]),
         bad_every=bad_every,
         weather=Weather() if calm else _weather(draw),
-        faults=() if calm else _faults(draw, strategy, rows * epochs // batch),
+        faults=(
+            *(() if calm else _faults(draw, strategy, rows * epochs // batch)),
+            *_master_faults(strategy, seed, rows * epochs // batch),
+        ),
     )
 
 
@@ -219,6 +227,25 @@ _RING_EVENTS = (
 )
 _PUSH_EVENTS = ("kill in a push", "kill in a push", "kill in a push", "slow push", "slow push")
 _SERVER_EVENTS = ("kill server",)
+_MASTER_EVENTS = ("kill master", "kill master in its work", "kill master in its work")
+
+
+def _master_faults(strategy: str, seed: int, steps: int) -> list[Fault]:
+    """Masters are killed, one after another."""
+    # Drawn apart, so that seeds keep the jobs that they had before masters died.
+    draw = random.Random(f"masters {strategy} {seed}")
+    if strategy == STEPS or draw.random() < 0.6:
+        return []
+    return [
+        Fault(
+            draw.choice(_MASTER_EVENTS),
+            round(draw.choice([0.0, 0.01, 0.2, 3.0]) * draw.random(), 4),
+            draw.random(),
+            round(_spread(draw, 0.3, 15), 3),
+            draw.randint(0, steps) if draw.random() < 0.8 else None,
+        )
+        for _ in range(draw.choice([1, 1, 2, 4]))
+    ]
 
 
 def _faults(draw: random.Random, strategy: str, steps: int) -> tuple[Fault, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Iterator
@@ -16,8 +17,7 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from tests.simulation import servers, threads, workers
 from tests.simulation.cluster import Cluster, Running
-from tests.simulation.loop import Loop
-from tests.simulation.master import Master
+from tests.simulation.master import Journal, Master
 from tests.simulation.network import Client, Network
 from tests.simulation.rings import Disk, Hub
 from tests.simulation.scheduler import Process, Scheduler, Violation
@@ -32,6 +32,19 @@ _LONGEST_S = 7200.0
 _LOOK_S = 5.0
 
 
+class Killed(BaseException):
+    """The master is killed here: nothing after this runs."""
+
+
+@dataclass(slots=True)
+class _Tear:
+    """The master is killed when it comes to that stage of its work for the time after `left`."""
+
+    stage: str
+    left: int
+    away_s: float
+
+
 @final
 class World:
     """Everything of one job."""
@@ -40,7 +53,6 @@ class World:
         self.plan = plan
         self.scheduler = Scheduler(plan.number, gives_way=plan.gives_way)
         threads.use(self.scheduler)
-        self.loop = Loop(self.scheduler)  # type: ignore[abstract]  # what the master does not use
         self.network = Network(self.scheduler, plan.weather)
         self.hub = Hub(self.scheduler, self.network.latency_s, self.stepped)
         self.disk = Disk()
@@ -54,13 +66,20 @@ class World:
         its worker is killed.
         """
         self.finish: do.FinishJob | None = None
+        self.numbers = itertools.count(1)
+        """Of checkpoints, over all masters."""
+        self.clients: list[Client] = []
+        self.journal = Journal(self)
+        self.draws_images = random.Random(f"images {plan.number}")
+        self.master_tears: list[_Tear] = []
+        """Moments at which the master is to be killed."""
+        self._masters: list[Master] = []
         self.cluster = Cluster(self.scheduler, self._main)
         self.master = Master(self)
 
     def run(self) -> None:
         """Raises Violation, or whatever went wrong, with what is known of it."""
-        running = self.loop.create_task(self.master.run())
-        running.add_done_callback(lambda _: self._ended(running))
+        self._run_master()
         self._after_steps(0)
         for fault in self.plan.faults:
             if fault.after_steps is None:
@@ -78,12 +97,15 @@ class World:
     def close(self) -> None:
         """Unwind everything: nothing is left of it."""
         self.master.over = True
+        for master in self._masters:
+            master.over = True
         self.scheduler.gives_way = 0.0
         for running in list(self.cluster.running.values()):
             running.process.dead = True
             for task in running.process.tasks:
                 task.throw()
-        self.loop.close()
+        for master in (*self._masters, self.master):
+            master.loop.close()
 
     def story(self) -> str:
         """For people, of a run that went wrong."""
@@ -101,7 +123,10 @@ class World:
     # What processes are made of
 
     def client(self, running: Running) -> Client:
-        return Client(running.process, running.name, self.network, self.master)
+        client = Client(running.process, running.name, self.network, lambda: self.master)
+        self.clients.append(client)
+        running.process.at_death.append(lambda: self.clients.remove(client))
+        return client
 
     def parameters(self, running: Running) -> Any:
         if self.plan.on_ring:
@@ -115,9 +140,45 @@ class World:
             else workers.main(self, running)
         )
 
+    # Masters
+
+    def _run_master(self) -> None:
+        master = self.master
+        running = master.loop.create_task(master.run())
+        running.add_done_callback(lambda _: self._ended(running))
+
+    def at_moment(self, stage: str) -> None:
+        """The master is at such a point of its work. Raises Killed if it is to be killed there."""
+        for tear in self.master_tears:
+            if tear.stage == stage:
+                tear.left -= 1
+                if tear.left < 0:
+                    self.master_tears.remove(tear)
+                    self.kill_master(tear.away_s)
+                    raise Killed
+
+    def kill_master(self, away_s: float) -> None:
+        """SIGKILL; the next one runs `away_s` later."""
+        if self.master.dead or self.master.over:
+            return
+        # What its coroutines would do at their end must not be done: they are kept to the end.
+        self._masters.append(self.master)
+        self.master.kill()
+        for client in list(self.clients):
+            client.master_died()
+        self.hub.withdraw_all()
+        self.scheduler.after(away_s, self._next_master)
+
+    def _next_master(self) -> None:
+        self.master = Master(self, self.master.term + 1, self.journal.recovered())
+        self.truth.progress_s = self.scheduler.now_s
+        self._run_master()
+
     # Time
 
     def _ended(self, running: Any) -> None:
+        if self.master.dead:
+            return
         if not running.cancelled() and running.exception() is not None:
             self.scheduler.fail(running.exception())
         self.scheduler.over = True
@@ -156,6 +217,13 @@ class World:
         )
         at_s = self.scheduler.now_s
         match fault.kind:
+            case "kill master":
+                self.kill_master(fault.away_s)
+                return
+            case "kill master in its work":
+                stage = ("flush", "act", "command")[int(fault.draw * 3)]
+                self.master_tears.append(_Tear(stage, int(fault.seconds * 3), fault.away_s))
+                return
             case "scale":
                 low = 1 + int(fault.draw * 3)
                 self.master.post(happened.ScaleRequested(at_s, low, low + int(fault.seconds) % 2))

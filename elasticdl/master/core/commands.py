@@ -182,6 +182,16 @@ class DropSnapshot(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepSnapshots(Command):
+    """Release every frozen view but these at all servers, and open their gates.
+
+    An earlier master may have left others.
+    """
+
+    snapshots: tuple[SnapshotId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Announce(Command):
     """Show people one line: in events.jsonl, the live view and the log.
 

@@ -48,6 +48,9 @@ class Coordination(Protocol):
     def begin(self, ledger: str, version: int) -> None:
         """Begin the job with this ledger (JSON; '' for a new one) and version."""
 
+    def taken_over(self) -> None:
+        """Order again what an earlier master may not have carried out."""
+
     def decide_cuts(self) -> None:
         """Begin an evaluation round and a checkpoint if they are due and possible."""
 

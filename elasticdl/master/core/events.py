@@ -12,7 +12,7 @@ from typing import TypeAlias
 from elasticdl.cluster.base import ExitStatus, ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.errors import ExitCode
-from elasticdl.shard import Applied, ShardId, SnapshotId, Source, Task
+from elasticdl.shard import Applied, ReceivedLease, ShardId, SnapshotId, Source, Task
 
 Numbers: TypeAlias = tuple[float, ...]
 
@@ -27,6 +27,17 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class MasterStarted(Event):
     """A master has taken over the job and answers calls; the core orders RunPreflight."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterTookOver(Event):
+    """A master of `term` continues a job that has begun, after `away_s` without a master.
+
+    Commands that its predecessor did not carry out are given again.
+    """
+
+    term: int
+    away_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,8 @@ class JobStarted(Event):
     checkpoints than the chosen one were not used. `again`: records that an earlier run is known to
     have trained beyond that checkpoint. `sync`: whether workers of parameter servers
     train in synchronous steps; None: as the job says. `anew`: the job was to be resumed, but there
-    was no checkpoint; `ledger` has made no progress and says what is repeated.
+    was no checkpoint; `ledger` has made no progress and says what is repeated. `restore_from`:
+    the checkpoint's directory, or ''.
     """
 
     training: tuple[Source, ...] = ()
@@ -65,6 +77,7 @@ class JobStarted(Event):
     again: int = 0
     sync: bool | None = None
     anew: bool = False
+    restore_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ class ProcessAttached(Event):
 
     A parameter server gives the addresses of its two planes and the version it restored (None: it
     has no state yet). With `starting`, a worker reports with `StartWentOn` when it is ready for
-    work.
+    work. `instance` distinguishes it from another process of that name.
     """
 
     name: ProcessName
@@ -119,6 +132,18 @@ class ProcessAttached(Event):
     bulk_address: str = ""
     restored_version: int | None = None
     starting: bool = False
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReturned(Event):
+    """A process that had attached to an earlier master attached to this one.
+
+    `received` are the newest leases that reached it: of those that it holds, no other did.
+    """
+
+    name: ProcessName
+    received: tuple[ReceivedLease, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

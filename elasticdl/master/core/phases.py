@@ -158,6 +158,10 @@ class Phases:
         context.orders.announce("job", f"job failed: {why}", level="error")
         self._wind_down("job failed", hurry=False)
 
+    def taken_over(self) -> None:
+        """Dismiss all processes again if the job is ending."""
+        self._ending = self._servers_stopped = False
+
     def decide(self) -> None:
         """Advance through all phases that are complete."""
         before = None

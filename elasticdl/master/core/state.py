@@ -14,7 +14,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.errors import UserError
-from elasticdl.formatting import GIVING_PART, amount
+from elasticdl.formatting import GIVING_PART
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_status import JobStatus, Receipt
@@ -25,16 +25,17 @@ from elasticdl.master.core.checkpoint.snapshots import Snapshots
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.commands import Command, DropSnapshot, Purpose
 from elasticdl.master.core.coordination import Coordination
+from elasticdl.master.core.data.beginning import announce_repeated, first_ledger
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.data.ledger import Ledger
-from elasticdl.master.core.data.resuming import ledger_json, resume
+from elasticdl.master.core.data.resuming import ledger_json
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
-from elasticdl.master.core.data.sharding import shard_plan, training_plan
 from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.image import Plain, image_of, restore
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
 from elasticdl.master.core.obligations import Obligations
 from elasticdl.master.core.phases import Phases
+from elasticdl.master.core.presence import Presence, presence_of
 from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.memory_limits import MemoryLimits, policies
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
@@ -47,6 +48,7 @@ from elasticdl.master.core.ps.steps import Outlook
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
 from elasticdl.master.core.stalls import Stalls
+from elasticdl.master.core.takeover import Takeover
 from elasticdl.master.core.waits import Waits
 from elasticdl.shard import Applied, SnapshotId, Task
 
@@ -94,8 +96,25 @@ class JobState:
             self._waits,
         )
         self._stalls = self._watch_stalls(activities)
+        self._takeover = Takeover(context, self._leasing, self._evaluation, self._scaling)
         self._story: deque[events.Event] = deque(maxlen=_STORY)
-        self._begun = False
+        self._started: events.JobStarted | None = None
+
+    @classmethod
+    def from_image(
+        cls, spec: JobSpec, limits: Limits, started: events.JobStarted, image: Plain
+    ) -> JobState:
+        """Return the state that an image is of. Raises ValueError for one of other code."""
+        state = cls(spec, limits)
+        restore(state, image, _constants(spec, started))
+        state._context.limits = limits
+        return state
+
+    def image(self, spec: JobSpec) -> Plain:
+        """This state as JSON values, without `spec` and JobStarted; None before the job begins."""
+        if self._started is None:
+            return None
+        return image_of(self, _constants(spec, self._started))
 
     def _watch_stalls(self, activities: Activities) -> Stalls:
         context, evaluation, checkpointing = self._context, self._evaluation, self._checkpointing
@@ -123,7 +142,26 @@ class JobState:
     @property
     def begun(self) -> bool:
         """The preflight passed: there is, or was, work to do."""
-        return self._begun
+        return self._started is not None
+
+    @property
+    def started(self) -> events.JobStarted | None:
+        """How the job began."""
+        return self._started
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job, with what the preflight decided."""
+        return self._context.spec
+
+    @property
+    def now_s(self) -> float:
+        """The time of the newest event."""
+        return self._context.now_s
+
+    def presence(self) -> Presence:
+        """Which processes are there, for a master that takes over."""
+        return presence_of(self._context, self._coordination, self._checkpointing)
 
     @property
     def over(self) -> bool:
@@ -243,6 +281,8 @@ class JobState:
                 self._lifecycle.ended(event)
             case events.ProcessAttached():
                 self._lifecycle.attached(event)
+            case events.ProcessReturned():
+                self._takeover.returned(event)
             case events.ProcessSilent():
                 self._lifecycle.silent(event)
             case events.CreateFailed():
@@ -307,6 +347,13 @@ class JobState:
                 self._scaling.replace(event)
             case events.StopRequested():
                 self._phases.stop(event)
+            case _:
+                self._dispatch_of_master(event)
+
+    def _dispatch_of_master(self, event: events.Event) -> None:
+        match event:
+            case events.MasterTookOver():
+                self._take_over(event)
             case events.MasterStarted() | events.PreflightProgressed() | events.PreflightFailed():
                 self._phases.preflight(event)
             case _:
@@ -345,21 +392,21 @@ class JobState:
     def _start(self, event: events.JobStarted) -> None:
         if self._context.phase is not Phase.STARTING:
             return
-        self._begun = True
+        self._started = event
         if event.sync is not None:
             self._context.spec = self._context.spec.replace(sync=event.sync)
         for reason in event.passed_over:
             self._context.orders.announce(
                 "checkpoint", f"skipping a newer checkpoint: {reason}", level="warning"
             )
-        self._announce_repeated(event)
+        announce_repeated(self._context, event)
         self._context.validation = event.validation
         self._context.version = event.version
         self._checkpointing.start(event.version)
         self._evaluation.start(event.version)
         self._coordination.begin(event.ledger, event.version)
         try:
-            self._context.work = self._ledger(event)
+            self._context.work = first_ledger(self._context, self._evaluation, event)
         except UserError as error:
             self._context.fail(error.message, hint=error.hint)
             return
@@ -369,50 +416,16 @@ class JobState:
         if self._context.outcome is None:
             self._phases.begin()
 
-    def _announce_repeated(self, event: events.JobStarted) -> None:
-        if not event.anew and not event.again:
-            return
-        beyond = "" if event.anew else " beyond its last checkpoint"
-        text = (
-            f"the previous run trained at least {amount(event.again, 'record')}{beyond}; they are"
-            " repeated"
-        )
-        if event.anew:
-            since = f"; {text}" if event.again else ""
-            text = f"no checkpoint yet: starting from the first record{since}"
-        self._context.orders.announce(
-            "checkpoint",
-            text,
-            level="warning" if event.again else "info",
-            details={"repeated": event.again},
-        )
-
-    def _ledger(self, event: events.JobStarted) -> Ledger | None:
-        data, ids = self._context.spec.data, self._context.ids
-        match self._context.spec.action:
-            case Action.EVALUATE:
-                return None
-            case Action.PREDICT:
-                return Ledger(
-                    shard_plan(self._context.spec, event.prediction), ids, task=Task.PREDICTION
-                )
-            case Action.TRAIN if event.ledger:
-                resumed = resume(event.ledger, event.training, data.num_epochs, ids)
-                self._context.processes.next_worker = max(
-                    self._context.processes.next_worker, resumed.workers_used
-                )
-                # Round and worker numbers continue, so names in logs and callbacks stay unique
-                # across runs.
-                self._evaluation.start(event.version, resumed.rounds_used)
-                self._context.updates_lost = resumed.updates_lost
-                return resumed.ledger
-            case Action.TRAIN:
-                plan = training_plan(self._context.spec, event.training)
-                return Ledger(plan, ids, task=Task.TRAINING)
-
     def _stop_early(self, why: str) -> None:
         if self._leasing.stop_early(why):
             self._coordination.recall("ending training early")
+
+    def _take_over(self, event: events.MasterTookOver) -> None:
+        self._lifecycle.taken_over(event.away_s)
+        self._takeover.begin(event)
+        self._coordination.taken_over()
+        self._phases.taken_over()
+        self._stalls.forgive()
 
     # snapshots
 
@@ -463,3 +476,15 @@ class JobState:
         elif self._checkpointing.failed(snapshot, reason):
             return
         self._context.drop(DropCause.LATE_SNAPSHOT, None, f"{snapshot}: {reason}")
+
+
+def _constants(spec: JobSpec, started: events.JobStarted) -> dict[str, object]:
+    """Large values that an image refers to by name."""
+    return {
+        "spec": spec,
+        "started": started,
+        "training": started.training,
+        "validation": started.validation,
+        "prediction": started.prediction,
+        "ledger": started.ledger,
+    }

@@ -106,7 +106,7 @@ class Executor:
                 self._queue.spawn("ring check", self._look_again(after_s))
             case do.PublishServers():
                 self._gateway.orders.publish(command.addresses)
-            case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot():
+            case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot() | do.KeepSnapshots():
                 self._snapshot(command)
             case do.Announce():
                 self._announce(command)
@@ -145,12 +145,19 @@ class Executor:
             case _:
                 raise TypeError(f"unknown command {command}")
 
-    def _snapshot(self, command: do.TakeSnapshot | do.SaveSnapshot | do.DropSnapshot) -> None:
+    def _snapshot(
+        self,
+        command: do.TakeSnapshot | do.SaveSnapshot | do.DropSnapshot | do.KeepSnapshots,
+    ) -> None:
         match command:
             case do.TakeSnapshot():
                 self._queue.spawn(f"cut of view {command.snapshot}", self._cut(command.snapshot))
             case do.SaveSnapshot():
                 self._queue.spawn(f"save of view {command.snapshot}", self._save(command))
+            case do.KeepSnapshots(snapshots):
+                self._queue.spawn(
+                    "views of an earlier master", self._deps.snapshots.keep(snapshots)
+                )
             case do.DropSnapshot(snapshot) if self._gateway.ring is not None:
                 self._gateway.ring.drop(snapshot)
             case do.DropSnapshot():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import final
 
 from elasticdl.errors import ElasticDLError
@@ -25,6 +26,10 @@ class Fences:
         self._registry = registry
         self._between_steps = between_steps or asyncio.Lock()
         self._fenced: dict[str, None] = {}
+
+    def restore(self, workers: Iterable[str]) -> None:
+        """Remember the workers that an earlier master fenced."""
+        self._fenced.update(dict.fromkeys(workers))
 
     async def fence(self, worker: str) -> tuple[Applied | None, ...]:
         """Return the last push of `worker` at each server, in index order; None if absent.

@@ -76,6 +76,7 @@ class JobPreparation:
                 start.again,
                 preflight.sync,
                 start.anew,
+                start.restore_from,
             )
         )
         self._begin(preflight, start)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 from elasticdl.cluster.base import ProcessName
@@ -38,6 +38,15 @@ class RendezvousServer(Protocol):
         """Stop listening, and withdraw every scope."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """A worker that writes its copy of the weights."""
+
+    holder: ProcessName
+    directory: str
+    done: asyncio.Future[RingSaved]
+
+
 @final
 class RingCoordinator:
     """Coordinates the ring. Use it from one event loop."""
@@ -56,7 +65,7 @@ class RingCoordinator:
         self._leaders: set[ProcessName] = set()
         """Rank 0 of this generation and of earlier ones, whose last reports may still come."""
         self._copies: dict[SnapshotId, ProcessName] = {}
-        self._saving: dict[SnapshotId, tuple[ProcessName, asyncio.Future[RingSaved]]] = {}
+        self._saving: dict[SnapshotId, _Saving] = {}
 
     async def start(self, host: str, port: int = 0) -> int:
         """Serve rendezvous and return the port. Raises OSError if that is impossible."""
@@ -91,6 +100,16 @@ class RingCoordinator:
         self._members = command.members
         self._leaders.update(command.members[:1])
 
+    def restore(self, members: tuple[ProcessName, ...], saving: SnapshotId | None) -> None:
+        """Continue the generation that an earlier master published.
+
+        Its rank 0 has the copy of the weights for snapshot `saving`.
+        """
+        self._members = members
+        self._leaders.update(members[:1])
+        if saving is not None and members:
+            self._copies[saving] = members[0]
+
     def withdraw(self) -> None:
         """End the newest generation; members that wait in its rendezvous get an error."""
         self._rendezvous.withdraw(self._scopes)
@@ -114,7 +133,7 @@ class RingCoordinator:
         if holder is None:
             raise TransientError(f"the copy of the weights for snapshot {snapshot} is lost")
         done: asyncio.Future[RingSaved] = asyncio.get_running_loop().create_future()
-        self._saving[snapshot] = holder, done
+        self._saving[snapshot] = _Saving(holder, directory, done)
         self._orders.put(holder, RingSave(snapshot, directory))
         try:
             async with asyncio.timeout(_SAVE_S):
@@ -132,10 +151,13 @@ class RingCoordinator:
 
     def saved(self, worker: ProcessName, saved: RingSaved) -> bool:
         """Record a worker's result of `save`; return False if nobody waits for it."""
-        holder, waiting = self._saving.get(saved.snapshot, (None, None))
-        if waiting is None or waiting.done() or holder != worker:
+        waiting = self._saving.get(saved.snapshot)
+        if waiting is None or waiting.done.done():
             return False
-        waiting.set_result(saved)
+        # An earlier master may have ordered the same copy below another directory.
+        if (waiting.holder, waiting.directory) != (worker, saved.directory):
+            return False
+        waiting.done.set_result(saved)
         return True
 
     def drop(self, snapshot: SnapshotId) -> None:
@@ -149,7 +171,7 @@ class RingCoordinator:
         self._leaders.discard(name)
         for snapshot in [snapshot for snapshot, holder in self._copies.items() if holder == name]:
             del self._copies[snapshot]
-        for snapshot, (holder, _) in self._saving.items():
-            if holder == name:
+        for snapshot, waiting in self._saving.items():
+            if waiting.holder == name:
                 problem = "it ended, and its copy of the weights is lost"
-                self.saved(name, RingSaved(snapshot, problem=problem))
+                self.saved(name, RingSaved(snapshot, waiting.directory, problem=problem))

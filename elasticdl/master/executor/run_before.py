@@ -12,7 +12,7 @@ from elasticdl.errors import Corrupted
 from elasticdl.jobdir.last_status import last_measured, newest_status
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.data.resuming import RunBefore, counts_of, repeated_at_least
-from elasticdl.master.journal import last_start
+from elasticdl.master.journal.recovery import last_start
 
 _Counts = Mapping[int, tuple[int, int]]
 

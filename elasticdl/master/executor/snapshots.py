@@ -139,6 +139,25 @@ class Snapshots:
             *(self._drop_at(server, snapshot) for server in self._registry.attached())
         )
 
+    async def keep(self, snapshots: Sequence[SnapshotId]) -> None:
+        """Release all other views at all servers, and open their gates.
+
+        A server that does not answer opens its gate by itself.
+        """
+        await asyncio.gather(
+            *(self._keep_at(server, snapshots) for server in self._registry.attached())
+        )
+
+    async def _keep_at(self, server: Server, snapshots: Sequence[SnapshotId]) -> None:
+        limits = self._limits
+        for attempt in range(1, limits.drop_tries + 1):
+            try:
+                return await server.control.keep(snapshots, timeout_s=limits.drop_s)
+            except ElasticDLError as error:
+                _LOG.warning("views of %s, attempt %d: %s", server.name, attempt, error)
+            if await server.gone_within(limits.drop_delay_s(attempt)):
+                return
+
     async def _drop_at(self, server: Server, snapshot: SnapshotId) -> None:
         """Release a view at one server.
 

@@ -112,6 +112,10 @@ class LeasePolls:
         revocation = self._eras[worker] = self._eras.get(worker, 0) + 1
         return revocation
 
+    def restore(self, worker: ProcessName, revocation: int) -> None:
+        """Continue the revocations of a worker that an earlier master counted."""
+        self._eras[worker] = max(revocation, self._eras.get(worker, 0))
+
     def work_appeared(self) -> None:
         """Ask the core again for every waiting worker."""
         for worker, poll in tuple(self._polls.items()):

@@ -20,10 +20,12 @@ from elasticdl.master.core.events import (
     LeaseReturned,
     MessagesDropped,
     ProcessAttached,
+    ProcessReturned,
     ProcessSilent,
     StalenessChosen,
     VersionAdvanced,
 )
+from elasticdl.master.core.presence import Presence
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
@@ -35,7 +37,7 @@ from elasticdl.master.gateway.sessions import Sessions
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.conversation import Activity, LeaseAnswer, Order, Report, Wait
-from elasticdl.shard import Applied, Lease, Task, WorkItem
+from elasticdl.shard import Applied, Lease, ReceivedLease, Task, WorkItem
 
 SILENCE_S = 10.0
 _SAME_S = 2.0
@@ -81,7 +83,40 @@ class ProcessGateway:
         """Give turns of synchronous steps. Call it before the first process attaches."""
         self.turns = turns(self.orders)
 
+    def restore(self, presence: Presence) -> None:
+        """Continue with the processes of an earlier master. Call it before any of them attaches.
+
+        Servers are reached at once. Workers are, once they attach again.
+        """
+        self._version = presence.version
+        for name in presence.gone:
+            self.sessions.leave(name, "has ended")
+        for one in presence.attached:
+            self.sessions.restore(one.name, one.instance, presence.version)
+            if one.name.role is Role.PS:
+                self._registry.attach(one.name, one.control_address)
+        self._fences.restore(map(str, presence.fenced))
+        if self.ring is not None:
+            self.ring.restore(presence.members, presence.saving)
+
     # messages of processes
+
+    async def attach_again(
+        self, name: ProcessName, instance: str, received: tuple[ReceivedLease, ...], revocation: int
+    ) -> bool:
+        """Attach a process of an earlier master; return when the core knows of it.
+
+        False if it had not attached there: it is to attach as a new process. Raises Refused for
+        another process of its name, and for one that was given up.
+        """
+        if name not in self.sessions and not self.sessions.has_left(name):
+            return False
+        if refusal := self.sessions.refusal(name, instance):
+            raise Refused(refusal)
+        self.sessions.heard(name)
+        self.leases.restore(name, revocation)
+        await self._queue.post(ProcessReturned(self._queue.at_s(), name, received))
+        return True
 
     async def attach(self, event: ProcessAttached, instance: str) -> None:
         """Attach a process; return when the core knows of it.

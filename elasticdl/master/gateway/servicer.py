@@ -28,7 +28,15 @@ from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
-from elasticdl.rpc.channel import AsyncChecks, AsyncContext, Caller, caller_of, server_options
+from elasticdl.rpc.channel import (
+    AsyncChecks,
+    AsyncContext,
+    AttachAgain,
+    Caller,
+    Superseded,
+    caller_of,
+    server_options,
+)
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import ShardId, Source
@@ -150,7 +158,8 @@ class MasterService(MasterServicer):
         if name is None or method not in _ATTACHED:
             return ""
         if caller.term != self._welcome.term:
-            return (
+            kind = AttachAgain if caller.term < self._welcome.term else Superseded
+            return kind(
                 f"{caller.name} addresses the master of term {caller.term}, but this is term"
                 f" {self._welcome.term}"
             )
@@ -160,9 +169,14 @@ class MasterService(MasterServicer):
         caller = _caller(context)
         try:
             with _valid():
-                event = self._attached(caller.name, request)
+                event = self._attached(caller, request)
                 certificate = self._welcome.certificate(event.name, request.public_key)
-            await self._gateway.attach(event, caller.instance)
+                received = tuple(map(messages.received_from_wire, request.received))
+            known = request.again and await self._gateway.attach_again(
+                event.name, caller.instance, received, request.revocation
+            )
+            if not known:
+                await self._gateway.attach(event, caller.instance)
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
@@ -297,8 +311,8 @@ class MasterService(MasterServicer):
                 name=source.name, records=source.records, fingerprint=source.fingerprint
             )
 
-    def _attached(self, sender: str, request: pb.AttachRequest) -> ProcessAttached:
-        name = ProcessName.parse(sender)
+    def _attached(self, caller: Caller, request: pb.AttachRequest) -> ProcessAttached:
+        sender, name = caller.name, ProcessName.parse(caller.name)
         control, bulk = messages.bounded((request.control_address, request.bulk_address))
         if bool(control) != bool(bulk):
             raise ValueError(
@@ -308,7 +322,13 @@ class MasterService(MasterServicer):
             raise ValueError(f"{sender} attached with what only a server has")
         version = request.restored_version if request.has_state else None
         return ProcessAttached(
-            self._queue.at_s(), name, control, bulk, version, starting=request.starting
+            self._queue.at_s(),
+            name,
+            control,
+            bulk,
+            version,
+            starting=request.starting,
+            instance=caller.instance,
         )
 
 

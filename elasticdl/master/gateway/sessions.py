@@ -91,6 +91,13 @@ class Sessions:
         """Attach a process, or return its session; check `refusal` of a present name first."""
         return self._present.setdefault(name, Session(instance))
 
+    def restore(self, name: ProcessName, instance: str, version: int) -> None:
+        """Expect a process that had attached to an earlier master.
+
+        From now on its silence counts. `version` is the least that a server can have.
+        """
+        self._present[name] = Session(instance, announced=True, version=version)
+
     def leave(self, name: ProcessName, why: str) -> bool:
         """Refuse the process from now on; `why` completes "worker-3 …".
 

@@ -182,12 +182,11 @@ class Copies:
                 Path(order.directory), version, dict(zip(self._names, values, strict=True))
             )
         except (OSError, PermanentError) as error:
-            self._context.outbox.saved(
-                RingSaved(order.snapshot, problem=f"cannot write to {order.directory}: {error}")
-            )
+            problem = f"cannot write to {order.directory}: {error}"
+            self._context.outbox.saved(RingSaved(order.snapshot, order.directory, problem=problem))
             return
         file = WrittenFile(part.name, part.bytes, part.checksum)
-        self._context.outbox.saved(RingSaved(order.snapshot, version, (file,)))
+        self._context.outbox.saved(RingSaved(order.snapshot, order.directory, version, (file,)))
 
     def kept(self, snapshot: SnapshotId) -> tuple[int, list[np.ndarray]]:
         """Version and values. Raises PermanentError if there is no such copy."""

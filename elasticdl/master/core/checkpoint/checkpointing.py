@@ -252,6 +252,19 @@ class Checkpointing:
         self._cut = cut
         self._cut_is_final = self._context.phase is Phase.CHECKPOINTING
 
+    def recut(self, old: SnapshotId, new: SnapshotId) -> None:
+        """Expect another snapshot in the place of one that was ordered by an earlier master."""
+        if self._cut == old:
+            self._cut = new
+
+    def save_again(self) -> None:
+        """Order again what an earlier master was writing; forget what it had given up."""
+        self._slow = None
+        if self.saving is not None:
+            saving = self.saving
+            self.saving = replace(saving, since_s=self._context.now_s)
+            self._context.orders.give(SaveSnapshot(saving.id, saving.version, saving.ledger))
+
     def version_changed(self) -> None:
         """Request a checkpoint if the servers' new version makes one due."""
         steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version

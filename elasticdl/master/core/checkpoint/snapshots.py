@@ -53,6 +53,17 @@ class Snapshots:
         self.open_cut = OpenCut(snapshot, purpose, self._context.now_s)
         return snapshot
 
+    def take_again(self) -> tuple[SnapshotId, SnapshotId] | None:
+        """Order the open cut again, as another snapshot. Returns the old and the new id.
+
+        The answer to the old order would go to a master that is gone.
+        """
+        if self.open_cut is None:
+            return None
+        old = self.open_cut
+        self.open_cut = None
+        return old.id, self.take(old.purpose)
+
     def answered(self, snapshot: SnapshotId) -> Purpose | None:
         """Close the open cut and return its purpose; None if another or no cut is open."""
         if self.open_cut is None or self.open_cut.id != snapshot:

@@ -120,6 +120,12 @@ class LeaseReconciliation:
         if parked is not None:
             self._context.give_up(work.task, parked)
 
+    def order_again(self) -> None:
+        """Fence every worker again whose answer is due: an earlier master may have asked."""
+        for worker, settling in self.open.items():
+            settling.asked_s = self._context.now_s
+            self._context.orders.give(FenceWorker(worker))
+
     def tick(self) -> None:
         """Repeat orders that got no answer."""
         for worker, settling in self.open.items():

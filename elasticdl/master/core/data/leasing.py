@@ -196,6 +196,10 @@ class Leasing:
             if held.stage is Stage.LEASED
         ]
 
+    def order_again(self) -> None:
+        """Give orders to servers again that an earlier master may not have carried out."""
+        self._reconciliation.order_again()
+
     # reports
 
     def progressed(self, event: ProgressReported) -> None:

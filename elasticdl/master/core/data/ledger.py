@@ -76,6 +76,8 @@ class Ledger:
     states come with the end of a shard. Such a piece restarts at its beginning.
     """
 
+    DERIVED = frozenset({"_order"})
+
     def __init__(self, plan: ShardPlan, ids: Ids, *, task: Task) -> None:
         self.plan = plan
         self.task = task
@@ -287,8 +289,12 @@ class Ledger:
         """Continue at the position of an earlier job, before anything is taken."""
         self.counts = list(counts)
         self.resumed = sum(count.trained for count in self.counts)
-        self._order = self.plan.order(self.epoch) if self.counts else []
+        self.derive()
         self._cursor, self._first_id = cursor, first_id
+
+    def derive(self) -> None:
+        """Compute the order of the current epoch, which an image of the state leaves out."""
+        self._order = self.plan.order(self.epoch) if self.counts else []
 
     # back
 

@@ -187,6 +187,17 @@ class Evaluation:
         self.round = Round(self.rounds, final, self._context.now_s, Stage.CUTTING, snapshot, ledger)
         self.rounds += 1
 
+    def recut(self, old: SnapshotId, new: SnapshotId) -> None:
+        """Expect another snapshot in the place of one that was ordered by an earlier master."""
+        if self.round is not None and self.round.snapshot == old:
+            self.round.snapshot = new
+
+    @property
+    def view(self) -> SnapshotId | None:
+        """The frozen view that the open round reads."""
+        cutting = self.round is None or self.round.stage is Stage.CUTTING
+        return None if cutting or self.round is None else self.round.snapshot
+
     def cut(self, snapshot: SnapshotId, version: int) -> None:
         """Begin to lease shards: the frozen view of the open round exists."""
         if self.round is None or self.round.snapshot != snapshot:

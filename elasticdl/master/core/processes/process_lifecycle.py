@@ -114,6 +114,7 @@ class ProcessLifecycle:
         first = not process.attached
         process.attached = process.ran = True
         process.control_address, process.bulk_address = event.control_address, event.bulk_address
+        process.instance = event.instance
         process.enter(Life.READY, event.at_s)
         process.busy_since_s = event.at_s
         process.restored_version = event.restored_version or 0
@@ -211,6 +212,11 @@ class ProcessLifecycle:
             process.deadline_s = (
                 None if process.deadline_s is None else process.deadline_s + stalled_s
             )
+
+    def taken_over(self, away_s: float) -> None:
+        """Excuse the time without a master, and publish the servers again."""
+        self.forgive(away_s)
+        self._published = ()
 
     # ending
 

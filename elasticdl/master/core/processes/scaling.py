@@ -202,6 +202,20 @@ class Scaling:
             StartProcess(process.name, delay_s, process.memory_bytes if raised else None)
         )
 
+    def order_again(self) -> None:
+        """Order starts and stops again: an earlier master may not have carried them out.
+
+        A process of that name that exists is not started again.
+        """
+        now_s = self._context.now_s
+        for process in self._context.processes.going.values():
+            if process.life in (Life.REQUESTED, Life.PENDING):
+                self.order(process, max(0.0, process.ordered_s - now_s))
+            elif process.stop_ordered and process.deadline_s is not None:
+                margin_s = _EXPLAIN_LIMIT_S if process.life is Life.LOST else _STOP_MARGIN_S
+                grace_s = max(0.0, process.deadline_s - margin_s - now_s)
+                self._context.orders.give(StopProcess(process.name, grace_s, process.message))
+
     def stop(
         self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING
     ) -> None:
@@ -214,6 +228,7 @@ class Scaling:
         if never_made:
             self._end(process, Cause.DRAINED, f"never created: {reason}")
             return
+        process.stop_ordered = True
         self._context.orders.give(StopProcess(process.name, grace_s, reason))
         details = meaning(EventKind.STOPPING, reason=reason, grace_s=grace_s)
         self._context.orders.announce(

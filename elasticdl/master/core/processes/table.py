@@ -7,7 +7,7 @@ incarnation.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import final
@@ -43,8 +43,11 @@ class Life(StrEnum):
 _LIVE = (Life.REQUESTED, Life.REFUSED, Life.PENDING, Life.STARTING, Life.READY)
 
 
-def _nothing() -> None:
-    pass
+@dataclass(slots=True)
+class Changes:
+    """How often the state of any process has changed."""
+
+    count: int = 0
 
 
 @dataclass(slots=True)
@@ -96,8 +99,8 @@ class Process:
     """It made progress, by itself or with its ring."""
     running_s: float | None = None
     """When the cluster first showed that it runs."""
-    changes: Callable[[], None] = field(default=_nothing, repr=False, compare=False)
-    """Called before it enters another state."""
+    changes: Changes = field(default_factory=Changes, repr=False, compare=False)
+    """Counts the changes of all processes of the table."""
     ready_s: float | None = None
     attached_s: float | None = None
     part: str = ""
@@ -105,6 +108,10 @@ class Process:
     part_since_s: float = 0.0
     took_s: dict[str, float] = field(default_factory=dict)
     """Seconds that each finished part of its start took."""
+    instance: str = ""
+    """What distinguishes it from another process of its name, as it said when it attached."""
+    stop_ordered: bool = False
+    """The cluster was told to end it."""
     replaced: bool = False
     """Another was ordered in its place, or none will be."""
 
@@ -132,7 +139,7 @@ class Process:
                 f"{self.name} has ended ({self.message}) and cannot become {life}"
             )
         # Every change of state passes here, so the cached list of live workers cannot go stale.
-        self.changes()
+        self.changes.count += 1
         self.life, self.since_s, self.message, self.deadline_s = life, at_s, message, deadline_s
 
 
@@ -153,7 +160,10 @@ class Processes:
         self.going: dict[ProcessName, Process] = {}
         """Processes that have not ended."""
         self.next_worker = 0
-        self._live: list[Process] | None = None
+        self._changes = Changes()
+        self._live: list[Process] = []
+        self._live_at = -1
+        """The count of changes that `_live` is from."""
         self._servers: dict[int, Process] = {}
         """The newest incarnation of each parameter server."""
 
@@ -161,8 +171,8 @@ class Processes:
         """Add a process. Raises ImpossibleTransition for a name that was used before."""
         if name in self.all:
             raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
-        process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s, changes=self._forget)
-        self._forget()
+        process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s, changes=self._changes)
+        self._changes.count += 1
         self.all[name] = self.going[name] = self.shown[name] = process
         if name.role is Role.PS:
             self._servers[name.index] = process
@@ -205,17 +215,14 @@ class Processes:
         """Workers that work or are expected to, by index."""
         # Read after every event, with up to a thousand workers, so it is rebuilt only after a
         # change. Callers must not change the list.
-        if self._live is None:
+        if self._live_at != self._changes.count:
             live = [
                 process
                 for process in self.going.values()
                 if process.life in _LIVE and process.name.role is Role.WORKER
             ]
-            self._live = sorted(live, key=_index)
+            self._live, self._live_at = sorted(live, key=_index), self._changes.count
         return self._live
-
-    def _forget(self) -> None:
-        self._live = None
 
     def ran(self, role: Role) -> bool:
         """Whether any process of that role ever ran."""

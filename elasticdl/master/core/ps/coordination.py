@@ -13,6 +13,7 @@ from elasticdl.job_choices import Action
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import OpenCut, Snapshots
+from elasticdl.master.core.commands import KeepSnapshots
 from elasticdl.master.core.data.lease_obligations import lease_obligations
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.pieces import Stage
@@ -81,6 +82,15 @@ class PsCoordination:
 
     def begin(self, ledger: str, version: int) -> None:
         """Nothing to do: the servers know what they begin with."""
+
+    def taken_over(self) -> None:
+        saving, view = self._checkpointing.saving, self._evaluation.view
+        wanted = (saving.id if saving is not None else None, view)
+        self._context.orders.give(KeepSnapshots(tuple(one for one in wanted if one is not None)))
+        if renamed := self._snapshots.take_again():
+            self._evaluation.recut(*renamed)
+            self._checkpointing.recut(*renamed)
+        self._checkpointing.save_again()
 
     def decide_cuts(self) -> None:
         if self._evaluation.wanted():

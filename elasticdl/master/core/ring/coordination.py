@@ -102,6 +102,12 @@ class RingCoordination:
     def begin(self, ledger: str, version: int) -> None:
         self._work.begin(ledger, version)
 
+    def taken_over(self) -> None:
+        """Form a new generation if the present one is not complete: its rendezvous is gone."""
+        self._membership.taken_over()
+        # A copy of the weights that is due comes with rank 0's next report.
+        self._checkpointing.save_again()
+
     def decide_cuts(self) -> None:
         """Begin a round at a pause, where weights are equal; checkpoints are items of the ring."""
         if self._evaluation.wanted() and self._work.standing:

@@ -111,6 +111,14 @@ class RingMembership:
         """Request a new generation even if its members stay the same."""
         self._must_form_again = why
 
+    def taken_over(self) -> None:
+        """Form a new generation if a master was replaced while the present one formed."""
+        if self.present is not None and self.formed != self.present.number:
+            self.form_again("another master took over while the generation formed")
+        for report in self._reports.values():
+            report.heard_s = self._context.now_s
+        self._looking_s = None
+
     def status(self) -> RingStatus:
         """The ring's status, for people."""
         number = self.present.number if self.present else 0

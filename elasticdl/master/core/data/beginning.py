@@ -1,0 +1,56 @@
+"""What a job begins with: a fresh ledger, or that of a checkpoint."""
+
+from __future__ import annotations
+
+from elasticdl.formatting import amount
+from elasticdl.job_choices import Action
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.resuming import resume
+from elasticdl.master.core.data.sharding import shard_plan, training_plan
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.events import JobStarted
+from elasticdl.master.core.job_context import JobContext
+from elasticdl.shard import Task
+
+
+def announce_repeated(context: JobContext, event: JobStarted) -> None:
+    """Tell people what is trained again, if an earlier run got further than the job begins."""
+    if not event.anew and not event.again:
+        return
+    beyond = "" if event.anew else " beyond its last checkpoint"
+    text = (
+        f"the previous run trained at least {amount(event.again, 'record')}{beyond}; they are"
+        " repeated"
+    )
+    if event.anew:
+        since = f"; {text}" if event.again else ""
+        text = f"no checkpoint yet: starting from the first record{since}"
+    context.orders.announce(
+        "checkpoint",
+        text,
+        level="warning" if event.again else "info",
+        details={"repeated": event.again},
+    )
+
+
+def first_ledger(context: JobContext, evaluation: Evaluation, event: JobStarted) -> Ledger | None:
+    """Return the ledger of the job's work; None for an evaluation.
+
+    Raises UserError if the data is not that of the ledger to resume.
+    """
+    data, ids = context.spec.data, context.ids
+    match context.spec.action:
+        case Action.EVALUATE:
+            return None
+        case Action.PREDICT:
+            return Ledger(shard_plan(context.spec, event.prediction), ids, task=Task.PREDICTION)
+        case Action.TRAIN if event.ledger:
+            resumed = resume(event.ledger, event.training, data.num_epochs, ids)
+            context.processes.next_worker = max(context.processes.next_worker, resumed.workers_used)
+            # Round and worker numbers continue, so names in logs and callbacks stay unique across
+            # runs.
+            evaluation.start(event.version, resumed.rounds_used)
+            context.updates_lost = resumed.updates_lost
+            return resumed.ledger
+        case Action.TRAIN:
+            return Ledger(training_plan(context.spec, event.training), ids, task=Task.TRAINING)

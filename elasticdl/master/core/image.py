@@ -1,0 +1,243 @@
+"""The whole state of the core as JSON values, and back.
+
+An image stands for all events before it, so a replay need not begin with the first one. It has
+every field of every object that can be reached from `JobState`; new state is in it without further
+work. Only classes of this package and plain containers are read, and nothing is executed. An image
+belongs to the code that wrote it: other code may have other fields, and refuses it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Protocol, TypeAlias, TypeGuard, final, runtime_checkable
+
+from pydantic import BaseModel
+
+from elasticdl.cluster.base import ProcessName
+
+Plain: TypeAlias = Any
+"""A value for `json.dumps`. Every list begins with a tag, so that nothing is ambiguous."""
+
+_PACKAGE = "elasticdl."
+_SEQUENCES: dict[type[Any], str] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+}
+_KINDS: dict[str, Callable[[Iterable[Any]], Any]] = {tag: kind for kind, tag in _SEQUENCES.items()}
+_OMITTED = frozenset({"_story"})
+"""Fields that are for developers only: the last events."""
+
+
+@runtime_checkable
+class Derives(Protocol):
+    """An object with fields that follow from its others and are too large for an image."""
+
+    DERIVED: frozenset[str]
+
+    def derive(self) -> None:
+        """Compute the fields in `DERIVED`."""
+
+
+def image_of(root: object, constants: Mapping[str, object]) -> Plain:
+    """Return the image of all that can be reached from `root`.
+
+    `constants` are large values that do not change; the image has only their names.
+    """
+    return _Encoder(constants).image(root)
+
+
+def restore(root: object, image: Plain, constants: Mapping[str, object]) -> None:
+    """Bring a newly made `root` into the state of an image.
+
+    Raises ValueError if the image has other classes or fields than this code. `root` is unusable
+    then.
+    """
+    try:
+        _Decoder(image, constants).restore(root)
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"not an image of this version: {error!r}") from error
+
+
+def _class_name(kind: type[Any]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+@cache
+def _class_of(name: str, base: type[Any] | None = None) -> type[Any]:
+    """The class of that name; `base`: what it must be derived from, None for a frozen dataclass.
+
+    Nothing is imported, and only values are made: an image must not choose what runs.
+    """
+    module, _, qualname = name.partition(":")
+    kind = getattr(sys.modules.get(module), qualname, None)
+    if not module.startswith(_PACKAGE) or not isinstance(kind, type):
+        raise ValueError(f"unknown class {name}")
+    if not (issubclass(kind, base) if base else _is_value(kind)):
+        raise ValueError(f"{name} is not what the image says")
+    return kind
+
+
+@cache
+def _is_value(kind: Any) -> bool:  # noqa: ANN401 - a class
+    """Whether instances are frozen, so that equal ones need not be the same object."""
+    return is_dataclass(kind) and bool(getattr(kind, "__dataclass_params__").frozen)  # noqa: B009
+
+
+@cache
+def _init_fields(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a class
+    return tuple(field.name for field in fields(kind) if field.init)
+
+
+def _state(value: object) -> dict[str, Any]:
+    names = [field.name for field in fields(value)] if is_dataclass(value) else list(vars(value))
+    omitted = _OMITTED | getattr(type(value), "DERIVED", frozenset())
+    found = ((name, getattr(value, name)) for name in names if name not in omitted)
+    # What was wired at construction, such as a function, is wired again when the state is restored.
+    return {name: item for name, item in found if not callable(item)}
+
+
+@final
+class _Encoder:
+    def __init__(self, constants: Mapping[str, object]) -> None:
+        self._constants = {id(value): name for name, value in constants.items()}
+        self._numbers: dict[int, int] = {}
+        self._objects: list[Any] = []
+        self._todo: deque[tuple[int, object]] = deque()
+
+    def image(self, root: object) -> Plain:
+        self._number(root)
+        while self._todo:
+            # A queue, not recursion: a chain of objects may be long.
+            number, value = self._todo.popleft()
+            state = {name: self._plain(item) for name, item in _state(value).items()}
+            self._objects[number] = [_class_name(type(value)), state]
+        return self._objects
+
+    def _number(self, value: object) -> int:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._objects)
+            self._objects.append(None)
+            self._todo.append((number, value))
+        return number
+
+    def _plain(self, value: Any) -> Plain:  # noqa: ANN401 - of any field's type
+        kind = type(value)
+        if (name := self._constants.get(id(value))) is not None:
+            return ["constant", name]
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if kind is ProcessName:
+            return ["process", str(value)]
+        if (tag := _SEQUENCES.get(kind)) is not None:
+            return [tag, *map(self._plain, value)]
+        if isinstance(value, dict):
+            pairs = [[self._plain(key), self._plain(item)] for key, item in value.items()]
+            return ["counter" if kind is Counter else "dict", *pairs]
+        return self._of_class(value, kind)
+
+    def _of_class(self, value: Any, kind: Any) -> Plain:  # noqa: ANN401
+        if isinstance(value, Enum):
+            return ["enum", _class_name(kind), value.value]
+        if kind is deque:
+            return ["deque", value.maxlen, *map(self._plain, value)]
+        if isinstance(value, BaseModel):
+            made_of = {name: self._plain(item) for name, item in value}
+            return ["model", _class_name(kind), made_of]
+        if _is_value(kind):
+            made_of = {name: self._plain(getattr(value, name)) for name in _init_fields(kind)}
+            return ["value", _class_name(kind), made_of]
+        if not kind.__module__.startswith(_PACKAGE):
+            raise TypeError(f"the core's state has a {kind}: use plain values")
+        return ["object", self._number(value)]
+
+
+@final
+class _Decoder:
+    def __init__(self, image: Plain, constants: Mapping[str, object]) -> None:
+        self._image = image
+        self._constants = constants
+        self._objects: dict[int, Any] = {}
+        self._wired: set[int] = set()
+        """Objects that `root` was made with."""
+        self._of_tag: dict[str, Callable[[list[Any]], Any]] = {
+            "constant": lambda rest: self._constants[rest[0]],
+            "process": lambda rest: ProcessName.parse(rest[0]),
+            "dict": lambda rest: {self._value(key): self._value(item) for key, item in rest},
+            "counter": lambda rest: Counter(dict(self._of_tag["dict"](rest))),
+            "enum": lambda rest: _class_of(rest[0], Enum)(rest[1]),
+            "deque": lambda rest: deque(map(self._value, rest[1:]), maxlen=rest[0]),
+            "model": self._model,
+            "value": self._frozen,
+            "object": lambda rest: self._object(rest[0]),
+        }
+
+    def restore(self, root: object) -> None:
+        self._bind(root, 0)
+        for number, (_, state) in enumerate(self._image):
+            instance = self._object(number)
+            self._compare(instance, number, state)
+            for name, item in state.items():
+                setattr(instance, name, self._value(item))
+        for instance in self._objects.values():
+            if isinstance(instance, Derives):
+                instance.derive()
+
+    def _compare(self, instance: object, number: int, state: Mapping[str, Plain]) -> None:
+        """Raise ValueError if this code has other fields."""
+        kind = type(instance)
+        expected = {field.name for field in fields(kind)} if is_dataclass(kind) else state.keys()
+        if number in self._wired:
+            expected = _state(instance).keys()
+        if expected != state.keys():
+            raise ValueError(f"{kind.__name__} differs in {sorted(expected ^ state.keys())}")
+
+    def _bind(self, live: object, number: int) -> None:
+        """Keep the objects that `root` was made with where the image has one in their place."""
+        todo = [(live, number)]
+        while todo:
+            live, number = todo.pop()
+            name, state = self._image[number]
+            if number in self._objects or _class_of(name, object) is not type(live):
+                continue
+            self._objects[number] = live
+            self._wired.add(number)
+            for field, item in state.items():
+                if _is_object(item) and (child := getattr(live, field, None)) is not None:
+                    todo.append((child, item[1]))
+
+    def _object(self, number: int) -> Any:  # noqa: ANN401
+        if number not in self._objects:
+            kind = _class_of(self._image[number][0], object)
+            self._objects[number] = object.__new__(kind)
+        return self._objects[number]
+
+    def _value(self, plain: Plain) -> Any:  # noqa: ANN401
+        if not isinstance(plain, list):
+            return plain
+        tag, rest = plain[0], plain[1:]
+        kind = _KINDS.get(tag)
+        if kind is not None:
+            return kind(map(self._value, rest))
+        return self._of_tag[tag](rest)
+
+    def _model(self, rest: list[Any]) -> Any:  # noqa: ANN401
+        name, made_of = rest
+        # Every field is given as it was, so there is nothing to validate.
+        values = {field: self._value(item) for field, item in made_of.items()}
+        return _class_of(name, BaseModel).model_construct(**values)
+
+    def _frozen(self, rest: list[Any]) -> Any:  # noqa: ANN401
+        name, made_of = rest
+        return _class_of(name)(**{field: self._value(item) for field, item in made_of.items()})
+
+
+def _is_object(plain: Plain) -> TypeGuard[list[Any]]:
+    return isinstance(plain, list) and plain[0] == "object"

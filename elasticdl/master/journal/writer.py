@@ -1,0 +1,227 @@
+"""Writes the journal of one master. docs/adr/0002 describes when a line is on disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from elasticdl.master.core.events import Event, JobStarted, SnapshotSaved, StopRequested
+from elasticdl.master.journal import files
+from elasticdl.master.journal.files import Header
+from elasticdl.private_file import make_private, replace_atomically
+
+_LOG = logging.getLogger(__name__)
+_SYNCED = (JobStarted, SnapshotSaved, StopRequested)
+"""Events that wait for the disk: they say where a job begins, and what it need not repeat."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JournalLimits:
+    """Sizes and times of a journal.
+
+    `kept_bytes` limits all runs together, in whole segments, so that a long job does not fill the
+    disk. An image is due after `image_events`, which bounds the replay, and after `image_times` the
+    time that the last image took, which bounds its share of the master's time.
+    """
+
+    segment_bytes: int = 64 << 20
+    kept_bytes: int = 1 << 30
+    sync_every_s: float = 0.25
+    image_events: int = 2_500
+    image_times: float = 100.0
+    retry_s: float = 10.0
+    """Time between attempts to continue on a disk that had failed."""
+
+
+@final
+class JournalFile:
+    """The journal of a run. Use it from one thread.
+
+    The constructor may raise OSError. If the disk fails later, the job continues without a journal,
+    and the journal continues with an image of the state as soon as the disk takes one.
+
+    After `flush` the kernel has the events, so the end of this process does not lose them. A
+    machine failure loses at most the events of `sync_every_s`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        header: Header,
+        image: Callable[[], Any] = lambda: None,
+        *,
+        run: int | None = None,
+        limits: JournalLimits = JournalLimits(),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`image` returns the state after all appended events; None: there is none yet.
+
+        `run` is the number of a run to continue; None begins another.
+        """
+        make_private(directory)
+        self._directory = directory
+        self._header = header
+        self._image = image
+        self._limits = limits
+        self._now_s = now_s
+        known = files.segments(directory)
+        self._run = run or max((one.run for one in known), default=0) + 1
+        self._segment = max((one.number for one in known if one.run == self._run), default=0)
+        self._waiting: list[bytes] = []
+        self._dirty = self._urgent = False
+        self._synced_s = self._failed_s = now_s()
+        self._since_image, self._image_s, self._took_s = 0, now_s(), 0.0
+        self._gap = False
+        self._file = self._next_segment()
+
+    def append(self, event: Event) -> None:
+        """Add an event; it is safe after the next `flush`."""
+        if isinstance(event, JobStarted):
+            self._keep_start(event)
+        if self._gap:
+            return
+        self._waiting.append(files.event_line(event))
+        self._since_image += 1
+        self._urgent = self._urgent or isinstance(event, _SYNCED)
+
+    def flush(self) -> None:
+        """Write all appended events to the kernel at once; wait for the disk if that is due."""
+        if self._gap and self._now_s() - self._failed_s < self._limits.retry_s:
+            return
+        try:
+            if self._gap:
+                self._continue()
+            self._flush()
+        except OSError as error:
+            self._failed(error)
+
+    def close(self) -> None:
+        """Flush, wait for the disk, and close the file."""
+        self._urgent = True
+        if not self._gap:
+            self.flush()
+        os.close(self._file)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            data, self._waiting = b"".join(self._waiting), []
+            # One write for the whole batch: a crash can cut only the last line.
+            _write(self._file, data)
+            self._dirty = True
+        overdue = self._now_s() - self._synced_s >= self._limits.sync_every_s
+        if self._dirty and (self._urgent or overdue):
+            self._sync()
+        if self._image_due():
+            self._put_image()
+        if os.fstat(self._file).st_size >= self._limits.segment_bytes:
+            self._sync()
+            self._rotate()
+
+    def _image_due(self) -> bool:
+        pause_s = self._limits.image_times * self._took_s
+        return (
+            self._since_image >= self._limits.image_events
+            and self._now_s() - self._image_s >= pause_s
+        )
+
+    def _rotate(self) -> None:
+        # Open the next segment first: if that fails, the old one is still usable.
+        full, self._file = self._file, self._next_segment()
+        os.close(full)
+
+    def _put_image(self) -> bool:
+        """Write the state after all that is in the file. False if there is none yet."""
+        self._since_image, begin_s = 0, self._now_s()
+        if (image := self._image()) is None:
+            return False
+        code = files.line({"format": files.FORMAT, "code": files.code_fingerprint()})
+        offset = os.fstat(self._file).st_size
+        path = files.image_path(self._directory, self._run, self._segment, offset)
+        # Not durable: after a crash of the machine the image before may have to do.
+        replace_atomically(path, code + files.line(image), durable=False)
+        self._image_s = self._now_s()
+        self._took_s = self._image_s - begin_s
+        for older in files.images(self._directory)[:-2]:
+            older.path.unlink(missing_ok=True)
+        return True
+
+    def _keep_start(self, event: JobStarted) -> None:
+        with suppress(OSError):  # Without it images cannot be read; the segments can.
+            path = files.start_path(self._directory, self._run)
+            replace_atomically(path, files.event_line(event))
+
+    def _failed(self, error: OSError) -> None:
+        # What follows a gap would be worthless.
+        if not self._gap:
+            _LOG.error(
+                "cannot write the journal in %s; the job continues without it, and cannot be taken"
+                " over by another master until it can be written again: %s",
+                self._directory,
+                error.strerror or error,
+            )
+        self._gap, self._dirty, self._failed_s = True, False, self._now_s()
+        self._waiting.clear()
+        mark = files.gap_path(self._directory, self._run)
+        try:
+            mark.touch()
+        except OSError:
+            # A full disk may refuse even that, but it never refuses to remove a file.
+            with suppress(OSError):
+                files.segment_path(self._directory, self._run, self._segment).unlink()
+
+    def _continue(self) -> None:
+        """Begin a segment with an image, which stands for the events that are missing."""
+        self._rotate()
+        if not self._put_image():
+            raise OSError("the job has not begun, so there is no state to write")
+        files.gap_path(self._directory, self._run).unlink(missing_ok=True)
+        self._gap = False
+        _LOG.warning("the journal in %s is written again", self._directory)
+
+    def _sync(self) -> None:
+        os.fsync(self._file)
+        self._dirty = self._urgent = False
+        self._synced_s = self._now_s()
+
+    def _next_segment(self) -> int:
+        path = files.segment_path(self._directory, self._run, self._segment + 1)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._segment += 1
+        try:
+            _write(file, self._header.line())
+            # The directory entry must be as durable as the lines.
+            directory = os.open(self._directory, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError:
+            os.close(file)
+            raise
+        self._forget()
+        return file
+
+    def _forget(self) -> None:
+        """Remove the oldest segments beyond the limit, those of earlier runs first."""
+        left = self._limits.kept_bytes
+        for one in reversed(files.segments(self._directory)):
+            left -= one.path.stat().st_size
+            if left < 0:
+                one.path.unlink()
+            if one.run != self._run:
+                # Nobody continues an earlier run.
+                files.start_path(self._directory, one.run).unlink(missing_ok=True)
+                files.gap_path(self._directory, one.run).unlink(missing_ok=True)
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

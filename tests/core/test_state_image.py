@@ -1,0 +1,53 @@
+"""An image of the core's state stands for all events before it."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from elasticdl.master.core.image import image_of, restore
+from elasticdl.master.core.state import JobState
+from tests.core.random_history import SPEC, Script, canonical
+
+pytestmark = pytest.mark.core
+
+CONSTANTS = {"spec": SPEC}
+
+
+def copy_of(state: JobState) -> JobState:
+    """Return another state from an image that went through JSON."""
+    image = json.loads(json.dumps(image_of(state, CONSTANTS)))
+    twin = JobState(SPEC)
+    restore(twin, image, CONSTANTS)
+    return twin
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_state_from_an_image_is_equal_and_decides_alike(seed: int) -> None:
+    script, state = Script(random.Random(seed)), JobState(SPEC)
+    twin = copy_of(state)
+    for number in range(250):
+        if number % 20 == 0:
+            twin = copy_of(state)
+            assert canonical(twin) == canonical(state)
+        event = script.next()
+        commands = state.handle(event)
+        assert twin.handle(event) == commands
+        script.heard(commands)
+
+
+def test_an_image_of_another_version_is_refused() -> None:
+    image = image_of(JobState(SPEC), CONSTANTS)
+    image[0][1]["unknown"] = 1
+    with pytest.raises(ValueError, match="unknown"):
+        restore(JobState(SPEC), image, CONSTANTS)
+
+
+@pytest.mark.parametrize("name", ["os:system", "elasticdl.master.core.state:os", "nowhere:None"])
+def test_an_image_names_classes_of_this_package_only(name: str) -> None:
+    image = image_of(JobState(SPEC), CONSTANTS)
+    image[0][1]["_cut_at"] = ["value", name, {}]
+    with pytest.raises(ValueError, match="unknown class"):
+        restore(JobState(SPEC), image, CONSTANTS)
