@@ -23,7 +23,8 @@ class EventBus:
 
     def __init__(self) -> None:
         self._newest: dict[ProcessName, ProcessEvent] = {}
-        self._listeners: set[asyncio.Queue[ProcessEvent | None]] = set()
+        self._listeners: dict[asyncio.Queue[ProcessEvent | None], None] = {}
+        """In the order in which they began to listen."""
         self._closed = False
 
     def __contains__(self, name: ProcessName) -> bool:
@@ -55,9 +56,9 @@ class EventBus:
             queue.put_nowait(event)
         if self._closed:
             queue.put_nowait(None)
-        self._listeners.add(queue)
+        self._listeners[queue] = None
         try:
             while (event_or_end := await queue.get()) is not None:
                 yield event_or_end
         finally:
-            self._listeners.discard(queue)
+            del self._listeners[queue]

@@ -64,7 +64,7 @@ def control_server(
     control = grpc.server(
         ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options()
     )
-    add_ParameterServerServicer_to_server(ControlService(server, place), control)
+    add_ParameterServerServicer_to_server(ControlService(server, place, guard), control)
     host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
     port = bound_port(control, f"{host or '[::]'}:0", certified)
     if port == 0:

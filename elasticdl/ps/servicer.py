@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientE
 from elasticdl.native import _native
 from elasticdl.ps.saving import ServerPart, save
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Caller
+from elasticdl.rpc.channel import Caller, caller_of
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
 from elasticdl.tokens import proof_to_server
 
@@ -21,6 +23,10 @@ T = TypeVar("T")
 
 MAX_WAIT_S = 120.0
 """Longest gate or cut, whatever the request says."""
+
+
+_STEPS_KEPT = 256
+"""Steps that a master that takes over may ask for: more than workers can be behind."""
 
 
 @final
@@ -40,6 +46,10 @@ class TermGuard:
         """Note the term of a master."""
         self._term = max(self._term, term)
 
+    def is_replaced(self, caller: Caller) -> bool:
+        """Whether the caller is the master of an earlier term."""
+        return caller.term < self._term
+
     def check(self, caller: Caller, method: str) -> str:
         """Why the caller is refused, or ''. Its proof says that it is a master."""
         if caller.name != "master":
@@ -55,11 +65,15 @@ class TermGuard:
 class ControlService(ParameterServerServicer):
     """Translates calls to the C++ server, and its errors to status codes."""
 
-    def __init__(self, server: _native.Server, place: ServerPart) -> None:
+    def __init__(self, server: _native.Server, place: ServerPart, guard: TermGuard) -> None:
         self._server = server
         self._place = place
+        self._guard = guard
+        self._stepping = threading.Lock()
+        """Held while a step is applied: a master that takes over must not miss it."""
         self._views: set[int] = set()
         """Frozen views that were not released; a set is safe to use from several threads."""
+        self._steps: deque[pb.ApplyStepRequest] = deque(maxlen=_STEPS_KEPT)
 
     def Fence(self, request: pb.FenceRequest, context: grpc.ServicerContext) -> pb.FenceReply:
         known = self._do(context, lambda: self._server.fence(request.worker))
@@ -81,6 +95,10 @@ class ControlService(ParameterServerServicer):
             lambda: self._server.cut(request.snapshot, dict(request.admit_until), timeout_s),
         )
         self._views.add(request.snapshot)
+        if self._guard.is_replaced(caller_of(context.invocation_metadata())):
+            # Nobody would ever release the view.
+            self._do(context, lambda: self._server.drop(request.snapshot))
+            self._views.discard(request.snapshot)
         workers = facts["workers"]
         return pb.CutReply(
             version=facts["version"],
@@ -92,8 +110,19 @@ class ControlService(ParameterServerServicer):
         self, request: pb.ApplyStepRequest, context: grpc.ServicerContext
     ) -> pb.ApplyStepReply:
         named = [(one.worker, one.sequence, one.examples) for one in request.contributions]
-        version = self._do(context, lambda: self._server.apply_step(request.number, named))
+        with self._stepping:
+            self._refuse_replaced(context)
+            version = self._do(context, lambda: self._server.apply_step(request.number, named))
+            # The master applies one step at a time, and repeats a call that was not answered.
+            if not self._steps or self._steps[-1].number < request.number:
+                self._steps.append(request)
         return pb.ApplyStepReply(version=version)
+
+    def RecentSteps(
+        self, request: pb.RecentStepsRequest, context: grpc.ServicerContext
+    ) -> pb.RecentStepsReply:
+        with self._stepping:
+            return pb.RecentStepsReply(version=self._server.version, steps=tuple(self._steps))
 
     def Ungate(self, request: pb.UngateRequest, context: grpc.ServicerContext) -> pb.Done:
         self._do(context, self._server.ungate)
@@ -122,6 +151,11 @@ class ControlService(ParameterServerServicer):
             self._views.discard(snapshot)
         self._do(context, self._server.ungate)
         return pb.Done()
+
+    def _refuse_replaced(self, context: grpc.ServicerContext) -> None:
+        """Refuse a master that was replaced since its call came in."""
+        if self._guard.is_replaced(caller_of(context.invocation_metadata())):
+            _abort(context, Refused("another master has replaced this one"))
 
     def _do(self, context: grpc.ServicerContext, work: Callable[[], T]) -> T:
         try:

@@ -22,7 +22,7 @@ from elasticdl.job_status import JobStatus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import Credentials
-from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke
+from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke, Settled
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.retry import delay_s, mapped, retrying
 from elasticdl.rpc.secured import connected
@@ -83,6 +83,8 @@ class MasterClient:
         self._attached: pb.AttachRequest | None = None
         self._received: deque[ReceivedLease] = deque(maxlen=_RECEIVED_KEPT)
         self._revocation = 0
+        self._unsettled: set[int] = set()
+        """Pushes of synchronous steps whose outcome is not known."""
 
     def attach(
         self,
@@ -184,6 +186,9 @@ class MasterClient:
 
         `number` 0: only the lease ends. Returns whether the gradient is part of its step.
         """
+        if sequence:
+            with self._attach_lock:
+                self._unsettled.add(sequence)
         request = pb.EndTurnRequest(
             number=number,
             sequence=sequence,
@@ -192,6 +197,9 @@ class MasterClient:
             last=last,
         )
         reply = self._call(self._stub.EndTurn, request, "end of a turn")
+        if not reply.accepted:
+            with self._attach_lock:
+                self._unsettled.discard(sequence)
         return bool(reply.accepted)
 
     def report(self, report: Report) -> None:
@@ -219,9 +227,7 @@ class MasterClient:
                 ):
                     attempt = 0
                     order = messages.order_from_wire(message)
-                    if isinstance(order, Revoke):
-                        with self._attach_lock:
-                            self._revocation = max(self._revocation, order.revocation)
+                    self._note(order)
                     yield order
                     away_since_s = time.monotonic()
             except (grpc.RpcError, ValueError) as error:
@@ -231,6 +237,17 @@ class MasterClient:
             away_since_s = away_since_s if attempt else time.monotonic()
             attempt += 1
             self._closed.wait(delay_s(attempt))
+
+    def _note(self, order: Order) -> None:
+        """Keep what another master would have to know."""
+        with self._attach_lock:
+            match order:
+                case Revoke():
+                    self._revocation = max(self._revocation, order.revocation)
+                case Settled():
+                    self._unsettled = {one for one in self._unsettled if one > order.through}
+                case _:
+                    pass
 
     def status(self) -> JobStatus:
         """The job's status.
@@ -322,6 +339,7 @@ class MasterClient:
             request.CopyFrom(self._attached)
             request.again, request.revocation = True, self._revocation
             request.received.extend(map(messages.received_to_wire, self._received))
+            request.unsettled.extend(sorted(self._unsettled))
             reply = self._stub.Attach(request, **self._with(_ATTACH_AGAIN_S))
             self._term = reply.term
 

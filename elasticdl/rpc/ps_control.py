@@ -65,6 +65,28 @@ class ServerSaved:
     parameters: str
 
 
+@dataclass(frozen=True, slots=True)
+class RecentSteps:
+    """The newest synchronous steps of one server, by number, and its version with them.
+
+    A step is the pushes (worker, sequence, examples) that it is the mean of.
+    """
+
+    version: int
+    steps: Mapping[int, tuple[tuple[str, int, float], ...]]
+
+    @property
+    def newest(self) -> int:
+        """The number of the last step; 0: none."""
+        return max(self.steps, default=0)
+
+    def has(self, worker: str, sequence: int) -> bool:
+        """Whether a push is in one of these steps."""
+        return any(
+            (worker, sequence) == one[:2] for pushes in self.steps.values() for one in pushes
+        )
+
+
 class ServerControl(Protocol):
     """What the master may ask of one server.
 
@@ -96,6 +118,9 @@ class ServerControl(Protocol):
 
         For synchronous training.
         """
+
+    async def recent_steps(self, *, timeout_s: float) -> RecentSteps:
+        """The newest steps that were applied. For synchronous training."""
 
     async def ungate(self, *, timeout_s: float) -> None:
         """Let all pushes in again."""
@@ -165,6 +190,18 @@ class GrpcServerControl:
             request.contributions.add(worker=worker, sequence=sequence, examples=examples)
         reply: pb.ApplyStepReply = await self._call("ApplyStep", request, timeout_s)
         return reply.version
+
+    async def recent_steps(self, *, timeout_s: float) -> RecentSteps:
+        reply: pb.RecentStepsReply = await self._call(
+            "RecentSteps", pb.RecentStepsRequest(), timeout_s
+        )
+        steps = {
+            step.number: tuple(
+                (one.worker, one.sequence, one.examples) for one in step.contributions
+            )
+            for step in reply.steps
+        }
+        return RecentSteps(reply.version, steps)
 
     async def ungate(self, *, timeout_s: float) -> None:
         await self._call("Ungate", pb.UngateRequest(), timeout_s)

@@ -90,6 +90,9 @@ class CountingServer:
     async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> Any:
         raise PermanentError("nothing is kept here")
 
+    async def recent_steps(self, *, timeout_s: float) -> Any:
+        raise PermanentError("nothing is applied here")
+
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None: ...
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None: ...

@@ -30,7 +30,7 @@ from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.master.executor.snapshots import Snapshots
 from elasticdl.master.gateway.ps_registry import PsRegistry
-from elasticdl.rpc.ps_control import Fenced, SavedFile, ServerCut, ServerSaved
+from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, ServerSaved
 from elasticdl.shard import SnapshotId, Source
 
 pytestmark = pytest.mark.core
@@ -67,6 +67,9 @@ class Writer:
     async def apply_step(
         self, step: int, contributions: Sequence[tuple[str, int, float]], *, timeout_s: float
     ) -> int:
+        raise NotImplementedError
+
+    async def recent_steps(self, *, timeout_s: float) -> RecentSteps:
         raise NotImplementedError
 
     async def ungate(self, *, timeout_s: float) -> None:

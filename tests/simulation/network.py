@@ -19,8 +19,17 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError, MasterReplaced, Refused, TransientError
 from elasticdl.master.core.events import ProcessAttached
 from elasticdl.master.core.ps.steps import Contribution
+from elasticdl.master.gateway.process_gateway import Returning
 from elasticdl.master.gateway.step_turns import StepTurns
-from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke, Servers
+from elasticdl.rpc.conversation import (
+    Attached,
+    LeaseAnswer,
+    Order,
+    Report,
+    Revoke,
+    Servers,
+    Settled,
+)
 from elasticdl.rpc.master_client import AWAY_S
 from elasticdl.shard import Applied, Lease, ReceivedLease
 from tests.simulation.scheduler import Process, Scheduler, Task
@@ -111,6 +120,7 @@ class Client:
         self._attaching = Lock()
         self._received: list[ReceivedLease] = []
         self._revocation = 0
+        self._unsettled: set[int] = set()
         self._attached_with: tuple[str, str, int | None, bool] | None = None
         self._report_lock = Lock()
         self._lease_lock = Lock()
@@ -146,14 +156,11 @@ class Client:
         restored_version: int | None,
         starting: bool,
         *,
-        received: tuple[ReceivedLease, ...] | None = None,
-        revocation: int = 0,
+        told: Returning | None = None,
     ) -> Attached:
-        """As `master.gateway.servicer.MasterService.Attach`; `received`: again."""
+        """As `master.gateway.servicer.MasterService.Attach`; `told`: again."""
         master, instance = self._master, str(self._name)
-        known = received is not None and await master.gateway.attach_again(
-            self._name, instance, received, revocation
-        )
+        known = told is not None and await master.gateway.attach_again(self._name, instance, told)
         if not known:
             event = ProcessAttached(
                 master.inbox.at_s(),
@@ -178,12 +185,10 @@ class Client:
         with self._attaching:
             if self._term != term or self._attached_with is None:
                 return
-            again = partial(
-                self._attach,
-                *self._attached_with,
-                received=tuple(self._received),
-                revocation=self._revocation,
+            told = Returning(
+                tuple(self._received), self._revocation, tuple(sorted(self._unsettled))
             )
+            again = partial(self._attach, *self._attached_with, told=told)
             call = self._attempt(again, _ATTACH_AGAIN_S)
             if call.error is None:
                 self._term = call.outcome.term
@@ -234,13 +239,19 @@ class Client:
     ) -> bool:
         """See MasterClient."""
 
+        if sequence:
+            self._unsettled.add(sequence)
+
         async def handle() -> bool:
             self._check()
             made = Contribution(self._name, sequence, examples) if sequence else None
             lease = self._name, applied.shard, applied.attempt
             return self._turns.end(self._name, number, made, lease, last=last)
 
-        return bool(self._call(handle, _ATTEMPT_S))
+        accepted = bool(self._call(handle, _ATTEMPT_S))
+        if not accepted:
+            self._unsettled.discard(sequence)
+        return accepted
 
     @property
     def _turns(self) -> StepTurns:
@@ -277,6 +288,8 @@ class Client:
                 order = stream.orders.popleft()
                 if isinstance(order, Revoke):
                     self._revocation = max(self._revocation, order.revocation)
+                if isinstance(order, Settled):
+                    self._unsettled = {one for one in self._unsettled if one > order.through}
                 yield order
                 away_since_s = self._scheduler.now_s
             if isinstance(stream.broken, MasterReplaced):

@@ -16,7 +16,7 @@ import numpy as np
 from elasticdl.errors import ElasticDLError, ExitCode, Refused, TransientError
 from elasticdl.rpc.conversation import Drain, Finish, Report
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
-from elasticdl.rpc.ps_control import Fenced, SavedFile, ServerCut, ServerSaved
+from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, ServerSaved
 from elasticdl.shard import Applied, SnapshotId
 from tests.simulation.cluster import Running
 from tests.simulation.scheduler import Process, Scheduler, Task
@@ -69,6 +69,8 @@ class Server:
         self._staged: dict[Key, Update] = {}
         """Pushes that wait for their step, as `ps/native/steps.cc` keeps them."""
         self._step = 0
+        self.steps: dict[int, tuple[tuple[str, int, float], ...]] = {}
+        """All that it applied."""
         self.running = running
         self.index = running.name.index
         self.version = 0
@@ -151,6 +153,7 @@ class Server:
         self._staged.clear()
         self.version += 1
         self._step = number
+        self.steps[number] = tuple(named)
         return self.version
 
     def look_again(self) -> None:
@@ -309,6 +312,13 @@ class Control:
     ) -> int:
         version = await self._call(timeout_s, lambda: self._server.apply_step(step, contributions))
         return int(version)
+
+    async def recent_steps(self, *, timeout_s: float) -> RecentSteps:
+        def recent() -> RecentSteps:
+            return RecentSteps(self._server.version, dict(self._server.steps))
+
+        found: RecentSteps = await self._call(timeout_s, recent)
+        return found
 
     async def ungate(self, *, timeout_s: float) -> None:
         await self._call(timeout_s, self._server.open_gate)

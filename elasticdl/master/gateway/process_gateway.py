@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -42,6 +43,19 @@ from elasticdl.shard import Applied, Lease, ReceivedLease, Task, WorkItem
 SILENCE_S = 10.0
 _SAME_S = 2.0
 """Tolerance in seconds for the start of an activity, since reports arrive with a delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returning:
+    """What a process tells a master that took over.
+
+    `received`: the newest leases, `revocation`: the newest number of a revocation, `unsettled`:
+    pushes of synchronous steps whose outcome it does not know.
+    """
+
+    received: tuple[ReceivedLease, ...] = ()
+    revocation: int = 0
+    unsettled: tuple[int, ...] = ()
 
 
 @final
@@ -98,12 +112,12 @@ class ProcessGateway:
         self._fences.restore(map(str, presence.fenced))
         if self.ring is not None:
             self.ring.restore(presence.members, presence.saving)
+        if self.turns is not None:
+            self.turns.recover()
 
     # messages of processes
 
-    async def attach_again(
-        self, name: ProcessName, instance: str, received: tuple[ReceivedLease, ...], revocation: int
-    ) -> bool:
+    async def attach_again(self, name: ProcessName, instance: str, told: Returning) -> bool:
         """Attach a process of an earlier master; return when the core knows of it.
 
         False if it had not attached there: it is to attach as a new process. Raises Refused for
@@ -114,8 +128,10 @@ class ProcessGateway:
         if refusal := self.sessions.refusal(name, instance):
             raise Refused(refusal)
         self.sessions.heard(name)
-        self.leases.restore(name, revocation)
-        await self._queue.post(ProcessReturned(self._queue.at_s(), name, received))
+        self.leases.restore(name, told.revocation)
+        if self.turns is not None and name.role is Role.WORKER:
+            self.turns.restore(name, told.revocation, told.unsettled)
+        await self._queue.post(ProcessReturned(self._queue.at_s(), name, told.received))
         return True
 
     async def attach(self, event: ProcessAttached, instance: str) -> None:

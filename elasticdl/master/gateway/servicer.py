@@ -24,7 +24,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.ps.steps import Contribution
 from elasticdl.master.event_queue import EventQueue
-from elasticdl.master.gateway.process_gateway import ProcessGateway
+from elasticdl.master.gateway.process_gateway import ProcessGateway, Returning
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
@@ -173,7 +173,9 @@ class MasterService(MasterServicer):
                 certificate = self._welcome.certificate(event.name, request.public_key)
                 received = tuple(map(messages.received_from_wire, request.received))
             known = request.again and await self._gateway.attach_again(
-                event.name, caller.instance, received, request.revocation
+                event.name,
+                caller.instance,
+                Returning(received, request.revocation, tuple(request.unsettled)),
             )
             if not known:
                 await self._gateway.attach(event, caller.instance)

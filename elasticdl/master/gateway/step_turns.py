@@ -22,6 +22,7 @@ from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
 from elasticdl.rpc.conversation import Settled
+from elasticdl.rpc.ps_control import RecentSteps
 from elasticdl.rpc.retry import delay_s
 
 _LOG = logging.getLogger(__name__)
@@ -70,6 +71,85 @@ class StepTurns:
         self._outcomes: dict[ProcessName, _Outcomes] = {}
         self._delay = StepDelayed(0.0)
         self._opened_s = queue.at_s()
+        self._recovering = False
+        """An earlier master's last step is being looked for: no turn is given."""
+        self._recent: Sequence[RecentSteps | None] = ()
+        """The newest steps of an earlier master, by server; None for one that is gone."""
+        self._told: dict[ProcessName, tuple[int, ...]] = {}
+        """Pushes whose outcome workers of an earlier master do not know."""
+
+    # after a takeover
+
+    def recover(self) -> None:
+        """Continue after the last step of an earlier master, which its servers know."""
+        self._recovering = True
+        self._queue.spawn("last step of an earlier master", self._recover())
+
+    def restore(self, worker: ProcessName, revocation: int, unsettled: tuple[int, ...]) -> None:
+        """Tell a worker of an earlier master what became of its pushes, as soon as it is known."""
+        self._revocations[worker] = max(revocation, self._revocations.get(worker, 0))
+        self._told[worker] = unsettled
+        if not self._recovering:
+            self._settle_told(worker)
+
+    async def _recover(self) -> None:
+        async with self._between_steps:
+            servers = self._registry.attached()
+            recent = await asyncio.gather(*(self._recent_at(one) for one in servers))
+            newest = max((one.newest for one in recent if one is not None), default=0)
+            pushes = next((one.steps[newest] for one in recent if one and newest in one.steps), ())
+            named = [
+                Contribution(ProcessName.parse(worker), sequence, examples)
+                for worker, sequence, examples in pushes
+            ]
+            # The master was killed between two servers: the others still have the gradients.
+            behind = [
+                server
+                for server, one in zip(servers, recent, strict=True)
+                if one is not None and one.newest == newest - 1 and named
+            ]
+            await asyncio.gather(*(self._apply_at(one, newest, named) for one in behind))
+            self._recent = [
+                await self._recent_at(server) if server in behind else one
+                for server, one in zip(servers, recent, strict=True)
+            ]
+        self._steps.continue_after(newest)
+        self._recovering, self._opened_s = False, self._queue.at_s()
+        for worker in sorted(self._told):
+            self._settle_told(worker)
+        self.decide()
+
+    async def _recent_at(self, server: Server) -> RecentSteps | None:
+        """Return the newest steps of a server; None if it is gone."""
+        attempt = 0
+        while not server.gone.is_set():
+            attempt += 1
+            try:
+                return await server.control.recent_steps(timeout_s=_ATTEMPT_S)
+            except ElasticDLError as error:
+                _LOG.warning("steps of %s, attempt %d: %s", server.name, attempt, error)
+            await server.gone_within(delay_s(attempt))
+        return None
+
+    def _settle_told(self, worker: ProcessName) -> None:
+        """Settle the pushes of a worker; what is not in the model is trained again."""
+        unsettled = self._told.pop(worker, ())
+        if not unsettled:
+            return
+        everyone = len(self._recent) == self._registry.number
+        on = {
+            sequence: [one is not None and one.has(str(worker), sequence) for one in self._recent]
+            for sequence in unsettled
+        }
+        dropped = [sequence for sequence in unsettled if not (everyone and all(on[sequence]))]
+        outcomes = self._outcomes_of(worker)
+        outcomes.through = max(outcomes.through, *unsettled)
+        outcomes.version = max(outcomes.version, *(one.version for one in self._recent if one), 0)
+        outcomes.dropped.extend(dropped)
+        self._publish(worker)
+        if dropped:
+            partly = any(any(on[sequence]) for sequence in dropped)
+            self._drop(worker, "another master took over during its step", partly_applied=partly)
 
     # calls of workers
 
@@ -133,6 +213,7 @@ class StepTurns:
         self._end_poll(worker)
         self._revocations.pop(worker, None)
         self._outcomes.pop(worker, None)
+        self._told.pop(worker, None)
         self._barred.discard(worker)
         self.decide()
 
@@ -145,6 +226,8 @@ class StepTurns:
 
     def decide(self) -> None:
         """Give turns, and apply the step if it is complete. Call it after every change."""
+        if self._recovering:
+            return
         outlook = self._outlook()
         self._steps.prune(lease.part for lease in outlook.leases)
         for turn in self._steps.give(outlook):

@@ -6,7 +6,8 @@ with the first gradients that come; with backup workers more turns are given tha
 with fewer if no worker can add another: at the end of an epoch, or of the data. A step never mixes
 epochs.
 
-Nothing here is journaled: a new master starts new workers from the newest checkpoint.
+Nothing here is journaled. A master that takes over asks the servers for the last step, and opens
+the next one.
 """
 
 from __future__ import annotations
@@ -106,6 +107,10 @@ class Steps:
     def turns(self) -> int:
         """Turns of one step, at most."""
         return self._full + self._backups
+
+    def continue_after(self, step: int) -> None:
+        """Open the step after one that an earlier master applied."""
+        self.step = step + 1
 
     # workers
 
