@@ -205,7 +205,8 @@ def _refusal(proof: Proof, check: Check, call: grpc.HandlerCallDetails) -> _Refu
     reason = check(caller, call.method.rpartition("/")[2])
     if not reason:
         return None
-    return _Refusal(reason.code if isinstance(reason, CallDenied) else CallDenied.code, reason)
+    code = reason.code if isinstance(reason, CallDenied) else CallDenied.code
+    return _Refusal(code, str(reason))
 
 
 @final

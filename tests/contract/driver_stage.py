@@ -28,6 +28,7 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
+from elasticdl.master.core.presence import Presence
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
@@ -172,6 +173,10 @@ class ScriptedServer(ParameterServerServicer):
         await self._called("Drop", context)
         return pb.Done()
 
+    async def Keep(self, request: Any, context: Any) -> Any:
+        await self._called("Keep", context)
+        return pb.Done()
+
 
 async def no_preflight() -> None:
     """These tests begin their jobs themselves."""
@@ -217,12 +222,15 @@ class Stage:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
-    async def _open(self) -> None:
+    async def _open(
+        self, term: int = TERM, port: int = 0, presence: Presence | None = None
+    ) -> None:
+        """`presence`: of the master before, which had the same port."""
         self.inbox = EventQueue(self.clock)
         self.roster = PsRegistry(
             2,
             lambda name, address: GrpcServerControl(
-                str(name), address, process_token(TOKEN, str(name)), TERM
+                str(name), address, process_token(TOKEN, str(name)), term
             ),
         )
         fences = Fences(self.roster)
@@ -254,7 +262,9 @@ class Stage:
             self.gateway,
             Executor(self.inbox, self.gateway, means),
         )
-        welcome = Welcome(TOKEN, TERM, SPEC.model_dump_json, lambda: "checkpoints/version-5")
+        if presence is not None:
+            self.gateway.restore(presence)
+        welcome = Welcome(TOKEN, term, SPEC.model_dump_json, lambda: "checkpoints/version-5")
         service = MasterService(
             self.inbox,
             self.gateway,
@@ -264,7 +274,7 @@ class Stage:
         )
         self._service = service
         self._master = MasterServer(service, self._certified)
-        self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', 0)}"
+        self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', port)}"
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster.observe()))
 
     def status_json(self) -> str:
@@ -291,6 +301,18 @@ class Stage:
     async def come_back(self) -> None:
         self._master = MasterServer(self._service, self._certified)
         await self._master.start("127.0.0.1", int(self.address.rpartition(":")[2]))
+
+    def replace_master(self, presence: Presence) -> None:
+        """The master is killed, and another one continues the job."""
+
+        async def replace_it() -> None:
+            self.run.cancel()
+            await asyncio.gather(self.run, return_exceptions=True)
+            await self._master.close()
+            await self.roster.close()
+            await self._open(TERM + 1, int(self.address.rpartition(":")[2]), presence)
+
+        self.call(replace_it())
 
     def client(
         self, name: str = "worker-1", token: str | None = None, away_s: float = 5.0

@@ -119,18 +119,6 @@ def test_a_process_that_never_attached_is_refused(stage: Stage) -> None:
         client.report(Report())
 
 
-def test_a_process_of_an_older_master_is_refused(stage: Stage) -> None:
-    client = stage.worker()
-    client._term = TERM - 1
-    for call in (
-        lambda: client.report(Report()),
-        lambda: client.request_lease(1),
-        lambda: next(client.orders()),
-    ):
-        with pytest.raises(Refused, match="term 2, but this is term 3"):
-            call()
-
-
 def test_a_process_that_ended_is_refused_however_late_it_comes(stage: Stage) -> None:
     client = stage.worker()
     stage.order(do.StartProcess(WORKER))

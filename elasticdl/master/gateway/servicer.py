@@ -32,6 +32,7 @@ from elasticdl.rpc.channel import (
     AsyncChecks,
     AsyncContext,
     AttachAgain,
+    CallDenied,
     Caller,
     Superseded,
     caller_of,
@@ -158,7 +159,10 @@ class MasterService(MasterServicer):
         if name is None or method not in _ATTACHED:
             return ""
         if caller.term != self._welcome.term:
-            kind = AttachAgain if caller.term < self._welcome.term else Superseded
+            kind: type[CallDenied] = Superseded
+            if caller.term < self._welcome.term:
+                # Without a term it has never attached.
+                kind = AttachAgain if caller.term else CallDenied
             return kind(
                 f"{caller.name} addresses the master of term {caller.term}, but this is term"
                 f" {self._welcome.term}"

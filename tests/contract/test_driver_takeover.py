@@ -1,0 +1,143 @@
+"""Processes whose master is replaced attach to the next one, over real gRPC."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.errors import Refused, TransientError
+from elasticdl.master.core import commands as do
+from elasticdl.master.core import events as happened
+from elasticdl.master.core.presence import AttachedProcess, Presence
+from elasticdl.rpc.conversation import Failure, Report, Revoke, Servers
+from elasticdl.rpc.master_client import MasterClient
+from elasticdl.shard import ReceivedLease, ShardId, Task
+from tests.contract.driver_stage import LEASE, PS, TERM, WORKER, Stage
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def presence(client: MasterClient, *gone: ProcessName, address: str = "") -> Presence:
+    """The worker, and with an address the server, as an earlier master knew them."""
+    instance = client._credentials.instance
+    server = (AttachedProcess(PS[0], "x", address),) if address else ()
+    return Presence((AttachedProcess(WORKER, instance, ""), *server), gone, gone, 7, (), None, None)
+
+
+def granted(stage: Stage) -> MasterClient:
+    """A worker with a lease."""
+    client = stage.worker()
+    stage.core.answers[happened.LeaseRequested] = lambda _: [do.GrantLease(WORKER, LEASE)]
+    assert client.request_lease(5.0).shard == LEASE.shard  # type: ignore[union-attr]
+    return client
+
+
+def test_a_worker_attaches_again_by_itself_and_tells_what_it_received(stage: Stage) -> None:
+    client = granted(stage)
+    stage.replace_master(presence(client))
+    client.report(Report(failures=(Failure(Task.TRAINING, ShardId(4), 0, "boom"),)))
+    returned = stage.core.wait_for(happened.ProcessReturned)
+    assert returned.name == WORKER
+    assert returned.received == (ReceivedLease(Task.TRAINING, ShardId(4), 0),)
+    assert len(stage.core.of(happened.TaskFailed)) == 1
+    assert len(stage.core.of(happened.ProcessAttached)) == 1, "it is not a new process"
+
+
+def test_all_calls_of_a_process_find_the_next_master_and_it_returns_once(
+    stage: Stage, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    client = granted(stage)
+    orders = client.orders()
+    next(orders)
+    stage.core.answers[happened.LeaseRequested] = lambda _: [do.NoLeaseNow(WORKER, "later")]
+    waiting = pool.submit(client.request_lease, 20.0)
+    order = pool.submit(next, orders)
+    stage.core.wait_for(happened.LeaseRequested, 2)
+    stage.core.answers[happened.LeaseRequested] = lambda _: [do.GrantLease(WORKER, LEASE)]
+    stage.replace_master(presence(client))
+    assert waiting.result(20).shard == LEASE.shard  # type: ignore[union-attr]
+    assert order.result(20) == Servers(("", ""))
+    assert len(stage.core.of(happened.ProcessReturned)) == 1
+
+
+def test_revocations_are_counted_on_from_what_the_worker_has_seen(stage: Stage) -> None:
+    client = stage.worker()
+    orders = client.orders()
+    next(orders)
+    for number in (1, 2):
+        stage.order(do.RevokeLeases(WORKER, "a test"))
+        assert next(orders) == Revoke("a test", number)
+    stage.replace_master(presence(client))
+    assert next(orders) == Servers(("", ""))
+    stage.order(do.RevokeLeases(WORKER, "again"))
+    assert next(orders) == Revoke("again", 3)
+
+
+def test_another_process_of_the_name_and_one_that_was_given_up_are_refused(stage: Stage) -> None:
+    client = granted(stage)
+    other = stage.client()
+    other._attached, other._term = client._attached, TERM
+    given_up = stage.client("worker-2")
+    given_up.attach()
+    stage.replace_master(presence(client, ProcessName.parse("worker-2")))
+    with pytest.raises(Refused, match="another process is already attached"):
+        other.report(Report())
+    with pytest.raises(Refused, match="was replaced"):
+        given_up.report(Report())
+    client.report(Report())
+
+
+def test_a_process_that_had_not_attached_yet_attaches_as_a_new_one(stage: Stage) -> None:
+    client = stage.worker()
+    late = stage.client("worker-3")
+    late.attach()
+    stage.replace_master(presence(client))
+    late.report(Report())
+    attached = [one.name for one in stage.core.of(happened.ProcessAttached)]
+    assert attached.count(ProcessName.parse("worker-3")) == 2
+
+
+def test_a_master_that_was_replaced_asks_its_callers_to_try_again(stage: Stage) -> None:
+    client = stage.client(away_s=0.3)
+    client.attach()
+    client._term = TERM + 1
+    with pytest.raises(TransientError, match=f"term {TERM + 1}, but this is term {TERM}"):
+        client.report(Report())
+
+
+def test_servers_are_reached_at_once_and_refuse_the_replaced_master(stage: Stage) -> None:
+    client = stage.worker()
+    address = stage.call(stage._serve(PS[0]))
+    stage.replace_master(presence(client, address=address))
+    stage.order(do.KeepSnapshots(()))
+    stage.servers[PS[0]].wait_for_call("Keep")
+
+
+def test_a_process_that_does_not_return_is_given_up_as_silent(stage: Stage) -> None:
+    client = stage.worker()
+    stage.replace_master(presence(client))
+
+    async def pass_time() -> None:
+        for _ in range(12):
+            stage.clock.advance(1.0)
+            stage.gateway.tick()
+
+    stage.call(pass_time())
+    assert stage.core.wait_for(happened.ProcessSilent).name == WORKER

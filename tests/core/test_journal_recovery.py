@@ -1,0 +1,249 @@
+"""The state that a next master finds in the journal of the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.job_context import Limits
+from elasticdl.master.core.state import JobState
+from elasticdl.master.journal import files
+from elasticdl.master.journal.files import Header
+from elasticdl.master.journal.recovery import Recovered, recover
+from elasticdl.master.journal.rules import worth_keeping
+from elasticdl.master.journal.writer import JournalFile, JournalLimits
+from tests.core.random_history import SPEC, Script, canonical
+
+pytestmark = pytest.mark.core
+
+GOLDEN = Path(__file__).parent / "golden" / "journal-format-1"
+HEADER = Header("this launch", 3)
+OFTEN = JournalLimits(segment_bytes=8_000, image_events=20, image_times=0.0)
+
+
+class Life:
+    """A master that journals a random history until it is killed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        seed: int = 1,
+        *,
+        header: Header = HEADER,
+        limits: JournalLimits = OFTEN,
+        before: Recovered | None = None,
+    ) -> None:
+        self.directory = directory
+        self.script = Script(random.Random(seed))
+        self.state = before.core if before else JobState(SPEC)
+        self.now_s = 0.0
+        self.journal = JournalFile(
+            directory,
+            header,
+            lambda: self.state.image(SPEC),
+            run=before.run if before else None,
+            limits=limits,
+            now_s=lambda: self.now_s,
+        )
+
+    def live(self, events: int) -> None:
+        for _ in range(events):
+            event = self.script.next()
+            commands = self.state.handle(event)
+            if worth_keeping(event, commands):
+                self.journal.append(event)
+            self.journal.flush()
+            self.script.heard(commands)
+
+    def next(self, run_name: str = HEADER.run, since_s: float = float("inf")) -> Recovered | None:
+        return recover(self.directory, run_name, SPEC, Limits(), since_s)
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    life = Life(tmp_path)
+    yield life
+    os.close(life.journal._file)
+
+
+def equal(recovered: Recovered | None, state: JobState) -> Recovered:
+    assert recovered is not None
+    assert canonical(recovered.core) == canonical(state)
+    return recovered
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_state_comes_back_from_the_newest_image_and_the_events_after_it(
+    tmp_path: Path, seed: int
+) -> None:
+    life = Life(tmp_path, seed)
+    for _ in range(6):
+        life.live(37)
+        recovered = equal(life.next(), life.state)
+        assert (recovered.run, recovered.term) == (1, 3)
+    assert 1 <= len(files.images(tmp_path)) <= 2
+    life.journal.close()
+
+
+def test_masters_one_after_another_continue_one_run(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    for term in range(4, 9):
+        life.live(45)
+        before = equal(life.next(), life.state)
+        assert before.term == term - 1
+        life.journal.close()
+        script = life.script
+        life = Life(tmp_path, header=Header(HEADER.run, term), before=before)
+        life.script = script
+    life.live(45)
+    equal(life.next(), life.state)
+    assert {one.run for one in files.segments(tmp_path)} == {1}
+    life.journal.close()
+
+
+def test_a_line_that_was_cut_off_is_removed_before_the_next_segment(life: Life) -> None:
+    life.live(30)
+    newest = files.segments(life.directory)[-1].path
+    with newest.open("ab") as file:
+        file.write(b'0badc0de {"event":"Ti')
+    equal(life.next(), life.state)
+    assert newest.read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize("damage", ["other code", "cut off", "flipped", "no start"])
+def test_without_a_usable_image_all_events_are_replayed(life: Life, damage: str) -> None:
+    life.live(120)
+    assert files.images(life.directory)
+    for image in files.images(life.directory):
+        whole = bytearray(image.path.read_bytes())
+        if damage == "other code":
+            plain = files.line({"format": files.FORMAT, "code": "another"})
+            whole[: whole.index(b"\n") + 1] = plain
+        elif damage == "cut off":
+            del whole[-20:]
+        elif damage == "flipped":
+            whole[-9] ^= 1
+        image.path.write_bytes(whole)
+    if damage == "no start":
+        files.start_path(life.directory, 1).unlink()
+    equal(life.next(), life.state)
+
+
+def test_an_image_stands_for_segments_that_are_gone(life: Life) -> None:
+    life.live(250)
+    needed = files.images(life.directory)[0].segment
+    gone = [one for one in files.segments(life.directory) if one.number < needed]
+    assert gone
+    for one in gone:
+        one.path.unlink()
+    equal(life.next(), life.state)
+
+
+def test_the_image_before_is_used_if_the_newest_is_damaged(life: Life) -> None:
+    life.live(250)
+    older, newest = files.images(life.directory)
+    newest.path.write_bytes(b"")
+    for one in files.segments(life.directory):
+        if one.number < older.segment:
+            one.path.unlink()
+    equal(life.next(), life.state)
+
+
+@pytest.mark.parametrize("why", ["other launch", "nothing", "not begun", "damaged", "other format"])
+def test_a_journal_that_cannot_continue_the_job_is_left_alone(tmp_path: Path, why: str) -> None:
+    life = Life(tmp_path / "journal", limits=JournalLimits())
+    life.live(2 if why == "not begun" else 40)
+    segment = files.segments(life.directory)[-1].path
+    before = segment.read_bytes()
+    if why == "damaged":
+        lines = before.splitlines(keepends=True)
+        segment.write_bytes(b"".join((*lines[:5], lines[5][:-9] + b"\n", *lines[6:])))
+    elif why == "other format":
+        header = files.line({"format": 99, "run": HEADER.run, "term": 3})
+        segment.write_bytes(header + before[before.index(b"\n") + 1 :])
+    elif why == "nothing":
+        shutil.rmtree(life.directory)
+    changed = segment.read_bytes() if segment.exists() else b""
+    assert life.next("another" if why == "other launch" else HEADER.run) is None
+    assert not segment.exists() or segment.read_bytes() == changed
+    os.close(life.journal._file)
+
+
+def test_a_full_disk_leaves_a_gap_which_an_image_closes(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    life.live(30)
+    whole = os.dup(life.journal._file)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), life.journal._file)
+    life.live(30)
+    os.dup2(whole, life.journal._file)
+    os.close(whole)
+    life.live(30)
+    assert life.next() is None, "the next master must not continue from before the gap"
+    life.now_s += 11.0
+    life.live(30)
+    equal(life.next(), life.state)
+    said = [record.getMessage() for record in caplog.records if "cannot write" in record.message]
+    assert len(said) == 1 and "No space left on device" in said[0]
+    assert not files.gap_path(life.directory, 1).exists()
+
+
+def test_lines_for_people_that_were_not_written_are_given_back(life: Life) -> None:
+    life.live(60)
+    since_s = life.state.now_s
+    told: list[c.Command] = []
+    while not told:
+        event = life.script.next()
+        commands = life.state.handle(event)
+        life.journal.append(event)
+        life.journal.flush()
+        life.script.heard(commands)
+        if event.at_s > since_s:
+            told += [one for one in commands if isinstance(one, c.Announce | c.RecordMetrics)]
+    recovered = life.next(since_s=since_s)
+    assert recovered is not None and list(recovered.unrecorded) == told
+    again = life.next(since_s=life.state.now_s)
+    assert again is not None and not again.unrecorded
+
+
+def test_a_journal_of_format_1_still_replays(tmp_path: Path) -> None:
+    """Written by the first version of this format; see `write_golden` for how."""
+    directory = tmp_path / "journal"
+    shutil.copytree(GOLDEN, directory)
+    recovered = recover(directory, HEADER.run, SPEC, Limits())
+    assert recovered is not None
+    known = json.loads((GOLDEN / "receipt.json").read_text())
+    assert json.loads(json.dumps(asdict(recovered.core.receipt()))) == known
+
+
+def write_golden() -> None:
+    """Write the journal that later versions must read. Run it only for a new format."""
+    life = Life(GOLDEN, seed=7, limits=JournalLimits())
+    life.live(160)
+    life.journal.close()
+    known = json.dumps(asdict(life.state.receipt()), indent=1)
+    (GOLDEN / "receipt.json").write_text(known + "\n")
+
+
+def test_an_unfinished_command_is_known_by_its_event(life: Life) -> None:
+    """What a master decided and did not do is in the state that the next one gets."""
+    life.live(4)
+    starts = list(life.state.presence().attached)
+    assert not starts
+    recovered = equal(life.next(), life.state)
+    again = recovered.core.handle(e.MasterTookOver(recovered.at_s + 1.0, 4, 1.0))
+    assert {one.name for one in again if isinstance(one, c.StartProcess)} >= {
+        process.name
+        for process in life.state._context.processes.going.values()
+        if process.life == "requested"
+    }
