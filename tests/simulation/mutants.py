@@ -16,30 +16,11 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation.mutant import RING, SERVERS, Mutant
 from tests.simulation.runner import Seen, run_jobs
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """In the source of function `where` (module:Class.method, below `elasticdl.`) `old` becomes
-    `new`.
-    """
-
-    name: str
-    strategy: str
-    where: str
-    old: str
-    new: str
-    beside: Mutant | None = None
-    """Another defect, without which this one does not show."""
-    shows: str = ""
-    """What the failure that it leads to has in its text."""
-
-
-RING, SERVERS = "ring", "ps"
+from tests.simulation.takeover_mutants import TAKEOVER_MUTANTS
 
 DONE_AT_ITEM_END = Mutant(
     "a shard is told done at the end of an item",
@@ -75,6 +56,7 @@ STALL_TOO_SOON = Mutant(
 )
 
 MUTANTS = (
+    *TAKEOVER_MUTANTS,
     DONE_AT_ITEM_END,
     NO_ROOM,
     SILENT_STALL,

@@ -287,6 +287,7 @@ class Control:
         self._world = world
         self._server: Server = world.servers[address]
         self._pending: list[asyncio.Future[Any]] = []
+        self._closed = False
         self._term = term
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
@@ -355,6 +356,7 @@ class Control:
         await self._call(timeout_s, release)
 
     async def close(self) -> None:
+        self._closed = True
         for answer in self._pending:
             if not answer.done():
                 answer.set_exception(TransientError("the server was given up"))
@@ -383,6 +385,8 @@ class Control:
         if self._world.network.loses():
             await asyncio.sleep(latency_s())
             raise TransientError("the call was lost")
+        if self._closed:
+            raise TransientError("the server was given up")
         after(latency_s(), arrive)
         self._pending.append(answer)
         try:
