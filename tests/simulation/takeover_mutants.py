@@ -34,13 +34,6 @@ TAKEOVER_MUTANTS = (
         "pass",
     ),
     Mutant(
-        "revocations are not given again",
-        SERVERS,
-        "master.core.takeover:Takeover._take_back",
-        "if self._leasing.revocation.is_open(name):",
-        "if False:",
-    ),
-    Mutant(
         "revocations are counted from 0 by another master",
         SERVERS,
         "master.gateway.lease_polls:LeasePolls.restore",
@@ -192,7 +185,8 @@ TAKEOVER_MUTANTS = (
         "both",
         "master.driver:Driver._handle",
         "self._journal.flush()",
-        "[self._executor.carry_out(one) for many in decided for one in many]; self._journal.flush(); decided = [() for _ in decided]",
+        "[self._executor.carry_out(one) for many in decided for one in many];"
+        " self._journal.flush(); decided = [() for _ in decided]",
     ),
     Mutant(
         "leases are not in the journal",

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.simulation import mutants
+from tests.simulation.mutant import Mutant
 from tests.simulation.runner import Seen, run_jobs
 from tests.simulation.scheduler import Process, Scheduler, Violation
 
@@ -86,7 +87,7 @@ def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minut
     [mutants.SILENT_STALL, mutants.STALL_TOO_SOON],
     ids=["not announced", "announced too soon"],
 )
-def test_a_stall_that_is_announced_wrongly_or_not_at_all_is_found(mutant: mutants.Mutant) -> None:
+def test_a_stall_that_is_announced_wrongly_or_not_at_all_is_found(mutant: Mutant) -> None:
     (failure,) = mutants.look_for(mutant, seconds=60.0).failures
     assert mutant.shows in failure.what
 
@@ -97,7 +98,7 @@ def test_a_stall_that_is_announced_is_no_silent_one() -> None:
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_still_fits_the_code(mutant: mutants.Mutant) -> None:
+def test_a_mutant_still_fits_the_code(mutant: Mutant) -> None:
     """Whether it is found takes minutes: `python -m tests.simulation.mutants`."""
     with mutants.put_in(mutant):
         pass

@@ -227,7 +227,12 @@ _RING_EVENTS = (
 )
 _PUSH_EVENTS = ("kill in a push", "kill in a push", "kill in a push", "slow push", "slow push")
 _SERVER_EVENTS = ("kill server",)
-_MASTER_EVENTS = ("kill master", "kill master in its work", "kill master in its work")
+_MASTER_EVENTS = (
+    "kill master",
+    "kill master in its work",
+    "kill master in its work",
+    "kill master in a phase",
+)
 
 
 def _master_faults(strategy: str, seed: int, steps: int) -> list[Fault]:

@@ -30,6 +30,7 @@ FAULTS_LIMIT_S = 120.0
 """Without progress. The master announces a stall before."""
 _LONGEST_S = 7200.0
 _LOOK_S = 5.0
+LATE_PHASES = ("evaluating", "checkpointing", "exporting", "ending")
 
 
 class Killed(BaseException):
@@ -43,6 +44,8 @@ class _Tear:
     stage: str
     left: int
     away_s: float
+    phase: str = ""
+    """Only in that phase of the job; '': in any."""
 
 
 @final
@@ -150,7 +153,7 @@ class World:
     def at_moment(self, stage: str) -> None:
         """The master is at such a point of its work. Raises Killed if it is to be killed there."""
         for tear in self.master_tears:
-            if tear.stage == stage:
+            if tear.stage == stage and tear.phase in ("", self.master.state.status().phase):
                 tear.left -= 1
                 if tear.left < 0:
                     self.master_tears.remove(tear)
@@ -223,6 +226,12 @@ class World:
             case "kill master in its work":
                 stage = ("flush", "act", "command")[int(fault.draw * 3)]
                 self.master_tears.append(_Tear(stage, int(fault.seconds * 3), fault.away_s))
+                return
+            case "kill master in a phase":
+                stage = ("flush", "act", "command")[int(fault.draw * 3)]
+                phase = LATE_PHASES[int(fault.draw * 100) % len(LATE_PHASES)]
+                tear = _Tear(stage, int(fault.seconds), fault.away_s, phase)
+                self.master_tears.append(tear)
                 return
             case "scale":
                 low = 1 + int(fault.draw * 3)
