@@ -63,6 +63,7 @@ class Server:
     """One incarnation of a server."""
 
     def __init__(self, world: World, running: Running) -> None:
+        self._world = world
         self._scheduler: Scheduler = world.scheduler
         self._truth = world.truth
         self._in_steps = world.plan.spec.trains_in_steps
@@ -154,7 +155,19 @@ class Server:
         self.version += 1
         self._step = number
         self.steps[number] = tuple(named)
+        self._tear_master()
         return self.version
+
+    def _tear_master(self) -> None:
+        """The master may be killed when the first server has applied a step."""
+        tears = self._world.master_tears
+        for tear in tears:
+            if tear.stage == "step":
+                tear.left -= 1
+                if tear.left < 0:
+                    tears.remove(tear)
+                    self._world.kill_master(tear.away_s)
+                return
 
     def look_again(self) -> None:
         """The gate may be open for some that wait."""
@@ -368,6 +381,10 @@ class Control:
 
         def arrive() -> None:
             if self._server.dead or self._server.running.process.stopped:
+                return
+            killed = self._world.master.term != self._term or self._world.master.dead
+            # Some requests of a killed master arrive, others had not left it.
+            if killed and self._world.scheduler.random.random() < 0.5:
                 return
             try:
                 found, error = self._of_term(do), None

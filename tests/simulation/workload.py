@@ -243,7 +243,9 @@ def _master_faults(strategy: str, seed: int, steps: int) -> list[Fault]:
         return []
     return [
         Fault(
-            draw.choice(_MASTER_EVENTS),
+            draw.choice(
+                (*_MASTER_EVENTS, "kill master in a step") if strategy == STEPS else _MASTER_EVENTS
+            ),
             round(draw.choice([0.0, 0.01, 0.2, 3.0]) * draw.random(), 4),
             draw.random(),
             round(_spread(draw, 0.3, 15), 3),

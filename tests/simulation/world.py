@@ -227,10 +227,13 @@ class World:
                 stage = ("flush", "act", "command")[int(fault.draw * 3)]
                 self.master_tears.append(_Tear(stage, int(fault.seconds * 3), fault.away_s))
                 return
+            case "kill master in a step":
+                self.master_tears.append(_Tear("step", int(fault.draw * 5), fault.away_s))
+                return
             case "kill master in a phase":
                 stage = ("flush", "act", "command")[int(fault.draw * 3)]
                 phase = LATE_PHASES[int(fault.draw * 100) % len(LATE_PHASES)]
-                tear = _Tear(stage, int(fault.seconds), fault.away_s, phase)
+                tear = _Tear(stage, int(fault.seconds) % 4, fault.away_s, phase)
                 self.master_tears.append(tear)
                 return
             case "scale":
