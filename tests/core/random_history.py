@@ -43,7 +43,7 @@ def canonical(value: Any, seen: dict[int, int] | None = None) -> Any:
         return {str(key): canonical(item, seen) for key, item in value.items()}
     if isinstance(value, set):
         value = sorted(value)
-    if isinstance(value, (list, tuple, deque)):
+    if isinstance(value, (list, tuple, deque, range)):
         return [canonical(item, seen) for item in value]
     state = (
         {field.name: getattr(value, field.name) for field in fields(value)}

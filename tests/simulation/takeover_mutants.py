@@ -188,7 +188,7 @@ TAKEOVER_MUTANTS = (
         "an image lacks the order of shards",
         SERVERS,
         "master.core.data.ledger:Ledger.derive",
-        "self._order = self.plan.order(self.epoch) if self.counts else []",
+        "self._order = self.plan.order(self.epoch) if self.counts else ()",
         "pass",
     ),
 )

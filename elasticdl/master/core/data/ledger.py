@@ -97,7 +97,7 @@ class Ledger:
         self.forgone: set[int] = set()
         """Numbers of shards of the current epoch that were begun and whose rest is not expected."""
         self._ids = ids
-        self._order: list[int] = []
+        self._order: Sequence[int] = ()
         self._cursor = 0
         self._first_id = 0
         self.repeated_at_least = False
@@ -294,7 +294,7 @@ class Ledger:
 
     def derive(self) -> None:
         """Compute the order of the current epoch, which an image of the state leaves out."""
-        self._order = self.plan.order(self.epoch) if self.counts else []
+        self._order = self.plan.order(self.epoch) if self.counts else ()
 
     # back
 

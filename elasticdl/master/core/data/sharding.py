@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import random
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Shuffle
+from elasticdl.master.core.data.permutation import Permutation
 from elasticdl.shard import Shard, ShardId, Source
 
 _WINDOWS_PER_SHARD = 64
 _SHARDS_PER_WORKER = 4
+_MOST_LISTED = 50_000
+"""Shards whose order is a list."""
 
 
 def shard_records(records_per_task: int, window: int, total_records: int, max_workers: int) -> int:
@@ -75,13 +79,18 @@ class ShardPlan:
         """Shards of one epoch."""
         return self._first[-1]
 
-    def order(self, epoch: int) -> list[int]:
+    def order(self, epoch: int) -> Sequence[int]:
         """Shard numbers in the order in which that epoch leases them."""
+        if self.shuffle is Shuffle.NONE:
+            return range(self.shards)
+        # Seeded by text, not by hash(): str hashes differ between processes. A resumed job must get
+        # the same order, since the cursor of its ledger is a position in it.
+        seed = f"{self.seed}/{epoch}"
+        if self.shards > _MOST_LISTED:
+            # A list of a million takes half a second to shuffle, in which the master does nothing.
+            return Permutation(self.shards, seed)
         numbers = list(range(self.shards))
-        if self.shuffle is not Shuffle.NONE:
-            # Seeded by text, not by hash(): str hashes differ between processes. A resumed job must
-            # get the same order, since the cursor of its ledger is a position in it.
-            random.Random(f"{self.seed}/{epoch}").shuffle(numbers)
+        random.Random(seed).shuffle(numbers)
         return numbers
 
     def order_seed(self, epoch: int, number: int) -> int | None:
