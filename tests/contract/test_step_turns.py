@@ -43,7 +43,7 @@ def test_all_pushes_of_a_large_step_that_is_dropped_are_named() -> None:
         )
         for number in range(1, FULL):
             assert await turns.take(WORKER, number, 0, 0, 5.0) == (1, "")
-            assert turns.end(
+            assert await turns.end(
                 WORKER, number, Contribution(WORKER, number, 1.0), LEASE.part, last=False
             )
         turns.server_changed()

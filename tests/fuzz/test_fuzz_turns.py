@@ -102,7 +102,7 @@ class World:
                 case 2 | 3 | 4:
                     made = Contribution(worker, choose.choice([1, 2, 3, MOST]), 1.0)
                     lease: LeasePart = worker, ShardId(choose.randrange(4)), choose.choice([0, -1])
-                    self.turns.end(
+                    await self.turns.end(
                         worker,
                         choose.choice([0, number]),
                         choose.choice([None, made]),
@@ -127,7 +127,7 @@ class World:
                 revocation = self.revocations[GOOD]
                 step, _ = await self.turns.take(GOOD, number, lease.epoch, revocation, 1.0)
             made = Contribution(GOOD, number, 1.0)
-            assert self.turns.end(GOOD, number, made, lease.part, last=number == 5)
+            assert await self.turns.end(GOOD, number, made, lease.part, last=number == 5)
         async for order in stream:
             if isinstance(order, Settled) and order.through == 5:
                 assert not order.dropped

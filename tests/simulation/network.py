@@ -246,7 +246,7 @@ class Client:
             self._check()
             made = Contribution(self._name, sequence, examples) if sequence else None
             lease = self._name, applied.shard, applied.attempt
-            return self._turns.end(self._name, number, made, lease, last=last)
+            return await self._turns.end(self._name, number, made, lease, last=last)
 
         accepted = bool(self._call(handle, _ATTEMPT_S))
         if not accepted:

@@ -144,9 +144,11 @@ class Snapshots:
 
         A server that does not answer opens its gate by itself.
         """
-        await asyncio.gather(
-            *(self._keep_at(server, snapshots) for server in self._registry.attached())
-        )
+        # A cut that begins meanwhile must wait: a call that arrives late would release its view.
+        async with self._cutting:
+            await asyncio.gather(
+                *(self._keep_at(server, snapshots) for server in self._registry.attached())
+            )
 
     async def _keep_at(self, server: Server, snapshots: Sequence[SnapshotId]) -> None:
         limits = self._limits

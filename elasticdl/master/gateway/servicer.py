@@ -238,7 +238,7 @@ class MasterService(MasterServicer):
         if request.sequence:
             made = Contribution(name, request.sequence, request.examples)
         lease = name, ShardId(request.applied.shard), request.applied.attempt
-        accepted = turns.end(name, request.number, made, lease, last=request.last)
+        accepted = await turns.end(name, request.number, made, lease, last=request.last)
         return pb.EndTurnReply(accepted=accepted)
 
     async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:

@@ -71,8 +71,9 @@ class StepTurns:
         self._outcomes: dict[ProcessName, _Outcomes] = {}
         self._delay = StepDelayed(0.0)
         self._opened_s = queue.at_s()
-        self._recovering = False
-        """An earlier master's last step is being looked for: no turn is given."""
+        self._recovered = asyncio.Event()
+        """Unset while an earlier master's last step is being looked for: no turn is given."""
+        self._recovered.set()
         self._recent: Sequence[RecentSteps | None] = ()
         """The newest steps of an earlier master, by server; None for one that is gone."""
         self._told: dict[ProcessName, tuple[int, ...]] = {}
@@ -82,14 +83,14 @@ class StepTurns:
 
     def recover(self) -> None:
         """Continue after the last step of an earlier master, which its servers know."""
-        self._recovering = True
+        self._recovered.clear()
         self._queue.spawn("last step of an earlier master", self._recover())
 
     def restore(self, worker: ProcessName, revocation: int, unsettled: tuple[int, ...]) -> None:
         """Tell a worker of an earlier master what became of its pushes, as soon as it is known."""
         self._revocations[worker] = max(revocation, self._revocations.get(worker, 0))
         self._told[worker] = unsettled
-        if not self._recovering:
+        if self._recovered.is_set():
             self._settle_told(worker)
 
     async def _recover(self) -> None:
@@ -114,7 +115,8 @@ class StepTurns:
                 for server, one in zip(servers, recent, strict=True)
             ]
         self._steps.continue_after(newest)
-        self._recovering, self._opened_s = False, self._queue.at_s()
+        self._opened_s = self._queue.at_s()
+        self._recovered.set()
         for worker in sorted(self._told):
             self._settle_told(worker)
         self.decide()
@@ -136,12 +138,8 @@ class StepTurns:
         unsettled = self._told.pop(worker, ())
         if not unsettled:
             return
-        everyone = len(self._recent) == self._registry.number
-        on = {
-            sequence: [one is not None and one.has(str(worker), sequence) for one in self._recent]
-            for sequence in unsettled
-        }
-        dropped = [sequence for sequence in unsettled if not (everyone and all(on[sequence]))]
+        on = {sequence: self._recent_with(worker, sequence) for sequence in unsettled}
+        dropped = [sequence for sequence, all_or_some in on.items() if not all(all_or_some)]
         outcomes = self._outcomes_of(worker)
         outcomes.through = max(outcomes.through, *unsettled)
         outcomes.version = max(outcomes.version, *(one.version for one in self._recent if one), 0)
@@ -150,6 +148,12 @@ class StepTurns:
         if dropped:
             partly = any(any(on[sequence]) for sequence in dropped)
             self._drop(worker, "another master took over during its step", partly_applied=partly)
+
+    def _recent_with(self, worker: ProcessName, sequence: int) -> list[bool]:
+        """Whether a step of an earlier master has that push, by server."""
+        if not self._recent or len(self._recent) != self._registry.number:
+            return [False]
+        return [one is not None and one.has(str(worker), sequence) for one in self._recent]
 
     # calls of workers
 
@@ -179,7 +183,7 @@ class StepTurns:
                 del self._waiting[worker]
                 self._steps.withdraw(worker)
 
-    def end(
+    async def end(
         self,
         worker: ProcessName,
         number: int,
@@ -189,7 +193,10 @@ class StepTurns:
         last: bool,
     ) -> bool:
         """End a turn; without a number, only the lease ends. See `Steps.end`."""
-        accepted = number == 0 or self._steps.end(worker, number, contribution, lease)
+        await self._recovered.wait()
+        # An earlier master may have accepted it, and its answer was lost.
+        applied = contribution is not None and all(self._recent_with(worker, contribution.sequence))
+        accepted = number == 0 or applied or self._steps.end(worker, number, contribution, lease)
         if not accepted and contribution is not None:
             self._drop(worker, "its gradient came too late for its step")
         elif last and worker not in self._barred:
@@ -226,7 +233,7 @@ class StepTurns:
 
     def decide(self) -> None:
         """Give turns, and apply the step if it is complete. Call it after every change."""
-        if self._recovering:
+        if not self._recovered.is_set():
             return
         outlook = self._outlook()
         self._steps.prune(lease.part for lease in outlook.leases)

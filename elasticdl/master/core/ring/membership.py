@@ -62,6 +62,8 @@ class RingMembership:
 
         No generation since then made a step without it.
         """
+        self._unheard: set[ProcessName] | None = None
+        """Members that have not reported after a takeover; None: none took place, or all have."""
         self._begun = False
         self._looking_s: float | None = None
         self._must_form_again = ""
@@ -112,9 +114,11 @@ class RingMembership:
         self._must_form_again = why
 
     def taken_over(self) -> None:
-        """Form a new generation if a master was replaced while the present one formed."""
-        if self.present is not None and self.formed != self.present.number:
-            self.form_again("another master took over while the generation formed")
+        """Wait for reports of all members: an earlier master may have missed some.
+
+        Then form a new generation if the present one is incomplete, whose rendezvous is gone.
+        """
+        self._unheard = set(self.members)
         for report in self._reports.values():
             report.heard_s = self._context.now_s
         self._looking_s = None
@@ -149,6 +153,8 @@ class RingMembership:
             self.problem = textwrap.shorten(
                 event.problem.splitlines()[0], _MOST_CHARS, placeholder=" …"
             )
+        if self._unheard is not None:
+            self._unheard.discard(event.worker)
         # A report on a new stream proves that the worker lives.
         report.heard_s, report.cut_off, report.leaving = event.at_s, False, event.leaving
         # Generations only grow: an older report must not take one back.
@@ -233,7 +239,7 @@ class RingMembership:
 
     def decide(self) -> None:
         """Publish another generation if one is due."""
-        if self._context.phase not in _WORKING:
+        if self._context.phase not in _WORKING or self._waits_for_members():
             return
         workers = [
             standing
@@ -258,6 +264,20 @@ class RingMembership:
             self.present.number if self.present else 0
         ) and not self._in_doubt(decision):
             self._publish(decision)
+
+    def _waits_for_members(self) -> bool:
+        """Whether members have yet to tell this master how far they came."""
+        if self._unheard is None:
+            return False
+        unheard = sorted(name for name in self._unheard if self._context.worker(name) is not None)
+        if unheard:
+            listed = ", ".join(map(str, unheard))
+            self.reason = f"another master took over and waits for reports of {listed}"
+            return True
+        self._unheard = None
+        if self.present is not None and self.formed != self.present.number:
+            self.form_again("another master took over while the generation formed")
+        return False
 
     def _in_doubt(self, decision: next_generation.Decision) -> bool:
         """Whether members of the present generation may have just got weights that seem lost.
