@@ -6,12 +6,16 @@ Everything runs on one event loop; there are no locks.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
-from typing import TypeAlias, final
+from dataclasses import replace
+from typing import Final, TypeAlias, final
 
 from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessObserved
 
 ProcessEvent: TypeAlias = ProcessObserved | ProcessExited
+MOST_TAILS: Final = 200
+"""Ends whose last lines are kept: a job may start tens of thousands of processes."""
 
 
 @final
@@ -25,6 +29,7 @@ class EventBus:
         self._newest: dict[ProcessName, ProcessEvent] = {}
         self._listeners: dict[asyncio.Queue[ProcessEvent | None], None] = {}
         """In the order in which they began to listen."""
+        self._with_tail: deque[ProcessExited] = deque()
         self._closed = False
 
     def __contains__(self, name: ProcessName) -> bool:
@@ -37,8 +42,18 @@ class EventBus:
     def post(self, event: ProcessEvent) -> None:
         """Send an event to all present and future listeners."""
         self._newest[event.name] = event
+        if isinstance(event, ProcessExited) and event.exit_status.log_tail:
+            self._keep_tail(event)
         for queue in self._listeners:
             queue.put_nowait(event)
+
+    def _keep_tail(self, event: ProcessExited) -> None:
+        self._with_tail.append(event)
+        if len(self._with_tail) > MOST_TAILS:
+            old = self._with_tail.popleft()
+            if self._newest[old.name] is old:
+                status = replace(old.exit_status, log_tail="")
+                self._newest[old.name] = replace(old, exit_status=status)
 
     def close(self) -> None:
         """End every listener's iteration after all posted events."""

@@ -15,6 +15,7 @@ from elasticdl.cluster.base import (
     ProcessSpec,
     Role,
 )
+from elasticdl.cluster.event_bus import MOST_TAILS, EventBus
 from elasticdl.cluster.fake import FakeCluster
 
 pytestmark = pytest.mark.core
@@ -126,3 +127,20 @@ def test_an_event_can_come_twice() -> None:
 def test_a_fault_for_a_process_that_does_not_live_is_a_mistake_of_the_test() -> None:
     with pytest.raises(KeyError, match="worker-0 is not live; live: none"):
         FakeCluster().kill(W0)
+
+
+def test_of_many_ended_processes_only_the_last_ones_keep_what_they_printed() -> None:
+    async def scenario() -> None:
+        bus = EventBus()
+        for index in range(3 * MOST_TAILS):
+            status = ExitStatus(exit_code=index, log_tail=f"last words of {index}")
+            bus.post(ProcessExited(ProcessName(Role.WORKER, index), status))
+        bus.close()
+        seen = [event async for event in bus.listen()]
+        statuses = [event.exit_status for event in seen if isinstance(event, ProcessExited)]
+        assert [status.exit_code for status in statuses] == list(range(3 * MOST_TAILS))
+        assert [bool(status.log_tail) for status in statuses] == (
+            2 * MOST_TAILS * [False] + MOST_TAILS * [True]
+        )
+
+    asyncio.run(scenario())
