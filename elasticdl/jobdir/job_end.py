@@ -15,6 +15,7 @@ from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.master_address import read_master
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import resume_command
+from elasticdl.jobdir.supervisor_file import read_supervisor
 
 STARTS_WITHIN_S = 60.0
 """A new job without a sign of its master for this long has no master."""
@@ -25,9 +26,18 @@ _CHANGES_WITHIN_S = 10.0
 def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
     """Return the job's end, with its last status if there is one; None if it has not ended.
 
-    A job whose master was killed has ended too: the master's death ends all processes. Raises
-    NoSuchJob.
+    A job whose supervisor was killed has ended too: its death ends all processes. Between two
+    masters the job has not ended. Raises NoSuchJob.
     """
+    if (supervisor := read_supervisor(directory)) is not None:
+        # A master that had begun removes its address shortly before it writes its outcome.
+        ends = directory.preflight.exists() and not directory.master.exists()
+        if supervisor.runs(directory):
+            return _end_within(directory, LAST_WORD_WITHIN_S if ends else 0.0)
+        if directory.supervisor.exists():  # Else it has just ended the job in order.
+            return read_end(directory) or killed_end(
+                directory, supervisor.message, supervisor.exit_code
+            )
     if directory.master.exists():
         master = read_master(directory)
         # An unreadable file may be new, on a file system that shows partial writes.
@@ -41,12 +51,15 @@ def job_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
     is_young = time.time() - made_wall_s(directory) < STARTS_WITHIN_S
     if is_young and not directory.status.exists() and not _has_receipt(directory):
         return None
-    # A master removes its address shortly before it writes its outcome.
+    # What has just changed may still get its outcome.
     limit_s = LAST_WORD_WITHIN_S if _has_just_changed(directory) else 0.0
+    return _end_within(directory, limit_s) or killed_end(directory)
+
+
+def _end_within(directory: JobDirectory, limit_s: float) -> tuple[Outcome, JobStatus | None] | None:
+    """Return the master's outcome as soon as it is there; None if it is not there in time."""
     end_s = time.monotonic() + limit_s
-    while (end := read_end(directory)) is None:
-        if time.monotonic() >= end_s:
-            return killed_end(directory)
+    while (end := read_end(directory)) is None and time.monotonic() < end_s:
         time.sleep(0.05)
     return end
 
@@ -74,7 +87,9 @@ def status_in(left: Mapping[str, Any]) -> JobStatus | None:
     return None
 
 
-def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, JobStatus | None]:
+def killed_end(
+    directory: JobDirectory, message: str = "", exit_code: int | None = None
+) -> tuple[Outcome, JobStatus | None]:
     """Return the outcome of a job whose master recorded none, and its last saved status."""
     name = job_name(directory)
     if not message and directory.status.exists():
@@ -82,15 +97,15 @@ def killed_end(directory: JobDirectory, message: str = "") -> tuple[Outcome, Job
             f"cannot read how job {name} ended: {directory.status} is damaged or not readable by"
             " this user"
         )
-    message = message or (
-        f"the master of job {name} in {directory.path} was killed with all processes of the job"
-    )
+    message = message or (f"job {name} in {directory.path} was killed with all of its processes")
     known = last_known(directory, message.partition("\n")[0])
+    code = ExitCode.JOB_FAILED if exit_code is None else exit_code
+    log = "" if code == ExitCode.INTERRUPTED else f"its log is {directory.master_log}; "
     outcome = Outcome(
-        ExitCode.JOB_FAILED,
+        code,
         message,
         str(directory.path),
-        f"its log is {directory.master_log}; {resume_hint(directory)}",
+        f"{log}{resume_hint(directory)}",
         receipt=known.receipt.to_json() if known and known.receipt else {},
         metrics=known.metrics if known else {},
         loss=known.loss if known else None,

@@ -56,6 +56,11 @@ class JobDirectory:
         return self.path / "master.json"
 
     @property
+    def supervisor(self) -> Path:
+        """The process that starts the job's masters; see `supervisor_file`. Local jobs only."""
+        return self.path / "supervisor.json"
+
+    @property
     def journal(self) -> Path:
         """Directory of the journal."""
         return self.path / "journal"

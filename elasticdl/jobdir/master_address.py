@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, final
 
 from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
-from elasticdl.jobdir.process_liveness import lives
+from elasticdl.jobdir.process_liveness import runs_job
 from elasticdl.tokens import MOST_TERM
 
 
@@ -42,22 +40,9 @@ class MasterAddress:
     def runs(self, directory: JobDirectory) -> bool:
         """Return whether the process is still the master of this job.
 
-        After a reboot another process may have its pid. A pid in a pod says nothing here; the
-        cluster watches that master.
+        A pid in a pod says nothing here; the cluster watches that master.
         """
-        if not self.token:
-            return True
-        if not lives(self.pid):
-            return False
-        try:
-            environment = Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return True  # Another user's process, or a system that hides it.
-        name, path = b"ELASTICDL_JOB_DIR=", os.path.realpath(directory.path)
-        places = (
-            os.fsdecode(one.removeprefix(name)) for one in environment if one.startswith(name)
-        )
-        return any(os.path.realpath(place) == path for place in places)
+        return not self.token or runs_job(self.pid, directory.path)
 
 
 def write_master(directory: JobDirectory, master: MasterAddress) -> None:

@@ -25,6 +25,22 @@ def lives(pid: object) -> TypeGuard[int]:
     return _shown(pid)[:1] not in ([b"Z"], [b"X"])
 
 
+def runs_job(pid: int, directory: Path) -> bool:
+    """Return whether a process runs and belongs to the job in this directory.
+
+    After a reboot another process may have its number.
+    """
+    if not lives(pid):
+        return False
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return True  # Another user's process, or a system that hides it.
+    name, path = b"ELASTICDL_JOB_DIR=", os.path.realpath(directory)
+    places = (os.fsdecode(one.removeprefix(name)) for one in environment if one.startswith(name))
+    return any(os.path.realpath(place) == path for place in places)
+
+
 def _shown(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat after the name, state first; empty if hidden."""
     try:

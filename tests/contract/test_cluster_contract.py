@@ -1,5 +1,5 @@
-"""What every cluster promises, for each of them: real processes on this machine, and the fake in
-memory.
+"""What every cluster promises, for each of them: real processes on this machine, with and without a
+supervisor, and the fake in memory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.cluster.local.cluster import LocalCluster
+from elasticdl.cluster.local.supervisor.supervised_cluster import SupervisedCluster
+from tests.supervised import Supervised
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.contract
@@ -56,13 +58,21 @@ class Bench(Protocol):
     def starts(self, name: ProcessName) -> int:
         """How often a process of this name was really started."""
 
+    def close(self) -> None:
+        """End what is not the cluster's."""
 
-class LocalBench:
+
+class ProcessBench:
+    """Real processes."""
+
     at_hand = True
 
-    def __init__(self, directory: Path, worker_imports: tuple[str, ...] = ()) -> None:
+    def __init__(self, directory: Path, cluster: Cluster) -> None:
         self.directory = directory
-        self.cluster = LocalCluster(directory / "logs", cores=2, worker_imports=worker_imports)
+        self.cluster = cluster
+
+    def close(self) -> None:
+        pass
 
     async def _run(self, name: ProcessName, program: str) -> None:
         report = (
@@ -104,11 +114,28 @@ class LocalBench:
         return len(self._pids(name))
 
 
+class LocalBench(ProcessBench):
+    def __init__(self, directory: Path, worker_imports: tuple[str, ...] = ()) -> None:
+        cluster = LocalCluster(directory / "logs", cores=2, worker_imports=worker_imports)
+        super().__init__(directory, cluster)
+
+
 class TemplateBench(LocalBench):
     """Workers are forks."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ("decimal",))
+
+
+class SupervisedBench(ProcessBench):
+    """The test is the master of a real supervisor."""
+
+    def __init__(self, directory: Path) -> None:
+        self._supervised = Supervised(directory)
+        super().__init__(directory, SupervisedCluster(self._supervised.master().link))
+
+    def close(self) -> None:
+        self._supervised.close()
 
 
 class FakeBench:
@@ -134,11 +161,17 @@ class FakeBench:
     def starts(self, name: ProcessName) -> int:
         return list(self.cluster.specs).count(name)
 
+    def close(self) -> None:
+        pass
+
 
 Run: TypeAlias = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
 
 
-@pytest.fixture(params=[LocalBench, TemplateBench, FakeBench], ids=["local", "template", "fake"])
+@pytest.fixture(
+    params=[LocalBench, TemplateBench, SupervisedBench, FakeBench],
+    ids=["local", "template", "supervised", "fake"],
+)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     def run_scenario(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
         async def with_cluster() -> None:
@@ -148,6 +181,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
                     await scenario(bench)
             finally:
                 await bench.cluster.close()
+                bench.close()
 
         asyncio.run(with_cluster())
 

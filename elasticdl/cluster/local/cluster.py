@@ -103,10 +103,10 @@ class LocalCluster:
         self._all_ended.set()
         self._closed = False
 
-    async def create(self, spec: ProcessSpec) -> None:
+    async def create(self, spec: ProcessSpec, stdin: int | None = None) -> None:
         """Start a process, unless that name was started before.
 
-        Raises CreateRefused.
+        `stdin` is a descriptor of the caller's; None: nothing. Raises CreateRefused.
         """
         if self._closed:
             raise CreateRefused("the local cluster is closed", retry=False)
@@ -115,7 +115,7 @@ class LocalCluster:
         self._check_memory(spec.name)
         self._starting.add(spec.name)
         try:
-            child = await self._start(spec)
+            child = await self._start(spec, stdin)
         except OSError as error:
             reason = (
                 f"cannot start {spec.name}: {error.strerror or error}:"
@@ -184,8 +184,8 @@ class LocalCluster:
         """The view is always current: the kernel notifies at once."""
         return None
 
-    async def close(self) -> None:
-        """Send SIGTERM to every process, and SIGKILL after 3 s; returns when all have ended.
+    async def close(self, grace_s: float = CLOSE_GRACE_S) -> None:
+        """Send SIGTERM to every process, and SIGKILL after `grace_s`; returns when all have ended.
 
         Logs each process that outlives SIGKILL for 30 s, and leaves it behind.
         """
@@ -193,9 +193,9 @@ class LocalCluster:
         if self._template is not None:
             await self._template.close()
         for name in list(self._children):
-            await self.delete(name, grace_s=CLOSE_GRACE_S)
+            await self.delete(name, grace_s=grace_s)
         try:
-            async with asyncio.timeout(CLOSE_GRACE_S + self._reap_limit_s):
+            async with asyncio.timeout(grace_s + self._reap_limit_s):
                 await self._all_ended.wait()
         except TimeoutError:
             self._leave_behind()
@@ -237,11 +237,12 @@ class LocalCluster:
                 retry=True,
             )
 
-    async def _start(self, spec: ProcessSpec) -> _Child:
+    async def _start(self, spec: ProcessSpec, stdin: int | None) -> _Child:
         log = log_path(self._log_directory, spec.name)
         with open_log(log, spec.name) as output, FileIO(os.devnull) as nothing:
             log_begin = output.tell()
-            standard = (nothing.fileno(), output.fileno(), output.fileno())
+            given = nothing.fileno() if stdin is None else stdin
+            standard = (given, output.fileno(), output.fileno())
             process = await self._run(spec, standard)
         try:
             return _Child(process, os.pidfd_open(process.pid), log, log_begin)
