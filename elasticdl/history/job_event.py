@@ -41,6 +41,8 @@ class EventKind(StrEnum):
     """The master published a generation of the ring."""
     COMPLETE = "complete"
     """All members of a generation have joined it."""
+    MASTER_ENDED = "master_ended"
+    """A master ended before its job did."""
     SAVED = "saved"
     FAILED = "failed"
 

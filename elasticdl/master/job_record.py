@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from signal import Signals
 from typing import final
 
 from elasticdl.clock import SystemClock
+from elasticdl.cluster.local.supervisor.messages import Predecessor
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import spoken
 from elasticdl.history.event_log import METRICS_POLICY, EventLog
@@ -50,6 +52,32 @@ class JobRecord:
         )
         details = meaning(EventKind.BEGUN, term=term, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
+
+    def predecessor_ended(self, before: Predecessor, wall_s: float, at_s: float) -> None:
+        """Record how the master before this one ended. Call it before `begins`."""
+        away_s = max(0.0, wall_s - before.ended_at)
+        self._heard_s = max(self._heard_s, at_s - away_s)
+        status, details = before.status, dict[str, float | int | str]()
+        if status.signal is not None:
+            words = f"killed by signal {status.signal} ({Signals(status.signal).name})"
+            details["signal"] = status.signal
+        elif status.exit_code is not None:
+            words = f"exit code {status.exit_code} without an outcome"
+            details["exit_code"] = status.exit_code
+        else:
+            words = status.reason
+        self.event_log.append(
+            {
+                "at": round(wall_s - at_s + self._heard_s, 3),
+                "at_s": round(self._heard_s, 3),
+            },
+            {
+                "kind": "job",
+                "text": f"the master ended after {spoken(before.lived_s)}: {words}",
+                "level": "warning",
+                "details": meaning(EventKind.MASTER_ENDED, lived_s=before.lived_s, **details),
+            },
+        )
 
     def ends(self, finish: FinishJob, wall_s: float, at_s: float) -> None:
         """Record the last event: how the job ended."""

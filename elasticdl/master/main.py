@@ -8,15 +8,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
 from elasticdl.cluster.local.parent_death import die_with_parent
-from elasticdl.errors import ElasticDLError, ExitCode, UserError
+from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import StopRequested
+from elasticdl.master.journal.recovery import Recovered, recover
 from elasticdl.master.master import Master
 from elasticdl.master.outcome import (
     leave_outcome,
@@ -24,19 +24,13 @@ from elasticdl.master.outcome import (
     outcome_of,
     tell_story,
 )
-from elasticdl.master.platform.platform import LocalPlatform, MasterEnvironment, Platform
+from elasticdl.master.platform.local import LocalPlatform
+from elasticdl.master.platform.platform import MasterEnvironment, Platform
+from elasticdl.master.read_spec import read_spec
 from elasticdl.rpc.open_files import raise_file_limit
-from elasticdl.tls.authority import Authority
+from elasticdl.tokens import run_name
 
 _LOG = logging.getLogger("elasticdl.master")
-
-
-def read_spec(directory: JobDirectory) -> JobSpec:
-    """Read the job of a directory. Raises UserError."""
-    try:
-        return JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the job in {directory.spec}: {error}") from error
 
 
 def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> None:
@@ -56,9 +50,14 @@ def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> 
         loop.add_signal_handler(number, caught, number)
 
 
-async def serve(environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> FinishJob:
+async def serve(
+    environment: MasterEnvironment,
+    spec: JobSpec,
+    platform: Platform,
+    recovered: Recovered | None = None,
+) -> FinishJob:
     """Run the job and save its outcome, unless the next master continues the job."""
-    master = Master(environment, spec, platform)
+    master = Master(environment, spec, platform, recovered)
     running = asyncio.ensure_future(master.run())
     departing: list[asyncio.Future[None]] = []
     if platform.has_next:
@@ -154,11 +153,11 @@ def _work(platform: Platform) -> FinishJob:
         environment = platform.open()
         directory = environment.directory
         spec = read_spec(directory)
-        if spec.uses_tls and environment.authority is None:
-            # A job on this machine ends with its master, and so does its authority.
-            authority = Authority.new(spec.cluster.job_name)
-            environment = replace(environment, authority=authority)
-        return asyncio.run(serve(environment, spec, platform))
+        recovered = recover(directory.journal, run_name(environment.token), spec, platform.limits)
+        if recovered is None and environment.restart:
+            environment = platform.begin_anew(environment)
+            spec = read_spec(directory)
+        return asyncio.run(serve(environment, spec, platform, recovered))
     except ElasticDLError as error:
         if directory is None and not platform.has_next:
             raise

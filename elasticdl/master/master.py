@@ -25,7 +25,7 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import after_a_stop
 from elasticdl.master.certificates import certificates
 from elasticdl.master.core.commands import Announce, FinishJob
-from elasticdl.master.core.events import MasterStarted, MasterTookOver
+from elasticdl.master.core.events import MasterStarted, MasterTookOver, StopRequested
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
@@ -47,7 +47,7 @@ from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welco
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.job_record import JobRecord
 from elasticdl.master.journal.files import Header
-from elasticdl.master.journal.recovery import Recovered, recover
+from elasticdl.master.journal.recovery import Recovered
 from elasticdl.master.journal.writer import JournalFile
 from elasticdl.master.outcome import (
     outcome_of,
@@ -63,6 +63,7 @@ from elasticdl.rpc.rendezvous import Rendezvous
 from elasticdl.shard import Source, Task
 from elasticdl.tokens import process_token, run_name
 
+PROGRESS_EVERY_S = 2.0
 _MAIN_TASK = {
     Action.TRAIN: Task.TRAINING,
     Action.EVALUATE: Task.EVALUATION,
@@ -74,7 +75,14 @@ _MAIN_TASK = {
 class Master:
     """All parts of one master."""
 
-    def __init__(self, environment: MasterEnvironment, spec: JobSpec, platform: Platform) -> None:
+    def __init__(
+        self,
+        environment: MasterEnvironment,
+        spec: JobSpec,
+        platform: Platform,
+        recovered: Recovered | None = None,
+    ) -> None:
+        """`recovered` is the job that this master takes over; None: it begins one."""
         self._environment = environment
         self._spec = self._settled = spec
         """The job as it was submitted, and with what the preflight decides."""
@@ -83,18 +91,12 @@ class Master:
         directory = environment.directory
         clock = SystemClock()
         self.record = JobRecord(spec, directory, clock)
-        self._run_name = run_name(environment.token)
-        self._recovered = recover(
-            directory.journal,
-            self._run_name,
-            spec,
-            platform.limits,
-            since_s=self.record.event_log.last_s,
-        )
-        self._term = _next_term(environment, self._recovered)
-        # Nobody listens at the old address any more.
-        directory.master.unlink(missing_ok=True)
-        self.core = self._recovered.core if self._recovered else JobState(spec, platform.limits)
+        self._recovered = recovered
+        self._term = _next_term(environment, recovered)
+        if not environment.restart:
+            # Nobody listens at the old address any more. A restarted master will.
+            directory.master.unlink(missing_ok=True)
+        self.core = recovered.core if recovered else JobState(spec, platform.limits)
         self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
         self._certificates = certificates(environment)
         self._registry = PsRegistry(spec.cluster.num_ps_pods, self._server_control)
@@ -106,7 +108,11 @@ class Master:
         service = MasterService(
             self.queue, self._gateway, self._welcome(), self.status_json, self.core
         )
-        self._server = MasterServer(service, self._certificates.own)
+        self._server = MasterServer(
+            service,
+            self._certificates.own,
+            reuse_port=environment.port in environment.reserved,
+        )
         self._view = self._job_view()
         self._page = StatusServer(
             self._view,
@@ -184,20 +190,23 @@ class Master:
     async def run(self) -> FinishJob:
         """Run from the first event to the last command.
 
-        Every process is gone when it returns or raises, unless it `has_left`.
+        Every process is gone when it returns, unless it `has_left`. After an error, local processes
+        end with the job.
         """
         environment, directory = self._environment, self._environment.directory
         port = await self._server.start(environment.host, environment.port)
         journal = JournalFile(
             directory.journal,
-            Header(self._run_name, self._term),
+            Header(run_name(environment.token), self._term),
             lambda: self.core.image(self._spec),
             run=self._recovered.run if self._recovered else None,
         )
         try:
             if self._gateway.ring is not None:
                 await self._gateway.ring.start(
-                    environment.host.strip("[]"), environment.rendezvous_port
+                    environment.host.strip("[]"),
+                    environment.rendezvous_port,
+                    reuse_port=environment.rendezvous_port in environment.reserved,
                 )
             process_env = self._platform.process_env(self._spec, environment, port)
             page, problem = await self._open_page()
@@ -218,9 +227,10 @@ class Master:
     async def _open_page(self) -> tuple[str, str]:
         """Open the page; return its address, or the problem. A job runs without its page too."""
         wanted = self._environment.page
+        port = wanted.port or self._spec.cluster.status_port
         try:
             port = await self._page.start(
-                wanted.host, wanted.port or self._spec.cluster.status_port
+                wanted.host, port, reuse_port=port in self._environment.reserved
             )
         except OSError as error:
             return "", f"cannot serve the status page: {error.strerror or error}"
@@ -250,12 +260,16 @@ class Master:
         executor = Executor(self.queue, self._gateway, deps)
         self._view.cluster = cluster
         if self._recovered is None:
+            self._tell_end_of_predecessor()
             executor.carry_out(self.record.begins(self._term, self.queue.at_s()))
             self.queue.post(MasterStarted(self.queue.at_s()))
         else:
             self._take_over(self._recovered, executor)
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             executor.carry_out(Announce("job", warning, level="warning"))
+        if why := self._environment.stopped_for:
+            self.queue.post(StopRequested(self.queue.at_s(), why))
+        self.queue.spawn("progress", self._tell_progress())
         driver = Driver(self.core, journal, self.queue, self._gateway, executor)
         try:
             return await driver.run(self._observed(cluster))
@@ -264,10 +278,15 @@ class Master:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
             raise
 
+    def _tell_end_of_predecessor(self) -> None:
+        if (before := self._environment.predecessor) is not None:
+            self.record.predecessor_ended(before, self.queue.clock.wall_s(), self.queue.at_s())
+
     def _take_over(self, recovered: Recovered, executor: Executor) -> None:
         """Give the orders again that an earlier master may not have carried out."""
-        for command in recovered.unrecorded:
+        for command in recovered.records_after(self.record.event_log.last_s):
             executor.carry_out(command)
+        self._tell_end_of_predecessor()
         at_s = self.queue.at_s()
         self.queue.post(MasterTookOver(at_s, self._term, self.record.away_s(at_s)))
 
@@ -282,6 +301,12 @@ class Master:
             presence.restore_from,
         )
         self._gateway.restore(presence)
+
+    async def _tell_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            records = self.core.status().records
+            self._platform.progressed(records.trained + records.bad)
 
     def _resume_work(
         self, sources: tuple[Source, ...], begin_from: str, restore_from: str | None

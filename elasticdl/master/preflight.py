@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -77,17 +78,18 @@ class CheckProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChildCheck:
-    """A child of ours that nobody has waited for."""
+    """A process on this machine that nobody has reaped. `ended` returns its end, or ''."""
 
     pid: int
+    ended: Callable[[], str]
     waits_for: str = ""
     cgroup: Path = CGROUP
     kills_before: int | None = None
     """`memory_kills` when it began."""
 
     def end(self) -> str:
-        """See CheckProcess. It stays a zombie. Raises UserError if it had too little memory."""
-        end = _end_of(self.pid)
+        """See CheckProcess. Raises UserError if it had too little memory."""
+        end = self.ended()
         kills = memory_kills(self.cgroup) if end == _KILLED else None
         if kills is not None and self.kills_before is not None and kills > self.kills_before:
             raise _usage(
@@ -178,7 +180,8 @@ def child_process(
         start_new_session=True,
     ) as child:
         try:
-            yield ChildCheck(child.pid, kills_before=memory_kills())
+            ended = partial(end_of_child, child.pid)
+            yield ChildCheck(child.pid, ended, kills_before=memory_kills())
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -264,7 +267,7 @@ def _usage(message: str, hint: str) -> UserError:
     return error
 
 
-def _end_of(pid: int) -> str:
+def end_of_child(pid: int) -> str:
     """How a child ended; '' if it has not. It stays a zombie."""
     exited = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if exited is None:

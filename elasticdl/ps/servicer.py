@@ -15,7 +15,7 @@ from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientE
 from elasticdl.native import _native
 from elasticdl.ps.saving import ServerPart, save
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Caller, caller_of
+from elasticdl.rpc.channel import Caller, caller_of, status_details
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
 from elasticdl.tokens import proof_to_server
 
@@ -174,7 +174,7 @@ def _abort(context: grpc.ServicerContext, error: ElasticDLError) -> NoReturn:
             code = grpc.StatusCode.INVALID_ARGUMENT
         case PermanentError() | _:
             code = grpc.StatusCode.UNKNOWN  # INTERNAL means a broken connection
-    context.abort(code, error.message)
+    context.abort(code, status_details(error.message))
 
 
 def _applied(known: tuple[Any, ...]) -> pb.Applied:

@@ -23,6 +23,7 @@ _AUTHORIZATION = "authorization"
 _NAME = "x-elasticdl-name"
 _TERM = "x-elasticdl-term"
 _INSTANCE = "x-elasticdl-instance"
+_MOST_DETAILS_BYTES = 2000
 
 Options: TypeAlias = list[tuple[str, int | str]]
 AsyncContext: TypeAlias = "grpc.aio.ServicerContext[object, object]"
@@ -51,9 +52,10 @@ def channel_options() -> Options:
     ]
 
 
-def server_options() -> Options:
-    """Options of servers: allow the clients' pings; a port belongs to one process only.
+def server_options(*, reuse_port: bool = False) -> Options:
+    """Options of servers: allow the clients' pings.
 
+    A port belongs to one process only, unless another one holds it for this (`reuse_port`).
     Strangers get at most half of the open files, and lose connections on which they say nothing.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -61,7 +63,7 @@ def server_options() -> Options:
         *_SHARED,
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.max_concurrent_streams", 1_000),
         ("grpc.max_metadata_size", 16 << 10),
         ("grpc.server_handshake_timeout_ms", 10_000),
@@ -117,6 +119,17 @@ def caller_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller:
 
 Proof = Callable[[Caller], str]
 """The proof that a caller has to show, if it is who it says."""
+
+
+def status_details(message: str) -> str:
+    """Cut a message to what fits into the status of a call.
+
+    gRPC may break a call whose metadata exceed 8 KiB; a byte outside ASCII takes three of them.
+    """
+    data = message.encode()
+    if len(data) <= _MOST_DETAILS_BYTES:
+        return message
+    return data[:_MOST_DETAILS_BYTES].decode(errors="ignore") + " …"
 
 
 class CallDenied(str):

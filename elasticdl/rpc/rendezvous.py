@@ -97,11 +97,16 @@ class Rendezvous:
         """By age."""
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str = "", port: int = 0) -> int:
-        """Listen; returns the port. Raises OSError."""
+    async def start(self, host: str = "", port: int = 0, *, reuse_port: bool = False) -> int:
+        """Listen; returns the port. Raises OSError.
+
+        `reuse_port`: another process holds the port for this one.
+        """
         loop = asyncio.get_running_loop()
         accept = accepting(self._context, self._connection, self)
-        self._server = await loop.create_server(accept, host or None, port, backlog=1024)
+        self._server = await loop.create_server(
+            accept, host or None, port, backlog=1024, reuse_port=reuse_port
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     def open(self, scopes: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ from elasticdl.cli.views import progress
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.live_view import LineView, LiveView, picture, view_for
 from elasticdl.cli.views.result_output import summary, tell_end
-from elasticdl.cluster.base import ExitStatus
 from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
 from elasticdl.job import JobSpec
@@ -165,9 +164,7 @@ def left(tmp_path: Path, code: int, output: str = "") -> JobDirectory:
 
 
 def test_a_done_job_has_its_results(tmp_path: Path) -> None:
-    outcome = outcome_of(
-        left(tmp_path, 0, output="out"), ExitStatus(exit_code=0), interrupted=False
-    )
+    outcome = outcome_of(left(tmp_path, 0, output="out"), 0, interrupted=False)
     assert outcome.error() is None
     assert summary(outcome) == [
         "records  expected 2  trained 2  repeated 0  lost 0",
@@ -178,19 +175,18 @@ def test_a_done_job_has_its_results(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: Path) -> None:
-    assert outcome_of(left(tmp_path, 0), ExitStatus(exit_code=0), interrupted=True).exit_code == 0
+    assert outcome_of(left(tmp_path, 0), 0, interrupted=True).exit_code == 0
 
 
 def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> None:
     directory = left(tmp_path, 130)
-    status = ExitStatus(exit_code=130)
-    assert "no checkpoint exists" in outcome_of(directory, status, interrupted=True).hint
+    assert "no checkpoint exists" in outcome_of(directory, 130, interrupted=True).hint
     (directory.checkpoints / "version-3").mkdir(parents=True)
-    assert "no checkpoint exists" in outcome_of(directory, status, interrupted=True).hint, (
+    assert "no checkpoint exists" in outcome_of(directory, 130, interrupted=True).hint, (
         "one without a manifest is none"
     )
     (directory.checkpoints / "version-3/manifest.json").touch()
-    hint = outcome_of(directory, status, interrupted=True).hint
+    hint = outcome_of(directory, 130, interrupted=True).hint
     assert hint.startswith("resume with: ") and hint.endswith(
         f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
     )
@@ -199,7 +195,7 @@ def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> 
 def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_was_stopped(
     tmp_path: Path,
 ) -> None:
-    outcome = outcome_of(left(tmp_path, 130), ExitStatus(signal=15), interrupted=False)
+    outcome = outcome_of(left(tmp_path, 130), -15, interrupted=False)
     assert outcome.exit_code == 130
     assert "no checkpoint exists" in outcome.hint and "--resume" not in outcome.hint
 
@@ -212,7 +208,7 @@ def test_a_receipt_says_what_was_done_with_the_records(
     tmp_path: Path, action: Action, word: str
 ) -> None:
     outcome = replace(
-        outcome_of(left(tmp_path, 0), ExitStatus(exit_code=0), interrupted=False),
+        outcome_of(left(tmp_path, 0), 0, interrupted=False),
         action=action,
     )
     assert summary(outcome)[0] == f"records  expected 2  {word} 2  repeated 0  lost 0"
@@ -223,13 +219,9 @@ def test_an_end_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "Stopped: Ctrl-C\n"
 
 
-@pytest.mark.parametrize(
-    "status", [ExitStatus(signal=9), ExitStatus(exit_code=0), ExitStatus(exit_code=1), ExitStatus()]
-)
-def test_a_master_that_left_no_word_never_counts_as_done(
-    tmp_path: Path, status: ExitStatus
-) -> None:
-    outcome = outcome_of(JobDirectory(tmp_path), status, interrupted=False)
+@pytest.mark.parametrize("code", [-9, 0, 1])
+def test_a_supervisor_that_left_no_word_never_counts_as_done(tmp_path: Path, code: int) -> None:
+    outcome = outcome_of(JobDirectory(tmp_path), code, interrupted=False)
     assert outcome.exit_code == 1
     error = outcome.error()
     assert (
@@ -243,7 +235,7 @@ def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) ->
     directory = JobDirectory(tmp_path)
     (directory.checkpoints / "version-3").mkdir(parents=True)
     (directory.checkpoints / "version-3/manifest.json").touch()
-    outcome = outcome_of(directory, ExitStatus(signal=9), interrupted=False)
+    outcome = outcome_of(directory, -9, interrupted=False)
     assert "; resume with: " in outcome.hint
     assert outcome.hint.endswith(
         f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"

@@ -64,8 +64,8 @@ class Life:
             self.journal.flush()
             self.script.heard(commands)
 
-    def next(self, run_name: str = HEADER.run, since_s: float = float("inf")) -> Recovered | None:
-        return recover(self.directory, run_name, SPEC, Limits(), since_s)
+    def next(self, run_name: str = HEADER.run) -> Recovered | None:
+        return recover(self.directory, run_name, SPEC, Limits())
 
 
 @pytest.fixture
@@ -210,10 +210,9 @@ def test_lines_for_people_that_were_not_written_are_given_back(life: Life) -> No
         life.script.heard(commands)
         if event.at_s > since_s:
             told += [one for one in commands if isinstance(one, c.Announce | c.RecordMetrics)]
-    recovered = life.next(since_s=since_s)
-    assert recovered is not None and list(recovered.unrecorded) == told
-    again = life.next(since_s=life.state.now_s)
-    assert again is not None and not again.unrecorded
+    recovered = life.next()
+    assert recovered is not None and recovered.records_after(since_s) == told
+    assert not recovered.records_after(life.state.now_s)
 
 
 def test_a_journal_of_format_1_still_replays(tmp_path: Path) -> None:

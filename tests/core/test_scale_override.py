@@ -17,8 +17,8 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
-from elasticdl.master.main import read_spec
 from elasticdl.master.platform.kubernetes import open_directory
+from elasticdl.master.read_spec import read_spec
 from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core

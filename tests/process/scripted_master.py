@@ -1,8 +1,8 @@
 """A master that does as it is told: the real wire and the real files, no job. Run as a script.
 
 The script is the job's name: `finishes`, `fails`, `drains` (until it is stopped), `hangs` (and
-heeds no stop),
-`dies`, `silent` (ends without a word).
+heeds no stop), `dies`, `silent` (ends without a word), `returns` (as `drains`, but after a kill it
+listens only when there is a file `go`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,14 @@ from typing import Any
 import grpc
 
 from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.cluster.local.supervisor.channel import FrameParser, read
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.tokens import new_token, proof_to_master, viewer_token
+from tests.waiting import until
 
 STATUS: dict[str, Any] = {
     "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0,
@@ -113,6 +116,16 @@ def page_for(token: str) -> int:
     return page.server_address[1]
 
 
+def hear_supervisor() -> None:
+    """Handle the signals that the supervisor passes on, as a master does."""
+    parser = FrameParser()
+    with socket.socket(fileno=os.dup(0)) as supervisor:
+        while read(supervisor, parser):
+            while received := parser.next():
+                if number := received.message.get("signal"):
+                    os.kill(os.getpid(), number)
+
+
 def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
     total = {
         "expected": 200,
@@ -145,6 +158,9 @@ def main() -> int:
     if script == "silent":
         print("something is missing here", flush=True)
         return 0
+    restart = int(os.environ["ELASTICDL_RESTART"])
+    if script == "returns" and restart:
+        until("the test lets it go on", (directory / "go").exists)
     asked_to_stop = threading.Event()
     server = grpc.server(ThreadPoolExecutor(4))
     add_MasterServicer_to_server(
@@ -153,6 +169,7 @@ def main() -> int:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
+    threading.Thread(target=hear_supervisor, daemon=True).start()
     with (directory / "events.jsonl").open("a") as events:
         events.write(
             json.dumps(
@@ -171,7 +188,7 @@ def main() -> int:
                 "page": page,
                 "token": token,
                 "pid": os.getpid(),
-                "term": 1,
+                "term": 1 + restart,
             }
         )
     )

@@ -4,7 +4,9 @@ script.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import pytest
 import elasticdl
 from elasticdl.cli.jobs import local_launch
 from elasticdl.errors import PermanentError, SpecError, TransientError, UserError
-from tests.waiting import until
+from tests.waiting import gone, until
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
@@ -24,8 +26,6 @@ LIMIT_S = 40.0
 BROKEN = """
 import json, sys
 from elasticdl.master import main, preflight
-from elasticdl.master.platform import platform
-platform.WORKER_IMPORTS = ()
 found = {"ok": False, "error": "iris.py:3: no loss", "hint": "add one", "exit_code": 2}
 preflight.COMMAND = (sys.executable, "-c", f"print({json.dumps(found)!r})")
 sys.exit(main.main())
@@ -37,6 +37,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
         local_launch, "MASTER_COMMAND", (sys.executable, str(HERE / "scripted_master.py"))
     )
+    monkeypatch.setattr(local_launch, "WORKER_IMPORTS", ())
     monkeypatch.setenv("PYTHONPATH", str(HERE.parent.parent))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zoo").mkdir()
@@ -121,6 +122,24 @@ def test_a_job_can_be_looked_at_scaled_and_stopped_at_once(tmp_path: Path) -> No
     other.stop()
     other.wait(LIMIT_S)
     assert '["scale", 2, 2]' in (tmp_path / "scaled/asked.jsonl").read_text()
+
+
+def test_a_handle_outlives_a_master_of_its_job(tmp_path: Path) -> None:
+    job = train("returns")
+    assert job.status().version == 7
+    directory = tmp_path / "jobs/returns"
+    master = json.loads((directory / "master.json").read_text())
+    os.kill(master["pid"], signal.SIGKILL)
+    until("it is gone", lambda: gone(master["pid"]))
+    assert job.running and job.status().message == "its master is restarting"
+    scaling = threading.Thread(target=lambda: job.scale(1, 4))
+    scaling.start()  # It waits for the next master.
+    (directory / "go").touch()
+    scaling.join(LIMIT_S)
+    assert '["scale", 1, 4]' in (directory / "asked.jsonl").read_text()
+    assert job.status().version == 7
+    job.stop("enough")
+    assert job.wait(LIMIT_S).exit_code == 130
 
 
 def test_a_job_that_is_stopped_before_its_master_is_up_ends() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
 import resource
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import pytest
 import yaml
 
 from elasticdl.cli.main import VERBS
+from tests.present import present
+from tests.supervised import job_processes
 from tests.waiting import gone, until
 
 pytestmark = pytest.mark.process
@@ -30,6 +34,7 @@ import sys
 from elasticdl.cli.jobs import local_launch
 from elasticdl.master import preflight
 preflight.COMMAND = (sys.executable, "-c", sys.argv[2])
+local_launch.WORKER_IMPORTS = ()
 local_launch.MASTER_COMMAND = (
     (sys.executable, "-c", sys.argv[1], sys.argv[2])
     if "import" in sys.argv[1]
@@ -44,9 +49,7 @@ sys.exit(code)
 MASTER = """
 import sys
 from elasticdl.master import main, preflight
-from elasticdl.master.platform import platform
 preflight.COMMAND = (sys.executable, "-c", sys.argv[1])
-platform.WORKER_IMPORTS = ()
 sys.exit(main.main())
 """
 FINE = """
@@ -349,6 +352,121 @@ def test_a_command_that_is_killed_during_the_check_leaves_no_process_and_says_wh
     assert (
         code == 2 and "already contains a job" in errors and "continue it with --resume" in errors
     )
+
+
+@pytest.fixture
+def restarting(elasticdl: Commands) -> subprocess.Popen[str]:
+    """The command of a job whose master was killed; its next one listens when the test says so."""
+    process = elasticdl.train("returns")
+    where = elasticdl.master("returns")
+    os.kill(where["pid"], signal.SIGKILL)
+    until("it is gone", lambda: gone(where["pid"]))
+    return process
+
+
+def let_it_go_on(elasticdl: Commands) -> None:
+    (elasticdl.directory / "jobs/returns/go").touch()
+
+
+def test_a_job_between_two_masters_runs_and_says_so(
+    elasticdl: Commands, restarting: subprocess.Popen[str]
+) -> None:
+    code, output, errors = elasticdl.run("status", "returns")
+    assert (code, errors) == (0, "")
+    assert "its master is restarting" in output and "waiting: master-0 is restarting" in output
+    (row,) = json.loads(elasticdl.run("list", "-o", "json")[1])
+    assert (row["state"], row["message"]) == ("running", "its master is restarting")
+    code, output, _ = elasticdl.run("why", "returns")
+    assert code == 0 and output.startswith("returns is running")
+    assert "master-0" in elasticdl.run("logs", "returns")[1]
+    waiting = elasticdl.start("wait", "returns")
+    following = elasticdl.start("logs", "returns", "master-0", "-f")
+    lines = present(following.stdout)
+    until("it has restarted", lambda: "=== master-0.1 started" in lines.readline())
+    code, _, errors = elasticdl.run("wait", "returns", "--timeout", "0.2")
+    assert code == 124
+    code, _, errors = elasticdl.end(elasticdl.train("returns", "--resume"))
+    assert code == 2 and "another command runs the job" in errors
+    let_it_go_on(elasticdl)
+    assert elasticdl.run("stop", "returns", "--yes")[0] == 0
+    assert elasticdl.end(restarting)[0] == elasticdl.end(waiting)[0] == 130
+    elasticdl.end(following)
+
+
+def test_what_only_a_master_can_do_waits_for_the_next_one(
+    elasticdl: Commands, restarting: subprocess.Popen[str]
+) -> None:
+    asked = [
+        elasticdl.start("scale", "returns", "--num-workers", "1:4"),
+        elasticdl.start("checkpoint", "returns"),
+        elasticdl.start("dashboard", "returns", "--no-browser"),
+    ]
+    log = elasticdl.directory / "jobs/returns/logs/master-0.log"
+    until("the next master has started", lambda: "=== master-0.1" in log.read_text())
+    assert all(command.poll() is None for command in asked)
+    let_it_go_on(elasticdl)
+    ends = [elasticdl.end(command) for command in asked]
+    assert [code for code, _, _ in ends] == [0, 0, 0], ends
+    where = elasticdl.master("returns")
+    assert ends[2][1].startswith(where["page"])
+    assert sorted(elasticdl.asked("returns")) == [["checkpoint"], ["scale", 1, 4]]
+    restarting.send_signal(signal.SIGINT)
+    code, _, errors = elasticdl.end(restarting)
+    assert code == 130, errors
+    assert elasticdl.asked("returns")[-1] == ["stop", "Ctrl-C"]
+
+
+def test_a_stop_at_once_between_two_masters_ends_the_job(
+    elasticdl: Commands, restarting: subprocess.Popen[str]
+) -> None:
+    code, _, errors = elasticdl.run("stop", "returns", "--yes", "--now")
+    assert code == 0 and "ended at once" in errors
+    assert elasticdl.end(restarting)[0] == 130
+    assert not job_processes(elasticdl.directory / "jobs/returns")
+    code, output, _ = elasticdl.run("status", "returns")
+    assert code == 0 and "ended with exit code 130" in output
+
+
+def test_a_second_ctrl_c_between_two_masters_ends_the_job(
+    elasticdl: Commands, restarting: subprocess.Popen[str]
+) -> None:
+    lines = present(restarting.stderr)
+    restarting.send_signal(signal.SIGINT)
+    until("it is heard", lambda: "interrupt again" in lines.readline())
+    assert restarting.poll() is None
+    restarting.send_signal(signal.SIGINT)
+    code, _, errors = elasticdl.end(restarting)
+    assert code == 130 and "ending at once" in errors
+    assert not job_processes(elasticdl.directory / "jobs/returns")
+    code, output, _ = elasticdl.run("status", "returns")
+    assert code == 0 and "ended with exit code 130: ended at once" in output
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whenever_the_command_line_is_killed_no_process_is_left(
+    elasticdl: Commands, seed: int
+) -> None:
+    process = elasticdl.train("hangs")
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(random.Random(seed).uniform(0.0, 3.0))
+    process.kill()
+    process.wait(LIMIT_S)
+    directory = elasticdl.directory / "jobs/hangs"
+    until("no process is left", lambda: not job_processes(directory))
+
+
+def test_a_supervisor_that_is_killed_is_a_failed_job(elasticdl: Commands) -> None:
+    process = elasticdl.train("hangs")
+    elasticdl.master("hangs")
+    directory = elasticdl.directory / "jobs/hangs"
+    os.kill(json.loads((directory / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    code, _, errors = elasticdl.end(process)
+    assert code == 1 and "its supervisor ended by signal SIGKILL" in errors
+    until("no process is left", lambda: not job_processes(directory))
+    code, output, _ = elasticdl.run("status", "hangs")
+    assert code == 0 and "was killed with all of its processes" in output
+    code, _, errors = elasticdl.run("stop", "hangs", "--yes", "--now")
+    assert code == 0 and "has ended already" in errors
 
 
 def test_no_process_is_left_when_the_command_line_is_killed(elasticdl: Commands) -> None:

@@ -1,4 +1,4 @@
-"""The receipt of a job whose master is killed twice, against a module that counts for itself."""
+"""The receipt of a job whose masters are killed, against a module that counts for itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ MINIBATCH = 40
 EPOCH_RECORDS = 1200
 EPOCHS = 20
 LIMIT_S = 240.0
+KILLS = 4
 
 COUNTS = """
 import os
@@ -37,21 +39,17 @@ def callbacks():
 """
 
 
-def kill_master(job: Job) -> None:
-    os.kill(json.loads((job.directory / "master.json").read_text())["pid"], signal.SIGKILL)
-    code, output = job.finish()
-    assert code != 0, output
+def kill(job: Job, file: str) -> None:
+    os.kill(json.loads((job.directory / file).read_text())["pid"], signal.SIGKILL)
 
 
-def test_a_job_whose_master_is_killed_twice_repeats_no_more_than_was_trained_twice(
-    start_job: Callable[..., Job], tmp_path: Path
-) -> None:
+@pytest.fixture
+def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
     shutil.copy(ROOT / "model_zoo/iris.py", tmp_path / "iris_counted.py")
     with (tmp_path / "iris_counted.py").open("a") as module:
         module.write(COUNTS)
-    counted, directory = tmp_path / "counted", tmp_path / "job"
 
-    def start(*more: str) -> Job:
+    def run(*more: str) -> Job:
         return start_job(
             "train",
             *more,
@@ -62,24 +60,17 @@ def test_a_job_whose_master_is_killed_twice_repeats_no_more_than_was_trained_twi
             num_workers=1,
             minibatch_size=MINIBATCH,
             checkpoint_steps=20,
-            envs=f"COUNTED_FILE={counted}",
-            job_dir=directory,
+            envs=f"COUNTED_FILE={tmp_path / 'counted'}",
+            job_dir=tmp_path / "job",
         )
 
-    first = start()
-    # The saved status is up to 5 s old by then: epochs older than the newest checkpoint.
-    first.wait_until("it trains", lambda status: status["version"] >= 230, LIMIT_S)
-    kill_master(first)
-    second = start("--resume")
-    journal = directory / "journal/run-0002-000001.jsonl"
-    until("it begins", lambda: journal.exists() and "JobStarted" in journal.read_text(), LIMIT_S)
-    kill_master(second)
-    third = start("--resume")
-    code, output = third.finish()
-    assert code == 0, output
-    receipt = third.receipt()
+    return run
+
+
+def check_receipt(job: Job, tmp_path: Path) -> None:
+    receipt = job.receipt()
     total, expected = receipt["total"], EPOCHS * EPOCH_RECORDS
-    twice = counted.stat().st_size * MINIBATCH - expected
+    twice = (tmp_path / "counted").stat().st_size * MINIBATCH - expected
     print(f"trained twice {twice}, receipt {total}")
     assert (total["trained"], total["left"], total["lost"]) == (expected, 0, 0)
     assert receipt["repeated_at_least"]
@@ -88,3 +79,60 @@ def test_a_job_whose_master_is_killed_twice_repeats_no_more_than_was_trained_twi
     # What was trained in the last second before a kill may be unknown.
     assert total["repeated"] >= twice - 2 * MINIBATCH / 0.02
     assert all(0 <= row["repeated"] <= row["expected"] for row in receipt["epochs"])
+
+
+def test_a_job_whose_master_is_killed_again_and_again_trains_every_record_once(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = start()
+    first = begun = job.wait_until("it trains", lambda status: status["version"] >= 100, LIMIT_S)
+    address = json.loads((job.directory / "master.json").read_text())
+    for term in range(1, KILLS + 1):
+        kill(job, "master.json")
+
+        def goes_on(status: dict[str, Any], version: int = begun["version"]) -> bool:
+            return bool(status["version"] >= version + 20)
+
+        def next_master(term: int = term) -> bool:
+            return bool(json.loads((job.directory / "master.json").read_text())["term"] > term)
+
+        until("another master listens", next_master, LIMIT_S)
+        begun = job.wait_until("it goes on", goes_on, LIMIT_S)
+    last = json.loads((job.directory / "master.json").read_text())
+    same = ("address", "page", "token")
+    assert {key: last[key] for key in same} == {key: address[key] for key in same}
+    assert last["term"] == address["term"] + KILLS and last["pid"] != address["pid"]
+    code, output = job.finish()
+    assert code == 0, output
+    assert output.count("killed by signal 9 (SIGKILL)") == KILLS
+    assert output.count("starting worker-0") == output.count("starting ps-0") == 1
+    events = job.events()
+    ends = [one for one in events if one["details"].get("step") == "master_ended"]
+    begins = [one for one in events if one["details"].get("step") == "begun"]
+    assert [one["details"]["signal"] for one in ends] == [9] * KILLS
+    assert len(begins) >= 1 + KILLS
+    assert [one["seq"] for one in events] == list(range(len(events)))
+    assert sorted(events, key=lambda one: one["at_s"]) == events
+    total, expected = job.receipt()["total"], EPOCHS * EPOCH_RECORDS
+    assert (total["trained"], total["repeated"], total["lost"]) == (expected, 0, 0)
+    assert (tmp_path / "counted").stat().st_size * MINIBATCH == expected
+    assert first["version"] < begun["version"]
+
+
+def test_a_job_whose_supervisor_is_killed_twice_repeats_no_more_than_was_trained_twice(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    first = start()
+    first.wait_until("it trains", lambda status: status["version"] >= 230, LIMIT_S)
+    kill(first, "supervisor.json")
+    code, output = first.finish()
+    assert code == 1 and "--resume" in output, output
+    second = start("--resume")
+    journal = second.directory / "journal/run-0002-000001.jsonl"
+    until("it begins", lambda: journal.exists() and "JobStarted" in journal.read_text(), LIMIT_S)
+    kill(second, "supervisor.json")
+    assert second.finish()[0] == 1
+    third = start("--resume")
+    code, output = third.finish()
+    assert code == 0, output
+    check_receipt(third, tmp_path)

@@ -22,13 +22,13 @@ AT_ONCE = max(2, len(os.sched_getaffinity(0)))
 WORKERS = 3 * AT_ONCE
 
 
-def shown(master: int) -> dict[int, bytes]:
-    """Arguments and environment of the master and all below it, as other processes see them."""
+def shown(supervisor: int) -> dict[int, bytes]:
+    """Arguments and environment of a supervisor and all below it, as other processes see them."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_bytes().rpartition(b")")[2].split()[1])
-    tree = {master}
+    tree = {supervisor}
     while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
         tree |= more
     texts = {}
@@ -52,8 +52,9 @@ def test_scaling_to_six_workers_starts_a_few_at_a_time_and_loses_nothing(
     )
     job.wait_until("training is under way", lambda status: status["records"]["trained"] > 0)
     where = json.loads((job.directory / "master.json").read_text())
-    texts = shown(where["pid"])
-    assert len(texts) >= 4, "master, template, worker and server"
+    supervisor = json.loads((job.directory / "supervisor.json").read_text())
+    texts = shown(supervisor["pid"])
+    assert len(texts) >= 5, "supervisor, master, template, worker and server"
     assert not [pid for pid, text in texts.items() if where["token"].encode() in text]
     own = process_token(where["token"], "worker-0").encode()
     assert len([text for text in texts.values() if own in text]) == 1, "only worker-0 has its token"

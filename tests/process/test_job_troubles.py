@@ -138,11 +138,19 @@ def footprint(pid: int) -> tuple[bool, int]:
 
 
 def footprints(job: Job) -> dict[str, tuple[bool, int]]:
-    master = int(json.loads((job.directory / "master.json").read_text())["pid"])
+    supervisor, master = (
+        int(json.loads((job.directory / f"{name}.json").read_text())["pid"])
+        for name in ("supervisor", "master")
+    )
     servers = {f"server {pid}": pid for pid in job.pids("ps")}
     return {
         name: footprint(pid)
-        for name, pid in {"command line": job.process.pid, "master": master, **servers}.items()
+        for name, pid in {
+            "command line": job.process.pid,
+            "supervisor": supervisor,
+            "master": master,
+            **servers,
+        }.items()
     }
 
 
@@ -228,7 +236,8 @@ def test_a_worker_asked_to_go_gives_its_work_back_and_nothing_is_repeated(lost: 
 
 
 def test_master_ps_and_command_line_stay_small_and_free_of_tensorflow(lost: Lost) -> None:
-    assert len(lost.footprints) == 4
+    assert len(lost.footprints) == 5
+    assert lost.footprints["supervisor"][1] < 40 * 1024
     for name, (has_tensorflow, resident_kib) in lost.footprints.items():
         assert not has_tensorflow, name
         assert resident_kib < 120 * 1024, (name, resident_kib)

@@ -1,5 +1,5 @@
-"""The master as a real process, its workers and servers too: these do no training, but all of the
-talking.
+"""Supervisor and master as real processes, workers and servers too: these do no training, but all
+of the talking.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from elasticdl.errors import ExitCode, Refused
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.rpc.master_client import MasterClient
-from tests.waiting import until
+from tests.supervised import job_processes
+from tests.waiting import gone, until
 
 pytestmark = pytest.mark.process
 
@@ -163,7 +165,7 @@ print('{"ok": true, "training": [{"name": "a.csv", "records": 40}]}')
 
 
 class Running:
-    """A master in a process of its own."""
+    """A supervisor and its master, in processes of their own."""
 
     def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
         self.process = process
@@ -177,13 +179,24 @@ class Running:
             raise AssertionError(self.tails()) from None
         return self.process.returncode
 
-    def where(self) -> dict[str, Any]:
-        self.wait_until("the master listens", lambda: self._told().get("pid") == self.process.pid)
-        return self._told()
+    def where(self, after: int = 0) -> dict[str, Any]:
+        """Where the master listens; one of a higher term than `after`."""
+        supervisor = self.process.pid
 
-    def _told(self) -> dict[str, Any]:
+        def listens() -> bool:
+            told, master = self._told("supervisor.json"), self._told("master.json")
+            return (
+                told.get("pid") == supervisor
+                and master.get("term", 0) > after
+                and not gone(master["pid"])
+            )
+
+        self.wait_until("the master listens", listens)
+        return self._told("master.json")
+
+    def _told(self, name: str) -> dict[str, Any]:
         try:
-            return dict(json.loads((self.directory / "master.json").read_text()))
+            return dict(json.loads((self.directory / name).read_text()))
         except FileNotFoundError:
             return {}
 
@@ -233,7 +246,19 @@ class Running:
         return found
 
     def wait_for_nobody(self, timeout_s: float = 20) -> None:
-        until("no process is left", lambda: not self.pids(""), timeout_s)
+        until("no process is left", lambda: not job_processes(self.directory), timeout_s)
+
+    def masters(self) -> list[int]:
+        """Live masters, whether they listen or not."""
+        command = f"{sys.executable}\0-c\0{MASTER}"
+        processes = job_processes(self.directory).items()
+        return [pid for pid, shown in processes if shown.startswith(command)]
+
+    def kill_master(self) -> dict[str, Any]:
+        """SIGKILL to the master that listens; where it listened."""
+        where = self.where()
+        os.kill(where["pid"], signal.SIGKILL)
+        return where
 
     def hold(self) -> Path:
         path = self.directory / "hold"
@@ -275,6 +300,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         sources = [{"name": "a.csv", "records": 400, "fingerprint": "f"}]
         if preflight:
             (directory / "preflight.json").write_text(json.dumps({"ok": True, "training": sources}))
+        # As the command that claims the directory.
+        (directory / "status.json").unlink(missing_ok=True)
+        (directory / "supervisor.json").unlink(missing_ok=True)
         ours = {
             "ELASTICDL_JOB_DIR": str(directory),
             "ELASTICDL_PARENT_PID": str(os.getpid()),
@@ -282,6 +310,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **ours}
         with (directory / "master.log").open("a") as log:
             command = [
+                sys.executable,
+                "-m",
+                "elasticdl.cluster.local.supervisor",
+                "",
                 sys.executable,
                 "-c",
                 MASTER,
@@ -306,7 +338,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 def test_a_job_runs_to_its_end_and_leaves_its_receipt(start: Callable[..., Running]) -> None:
     job = start(num_workers="2", num_epochs=3)
     where = job.where()
-    assert (where["pid"], where["term"]) == (job.process.pid, 1) and len(where["token"]) == 43
+    assert where["term"] == 1 and len(where["token"]) == 43
     assert stat.S_IMODE((job.directory / "master.json").stat().st_mode) == 0o600
     assert job.finish() == ExitCode.DONE, job.tails()
     assert job.json("receipt.json")["total"] == {
@@ -378,7 +410,7 @@ def test_a_second_signal_ends_the_job_at_once(start: Callable[..., Running]) -> 
     assert job.json("status.json")["exit_code"] == ExitCode.INTERRUPTED
 
 
-def test_no_process_outlives_a_master_that_is_killed(start: Callable[..., Running]) -> None:
+def test_no_process_outlives_a_supervisor_that_is_killed(start: Callable[..., Running]) -> None:
     job = start(num_workers="2")
     job.hold()
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
@@ -389,6 +421,225 @@ def test_no_process_outlives_a_master_that_is_killed(start: Callable[..., Runnin
     assert start(num_workers="1").where()["term"] == 2, (
         "the file of the dead master tells the term to go on from"
     )
+
+
+def test_a_job_keeps_its_processes_when_its_master_is_killed(start: Callable[..., Running]) -> None:
+    job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
+    hold = job.hold()
+    job.wait_for_status(
+        "work has begun",
+        lambda status: status["records"]["trained"] >= 20 and status["version"] > 0,
+    )
+    job.client().checkpoint()
+    job.wait_for_status("a checkpoint is there", lambda status: len(status["checkpoints"]) == 1)
+    pids = job.pids("")
+    before = job.kill_master()
+    after = job.where(after=before["term"])
+    assert after == {**before, "pid": after["pid"], "term": 2}, "address, page and token stay"
+    job.wait_for_status(
+        "the records are known to the next master",
+        lambda status: status["records"]["trained"] >= 20,
+    )
+    assert {**pids, **job.pids("")} == pids
+    hold.unlink()
+    assert job.finish() == ExitCode.DONE, job.tails()
+    assert all(map(gone, pids.values()))
+    total = job.json("receipt.json")["total"]
+    assert (total["trained"], total["lost"], total["repeated"]) == (800, 0, 0)
+    assert (job.directory / "restored-ps-0").read_text() == ""
+    events = (job.directory / "events.jsonl").read_text()
+    assert "killed by signal 9 (SIGKILL)" in events
+    assert "another master continues the job" in events and "4 processes kept running" in events
+
+
+def without_journal(job: Running) -> dict[str, Any]:
+    """Kill the master, and let the next one know that its journal lacks events."""
+    (job.directory / "journal/run-0001.gap").touch()
+    return job.kill_master()
+
+
+def test_a_job_whose_journal_has_a_gap_goes_on_from_its_newest_checkpoint(
+    start: Callable[..., Running],
+) -> None:
+    job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
+    hold = job.hold()
+    job.wait_for_status(
+        "work has begun",
+        lambda status: status["records"]["trained"] >= 20 and status["version"] > 0,
+    )
+    job.client().checkpoint()
+    job.wait_for_status("a checkpoint is there", lambda status: len(status["checkpoints"]) == 1)
+    [checkpoint] = (job.directory / "checkpoints").iterdir()
+    pids = job.pids("")
+    before = without_journal(job)
+    after = job.where(after=before["term"])
+    assert (after["address"], after["page"]) == (before["address"], before["page"])
+    with pytest.raises(Refused, match="token"):
+        job.client(before["token"]).status()
+    hold.unlink()
+    assert job.finish() == ExitCode.DONE, job.tails()
+    assert all(map(gone, pids.values()))
+    total = job.json("receipt.json")["total"]
+    assert (total["trained"], total["lost"]) == (800, 0) and total["repeated"] < 800
+    assert (job.directory / "restored-ps-0").read_text() == str(checkpoint)
+    events = (job.directory / "events.jsonl").read_text()
+    assert "killed by signal 9 (SIGKILL)" in events
+    assert "the master restarted: the job resumes from its newest checkpoint" in events
+
+
+def test_a_job_without_journal_and_checkpoint_starts_over(start: Callable[..., Running]) -> None:
+    job = start(num_workers="2", num_epochs=2)
+    hold = job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    job.client().scale(1, 1)
+    job.wait_until("the range is kept", (job.directory / "scale.json").exists)
+    without_journal(job)
+    hold.unlink()
+    assert job.finish() == ExitCode.DONE, job.tails()
+    total = job.json("receipt.json")["total"]
+    assert (total["trained"], total["lost"]) == (800, 0) and total["repeated"] >= 10
+    events = (job.directory / "events.jsonl").read_text()
+    assert "starts over: it has no checkpoint" in events
+    assert "the job continues with 1 workers, to which it was scaled" in events
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_job_that_was_stopped_is_not_resumed_when_its_master_is_killed_meanwhile(
+    start: Callable[..., Running], gap: bool
+) -> None:
+    job = start(num_workers="2")
+    job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    for pid in job.pids("worker").values():
+        os.kill(pid, signal.SIGSTOP)  # The stop waits for them.
+    job.client().stop("enough")
+    job.wait_for_status("the stop is known", lambda status: status["phase"] == "draining")
+    _ = without_journal(job) if gap else job.kill_master()
+    assert job.finish() == ExitCode.INTERRUPTED, job.tails()
+    assert job.json("status.json")["message"] == "stopped: enough"
+
+
+def test_a_resumed_job_is_not_stopped_because_the_run_before_was(
+    start: Callable[..., Running],
+) -> None:
+    job = start(num_workers="2")
+    job.hold()
+    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    job.client().stop("enough")
+    assert job.finish() == ExitCode.INTERRUPTED
+    (job.directory / "hold").unlink()
+    again = start(num_workers="1", resume=True)
+    # It has not begun a run of its own in the journal.
+    again.wait_until("the master is there", lambda: bool(again.masters()))
+    for pid in again.masters():
+        os.kill(pid, signal.SIGKILL)
+    assert again.finish() == ExitCode.DONE, again.tails()
+    assert (job.directory / "logs/master-0.log").read_text().count("=== master-0.1 started") == 1
+
+
+def test_a_master_that_is_killed_in_the_check_has_a_successor_that_checks_again(
+    start: Callable[..., Running],
+) -> None:
+    job = start(preflight=False, model_def="slow")
+    checking = job.directory / "checking"
+    job.wait_until("the check has begun", lambda: checking.exists() and checking.read_text() != "")
+    pid = int(checking.read_text())
+    job.kill_master()
+    job.wait_until("the check is gone", lambda: gone(pid))
+    job.wait_until("another check has begun", lambda: int(checking.read_text() or pid) != pid)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish() == ExitCode.INTERRUPTED
+
+
+def test_clients_of_a_job_with_tls_trust_its_next_master(start: Callable[..., Running]) -> None:
+    job = start(preflight=False, model_def="slow", tls="on")
+    before = job.kill_master()
+    after = job.where(after=before["term"])
+    assert before["authority"] and after["authority"] == before["authority"]
+    client = MasterClient(
+        before["address"], before["token"], "cli", away_s=20, authority=before["authority"]
+    )
+    job.clients.append(client)
+    assert client.status().phase == "starting"
+    for entry in (job.directory, Path(f"/proc/{job.process.pid}"), Path(f"/proc/{after['pid']}")):
+        files = entry.rglob("*") if entry == job.directory else [entry / "environ"]
+        for file in files:
+            assert not file.is_file() or b"PRIVATE KEY" not in file.read_bytes(), file
+
+
+def test_a_page_at_a_port_of_the_user_s_choice_comes_back_there(
+    start: Callable[..., Running],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    job = start(preflight=False, model_def="slow", status_port=port)
+    before = job.kill_master()
+    after = job.where(after=before["term"])
+    assert after["page"] == before["page"] == f"http://127.0.0.1:{port}/"
+    with socket.create_connection(("127.0.0.1", port), 20):
+        pass
+
+
+def test_a_page_whose_port_is_taken_costs_a_warning_only(start: Callable[..., Running]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = start(num_workers="1", status_port=server.getsockname()[1])
+        assert job.where()["page"] == ""
+        assert job.finish() == ExitCode.DONE, job.tails()
+    assert "cannot serve the status page" in (job.directory / "events.jsonl").read_text()
+
+
+def test_a_master_that_is_killed_over_and_over_without_progress_ends_the_job(
+    start: Callable[..., Running],
+) -> None:
+    job = start(preflight=False, model_def="slow")
+    term = 0
+    for _ in range(6):
+        where = job.where(after=term)
+        term = where["term"]
+        os.kill(where["pid"], signal.SIGKILL)
+    assert job.finish() == ExitCode.JOB_FAILED
+    assert term == 6
+    assert "as 5 masters before it did" in job.json("supervisor.json")["message"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whenever_masters_are_killed_the_job_is_done(
+    start: Callable[..., Running], seed: int
+) -> None:
+    choose = random.Random(seed)
+    job = start(preflight=False, num_workers="2", num_epochs=choose.choice([20, 100]))
+    hold = job.hold()
+    kills = 0
+    while job.process.poll() is None and kills < 3:
+        with suppress(subprocess.TimeoutExpired):
+            job.process.wait(choose.uniform(0.0, 2.0))
+        for pid in job.masters():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        if kills:
+            hold.unlink(missing_ok=True)
+    assert kills, "it was killed before its end"
+    assert job.finish(120) == ExitCode.DONE, job.tails()
+    total = job.json("receipt.json")["total"]
+    assert (total["trained"], total["lost"]) == (total["expected"], 0)
+    job.wait_for_nobody(0)
+    assert not (job.directory / "supervisor.json").exists()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whenever_the_supervisor_is_killed_nobody_is_left_and_the_job_can_be_resumed(
+    start: Callable[..., Running], seed: int
+) -> None:
+    choose = random.Random(seed)
+    job = start(preflight=False, num_workers="2", num_epochs=20)
+    with suppress(subprocess.TimeoutExpired):
+        job.process.wait(choose.uniform(0.0, 4.0))
+    job.process.kill()
+    job.process.wait(20)
+    job.wait_for_nobody()
+    again = start(preflight=False, num_workers="2", num_epochs=20, resume=True)
+    assert again.finish() == ExitCode.DONE, again.tails()
 
 
 def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(
@@ -445,16 +696,18 @@ def test_a_master_that_is_stopped_in_the_check_ends_the_check_too(
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert job.json("status.json")["message"] == "stopped: the master received SIGTERM"
-    assert not (job.directory / "logs").exists() and not (job.directory / "receipt.json").exists()
+    assert [path.name for path in (job.directory / "logs").iterdir()] == ["master-0.log"]
+    assert not (job.directory / "receipt.json").exists()
 
 
-def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_a_job_that_is_none_says_so(tmp_path: Path) -> None:
     directory = tmp_path / "job"
     directory.mkdir()
     (directory / "job.json").write_text("{}")
     environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory)}
+    supervisor = [sys.executable, "-m", "elasticdl.cluster.local.supervisor", ""]
     ended = subprocess.run(
-        [sys.executable, "-m", "elasticdl.master.main"],
+        [*supervisor, sys.executable, "-m", "elasticdl.master.main"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -462,4 +715,21 @@ def test_a_job_that_is_none_says_so(start: Callable[..., Running], tmp_path: Pat
         timeout=60,
     )
     assert ended.returncode == ExitCode.JOB_FAILED
-    assert "cannot read the job" in ended.stderr
+    outcome = json.loads((directory / "status.json").read_text())
+    assert "cannot read the job" in outcome["message"]
+    assert "cannot read the job" in (directory / "logs/master-0.log").read_text()
+    assert not (directory / "supervisor.json").exists()
+
+
+def test_a_master_without_a_supervisor_says_so(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "elasticdl.master.main"],
+        cwd=ROOT,
+        env={**os.environ, "ELASTICDL_JOB_DIR": str(tmp_path), "ELASTICDL_RESTART": "0"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == ExitCode.JOB_FAILED
+    assert "this master has no supervisor" in ended.stderr and "elasticdl train" in ended.stderr

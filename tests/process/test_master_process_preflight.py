@@ -18,6 +18,7 @@ from elasticdl.master.check_watch import CheckLimits
 from elasticdl.master.preflight import (
     ChildCheck,
     Preflight,
+    end_of_child,
     load_preflight,
     run_preflight,
     save_preflight,
@@ -130,7 +131,8 @@ def test_a_child_that_the_kernel_killed_at_the_memory_limit_says_so(tmp_path: Pa
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 3\noom_kill 3\noom_group_kill 0\n")
     with subprocess.Popen(["sleep", "60"]) as process:
-        check = ChildCheck(process.pid, cgroup=tmp_path, kills_before=memory_kills(tmp_path))
+        ended = partial(end_of_child, process.pid)
+        check = ChildCheck(process.pid, ended, cgroup=tmp_path, kills_before=memory_kills(tmp_path))
         assert check.end() == ""
         process.kill()
         until("it has ended", lambda: bool(check.end()), 10)

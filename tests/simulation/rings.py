@@ -137,7 +137,7 @@ class Hub:
 
     # The rendezvous, as the master sees it
 
-    async def start(self, host: str = "", port: int = 0) -> int:
+    async def start(self, host: str = "", port: int = 0, *, reuse_port: bool = False) -> int:
         return 1
 
     def open(self, scopes: Sequence[str]) -> None:

@@ -160,14 +160,14 @@ TAKEOVER_MUTANTS = (
         "pushes of an open step count as applied",
         STEPS,
         "master.gateway.step_turns:StepTurns._settle_told",
-        "dropped = [sequence for sequence in unsettled if not (everyone and all(on[sequence]))]",
+        "dropped = [sequence for sequence, all_or_some in on.items() if not all(all_or_some)]",
         "dropped = []",
     ),
     Mutant(
         "pushes of an applied step count as dropped",
         STEPS,
         "master.gateway.step_turns:StepTurns._settle_told",
-        "dropped = [sequence for sequence in unsettled if not (everyone and all(on[sequence]))]",
+        "dropped = [sequence for sequence, all_or_some in on.items() if not all(all_or_some)]",
         "dropped = list(unsettled)",
     ),
     Mutant(
@@ -181,7 +181,7 @@ TAKEOVER_MUTANTS = (
         "turns are given while the last step is looked for",
         STEPS,
         "master.gateway.step_turns:StepTurns.recover",
-        "self._recovering = True",
+        "self._recovered.clear()",
         "pass",
     ),
     Mutant(

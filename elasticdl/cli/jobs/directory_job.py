@@ -23,11 +23,12 @@ from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files,
 from elasticdl.errors import ElasticDLError, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
 from elasticdl.job_status import JobStatus, unknown_status
-from elasticdl.jobdir.job_end import job_action, job_end, job_name, killed_end, made_wall_s
-from elasticdl.jobdir.last_status import last_seen_s
+from elasticdl.jobdir.job_end import job_action, job_end, job_name, made_wall_s
+from elasticdl.jobdir.last_status import last_seen_s, newest_status
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.master_address import MasterAddress, read_master
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.jobdir.supervisor_file import SupervisorFile, read_supervisor
 from elasticdl.tokens import viewer_token
 
 if TYPE_CHECKING:
@@ -36,8 +37,17 @@ if TYPE_CHECKING:
 
 CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
+RESTART_S = 15.0
+"""Time limit for a master that restarts, of requests that only a master can fulfil."""
 _BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
-"""Two signals at once count as one; a master needs time to end its processes and record."""
+"""Two signals at once count as one; a master needs time to end its processes and record.
+
+The supervisor kills a master that hangs after less.
+"""
+
+
+class MasterRestarts(TransientError):
+    """The job's master ended, and the next one does not listen yet."""
 
 
 @final
@@ -62,15 +72,24 @@ class DirectoryJob:
             return self._report("waiting", replace(status, waiting=("master-0 is starting",)))
         try:
             status = self.status()
+        except MasterRestarts as error:
+            return self._report("running", self._newest(error.message))
         except TransientError as error:
             return self._report("running", unknown_status(error.message))
         except PermanentError as error:
             return self._report("running", unknown_status(f"{error.message}; {error.hint}"))
         return self._report("running", status)
 
+    def _newest(self, message: str) -> JobStatus:
+        """Return the saved status of a job whose master restarts."""
+        status = unknown_status(message)
+        with suppress(OSError, ValueError):
+            status = replace(newest_status(self.directory), message=message)
+        return replace(status, gauges={}, records_per_s=0.0, waiting=("master-0 is restarting",))
+
     def status(self) -> JobStatus:
-        """Return the master's status. Raises ElasticDLError."""
-        with self._master() as master:
+        """Return the master's status. Raises ElasticDLError; MasterRestarts at once."""
+        with self._master(restart_s=0.0) as master:
             return master.status()
 
     def outcome(self) -> Outcome | None:
@@ -80,44 +99,63 @@ class DirectoryJob:
 
     def stop(self, reason: str) -> str:
         """See Job."""
-        with self._master() as master:
-            master.stop(reason)
+        self._stop(reason)
         return "asked to stop; it ends when its workers have drained"
+
+    def _stop(self, reason: str, restart_s: float = RESTART_S) -> None:
+        with self._master(restart_s) as master:
+            master.stop(reason)
 
     def end(self, reason: str) -> str:
         """See Job.
 
-        A second signal makes the master end everything. A stopped (SIGSTOP) or hanging master is
-        killed.
+        A second signal makes the master end everything. The supervisor kills a master that hangs,
+        and is killed itself if it stands still.
         """
-        master = self._where()
-        self._signal(master, signal.SIGCONT)
+        supervisor = self._supervisor()
+        self._wake_master()
+        self._signal(supervisor, signal.SIGCONT)
         with suppress(ElasticDLError):  # only so that it can record who ended it
-            self.stop(reason)
-        self._signal(master, signal.SIGTERM)
+            self._stop(reason, restart_s=0.0)
+        self._signal(supervisor, signal.SIGTERM)
         time.sleep(_BETWEEN_SIGNALS_S)
-        self._signal(master, signal.SIGTERM)
+        self._signal(supervisor, signal.SIGTERM)
         end_s = time.monotonic() + _ENDS_WITHIN_S
-        while master.runs(self.directory):
+        while supervisor.runs(self.directory):
             if time.monotonic() > end_s:
-                self._signal(master, signal.SIGKILL)
+                self._signal(supervisor, signal.SIGKILL)
                 return (
-                    f"its master did not end within {_ENDS_WITHIN_S:g} s and was killed, and every"
-                    " process of the job with it"
+                    f"its supervisor did not end within {_ENDS_WITHIN_S:g} s and was killed, and"
+                    " every process of the job with it"
                 )
             time.sleep(_LOOK_EVERY_S)
         return "ended at once, without a last checkpoint"
 
-    def _signal(self, master: MasterAddress, number: signal.Signals) -> None:
-        """Send a signal to the job's master, unless it has ended."""
+    def _supervisor(self) -> SupervisorFile:
+        """Return the job's supervisor. Raises an error with exit code 4 if it does not run."""
+        supervisor = read_supervisor(self.directory)
+        if supervisor is None or not supervisor.runs(self.directory):
+            self._where()  # It says more: the job runs on a cluster, or how it ended.
+            raise self._not_running()
+        return supervisor
+
+    def _wake_master(self) -> None:
+        """Have a stopped (SIGSTOP) master go on, so that it can end in order."""
+        master = read_master(self.directory)
+        if master is not None and master.token and master.runs(self.directory):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(master.pid, signal.SIGCONT)
+
+    def _signal(self, supervisor: SupervisorFile, number: signal.Signals) -> None:
+        """Send a signal to the job's supervisor, unless it has ended."""
         try:
-            if master.runs(self.directory):
-                os.kill(master.pid, number)
+            if supervisor.runs(self.directory):
+                os.kill(supervisor.pid, number)
         except ProcessLookupError:
             return
         except PermissionError as error:
             raise PermanentError(
-                f"this user may not end the master of job {self.name} (pid {master.pid})",
+                f"this user may not end job {self.name} (pid {supervisor.pid})",
                 hint="only the user who started the job, or root, can end it",
             ) from error
 
@@ -234,53 +272,65 @@ class DirectoryJob:
         age_s = time.time() - (began_at(self.directory.events) or made_wall_s(self.directory))
         return Report.of(self, state, age_s, status, outcome)
 
-    def _where(self) -> MasterAddress:
-        """Return the address of the job's master.
+    def _where(self, restart_s: float = RESTART_S) -> MasterAddress:
+        """Return the address of the job's master; wait `restart_s` for one that restarts.
 
-        Raises an error with exit code 4 if it does not run.
+        Raises an error with exit code 4 if the job does not run, MasterRestarts.
         """
-        master = read_master(self.directory)
-        if master is None:
-            report = self.directory.report
-            hint = f"see `elasticdl status {self.name}`" + (
-                f"; report.html is in its directory, {report.parent}" if report.exists() else ""
-            )
-            starts = self.outcome() is None
-            words = "has no master yet" if starts else "has ended"
-            raise NoSuchJob(
-                f"job {self.name} in {self.place} {words}",
-                hint="try again in a moment" if starts else hint,
-            )
-        # A job directory on a volume: its master runs in a pod and keeps the token in a Secret.
-        if not master.token:
-            claim = read_json(self.directory.kubernetes)
-            name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
-            raise NoSuchJob(
-                f"job {self.name} in {self.place} runs on a cluster",
-                hint=f"run `elasticdl status {name} --namespace {namespace}`",
-            )
-        if not master.runs(self.directory):
-            killed, _ = killed_end(self.directory)
-            raise NoSuchJob(killed.message, hint=killed.hint)
-        return master
+        end_s = time.monotonic() + restart_s
+        while True:
+            master = read_master(self.directory)
+            if master is None:
+                raise self._not_running()
+            # A job directory on a volume: its master runs in a pod and keeps the token in a Secret.
+            if not master.token:
+                claim = read_json(self.directory.kubernetes)
+                name, namespace = claim.get("job", self.name), claim.get("namespace", "NAMESPACE")
+                raise NoSuchJob(
+                    f"job {self.name} in {self.place} runs on a cluster",
+                    hint=f"run `elasticdl status {name} --namespace {namespace}`",
+                )
+            if master.runs(self.directory):
+                return master
+            if (outcome := self.outcome()) is not None:
+                raise NoSuchJob(outcome.message, hint=outcome.hint)
+            if time.monotonic() > end_s:
+                raise MasterRestarts(
+                    "its master is restarting",
+                    hint=f"try again in some seconds; its log is {self.directory.master_log}",
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def _not_running(self) -> NoSuchJob:
+        """Return the error for a job without a master."""
+        report = self.directory.report
+        hint = f"see `elasticdl status {self.name}`" + (
+            f"; report.html is in its directory, {report.parent}" if report.exists() else ""
+        )
+        starts = self.outcome() is None
+        words = "has no master yet" if starts else "has ended"
+        return NoSuchJob(
+            f"job {self.name} in {self.place} {words}",
+            hint="try again in a moment" if starts else hint,
+        )
 
     @contextmanager
-    def _master(self) -> Iterator[MasterClient]:
+    def _master(self, restart_s: float = RESTART_S) -> Iterator[MasterClient]:
         """Connect to the job's master.
 
         Raises an error with exit code 4 if the job does not run, TransientError if the master does
-        not answer.
+        not answer or restarts.
         """
         from elasticdl.rpc.master_client import MasterClient  # slow import (gRPC): not for `--help`
 
-        where = self._where()
+        where = self._where(restart_s)
         client = MasterClient(
             where.address, where.token, "cli", away_s=CALL_S, authority=where.authority or None
         )
         try:
             yield client
         except TransientError as error:
-            self._where()  # raises the right error if the job has ended meanwhile
+            self._where(0.0)  # raises the right error if the job or its master has ended meanwhile
             words = (
                 f"the master of job {self.name} in {self.place} does not answer: {error.message}"
             )

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,11 +20,13 @@ from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import forget_scale_unless
+from elasticdl.jobdir.supervisor_file import read_supervisor
 from elasticdl.private_file import DIRECTORY_MODE, replace_atomically
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the machine: another directory would not help, so they are not usage errors."""
 _MOST_NAMES = 20
+_DEATH_S, _LOOK_EVERY_S = 5.0, 0.05
 
 
 class JobNameTaken(SpecError):
@@ -116,6 +119,7 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     except OSError as error:
         raise _unusable(f"cannot open {directory.path}", error) from error
     try:
+        _wait_for_killed_run(directory)
         refuse_if_taken(spec)
         try_places(spec)
         with _ours_alone(spec), _undone_unless_begun(directory, is_new=directory.path in made):
@@ -129,6 +133,19 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
             with suppress(OSError):  # There is something in it.
                 folder.rmdir()
         os.close(lock)
+
+
+def _wait_for_killed_run(directory: JobDirectory) -> None:
+    """Return when no earlier run's supervisor lives.
+
+    A killed command frees its lock some moments before the kernel has killed its supervisor. Raises
+    JobNameTaken if the supervisor lives on.
+    """
+    end_s = time.monotonic() + _DEATH_S
+    while (supervisor := read_supervisor(directory)) is not None and supervisor.runs(directory):
+        if time.monotonic() > end_s:
+            raise _run_by_another(directory.path)
+        time.sleep(_LOOK_EVERY_S)
 
 
 @contextmanager
@@ -172,6 +189,7 @@ def _replaced(directory: JobDirectory) -> tuple[Path, ...]:
         directory.yaml,
         directory.scale,
         directory.status,
+        directory.supervisor,
         directory.preflight,
         directory.events,
     )
@@ -217,6 +235,7 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
 def _write(directory: JobDirectory, spec: JobSpec) -> None:
     # Remove the previous run's outcome: a reader would take it for this run's.
     directory.status.unlink(missing_ok=True)
+    directory.supervisor.unlink(missing_ok=True)
     write_flags(spec, directory)
     forget_scale_unless(spec, directory)
     # job.json comes last: its presence means that the job exists.

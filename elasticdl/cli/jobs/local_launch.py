@@ -1,4 +1,4 @@
-"""Run a local job: start its master and wait for its end."""
+"""Run a local job: start its supervisor and wait for its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, final
@@ -16,26 +16,19 @@ from typing import Any, TypeVar, final
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.views.live_view import View
-from elasticdl.cluster.base import (
-    CreateRefused,
-    ExitStatus,
-    ProcessExited,
-    ProcessName,
-    ProcessSpec,
-    Role,
-)
-from elasticdl.cluster.local.cluster import LocalCluster
-from elasticdl.cluster.local.machine import usable_cores
+from elasticdl.cluster.local.supervisor.process import SupervisorProcess
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.job_end import killed_end, read_end, resume_hint, status_in
 from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.jobdir.supervisor_file import read_supervisor
 
 T = TypeVar("T")
-MASTER = ProcessName(Role.MASTER, 0)
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
+WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
+"""A name only: neither command nor supervisor imports TensorFlow."""
 POLL_S = 0.5
 STOP_GRACE_S = 300.0
 """Time limit of a drain with a last checkpoint, in case the master hangs."""
@@ -49,10 +42,10 @@ class Stopped(PermanentError):
 
 @final
 class LocalRun:
-    """Owns the master of one job.
+    """Owns the supervisor of one job.
 
     Methods run on the event loop of `run` unless they say otherwise. The loop's thread must live
-    until `run` returns, since the master ends with it.
+    until `run` returns, since the supervisor ends with it.
     """
 
     def __init__(self, spec: JobSpec, directory: JobDirectory, view: View) -> None:
@@ -60,7 +53,7 @@ class LocalRun:
         self._directory = directory
         self._view = view
         self.job = DirectoryJob(directory)
-        self._cluster: LocalCluster | None = None
+        self._supervisor: SupervisorProcess | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = ""
         self._interrupts = 0
@@ -73,29 +66,28 @@ class LocalRun:
         """Why the job has ended without a beginning."""
 
     async def run(self) -> Outcome:
-        """Start the master, show its events, and return when every process has ended.
+        """Start the supervisor, show the job's events, and return when every process has ended.
 
         Raises PermanentError, and `refusal`.
         """
         directory = self._directory
-        self._cluster = LocalCluster(directory.logs, usable_cores())
         events = Events(directory.events, from_end=self._spec.checkpoint.resume)
         try:
-            await self._start()
+            supervisor = self._start()
             # The loop is set only after the start: a stop requested before then waits for this
-            # line, since no master can receive it earlier.
+            # line, since no supervisor can receive it earlier.
             self._loop = asyncio.get_running_loop()
             if self._stop_asked:
                 self._stop_once(self._stop_asked)
             following = asyncio.ensure_future(self._follow(events))
             try:
-                status = await self._end_of_master()
+                code = await supervisor.wait()
             finally:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
                     await following
             self._view.show(status_in(read_json(directory.status)), self._news(events))
-            outcome = outcome_of(directory, status, interrupted=self._interrupts > 0)
+            outcome = outcome_of(directory, code, interrupted=self._interrupts > 0)
             self.refusal = refusal_of(directory, outcome)
             if self.refusal is not None:
                 raise self.refusal
@@ -103,7 +95,8 @@ class LocalRun:
         finally:
             self.answers.set()
             self.begun.set()
-            await self._cluster.close()
+            if self._supervisor is not None:
+                await self._supervisor.close()
 
     def stop_from_any_thread(self, why: str) -> None:
         """Stop the job gracefully, with or without a running master."""
@@ -125,35 +118,24 @@ class LocalRun:
             )
             self._view.say(f"{why}: {how}")
             self._beside(self._stop_gracefully(why))
-        elif self._interrupts == 2 and self._cluster is not None:
+        elif self._interrupts == 2 and self._supervisor is not None:
             self._view.say(f"{why}: ending at once")
-            self._beside(self._cluster.delete(MASTER, grace_s=0))
+            self._beside(self._supervisor.close())
 
     def _stop_once(self, why: str) -> None:
         # A request from another thread must not count as the second Ctrl-C, which kills.
         if not self._interrupts:
             self.interrupt(why)
 
-    async def _start(self) -> None:
-        assert self._cluster is not None
-        spec = ProcessSpec(
-            MASTER,
-            MASTER_COMMAND,
-            env={"ELASTICDL_JOB_DIR": str(self._directory.path)},
-        )
+    def _start(self) -> SupervisorProcess:
         try:
-            await self._cluster.create(spec)
-        except CreateRefused as refused:
-            raise PermanentError(f"the master cannot be started: {refused.reason}") from refused
-
-    async def _end_of_master(self) -> ExitStatus:
-        """Wait for the master. Unbounded on purpose: a job may take days, and Ctrl-C ends it."""
-        assert self._cluster is not None
-        async with aclosing(self._cluster.observe()) as events:
-            async for event in events:
-                if isinstance(event, ProcessExited) and event.name == MASTER:
-                    return event.exit_status
-        raise PermanentError("the cluster was closed under the job")
+            self._supervisor = SupervisorProcess.start(
+                self._directory, MASTER_COMMAND, WORKER_IMPORTS
+            )
+        except OSError as error:
+            reason = f"{error.strerror or error}: {error.filename or sys.executable}"
+            raise PermanentError(f"the job cannot be started: {reason}") from error
+        return self._supervisor
 
     async def _follow(self, events: Events) -> None:
         while True:
@@ -188,12 +170,12 @@ class LocalRun:
         return status
 
     async def _stop_gracefully(self, why: str) -> None:
-        assert self._cluster is not None
+        assert self._supervisor is not None
         try:
             await in_thread(lambda: self.job.stop(why))
         except ElasticDLError:
-            # The master does not listen yet or any more; a signal reaches it anyway.
-            await self._cluster.delete(MASTER, grace_s=STOP_GRACE_S)
+            # No master listens yet or any more; the supervisor tells this or the next one.
+            await self._supervisor.stop(STOP_GRACE_S)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -228,11 +210,11 @@ async def in_thread(call: Callable[[], T]) -> T:
     return await done
 
 
-def outcome_of(directory: JobDirectory, status: ExitStatus, *, interrupted: bool) -> Outcome:
-    """Return the master's outcome, or what is known of its end if it left none.
+def outcome_of(directory: JobDirectory, code: int, *, interrupted: bool) -> Outcome:
+    """Return the master's outcome, or what is known of the job's end if none is recorded.
 
-    The recorded outcome takes precedence over the master's exit status: a second signal may hit the
-    master in its last moment.
+    `code` is the supervisor's, as Popen has it. The recorded outcome takes precedence: a second
+    signal may hit the master in its last moment.
     """
     left = read_end(directory)
     if left is not None and (left[0].exit_code == ExitCode.DONE or not interrupted):
@@ -240,11 +222,12 @@ def outcome_of(directory: JobDirectory, status: ExitStatus, *, interrupted: bool
     if left is not None:
         outcome = left[0]
     else:
-        tail = f"; its last lines:\n{status.log_tail}" if status.log_tail else ""
-        message = f"the master ended by {_how(status)} without recording an outcome{tail}"
+        supervisor = read_supervisor(directory)
+        message = supervisor.message if supervisor is not None else ""
+        message = message or f"its supervisor ended by {_how(code)} without recording an outcome"
         outcome, _ = killed_end(directory, message)
         if not interrupted:
-            return replace(outcome, exit_code=status.exit_code or ExitCode.JOB_FAILED)
+            return replace(outcome, exit_code=code if code > 0 else ExitCode.JOB_FAILED)
         outcome = replace(outcome, message="ended at once")
     return replace(outcome, exit_code=ExitCode.INTERRUPTED, hint=resume_hint(directory))
 
@@ -261,7 +244,5 @@ def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | No
     return outcome.error() if outcome.exit_code == ExitCode.USAGE else None
 
 
-def _how(status: ExitStatus) -> str:
-    if status.signal is not None:
-        return f"signal {signal.Signals(status.signal).name}"
-    return f"exit code {status.exit_code}"
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -25,8 +25,11 @@ _SAVE_S = 600.0
 class RendezvousServer(Protocol):
     """Where the members of a generation meet: `rpc.rendezvous.Rendezvous`."""
 
-    async def start(self, host: str = "", port: int = 0) -> int:
-        """Listen and return the port. Raises OSError if that is impossible."""
+    async def start(self, host: str = "", port: int = 0, *, reuse_port: bool = False) -> int:
+        """Listen and return the port. Raises OSError if that is impossible.
+
+        `reuse_port`: another process holds the port for this one.
+        """
 
     def open(self, scopes: Sequence[str]) -> None:
         """Serve the members of a generation until it is withdrawn; their scopes by rank."""
@@ -67,9 +70,9 @@ class RingCoordinator:
         self._copies: dict[SnapshotId, ProcessName] = {}
         self._saving: dict[SnapshotId, _Saving] = {}
 
-    async def start(self, host: str, port: int = 0) -> int:
+    async def start(self, host: str, port: int = 0, *, reuse_port: bool = False) -> int:
         """Serve rendezvous and return the port. Raises OSError if that is impossible."""
-        self._port = await self._rendezvous.start(host, port)
+        self._port = await self._rendezvous.start(host, port, reuse_port=reuse_port)
         return self._port
 
     async def close(self) -> None:

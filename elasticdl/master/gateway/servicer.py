@@ -37,6 +37,7 @@ from elasticdl.rpc.channel import (
     Superseded,
     caller_of,
     server_options,
+    status_details,
 )
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.secured import bound_port
@@ -186,7 +187,7 @@ class MasterService(MasterServicer):
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
+            await _refuse(context, refused)
         return pb.AttachReply(
             term=self._welcome.term,
             heartbeat_s=HEARTBEAT_S,
@@ -249,7 +250,7 @@ class MasterService(MasterServicer):
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
+            await _refuse(context, refused)
         return pb.ReportReply()
 
     async def Orders(
@@ -338,19 +339,30 @@ class MasterService(MasterServicer):
         )
 
 
+async def _refuse(context: AsyncContext, refused: Refused) -> NoReturn:
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, status_details(refused.message))
+
+
 async def _invalid(context: AsyncContext, error: Exception) -> NoReturn:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, status_details(str(error)))
 
 
 @final
 class MasterServer:
     """The master's gRPC server."""
 
-    def __init__(self, service: MasterService, certified: CertifiedKey | None = None) -> None:
-        """`certified` is the master's; None: clear text."""
+    def __init__(
+        self,
+        service: MasterService,
+        certified: CertifiedKey | None = None,
+        *,
+        reuse_port: bool = False,
+    ) -> None:
+        """`certified` is the master's; None: clear text. `reuse_port`: as for `server_options`."""
         self._certified = certified
         checks = AsyncChecks(service.proof, service.refusal)
-        self._server = grpc.aio.server(interceptors=[checks], options=server_options())
+        options = server_options(reuse_port=reuse_port)
+        self._server = grpc.aio.server(interceptors=[checks], options=options)
         add_MasterServicer_to_server(service, self._server)
 
     async def start(self, host: str, port: int) -> int:

@@ -18,6 +18,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -166,6 +167,16 @@ def events_of(path: Path, *, last: bool, offset: int = 0) -> Iterator[Event]:
                 _header(text, where)
             else:
                 yield event_in(text, where)
+
+
+def events_named(path: Path, name: str) -> Iterator[Event]:
+    """Yield the events of a segment with a word in their lines, except damaged ones."""
+    with path.open("rb") as lines:
+        for number, text in enumerate(lines, 1):
+            # A run may have hundreds of megabytes: only these lines are decoded.
+            if name.encode() in text:
+                with suppress(Corrupted):
+                    yield event_in(text, f"{path}:{number}")
 
 
 def event_in(text: bytes, where: str) -> Event:

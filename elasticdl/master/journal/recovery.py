@@ -12,7 +12,7 @@ from elasticdl.errors import Corrupted
 from elasticdl.job import JobSpec
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.commands import Announce, Command, RecordMetrics
-from elasticdl.master.core.events import Event, JobStarted
+from elasticdl.master.core.events import Event, JobStarted, StopRequested
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
@@ -27,56 +27,55 @@ class Recovered:
     """A job as its last master left it.
 
     `at_s` is the time of the newest event, and `term` the term of the master that wrote it. `run`
-    is the number of the journal's run. `unrecorded` are commands to record something for people
-    that are newer than `since_s` of `recover`.
+    is the number of the journal's run. `records` are commands to record something for people, with
+    their times, since the newest image of the state.
     """
 
     core: JobState
     at_s: float
     term: int
     run: int
-    unrecorded: tuple[Command, ...] = ()
+    records: tuple[tuple[float, Command], ...] = ()
+
+    def records_after(self, since_s: float) -> list[Command]:
+        """Return the commands to record something that are newer than the newest record."""
+        return [command for at_s, command in self.records if at_s > since_s]
 
 
-def recover(
-    directory: Path, run_name: str, spec: JobSpec, limits: Limits, since_s: float = float("inf")
-) -> Recovered | None:
-    """Return the job of this launch; None if its journal cannot continue it, which is logged.
-
-    Raises OSError.
-    """
-    newest = files.segments(directory)[-1:]
+def recover(directory: Path, run_name: str, spec: JobSpec, limits: Limits) -> Recovered | None:
+    """Return the job of this launch; None if its journal cannot continue it, which is logged."""
     try:
+        newest = files.segments(directory)[-1:]
         if not newest or files.header_of(newest[0].path).run != run_name:
             return None
         run = newest[0].run
         if files.gap_path(directory, run).exists():
             _LOG.warning("the journal in %s lacks events, since the disk was full", directory)
             return None
-        return _replayed(directory, run, spec, limits, since_s)
-    except (Corrupted, ImpossibleTransition) as error:
+        return _replayed(directory, run, spec, limits)
+    except (Corrupted, ImpossibleTransition, OSError) as error:
         _LOG.error("cannot continue with the journal in %s: %s", directory, error)
         return None
 
 
-def _replayed(
-    directory: Path, run: int, spec: JobSpec, limits: Limits, since_s: float
-) -> Recovered | None:
+def _replayed(directory: Path, run: int, spec: JobSpec, limits: Limits) -> Recovered | None:
     of_run = [one for one in files.segments(directory) if one.run == run]
     core, events = _from_image(directory, of_run, spec, limits) or (
         JobState(spec, limits),
         _all_events(directory, of_run),
     )
-    unrecorded: list[Command] = []
+    records: list[tuple[float, Command]] = []
     for event in events:
-        commands = core.handle(event)
-        if event.at_s > since_s:
-            unrecorded += [one for one in commands if isinstance(one, Announce | RecordMetrics)]
+        records += [
+            (event.at_s, one)
+            for one in core.handle(event)
+            if isinstance(one, Announce | RecordMetrics)
+        ]
     if not core.begun:
         return None
     files.trim(of_run[-1].path)
     term = files.header_of(of_run[-1].path).term
-    return Recovered(core, core.now_s, term, run, tuple(unrecorded))
+    return Recovered(core, core.now_s, term, run, tuple(records))
 
 
 def replay(directory: Path) -> Iterator[Event]:
@@ -101,6 +100,20 @@ def last_start(directory: Path) -> JobStarted | None:
             if isinstance(event, JobStarted):
                 return event
     return None
+
+
+def last_stop(directory: Path, run_name: str) -> StopRequested | None:
+    """Return the last request to stop in the newest run if it is of this launch; else None.
+
+    Other lines may be damaged. Raises OSError, Corrupted.
+    """
+    known, stop = files.segments(directory), None
+    if not known or files.header_of(known[-1].path).run != run_name:
+        return None
+    for one in (one for one in known if one.run == known[-1].run):
+        for event in files.events_named(one.path, StopRequested.__name__):
+            stop = event if isinstance(event, StopRequested) else stop
+    return stop
 
 
 def _all_events(directory: Path, of_run: Sequence[Segment]) -> Iterator[Event]:

@@ -1,30 +1,23 @@
-"""The interface to the place where a master runs, and its implementation for this machine."""
+"""The interface to the place where a master runs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol, final
+from typing import Protocol
 
 from elasticdl.cluster.base import Cluster
-from elasticdl.cluster.local.cluster import LocalCluster
-from elasticdl.cluster.local.machine import has_gpu, memory_kills, usable_cores
+from elasticdl.cluster.local.supervisor.messages import Predecessor
 from elasticdl.errors import ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
-from elasticdl.master.preflight import CheckProcess, ChildCheck
+from elasticdl.master.preflight import CheckProcess
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority
-from elasticdl.tokens import new_token
-
-WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
-"""A name only: the master itself must not import TensorFlow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,18 @@ class MasterEnvironment:
     warnings: tuple[str, ...] = ()
     page: PageAddress = PageAddress()
     authority: Authority | None = None
-    """None: the processes use no TLS, or the platform keeps no authority for later masters."""
+    """None: the processes use no TLS."""
+    reserved: frozenset[int] = frozenset()
+    """Ports that the platform holds for all masters of the job: listen with SO_REUSEPORT."""
+    restart: int = 0
+    """How many masters of a local job were before this one. Token, authority and ports are theirs.
+
+    0 on a cluster, where `term` counts them.
+    """
+    predecessor: Predecessor | None = None
+    """How the master before a restart ended."""
+    stopped_for: str = ""
+    """A person stopped the job for this reason, under an earlier master."""
 
     @property
     def trusted(self) -> str | None:
@@ -99,13 +103,20 @@ class Platform(Protocol):
     def open(self) -> MasterEnvironment:
         """Prepare the place first of all; blocks. Raises ElasticDLError with its exit code."""
 
+    def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
+        """Prepare to begin a job again that no journal continues; blocks.
+
+        Its earlier processes end before the cluster opens. Raises ElasticDLError.
+        """
+
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
         """Return what processes start with, for a master that listens on `port`."""
 
     def cluster(self, handover: Handover) -> AbstractAsyncContextManager[Cluster]:
         """Return the cluster of processes.
 
-        At the context's end they end, unless `handover` keeps them.
+        At the context's end they end, unless `handover` keeps them. After an error in it, they may
+        stay until the job's outcome is recorded.
         """
 
     def check(
@@ -116,70 +127,8 @@ class Platform(Protocol):
         It ends with the context. Its `cluster` must be open. Raises CreateRefused, OSError.
         """
 
+    def progressed(self, records: int) -> None:
+        """Tell the starter of this master how many records the job has done."""
+
     def tell(self, outcome: Outcome) -> None:
         """Leave the outcome where the starter of this master reads it."""
-
-
-@final
-class LocalPlatform:
-    """Local processes, started by a command that waits for the master."""
-
-    has_next = False
-
-    def __init__(self) -> None:
-        self._cores = usable_cores()
-        self._logs = Path()
-        self._cluster: LocalCluster | None = None
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(starting=max(2, int(self._cores)))
-
-    def open(self) -> MasterEnvironment:
-        """Read ELASTICDL_*, and make the job's token.
-
-        Only `master.json` shows it, to the job's owner: an environment would show it in /proc.
-        """
-        try:
-            directory = JobDirectory(Path(os.environ["ELASTICDL_JOB_DIR"]).resolve())
-            host, port = (
-                os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
-                int(os.environ.get("ELASTICDL_PORT", "0")),
-            )
-        except (KeyError, ValueError) as error:
-            raise invalid_environment(error) from error
-        self._logs = directory.logs
-        # A new token per master: one from an earlier run opens nothing.
-        return MasterEnvironment(directory, new_token(), host, port)
-
-    def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
-        address = f"{environment.host}:{port}"
-        return ProcessEnv(
-            spec,
-            str(environment.directory.path),
-            address,
-            environment.token,
-            self._cores,
-            authority=environment.trusted,
-        )
-
-    @asynccontextmanager
-    async def cluster(self, _handover: Handover) -> AsyncIterator[Cluster]:
-        # A driver's state does not survive a fork, and the import may open a GPU.
-        imports = () if has_gpu() else WORKER_IMPORTS
-        self._cluster = LocalCluster(self._logs, self._cores, worker_imports=imports)
-        try:
-            yield self._cluster
-        finally:
-            await self._cluster.close()
-
-    @asynccontextmanager
-    async def check(
-        self, process_env: ProcessEnv, standard: Sequence[int]
-    ) -> AsyncIterator[CheckProcess]:
-        assert self._cluster is not None
-        async with self._cluster.beside(process_env.check(), standard) as process:
-            yield ChildCheck(process.pid, kills_before=memory_kills())
-
-    def tell(self, outcome: Outcome) -> None:
-        """Do nothing: the command reads the job's directory."""

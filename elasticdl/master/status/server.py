@@ -73,16 +73,17 @@ class StatusServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=_CLOSE_S)
         self._listening: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Start to sample the job and to listen; return the port.
 
-        The system chooses the port if `port` is 0. Raises OSError; the page is unavailable then.
+        The system chooses the port if `port` is 0. `reuse_port`: another process holds it for this
+        one. Raises OSError; the page is unavailable then.
         """
         self._change_feed.start()
         await self._runner.setup()
         accept = self._accept(self._runner)
         self._listening = await asyncio.get_running_loop().create_server(
-            accept, host, port, backlog=_BACKLOG
+            accept, host, port, backlog=_BACKLOG, reuse_port=reuse_port
         )
         return int(self._listening.sockets[0].getsockname()[1])
 
