@@ -29,10 +29,11 @@ FOUND = {
     # A member that joined did not know the bad records of a shard that ended before. A step of bad
     # records alone was told as the step before it, of another shard. What a stopped member restored
     # for a generation that was over was taken for the newest weights. The last four: a killed
-    # worker was heard while its threads unwound, which no real one is.
+    # worker was heard while its threads unwound, which no real one is. After a takeover the master
+    # decided before it had heard all members (503771).
     "ring": (
         *(18, 52, 115, 149, 3005961, 3006038, 21018117),
-        *(20004157, 20006730, 20007173, 20016280),
+        *(20004157, 20006730, 20007173, 20016280, 503771),
     ),
     # Training ended before the first step, and a last checkpoint of nothing was waited for. A first
     # push came to a server that had not met the worker, which no real one does. A worker dropped a
@@ -45,11 +46,13 @@ FOUND = {
     # A late gradient hid the outcome of an earlier one of its lease. A server ended before it
     # applied a step, which counted as trained. A step waited for a worker whose leases, bad records
     # among them, all waited for that step. A stopped job waited for its last checkpoint after a
-    # server had taken all that was trained with it.
+    # server had taken all that was trained with it. After a takeover a turn was given again, and the
+    # push of its first time did not count (the last four).
     "sync": (
         *(3, 161, 241, 264, 1434, 30000662),
         *(41000119, 41001184, 42000190, 42000440, 42000651, 60004538),
         100008756,
+        *(501094, 503638, 503781, 504566),
     ),
 }
 """Seeds of jobs that failed once."""
