@@ -1,4 +1,4 @@
-.PHONY: fuzz horovod demo docs simulate test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster
+.PHONY: fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
 CLUSTERS ?= 4
@@ -30,6 +30,12 @@ test-ring: horovod  ## Rings of real processes: members killed, stopped, joining
 
 simulate: prepare  ## Random whole jobs in simulated time, in one process: docs/testing.md. For a long run: ARGS="--jobs 100000 --seconds 600".
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+chaos: prepare  ## Ten thousand simulated jobs with faults, with new seeds, on all cores: docs/testing.md. An hour on 2 cores.
+	$(BIN)/python -m tests.simulation --jobs 3334 --seed $$(date +%s) --processes $(WORKERS) $(ARGS)
+
+chaos-local: horovod  ## A hundred real jobs with random flags; master, workers and servers get SIGKILL, SIGSTOP and SIGTERM.
+	$(BIN)/python -m tests.fuzz_jobs --chaos master,worker --seconds 36000 --jobs 100 $(ARGS)
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)

@@ -10,6 +10,7 @@ import itertools
 import time
 from pathlib import Path
 
+from tests.fuzz_jobs.chaos import Role
 from tests.fuzz_jobs.flags import Strategy
 from tests.fuzz_jobs.fuzzing import Plan, fuzz
 
@@ -41,6 +42,12 @@ def main() -> int:
         help="share of jobs of which a worker is killed (default: 0)",
     )
     parser.add_argument(
+        "--chaos",
+        default="",
+        metavar="ROLES",
+        help="in each job, signals to random processes of these roles: master,worker,ps",
+    )
+    parser.add_argument(
         "--keep", action="store_true", help="leave the folders of jobs that ended well, too"
     )
     parser.add_argument(
@@ -56,6 +63,7 @@ def main() -> int:
         jobs=chosen.jobs,
         parallel=chosen.parallel,
         kill_share=chosen.kill,
+        chaos=[Role(role) for role in chosen.chaos.split(",") if role],
         keep=chosen.keep,
         **({"folder": chosen.folder} if chosen.folder else {}),
     )

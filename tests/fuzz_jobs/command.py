@@ -106,7 +106,9 @@ def _write_zoo(draft: Draft, zoo: Path) -> None:
         "eval_metrics_fn",
         "feed_batch" if draft.by_batches else "feed",
     ]
-    names += ["callbacks"] if draft.callbacks or draft.choose.random() < 0.3 else []
+    names += (
+        ["callbacks"] if draft.callbacks or draft.pause_s or draft.choose.random() < 0.3 else []
+    )
     lines = [f"from counting import {', '.join(names)}"]
     lines.append(f"from {'ring_counting' if draft.on_ring else 'counting'} import loss, optimizer")
     if draft.style == "lines":

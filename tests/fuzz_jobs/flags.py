@@ -100,6 +100,8 @@ class Draft:
     most_steps: int = 0
     """The module's own `MaxStepsStopping`; 0: none."""
     then: Then = Then.NOTHING
+    pause_s: float = 0.0
+    """After each minibatch: a callback of the module sleeps."""
     changed: tuple[str, ...] = ()
     """Flags that are given anew where it is resumed."""
     flags: dict[str, Value] = field(default_factory=dict)

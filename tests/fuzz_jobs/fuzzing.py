@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fuzz_jobs import chaos
+from tests.fuzz_jobs.chaos import Chaos, Role
 from tests.fuzz_jobs.command import prepared
 from tests.fuzz_jobs.flags import Strategy, draw
-from tests.fuzz_jobs.running import Verdict, run_job
+from tests.fuzz_jobs.running import Act, Kill, Verdict, run_job
 
 Key = tuple[Strategy, int]
 
@@ -32,6 +34,8 @@ class Plan:
     jobs: int = 0
     parallel: int = 2
     kill_share: float = 0.0
+    chaos: Sequence[Role] = ()
+    """Processes of these roles get signals, in every job."""
     keep: bool = False
     folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
 
@@ -114,7 +118,15 @@ def _one(plan: Plan, key: Key) -> Verdict:
     strategy, seed = key
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{strategy}-{seed}-", dir=plan.folder))
     draft = draw(seed, strategy)
-    verdict = run_job(prepared(draft, folder), kill=draft.choose.random() < plan.kill_share)
+    if plan.chaos:
+        chaos.prepare(draft)
+    job = prepared(draft, folder)
+    act: Act | None = None
+    if plan.chaos:
+        act = Chaos(job, plan.chaos)
+    elif draft.choose.random() < plan.kill_share:
+        act = Kill(job)
+    verdict = run_job(job, act)
     if not verdict.problems and not plan.keep:
         shutil.rmtree(folder)
     return verdict
@@ -123,8 +135,11 @@ def _one(plan: Plan, key: Key) -> Verdict:
 def _tell(verdict: Verdict, tell: Callable[[str], None]) -> None:
     draft = verdict.prepared.draft
     kills = sum(run.kills for run in verdict.runs)
-    about = f"{draft.rows} x {draft.epochs} records by {draft.batch}, {draft.workers} workers" + (
-        f", {kills} killed" if kills else ""
+    story = [what for run in verdict.runs for what in run.story]
+    about = (
+        f"{draft.rows} x {draft.epochs} records by {draft.batch}, {draft.workers} workers"
+        + (f", {kills} killed" if kills and not story else "")
+        + "".join(f", {what}" for what in story)
     )
     if verdict.problems:
         tell(f"{verdict.report()}\nleft in {verdict.prepared.folder}")

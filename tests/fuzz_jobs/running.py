@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,10 @@ class Run:
     kills: int = 0
     alone: bool = False
     """Whether the only member of a ring was killed: its weights and steps are gone with it."""
+    struck: int | None = None
+    """How many signals workers and servers got; None: these may be replaced as they are."""
+    story: tuple[str, ...] = ()
+    """What was done to its processes."""
     stood: str = ""
     """Why it was ended from outside; '' if it ended by itself."""
 
@@ -76,7 +80,8 @@ class Verdict:
         ]
         lines.append(f"command: {shlex.join(command('train', *self.prepared.arguments))}")
         lines += [
-            f"--- run {number} ended with {run.code}\n{_tail(run.output, 40)}"
+            f"--- run {number} ended with {run.code}; {', '.join(run.story) or 'undisturbed'}\n"
+            + _tail(run.output, 40)
             for number, run in enumerate(self.runs, 1)
         ]
         stood = [run.stood for run in self.runs if run.stood]
@@ -99,17 +104,16 @@ def environment() -> dict[str, str]:
     return {**kept, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def run_job(prepared: Prepared, *, kill: bool = False) -> Verdict:
-    """Run it to its end and look at what it left.
-
-    `kill`: SIGKILL to one worker at a random moment.
+def run_job(prepared: Prepared, act: Act | None = None) -> Verdict:
+    """Run it to its end and look at what it left. `act` disturbs its first run, if that is not to
+    be stopped.
     """
     verdict, draft = Verdict(prepared), prepared.draft
     try:
         if draft.then is Then.RESUME:
             _stopped_and_resumed(verdict)
         else:
-            _ran(verdict, prepared, Kill(prepared) if kill else None)
+            _ran(verdict, prepared, act)
         if draft.then is Then.BEGIN_WITH and not verdict.problems:
             _begun_with_its_checkpoint(verdict)
     except (OSError, KeyError, ValueError, TypeError, IndexError, ElasticDLError) as error:
@@ -180,11 +184,13 @@ def _run(prepared: Prepared, arguments: list[str], act: Act | None) -> Run:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env=environment(),
+            env={**environment(), "COUNTING_PAUSE_S": str(prepared.draft.pause_s)},
         )
         try:
             stood = _watched(process, prepared, begin_s, act)
         finally:
+            if act is not None:
+                act.close()
             _end(process, prepared)
     return Run(
         process.returncode,
@@ -192,6 +198,8 @@ def _run(prepared: Prepared, arguments: list[str], act: Act | None) -> Run:
         time.monotonic() - begin_s,
         kills=act.kills if act else 0,
         alone=act.alone if act else False,
+        struck=act.struck if act else None,
+        story=tuple(act.story) if act else (),
         stood=stood,
     )
 
@@ -203,11 +211,11 @@ def _watched(
     told, since_s = "", begin_s
     while True:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK_S)
+            process.wait(_LOOK_S if act is None else act.look_s)
             return ""
         now_s = time.monotonic()
         status = _status(prepared.job)
-        if act is not None and status is not None:
+        if act is not None:
             act.look(status, process)
         telling = _told(status) + str(_size_bytes(prepared.job / "events.jsonl"))
         if telling != told:
@@ -267,7 +275,7 @@ def _stood(prepared: Prepared, why: str) -> str:
     logs.
     """
     said = [why]
-    for name, pid in _processes(prepared.job):
+    for name, pid in processes(prepared.job):
         if name.startswith("worker-"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)  # zoo/counting.py waits for it
@@ -290,14 +298,14 @@ def _end(process: subprocess.Popen[bytes], prepared: Prepared) -> None:
         process.kill()
         process.wait(30)
     deadline_s = time.monotonic() + 30
-    while list(_processes(prepared.job)) and time.monotonic() < deadline_s:
+    while list(processes(prepared.job)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    for _, pid in _processes(prepared.job):
+    for _, pid in processes(prepared.job):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _processes(job: Path) -> Iterator[tuple[str, int]]:
+def processes(job: Path) -> Iterator[tuple[str, int]]:
     """Names and ids of that job's, by their environment."""
     wanted = f"ELASTICDL_JOB_DIR={job}".encode()
     for environ in Path("/proc").glob("[0-9]*/environ"):
@@ -315,6 +323,10 @@ def _processes(job: Path) -> Iterator[tuple[str, int]]:
 class Act:
     """Something that is done to a job once, when it has trained a random part of its records."""
 
+    look_s = _LOOK_S
+    struck: int | None = None
+    story: Sequence[str] = ()
+
     def __init__(self, prepared: Prepared) -> None:
         draft = prepared.draft
         self._choose = random.Random(draft.seed)
@@ -323,14 +335,18 @@ class Act:
         self.kills = 0
         self.alone = False
 
-    def look(self, status: Mapping[str, Any], process: subprocess.Popen[bytes]) -> None:
+    def look(self, status: Mapping[str, Any] | None, process: subprocess.Popen[bytes]) -> None:
         """At what the master tells: now may be the moment."""
-        if not self._done and status["records"]["trained"] >= self._after:
+        trained = -1 if status is None else status["records"]["trained"]
+        if status is not None and not self._done and trained >= self._after:
             with suppress(ProcessLookupError):
                 self._done = self._act(status, process)
 
     def _act(self, status: Mapping[str, Any], process: subprocess.Popen[bytes]) -> bool:
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Called when the job has ended."""
 
 
 class Kill(Act):
@@ -370,6 +386,7 @@ def _problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
         *_of_metrics(prepared, receipt, status, before),
         *_of_export(prepared, receipt, before),
         *_of_checkpoints(prepared, receipt, before),
+        *_of_replacements(prepared, run),
     ]
 
 
@@ -456,6 +473,20 @@ def _of_counts(
             for one in np.flatnonzero(found.records != draft.epochs)[:5]
         ]
         yield f"{where} has records that were not trained {draft.epochs} times: {odd}"
+
+
+def _of_replacements(prepared: Prepared, run: Run) -> Iterator[str]:
+    """No process was started again but those that got a signal."""
+    if run.struck is None:
+        return
+    lines = (prepared.job / "events.jsonl").read_text().splitlines()
+    replaced = [
+        one["details"]["replaces"]
+        for one in map(json.loads, lines)
+        if one["details"].get("step") == "ordered" and one["details"].get("replaces")
+    ]
+    if len(replaced) > run.struck:
+        yield f"{run.struck} processes got a signal, replaced were {', '.join(replaced)}"
 
 
 def _of_checkpoints(

@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 
 import keras
 import tensorflow as tf
@@ -149,7 +150,9 @@ def callbacks():
         "exporter": SavedModelExporter,
         "stop": lambda: MaxStepsStopping(int(os.environ["COUNTING_STEPS"])),
     }
-    return [made[name]() for name in wanted if name]
+    pause_s = float(os.environ.get("COUNTING_PAUSE_S", "0"))
+    paused = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(pause_s))]
+    return [made[name]() for name in wanted if name] + (paused if pause_s else [])
 
 
 class LinesReader:
