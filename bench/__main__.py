@@ -1,6 +1,7 @@
 """`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]
-[backup_workers] [stale] [virtual_workers]`: by default the first six. quality and stale take half
-an hour each, and kubernetes needs root and Go. Writes figures to bench/results/<name>.json.
+[backup_workers] [stale] [virtual_workers] [faults]`: by default the first six. quality and stale
+take half an hour each, and kubernetes needs root and Go. Writes figures to
+bench/results/<name>.json.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 DEFAULT = ("table", "server", "tls", "end_to_end", "ring", "page")
-NAMES = (*DEFAULT, "quality", "kubernetes", "backup_workers", "stale", "virtual_workers")
+NAMES = (*DEFAULT, "quality", "kubernetes", "backup_workers", "stale", "virtual_workers", "faults")
 
 
 def main(names: list[str]) -> None:

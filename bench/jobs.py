@@ -81,14 +81,17 @@ class RunningJob:
 
 
 @contextmanager
-def running(**flags: object) -> Iterator[RunningJob]:
+def running(inside: Path | None = None, **flags: object) -> Iterator[RunningJob]:
     """Start a job, and stop it at the end of the block even after an error.
 
-    Takes the flags of `elasticdl train`.
+    Takes the flags of `elasticdl train`. `inside`: a folder that keeps the job's directory.
     """
     with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder) / "job"
-        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        job = (inside or Path(folder)) / "job"
+        arguments = [
+            f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+            for name, value in flags.items()
+        ]
         command = [
             sys.executable,
             "-m",

@@ -77,7 +77,7 @@ def recovery(kills: int) -> dict[str, Any]:
         np.savez(
             data, x=rng.normal(size=(65536, 784)).astype(np.float32), y=rng.integers(0, 10, 65536)
         )
-        flags = {
+        flags: dict[str, Any] = {
             "distribution_strategy": "AllreduceStrategy",
             "num_workers": 2,
             "minibatch_size": 2 * BATCH,
