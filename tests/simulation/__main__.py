@@ -10,6 +10,9 @@ import multiprocessing
 import sys
 
 from tests.simulation.runner import Seen, timed
+from tests.simulation.shrinking import failure_of, shrunk
+from tests.simulation.workload import plan_of
+from tests.simulation.world import simulation
 
 
 def main() -> int:
@@ -29,6 +32,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--quiet", action="store_true", help="do not tell the story of each failure"
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="of each failure, look for the smallest job like it"
     )
     given = parser.parse_args()
     strategies = ("ring", "ps", "sync") if given.strategy == "all" else (given.strategy,)
@@ -57,6 +63,10 @@ def main() -> int:
         )
         if not given.quiet:
             print(failure.story)
+        if given.shrink:
+            with simulation():
+                small = shrunk(plan_of(failure.seed, failure.strategy), failure.what)
+                print(f"  smallest job that fails so: {small}\n  {failure_of(small)}")
     print(
         f"{seen.jobs} jobs ({', '.join(strategies)}) in {took_s:.1f} s of CPU:"
         f" {seen.jobs / took_s * 60:,.0f} jobs/min, {seen.simulated_s / 3600:.1f} simulated hours,"

@@ -19,6 +19,9 @@ from tests.simulation import mutants
 from tests.simulation.mutant import Mutant
 from tests.simulation.runner import Seen, run_jobs
 from tests.simulation.scheduler import Process, Scheduler, Violation
+from tests.simulation.shrinking import failure_of, shrunk
+from tests.simulation.workload import Plan, plan_of
+from tests.simulation.world import simulation
 
 pytestmark = pytest.mark.core
 
@@ -46,8 +49,8 @@ FOUND = {
     # A late gradient hid the outcome of an earlier one of its lease. A server ended before it
     # applied a step, which counted as trained. A step waited for a worker whose leases, bad records
     # among them, all waited for that step. A stopped job waited for its last checkpoint after a
-    # server had taken all that was trained with it. After a takeover a turn was given again, and the
-    # push of its first time did not count (the last four).
+    # server had taken all that was trained with it. After a takeover a turn was given again, and
+    # the push of its first time did not count (the last four).
     "sync": (
         *(3, 161, 241, 264, 1434, 30000662),
         *(41000119, 41001184, 42000190, 42000440, 42000651, 60004538),
@@ -83,6 +86,22 @@ def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minut
     seen = mutants.look_for(mutants.DONE_AT_ITEM_END, seconds=60.0)
     (failure,) = seen.failures
     assert "records are shown as trained" in failure.what or "stands still" in failure.what
+
+
+def test_a_job_that_fails_is_made_smaller_and_fails_in_the_same_way() -> None:
+    with mutants.put_in(mutants.DONE_AT_ITEM_END):
+        (failure,) = run_jobs(itertools.count(), ["ring"], seconds=60.0).failures
+        with simulation():
+            whole = plan_of(failure.seed, failure.strategy)
+            small = shrunk(whole, failure.what, tries=60)
+            again = failure_of(small)
+    assert again.split(":")[0] == failure.what.split(":")[0]
+    assert len(small.faults) <= len(whole.faults)
+    assert size_of(small) < size_of(whole)
+
+
+def size_of(plan: Plan) -> tuple[int, int]:
+    return len(plan.faults), sum(one.records for one in plan.training)
 
 
 @pytest.mark.parametrize(

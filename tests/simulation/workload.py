@@ -40,6 +40,7 @@ class Fault:
 class Plan:
     """One job. Durations are at most, and drawn anew each time."""
 
+    strategy: str
     number: int
     flags: dict[str, Any]
     spec: JobSpec
@@ -166,13 +167,12 @@ def plan_of(seed: int, strategy: str) -> Plan:
         # Drawn apart, so that seeds keep the rest of their jobs.
         shared = random.Random(f"global batch {seed}")
         flags["global_batch"] = shared.choice(["fixed", "scaled"])
-    spec = JobSpec.from_flags(
-        Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags}
-    )
+    spec = spec_of(flags)
     calm = draw.random() < 0.5
     # Drawn apart, so that seeds keep the jobs that they had before there were bad records.
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
+        strategy,
         seed,
         flags,
         spec,
@@ -190,6 +190,13 @@ def plan_of(seed: int, strategy: str) -> Plan:
             *(() if calm else _faults(draw, strategy, rows * epochs // batch)),
             *_master_faults(strategy, seed, rows * epochs // batch),
         ),
+    )
+
+
+def spec_of(flags: dict[str, Any]) -> JobSpec:
+    """The job with these flags, and what is the same for all."""
+    return JobSpec.from_flags(
+        Action.TRAIN, {"model_zoo": "z", "model_def": "m", "training_data": "t", **flags}
     )
 
 

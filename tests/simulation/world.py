@@ -306,12 +306,17 @@ def simulation() -> Iterator[None]:
 
 def simulate(seed: int, strategy: str) -> Ran:
     """Run the job of this seed. Raises Violation with its story. Only within `simulation()`."""
-    world = World(plan_of(seed, strategy))
+    return simulate_plan(plan_of(seed, strategy))
+
+
+def simulate_plan(plan: Plan) -> Ran:
+    """The same for a job that is known already."""
+    world = World(plan)
     disk, barriers = world.disk, workers_disk()
     before, barriers.ring_file = barriers.ring_file, disk
     # The master draws its pauses between tries from this one.
     drawn = random.getstate()
-    random.seed(f"{strategy} {seed}")
+    random.seed(f"{plan.strategy} {plan.number}")
     try:
         world.run()
     finally:
