@@ -3,9 +3,9 @@
 Pure except for `read_header`; C++ moves the bytes themselves (checkpoint/native).
 
 A file is `EDLPART1`, uint64 size of the header, the header as JSON padded with spaces, and the
-sections in this order: trainable weights, each optimizer slot, additive weights (float32 each),
+sections in this order: trainable weights, each optimizer slot, additive weights,
 then for each table blocks of at most 16,384 rows. A block has its int64 ids, then `dim x (1 +
-slots)` float32 of each row.
+slots)` values of each row. All values are float32 or float64, as the parameters in the header say.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ ADDITIVE, WEIGHTS = -2, -1
 _MAGIC = b"EDLPART1"
 _FRONT = struct.Struct("<8sQ")
 _MAX_HEADER_BYTES = 64 << 20
-_FLOAT_BYTES = 4
 _ID_BYTES = 8
 
 # What the servers' C++ counts in.
@@ -82,7 +81,7 @@ class PartHeader(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class DenseRead:
-    """Copy `count` float32 at `offset` of the file to [at, at + count) of `section`'s slice."""
+    """Copy `count` values at `offset` of the file to [at, at + count) of `section`'s slice."""
 
     section: int
     offset: int
@@ -109,14 +108,15 @@ class Part:
     def dense_reads(self, server: int, servers: int) -> Iterator[DenseRead]:
         """What server `server` of `servers` reads of the dense sections."""
         header, spec = self.header, self.header.parameters
+        size = spec.dtype.bytes
         mine = even_slice(spec.trainable_size, server, servers)
         trainable = header.trainable[1] - header.trainable[0]
         for number in range(1 + spec.optimizer.slots):
-            begin = self.begin + number * trainable * _FLOAT_BYTES
-            yield from _overlap(WEIGHTS + number, begin, header.trainable, mine)
-        begin = self.begin + (1 + spec.optimizer.slots) * trainable * _FLOAT_BYTES
+            begin = self.begin + number * trainable * size
+            yield from _overlap(WEIGHTS + number, begin, header.trainable, mine, size)
+        begin = self.begin + (1 + spec.optimizer.slots) * trainable * size
         yield from _overlap(
-            ADDITIVE, begin, header.additive, even_slice(spec.additive_size, server, servers)
+            ADDITIVE, begin, header.additive, even_slice(spec.additive_size, server, servers), size
         )
 
     def table_reads(self, server: int, servers: int) -> Iterator[TableRead]:
@@ -149,19 +149,23 @@ class Part:
         )
         return (
             self.begin
-            + (trainable * (1 + header.parameters.optimizer.slots) + additive) * _FLOAT_BYTES
+            + (trainable * (1 + header.parameters.optimizer.slots) + additive)
+            * header.parameters.dtype.bytes
         )
 
     def _row_bytes(self, table: int) -> int:
         spec = self.header.parameters
-        return _ID_BYTES + spec.tables[table].dim * (1 + spec.optimizer.slots) * _FLOAT_BYTES
+        return _ID_BYTES + spec.tables[table].dim * (1 + spec.optimizer.slots) * spec.dtype.bytes
 
 
-def _overlap(section: int, begin: int, theirs: tuple[int, int], mine: slice) -> Iterator[DenseRead]:
+def _overlap(
+    section: int, begin: int, theirs: tuple[int, int], mine: slice, size: int
+) -> Iterator[DenseRead]:
+    """The part of a section of values of `size` bytes that is `mine`."""
     first, last = max(theirs[0], mine.start), min(theirs[1], mine.stop)
     if first < last:
         yield DenseRead(
-            section, begin + (first - theirs[0]) * _FLOAT_BYTES, first - mine.start, last - first
+            section, begin + (first - theirs[0]) * size, first - mine.start, last - first
         )
 
 

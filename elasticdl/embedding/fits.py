@@ -15,6 +15,11 @@ _T = TypeVar("_T")
 
 def check_fits(there: ParametersSpec, model: ParametersSpec, where: str) -> None:
     """Raise UserError for the first variable of the model that differs in `where`."""
+    if model.dtype != there.dtype:
+        raise UserError(
+            f"{where} has {there.dtype} weights, the model has {model.dtype}",
+            hint="use the dtype of the job that made it",
+        )
     for mine, theirs in _pairs(model.dense, there.dense):
         if mine != theirs:
             raise _differs("dense variable", mine, theirs, where)

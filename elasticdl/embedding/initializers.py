@@ -7,10 +7,12 @@ which every machine rounds alike.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.embedding.spec import InitializerKind, InitializerSpec
+from elasticdl.embedding.spec import Dtype, InitializerKind, InitializerSpec
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _BELOW_MINUS_TWO = 0.022750131948179195
@@ -39,18 +41,22 @@ _FAR_BOTTOM = (
 
 
 def initial_weights(
-    spec: InitializerSpec, seed: int, ids: NDArray[np.int64], dim: int
-) -> NDArray[np.float32]:
-    """First weights float32[len(ids), dim] of rows `ids`; `seed` counts modulo 2^64."""
-    a, b = np.float32(spec.a), np.float32(spec.b)
+    spec: InitializerSpec,
+    seed: int,
+    ids: NDArray[np.int64],
+    dim: int,
+    dtype: Dtype = Dtype.FLOAT32,
+) -> NDArray[np.floating[Any]]:
+    """First weights [len(ids), dim] of rows `ids`; `seed` counts modulo 2^64."""
+    rounded: type[np.floating[Any]] = np.float64 if dtype is Dtype.FLOAT64 else np.float32
+    # Also for float64: Keras rounds a constant to float32 first.
+    a, b = rounded(np.float32(spec.a)), rounded(np.float32(spec.b))
     match spec.kind:
         case InitializerKind.CONSTANT:
-            return np.full((len(ids), dim), a, np.float32)
+            return np.full((len(ids), dim), a, rounded)
         case InitializerKind.UNIFORM:
-            unit = (_random(seed, ids, dim) >> np.uint64(40)).astype(np.float32) * np.float32(
-                2**-24
-            )
-            return a + (b - a) * unit
+            unit = (_random(seed, ids, dim) >> np.uint64(40)).astype(rounded) * rounded(2**-24)
+            return np.asarray(a + (b - a) * unit)
         case InitializerKind.NORMAL:
             return _normal(a, b, _random(seed, ids, dim), 0.0, 1.0)
         case InitializerKind.TRUNCATED_NORMAL:
@@ -77,11 +83,15 @@ def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
 
 
 def _normal(
-    mean: np.float32, deviation: np.float32, bits: NDArray[np.uint64], low: float, width: float
-) -> NDArray[np.float32]:
+    mean: np.floating[Any],
+    deviation: np.floating[Any],
+    bits: NDArray[np.uint64],
+    low: float,
+    width: float,
+) -> NDArray[np.floating[Any]]:
     """Draw by the quantile of a uniform probability in low .. low + width."""
     p = low + width * (((bits >> np.uint64(33)).astype(np.float64) + 0.5) * 2.0**-31)
-    return (np.float64(mean) + np.float64(deviation) * _normal_quantile(p)).astype(np.float32)
+    return (np.float64(mean) + np.float64(deviation) * _normal_quantile(p)).astype(mean.dtype)
 
 
 def _normal_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:

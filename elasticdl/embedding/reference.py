@@ -6,12 +6,12 @@ import threading
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from elasticdl.embedding.initializers import initial_weights
 from elasticdl.embedding.reference_optimizers import initial_slot, update
-from elasticdl.embedding.spec import MAX_DIM, OptimizerSpec, TableSpec
-from elasticdl.embedding.table import LIVE, Float32s, Int64s
+from elasticdl.embedding.spec import MAX_DIM, Dtype, OptimizerSpec, TableSpec
+from elasticdl.embedding.table import LIVE, Floats, Int64s
 
 _VIEWS = 8
 
@@ -20,17 +20,20 @@ _VIEWS = 8
 class ReferenceTable:
     """An `elasticdl.embedding.table.Table`."""
 
-    def __init__(self, spec: TableSpec, optimizer: OptimizerSpec) -> None:
+    def __init__(
+        self, spec: TableSpec, optimizer: OptimizerSpec, dtype: Dtype = Dtype.FLOAT32
+    ) -> None:
         """Raises ValueError unless the table's dim is 1 to MAX_DIM."""
         if not 1 <= spec.dim <= MAX_DIM:
             raise ValueError(f"a table's dim is {spec.dim}: expected 1 to {MAX_DIM}")
         self._spec = spec
         self._optimizer = optimizer
+        self._dtype = dtype
         self._lock = threading.Lock()
         self._places: dict[int, int] = {}
         """id -> index into `_rows`, in the order of making."""
-        self._rows: Float32s = np.empty((0, self.row_floats), np.float32)
-        self._views: dict[int, Float32s] = {}
+        self._rows: Floats = np.empty((0, self.row_floats), dtype.value)
+        self._views: dict[int, Floats] = {}
 
     @property
     def dim(self) -> int:
@@ -52,26 +55,26 @@ class ReferenceTable:
     def __len__(self) -> int:
         return len(self._places)
 
-    def lookup(self, ids: Int64s) -> Float32s:
+    def lookup(self, ids: Int64s) -> Floats:
         _require(ids, np.int64, 1)
         with self._lock:
             places = self._make(ids)
             return self._rows[places, : self.dim]
 
-    def peek(self, ids: Int64s, view: int = LIVE) -> Float32s:
+    def peek(self, ids: Int64s, view: int = LIVE) -> Floats:
         _require(ids, np.int64, 1)
         with self._lock:
             rows = self._frozen(view)
             # A missing row has its initial value; `peek` makes none.
-            out = initial_weights(self._spec.initializer, self._spec.seed, ids, self.dim)
+            out = self._initial(ids)
             for i, place in enumerate(self._places.get(int(id_), len(rows)) for id_ in ids):
                 if place < len(rows):
                     out[i] = rows[place, : self.dim]
             return out
 
-    def apply(self, ids: Int64s, gradients: Float32s, learning_rate: float, step: int) -> None:
+    def apply(self, ids: Int64s, gradients: Floats, learning_rate: float, step: int) -> None:
         _require(ids, np.int64, 1)
-        _require(gradients, np.float32, 2, (len(ids), self.dim))
+        _require(gradients, self._dtype.value, 2, (len(ids), self.dim))
         if step < 1:
             raise ValueError(f"step is {step}: the first update is step 1")
         with self._lock:
@@ -79,7 +82,7 @@ class ReferenceTable:
             values = np.moveaxis(
                 self._rows[places].reshape(len(ids), 1 + self._optimizer.slots, self.dim), 1, 0
             )
-            update(self._optimizer, np.float32(learning_rate), step, values, gradients)
+            update(self._optimizer, learning_rate, step, values, gradients)
             self._rows[places] = np.moveaxis(values, 0, 1).reshape(len(ids), self.row_floats)
 
     def begin_view(self, view: int) -> None:
@@ -96,34 +99,36 @@ class ReferenceTable:
         with self._lock:
             return len(self._frozen(view))
 
-    def read(self, view: int, first_row: int, max_rows: int) -> tuple[Int64s, Float32s]:
+    def read(self, view: int, first_row: int, max_rows: int) -> tuple[Int64s, Floats]:
         with self._lock:
             rows = self._frozen(view)[first_row : first_row + max_rows]
             ids = list(self._places)[first_row : first_row + len(rows)]
             return np.array(ids, np.int64), rows.copy()
 
-    def insert(self, ids: Int64s, values: Float32s) -> None:
+    def insert(self, ids: Int64s, values: Floats) -> None:
         _require(ids, np.int64, 1)
-        _require(values, np.float32, 2, (len(ids), self.row_floats))
+        _require(values, self._dtype.value, 2, (len(ids), self.row_floats))
         with self._lock:
             places = self._make(ids)
             for place, row in zip(places, values, strict=True):
                 self._rows[place] = row
 
-    def _frozen(self, view: int) -> Float32s:
+    def _frozen(self, view: int) -> Floats:
         if view < 0:
             return self._rows
         if view not in self._views:
             raise IndexError(f"there is no view {view}")
         return self._views[view]
 
+    def _initial(self, ids: Int64s) -> Floats:
+        spec = self._spec
+        return initial_weights(spec.initializer, spec.seed, ids, spec.dim, self._dtype)
+
     def _make(self, ids: Int64s) -> NDArray[np.intp]:
         """Indices of the ids' rows, made where missing."""
         new = [id_ for id_ in dict.fromkeys(ids.tolist()) if id_ not in self._places]
         if new:
-            weights = initial_weights(
-                self._spec.initializer, self._spec.seed, np.array(new, np.int64), self.dim
-            )
+            weights = self._initial(np.array(new, np.int64))
             slots = [
                 np.full_like(weights, initial_slot(self._optimizer, slot))
                 for slot in range(self._optimizer.slots)
@@ -135,11 +140,11 @@ class ReferenceTable:
 
 
 def _require(
-    array: NDArray[Any], dtype: type[np.generic], axes: int, shape: tuple[int, ...] | None = None
+    array: NDArray[Any], dtype: DTypeLike, axes: int, shape: tuple[int, ...] | None = None
 ) -> None:
     if array.dtype != dtype or array.ndim != axes or not array.flags.c_contiguous:
         raise TypeError(
-            f"expected a C-contiguous {dtype.__name__} array of {axes} axes, got {array.dtype} of"
+            f"expected a C-contiguous {np.dtype(dtype)} array of {axes} axes, got {array.dtype} of"
             f" shape {array.shape}"
         )
     if shape is not None and array.shape != shape:

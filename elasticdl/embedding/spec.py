@@ -1,6 +1,6 @@
 """The parameters of a job without their values: frozen values that travel to the servers as JSON.
 
-Dense weights of a model are one flat float32 vector: first all trainable weights, then the
+Dense weights of a model are one flat vector: first all trainable weights, then the
 *additive* ones. These are non-trainable float state such as BatchNorm's moving averages; workers
 push differences and servers add them. Server `k` of `n` owns an even slice of each part, whatever
 variable the elements belong to. Server `id mod n` owns a table's row (remainder >= 0, for negative
@@ -15,8 +15,20 @@ from pydantic import BaseModel, ConfigDict
 
 # As rpc/native/spec.cc and embedding/native/table.h have them.
 MAX_DIM = 1 << 16
-MAX_DENSE = 1 << 28
+MAX_DENSE_BYTES = 1 << 30
 MAX_TABLES = 4096
+
+
+class Dtype(StrEnum):
+    """The type of all weights, slots and gradients of a job, as NumPy and Keras name it."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+    @property
+    def bytes(self) -> int:
+        """Size of one value."""
+        return 8 if self is Dtype.FLOAT64 else 4
 
 
 class _Frozen(BaseModel):
@@ -87,7 +99,7 @@ class InitializerSpec(_Frozen):
 
 
 class TableSpec(_Frozen):
-    """One embedding table: rows of `dim` float32 weights by int64 id, made when first touched."""
+    """One embedding table: rows of `dim` weights by int64 id, made when first touched."""
 
     name: str
     dim: int
@@ -122,6 +134,7 @@ class ParametersSpec(_Frozen):
     optimizer: OptimizerSpec
     dense: tuple[DenseSpec, ...] = ()
     tables: tuple[TableSpec, ...] = ()
+    dtype: Dtype = Dtype.FLOAT32
 
     @property
     def trainable_size(self) -> int:
@@ -137,8 +150,9 @@ class ParametersSpec(_Frozen):
         """Why no server can hold these parameters, None if one can. Nothing is allocated for it."""
         if any(extent < 0 for variable in self.dense for extent in variable.shape):
             return "a variable has a negative shape"
-        if max(self.trainable_size, self.additive_size) > MAX_DENSE:
-            return f"more than {MAX_DENSE} dense weights"
+        most = MAX_DENSE_BYTES // self.dtype.bytes
+        if max(self.trainable_size, self.additive_size) > most:
+            return f"more than {most} dense weights"
         if len(self.tables) > MAX_TABLES:
             return f"{len(self.tables)} tables, at most {MAX_TABLES} are possible"
         for table in self.tables:

@@ -6,15 +6,16 @@ Two implementations pass one contract suite: `native_table` (C++, used by parame
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.embedding.spec import OptimizerSpec, TableSpec
+from elasticdl.embedding.spec import Dtype, OptimizerSpec, TableSpec
 from elasticdl.native import _native
 
-Float32s: TypeAlias = NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.floating[Any]]
+"""float32 or float64; all arrays of one table are of the same type."""
 Int64s: TypeAlias = NDArray[np.int64]
 
 LIVE = -1
@@ -22,7 +23,7 @@ LIVE = -1
 
 
 class Table(Protocol):
-    """Rows of `row_floats` float32: `dim` weights, then the optimizer's slots of `dim` each.
+    """Rows of `row_floats` values: `dim` weights, then the optimizer's slots of `dim` each.
 
     Any int64 is an id.
 
@@ -44,17 +45,17 @@ class Table(Protocol):
     def __len__(self) -> int:
         """Rows made so far."""
 
-    def lookup(self, ids: Int64s) -> Float32s:
-        """Weights float32[len(ids), dim]; makes missing rows. Ids may repeat.
+    def lookup(self, ids: Int64s) -> Floats:
+        """Weights [len(ids), dim]; makes missing rows. Ids may repeat.
 
         The values of a new row depend only on (seed, id).
         """
 
-    def peek(self, ids: Int64s, view: int = LIVE) -> Float32s:
+    def peek(self, ids: Int64s, view: int = LIVE) -> Floats:
         """Look rows up in a view without making any: missing ones read as their initial values."""
 
-    def apply(self, ids: Int64s, gradients: Float32s, learning_rate: float, step: int) -> None:
-        """One update of the rows `ids` (distinct) by float32[len(ids), dim]; makes missing rows
+    def apply(self, ids: Int64s, gradients: Floats, learning_rate: float, step: int) -> None:
+        """One update of the rows `ids` (distinct) by [len(ids), dim] gradients; makes missing rows
         first.
 
         The lazy rule: a row that is not named does not move, nor does its momentum or weight decay.
@@ -75,21 +76,25 @@ class Table(Protocol):
     def view_rows(self, view: int) -> int:
         """Rows in a view."""
 
-    def read(self, view: int, first_row: int, max_rows: int) -> tuple[Int64s, Float32s]:
-        """Up to `max_rows` rows in the order they were made: ids int64[n] and values float32[n,
+    def read(self, view: int, first_row: int, max_rows: int) -> tuple[Int64s, Floats]:
+        """Up to `max_rows` rows in the order they were made: ids int64[n] and values [n,
         row_floats].
         """
 
-    def insert(self, ids: Int64s, values: Float32s) -> None:
-        """Insert or replace whole rows float32[len(ids), row_floats] as returned by `read`."""
+    def insert(self, ids: Int64s, values: Floats) -> None:
+        """Insert or replace whole rows [len(ids), row_floats] as returned by `read`."""
 
 
-def native_table(spec: TableSpec, optimizer: OptimizerSpec) -> _native.Table:
+def native_table(
+    spec: TableSpec, optimizer: OptimizerSpec, dtype: Dtype = Dtype.FLOAT32
+) -> _native.Table:
     """The table in C++. The seed counts modulo 2^64."""
     initializer = _native.InitializerSpec(
         spec.initializer.kind.value, spec.initializer.a, spec.initializer.b
     )
-    return _native.Table(spec.dim, initializer, native_optimizer(optimizer), spec.seed % 2**64)
+    return _native.Table(
+        spec.dim, initializer, native_optimizer(optimizer), spec.seed % 2**64, dtype.value
+    )
 
 
 def native_optimizer(spec: OptimizerSpec) -> _native.OptimizerSpec:

@@ -49,9 +49,10 @@ class DryRun:
 
     def pulled(self, lookups: Lookups) -> Pulled:
         """The parameters that servers would return at version 0."""
-        tables = zip(self.ps_model.parameters.tables, lookups.ids, strict=True)
+        parameters = self.ps_model.parameters
         rows = tuple(
-            initial_weights(table.initializer, table.seed, ids, table.dim) for table, ids in tables
+            initial_weights(table.initializer, table.seed, ids, table.dim, parameters.dtype)
+            for table, ids in zip(parameters.tables, lookups.ids, strict=True)
         )
         return Pulled((0,), self.ps_model.dense(), rows)
 

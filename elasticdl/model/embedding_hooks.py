@@ -24,14 +24,15 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from elasticdl.embedding.spec import Dtype
 from elasticdl.errors import UserError
-from elasticdl.rpc.parameters import Float32s
+from elasticdl.rpc.parameters import Floats
 
 Tensor: TypeAlias = Any
 """A TensorFlow tensor (the package has no types)."""
 
 Lookup: TypeAlias = Callable[[int, Tensor], Tensor]
-"""(table, integer ids of any shape) -> float32[*shape of ids, dim]."""
+"""(table, integer ids of any shape) -> weights [*shape of ids, dim]."""
 
 _MARK = "_elasticdl_table"
 _CHOICE = "_elasticdl_served"
@@ -54,13 +55,18 @@ class Building:
             return False  # it also multiplies by its matrix
         return (
             vocabulary(layer) is None
-            or layer.input_dim * layer.output_dim * 4 >= self.threshold_bytes
+            or layer.input_dim * layer.output_dim * _bytes_of(layer) >= self.threshold_bytes
         )
+
+
+def _bytes_of(layer: keras.layers.Embedding) -> int:
+    """Size of one of its weights; 4 if that type is unsupported, which is refused later."""
+    return Dtype(layer.variable_dtype).bytes if layer.variable_dtype in tuple(Dtype) else 4
 
 
 _building: ContextVar[Building | None] = ContextVar("building", default=None)
 _lookup: ContextVar[Lookup | None] = ContextVar("lookup", default=None)
-_matrices: ContextVar[Mapping[int, Float32s] | None] = ContextVar("matrices", default=None)
+_matrices: ContextVar[Mapping[int, Floats] | None] = ContextVar("matrices", default=None)
 
 
 @contextmanager
@@ -85,8 +91,8 @@ def lookups(lookup: Lookup) -> Iterator[None]:
 
 
 @contextmanager
-def matrices(values: Mapping[int, Float32s]) -> Iterator[None]:
-    """`model.save_weights` in the body writes `values[table]`, float32[input_dim, dim]."""
+def matrices(values: Mapping[int, Floats]) -> Iterator[None]:
+    """`model.save_weights` in the body writes `values[table]`, [input_dim, dim]."""
     token = _matrices.set(values)
     try:
         yield
@@ -116,8 +122,8 @@ def _refuse_unsupported(layer: keras.layers.Embedding) -> None:
         "embeddings_constraint": layer.embeddings_constraint,
         "lora_rank": layer.lora_rank,
         "quantization": layer.quantization_mode,
-        "a variable type other than float32": (
-            None if layer.variable_dtype == "float32" else layer.variable_dtype
+        "a variable type other than float32 or float64": (
+            None if layer.variable_dtype in tuple(Dtype) else layer.variable_dtype
         ),
     }
     for name, value in unsupported.items():

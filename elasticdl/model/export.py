@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, TableSpec
+from elasticdl.embedding.spec import Dtype, OptimizerKind, OptimizerSpec, TableSpec
 from elasticdl.embedding.table import native_table
 from elasticdl.model import embedding_hooks
 from elasticdl.model.embedding_hooks import Tensor
@@ -20,7 +20,7 @@ from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import user_code
 from elasticdl.private_file import temporary_name
-from elasticdl.rpc.parameters import Float32s, Int64s
+from elasticdl.rpc.parameters import Floats, Int64s
 
 WEIGHTS = "model.weights.h5"
 
@@ -29,15 +29,15 @@ _ROWS_AT_ONCE = 1 << 16
 
 def export(
     ps_model: PsModel,
-    dense: Float32s,
-    tables: Sequence[tuple[Int64s, Float32s]],
+    dense: Floats,
+    tables: Sequence[tuple[Int64s, Floats]],
     directory: str | Path,
     *,
     zoo: str = "",
 ) -> None:
     """Write `directory/`: a SavedModel with signature `serving_default`, and `model.weights.h5`.
 
-    `tables[t]` are all rows of table t that exist: ids int64[n] and weights float32[n, dim]. The
+    `tables[t]` are all rows of table t that exist: ids int64[n] and weights [n, dim]. The
     missing rows of a bounded vocabulary get their initial values; the weights file then fits the
     model that the user's unchanged `custom_model` makes without this package. For an unbounded
     vocabulary, unknown ids read as zeros.
@@ -68,10 +68,10 @@ def export(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Float32s) -> Float32s:
-    """float32[size, dim]: the given rows, and initial values for all others."""
-    matrix = np.empty((size, table.dim), np.float32)
-    untouched = native_table(table, OptimizerSpec(kind=OptimizerKind.SGD))
+def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Floats) -> Floats:
+    """[size, dim]: the given rows, and initial values for all others."""
+    matrix = np.empty((size, table.dim), rows.dtype)
+    untouched = native_table(table, OptimizerSpec(kind=OptimizerKind.SGD), Dtype(rows.dtype.name))
     # In parts, so that the initial values never need a second whole matrix.
     for begin in range(0, size, _ROWS_AT_ONCE):
         end = min(size, begin + _ROWS_AT_ONCE)
@@ -92,8 +92,8 @@ def _replace(temporary: Path, target: Path) -> None:
 
 def _save(
     ps_model: PsModel,
-    bounded: Mapping[int, Float32s],
-    tables: Sequence[tuple[Int64s, Float32s]],
+    bounded: Mapping[int, Floats],
+    tables: Sequence[tuple[Int64s, Floats]],
     directory: Path,
     zoo: str,
 ) -> None:
@@ -193,7 +193,7 @@ def _gather(matrix: tf.Variable) -> _Rows:
     return _Rows(call, [matrix])
 
 
-def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
+def _search(ids: Int64s, rows: Floats, name: str) -> _Rows:
     """Look rows up by binary search in the sorted ids.
 
     The row after the last is zeros, for ids that are absent.
@@ -201,7 +201,7 @@ def _search(ids: Int64s, rows: Float32s, name: str) -> _Rows:
     order = np.argsort(ids, kind="stable")
     keys = tf.Variable(ids[order], trainable=False, name=f"{name}_ids")
     values = tf.Variable(
-        np.concatenate([rows[order], np.zeros((1, rows.shape[1]), np.float32)]),
+        np.concatenate([rows[order], np.zeros((1, rows.shape[1]), rows.dtype)]),
         trainable=False,
         name=name,
     )

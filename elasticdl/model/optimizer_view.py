@@ -44,13 +44,14 @@ class OptimizerView:
 
     @property
     def learning_rate(self) -> tf.Tensor:
-        """float32 scalar: the rate of the next step."""
+        """Scalar of `floatx`: the rate of the next step."""
+        dtype = keras.config.floatx()
         if self._schedule is not None:
-            return tf.constant(self._schedule(self._version()), tf.float32)
+            return tf.constant(self._schedule(self._version()), dtype)
         rate = learning_rate(self._optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             rate = rate(self._version())
-        return tf.constant(float(rate() if callable(rate) else rate), tf.float32)
+        return tf.constant(float(rate() if callable(rate) else rate), dtype)
 
     lr = learning_rate
 

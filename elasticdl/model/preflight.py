@@ -222,6 +222,8 @@ class JobPreflight:
                     " AllreduceStrategy)"
                 ),
             )
+        if (mixed := ps_model.mixed_dtypes()) is not None:
+            self.warnings.append(mixed)
         return DryRun(self.module, ps_model, CompiledStep(ps_model, self.module))
 
     def _try(self, dry_run: DryRun) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras.src.utils.naming import reset_uids
 
-from elasticdl.embedding.spec import DenseSpec, ParametersSpec, TableSpec
+from elasticdl.embedding.spec import DenseSpec, Dtype, ParametersSpec, TableSpec
 from elasticdl.errors import UserError
 from elasticdl.flag_values import Scalar
 from elasticdl.model import embedding_hooks
@@ -29,7 +29,7 @@ from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer, optimizer_spec
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, taken, user_code
-from elasticdl.rpc.parameters import Float32s
+from elasticdl.rpc.parameters import Floats
 
 
 @final
@@ -94,15 +94,31 @@ class PsModel:
             optimizer=rule,
             dense=_dense_specs(variables, len(additive)),
             tables=_table_specs(built.layers, seed),
+            dtype=_dtype(variables, built.layers),
         )
         return cls(model, parameters, optimizer, tuple(built.layers), variables, inputs)
 
-    def dense(self) -> Float32s:
-        """A copy of the current values, float32[trainable_size + additive_size]."""
-        parts = [variable.numpy().ravel() for variable in self.variables]
-        return np.concatenate([*parts, np.empty(0, np.float32)]).astype(np.float32, copy=False)
+    def mixed_dtypes(self) -> str | None:
+        """What it costs that variables are of several types; None if all are of one."""
+        named = [(variable.path, variable.dtype) for variable in self.variables]
+        named += [(layer.path or layer.name, layer.variable_dtype) for layer in self.tables]
+        examples = {dtype: path for path, dtype in named}
+        if len(examples) < 2:
+            return None
+        both = ", ".join(f"{path} is {dtype}" for dtype, path in sorted(examples.items()))
+        return (
+            f"{both}: parameter servers hold all weights of a model in one type, here as float64,"
+            " with twice the memory and traffic of float32; a float32 variable is rounded where it"
+            " is used"
+        )
 
-    def set_dense(self, flat: Float32s) -> None:
+    def dense(self) -> Floats:
+        """A copy of the current values, [trainable_size + additive_size]."""
+        dtype = self.parameters.dtype.value
+        parts = [variable.numpy().ravel() for variable in self.variables]
+        return np.concatenate([*parts, np.empty(0, dtype)]).astype(dtype, copy=False)
+
+    def set_dense(self, flat: Floats) -> None:
         """Set the Keras variables from the flat vector.
 
         Steps do not need it, but callbacks that inspect the model do.
@@ -128,9 +144,9 @@ def _table_specs(layers: Sequence[Any], seed: int) -> tuple[TableSpec, ...]:
 
 def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpec, ...]:
     for variable in variables:
-        if variable.dtype != "float32":
+        if variable.dtype not in tuple(Dtype):
             raise UserError(
-                f"variable {variable.path!r} is {variable.dtype}, expected float32",
+                f"variable {variable.path!r} is {variable.dtype}, expected float32 or float64",
                 hint="use a float32 dtype policy; mixed precision keeps variables in float32",
             )
         if variable.constraint is not None:
@@ -145,6 +161,15 @@ def _dense_specs(variables: Sequence[Variable], additive: int) -> tuple[DenseSpe
         DenseSpec(path=name, shape=tuple(variable.shape), additive=index >= first_additive)
         for index, (name, variable) in enumerate(zip(names, variables, strict=True))
     )
+
+
+def _dtype(variables: Sequence[Variable], layers: Sequence[Any]) -> Dtype:
+    """The type in which servers hold all weights: float64 if any variable is."""
+    every = {
+        *(variable.dtype for variable in variables),
+        *(layer.variable_dtype for layer in layers),
+    }
+    return Dtype.FLOAT64 if Dtype.FLOAT64 in every else Dtype.FLOAT32
 
 
 def _check_frozen(layers: Sequence[Any], weight_decay: float) -> None:

@@ -23,7 +23,7 @@ from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.tracing import Batches, Function, Tracer
 from elasticdl.model.unique_ids import LookupPlan, Lookups, merged
 from elasticdl.model.usercode import user_code
-from elasticdl.rpc.parameters import Float32s, Pulled
+from elasticdl.rpc.parameters import Floats, Pulled
 
 __all__ = ["CompiledStep", "Lookups", "States", "StepOutcome"]
 
@@ -33,15 +33,15 @@ __all__ = ["CompiledStep", "Lookups", "States", "StepOutcome"]
 class StepOutcome:
     """The result of one step, to be pushed.
 
-    `dense` is float32[trainable_size + additive_size]: gradients, then differences of additive
-    variables. `gradients[t]` is float32[n_t, dim of table t]: one row per distinct id, duplicates
+    `dense` is [trainable_size + additive_size]: gradients, then differences of additive
+    variables. `gradients[t]` is [n_t, dim of table t]: one row per distinct id, duplicates
     summed, clipped if the optimizer clips. `nonfinite` is '' if all values are finite. Otherwise it
     names what is not: "loss", a variable's path or a table's name.
     """
 
     loss: float
-    dense: Float32s
-    gradients: tuple[Float32s, ...]
+    dense: Floats
+    gradients: tuple[Floats, ...]
     learning_rate: float
     nonfinite: str = ""
     examples: float = 1.0
@@ -73,6 +73,7 @@ class CompiledStep:
         self._module = module
         self._metrics = Metrics(module, ps_model.model)
         self._dims = [table.dim for table in ps_model.parameters.tables]
+        self._dtype = ps_model.parameters.dtype
         self._tracing = threading.RLock()
         self._compiled: list[_Compiled] = []
         self._labels: Structure = None
@@ -106,7 +107,9 @@ class CompiledStep:
         # With a Keras schedule the graph computes the rate and returns it last.
         rate = float(rest.pop()) if self._schedule is not None else self._rate(pulled.version)
         rows = [_array(tensor) for tensor in rest]
-        gradients = tuple(rows) if merges else merged(rows, lookups, plan.sites, self._dims)
+        gradients = (
+            tuple(rows) if merges else merged(rows, lookups, plan.sites, self._dims, self._dtype)
+        )
         outcome = StepOutcome(float(loss), _array(dense), gradients, rate, examples=float(examples))
         return outcome if _finite(outcome) else self._blamed(outcome)
 
@@ -293,7 +296,7 @@ def _flat(structure: Structure) -> list[Tensor]:
     return [tf.convert_to_tensor(leaf) for leaf in leaves]
 
 
-def _array(tensor: Tensor) -> Float32s:
+def _array(tensor: Tensor) -> Floats:
     """A read-only view of the tensor's memory, which it keeps alive.
 
     NumPy lacks bfloat16, so that becomes float32.

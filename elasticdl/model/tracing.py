@@ -46,12 +46,15 @@ class Batches:
         shapes = {site.array: site.shape for site in self.sites}
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"id arrays are not numbered from 0: {sorted(shapes)}")
-        tables = ps_model.parameters.tables
+        parameters = ps_model.parameters
         return [
             tf.TensorSpec(
-                [ps_model.parameters.trainable_size + ps_model.parameters.additive_size], tf.float32
+                [parameters.trainable_size + parameters.additive_size], parameters.dtype.value
             ),
-            *(tf.TensorSpec([None, table.dim], tf.float32) for table in tables),
+            *(
+                tf.TensorSpec([None, table.dim], parameters.dtype.value)
+                for table in parameters.tables
+            ),
             *(tf.TensorSpec(shapes[array], tf.int32) for array in range(len(shapes))),
             tf.TensorSpec([], tf.int64),
             *tf.nest.flatten(self.features, expand_composites=True),
@@ -120,10 +123,14 @@ class Tracer:
             ]
             self._keep_local_state(scope)
             flat_gradient = tf.concat(
-                [tf.reshape(part, [-1]) for part in [*gradients, *differences]] or [given.dense],
+                [
+                    tf.cast(tf.reshape(part, [-1]), self._dtype)
+                    for part in [*gradients, *differences]
+                ]
+                or [given.dense],
                 0,
             )
-            rate = [tf.cast(schedule(given.version), tf.float32)] if schedule is not None else []
+            rate = [tf.cast(schedule(given.version), self._dtype)] if schedule is not None else []
             return [loss, tf.cast(examples, tf.float32), flat_gradient, *rows, *rate]
 
         return self._traced(step)
@@ -187,6 +194,11 @@ class Tracer:
         )
 
     @property
+    def _dtype(self) -> str:
+        """Of the flat vectors, the rows and the loss."""
+        return self._ps_model.parameters.dtype.value
+
+    @property
     def _trainable(self) -> int:
         return sum(not spec.additive for spec in self._ps_model.parameters.dense)
 
@@ -238,8 +250,10 @@ class Tracer:
         specs = self._ps_model.parameters.dense
         if specs:
             cut = tf.split(given.dense, [spec.size for spec in specs])
+            # A float32 variable beside float64 ones is float64 on the servers.
             given.pieces = [
-                tf.reshape(piece, spec.shape) for piece, spec in zip(cut, specs, strict=True)
+                tf.cast(tf.reshape(piece, spec.shape), variable.dtype)
+                for piece, spec, variable in zip(cut, specs, self._ps_model.variables, strict=True)
             ]
 
     def _forward(
@@ -275,7 +289,7 @@ class Tracer:
             )
         losses += [
             tf.cast(
-                self._ps_model.tables[table].embeddings_regularizer(given.rows[table]), tf.float32
+                self._ps_model.tables[table].embeddings_regularizer(given.rows[table]), self._dtype
             )
             for table in self._regularised
         ]
@@ -309,13 +323,13 @@ class Tracer:
         the examples.
         """
         with user_code("loss", self._module.zoo, self._module.loss):
-            value = tf.cast(self._module.loss(given.labels, outputs), tf.float32)
+            value = tf.cast(self._module.loss(given.labels, outputs), self._dtype)
         if value.shape.rank != 0:
             value, count = tf.reduce_mean(value), tf.size(value)
         else:
             leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
             count = tf.shape(leaf)[0]
-        more = [tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses]
+        more = [tf.cast(tf.reduce_sum(loss), self._dtype) for loss in losses]
         return (tf.add_n([value, *more]) if more else value), count
 
     def _whole(self, given: _Given, made: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -340,7 +354,7 @@ class Tracer:
         return every[:count], still
 
     def _merged(self, given: _Given, table: int, rows: Sequence[Tensor]) -> Tensor:
-        """Sum the gradients of a table's rows by distinct id: float32[n, dim]."""
+        """Sum the gradients of a table's rows by distinct id: [n, dim]."""
         dim, count = given.rows[table].shape[1], tf.shape(given.rows[table])[0]
         parts = [
             (site.array, gradient)

@@ -9,12 +9,13 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticdl.embedding.spec import Dtype
 from elasticdl.errors import UserError
 from elasticdl.model import embedding_hooks
 from elasticdl.model.ids import IdGraph, LookupSite
 from elasticdl.model.ps_model import PsModel
 from elasticdl.native import _native
-from elasticdl.rpc.parameters import Float32s, Int64s
+from elasticdl.rpc.parameters import Floats, Int64s
 
 
 @final
@@ -137,16 +138,17 @@ def _check(ids: Int64s, layer: object) -> None:
 
 
 def merged(
-    gradients: Sequence[Float32s],
+    gradients: Sequence[Floats],
     lookups: Lookups,
     sites: Sequence[LookupSite],
     tables: Sequence[int],
-) -> tuple[Float32s, ...]:
-    """Sum gradients of lookups by distinct id: float32[*shape of ids, dim] -> float32[n_t, dim].
+    dtype: Dtype,
+) -> tuple[Floats, ...]:
+    """Sum gradients of lookups by distinct id: [*shape of ids, dim] -> [n_t, dim].
 
     `tables` are the dims of the tables. Releases the GIL.
     """
-    sums: list[Float32s | None] = [None] * len(tables)
+    sums: list[Floats | None] = [None] * len(tables)
     for number, site in enumerate(sites):
         dim = tables[site.table]
         positions = lookups.positions[number].reshape(-1)
@@ -157,6 +159,6 @@ def merged(
         # In place: `before` belongs to this call, and a table may be large.
         sums[site.table] = rows if before is None else np.add(before, rows, out=before)
     return tuple(
-        np.zeros((0, dim), np.float32) if total is None else total
+        np.zeros((0, dim), dtype.value) if total is None else total
         for total, dim in zip(sums, tables, strict=True)
     )

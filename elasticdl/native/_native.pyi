@@ -1,9 +1,12 @@
 """Hot paths of elasticdl, in C++. Each part says its own in `elasticdl/*/native`."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+Weights: TypeAlias = NDArray[np.floating[Any]]
+"""float32 or float64."""
 
 # data: elasticdl/data/native
 
@@ -70,10 +73,15 @@ class InitializerSpec:
     def __init__(self, kind: str, a: float, b: float) -> None: ...
 
 class Table:
-    """An elasticdl.embedding.table.Table."""
+    """An elasticdl.embedding.table.Table. All its arrays have the table's dtype."""
 
     def __init__(
-        self, dim: int, initializer: InitializerSpec, optimizer: OptimizerSpec, seed: int
+        self,
+        dim: int,
+        initializer: InitializerSpec,
+        optimizer: OptimizerSpec,
+        seed: int,
+        dtype: str = "float32",
     ) -> None: ...
     @property
     def dim(self) -> int: ...
@@ -82,12 +90,12 @@ class Table:
     @property
     def memory_bytes(self) -> int: ...
     def __len__(self) -> int: ...
-    def lookup(self, ids: NDArray[np.int64]) -> NDArray[np.float32]: ...
-    def peek(self, ids: NDArray[np.int64], view: int = -1) -> NDArray[np.float32]: ...
+    def lookup(self, ids: NDArray[np.int64]) -> Weights: ...
+    def peek(self, ids: NDArray[np.int64], view: int = -1) -> Weights: ...
     def apply(
         self,
         ids: NDArray[np.int64],
-        gradients: NDArray[np.float32],
+        gradients: Weights,
         learning_rate: float,
         step: int,
     ) -> None: ...
@@ -96,26 +104,24 @@ class Table:
     def view_rows(self, view: int) -> int: ...
     def read(
         self, view: int, first_row: int, max_rows: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
-    def insert(self, ids: NDArray[np.int64], values: NDArray[np.float32]) -> None: ...
+    ) -> tuple[NDArray[np.int64], Weights]: ...
+    def insert(self, ids: NDArray[np.int64], values: Weights) -> None: ...
 
 def unique_ids(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Distinct ids in order of first appearance, and for each id its index among them."""
 
-def merge_rows(
-    values: NDArray[np.float32], positions: NDArray[np.int32], count: int
-) -> NDArray[np.float32]:
-    """float32[count, dim]: out[positions[i]] += values[i], in order."""
+def merge_rows(values: Weights, positions: NDArray[np.int32], count: int) -> Weights:
+    """[count, dim]: out[positions[i]] += values[i], in order."""
 
 def update_dense(
     spec: OptimizerSpec,
-    weights: NDArray[np.float32],
-    slots: list[NDArray[np.float32]],
-    gradients: NDArray[np.float32],
+    weights: Weights,
+    slots: list[Weights],
+    gradients: Weights,
     learning_rate: float,
     step: int,
 ) -> None:
-    """One update in place of float32[n] weights and slots."""
+    """One update in place of weights [n] and slots."""
 
 # rpc: elasticdl/rpc/native. Raises the errors of elasticdl.errors; the GIL is released.
 
@@ -125,7 +131,12 @@ class ParametersSpec:
     """
 
     def __init__(
-        self, optimizer: OptimizerSpec, trainable: int, additive: int, json: str
+        self,
+        optimizer: OptimizerSpec,
+        trainable: int,
+        additive: int,
+        json: str,
+        dtype: str = "float32",
     ) -> None: ...
     def add_table(self, name: str, dim: int, initializer: InitializerSpec, seed: int) -> None: ...
     @property
@@ -140,7 +151,7 @@ class Pool:
         self, addresses: list[str], tokens: list[str], name: str, authority: str = ""
     ) -> None: ...
     def initialise(
-        self, spec: ParametersSpec, dense: NDArray[np.float32], timeout_s: float
+        self, spec: ParametersSpec, dense: Weights, timeout_s: float
     ) -> list[tuple[bool, str]]:
         """For each server: whether it took the values, and the JSON of what it holds."""
 
@@ -148,9 +159,9 @@ class Pool:
         self,
         ids: list[NDArray[np.int64]],
         snapshot: int,
-        dense: NDArray[np.float32] | None,
-        rows: list[NDArray[np.float32]],
-        newest: NDArray[np.float32] | None,
+        dense: Weights | None,
+        rows: list[Weights],
+        newest: Weights | None,
         timeout_s: float,
     ) -> list[int]:
         """Fills `dense` and `rows` in place; returns the versions. A server without parameters gets
@@ -163,17 +174,17 @@ class Pool:
         applied: list[int],
         versions: list[int],
         learning_rate: float,
-        dense: NDArray[np.float32] | None,
+        dense: Weights | None,
         ids: list[NDArray[np.int64]],
-        gradients: list[NDArray[np.float32]],
-        newest: NDArray[np.float32] | None,
+        gradients: list[Weights],
+        newest: Weights | None,
         timeout_s: float,
     ) -> tuple[list[int], list[int]]:
         """(versions, staleness), one a server."""
 
     def rows(
-        self, table: int, snapshot: int, newest: NDArray[np.float32] | None, timeout_s: float
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        self, table: int, snapshot: int, newest: Weights | None, timeout_s: float
+    ) -> tuple[NDArray[np.int64], Weights]:
         """Ids and weights, in no particular order."""
 
     def move(self, addresses: list[str]) -> None: ...

@@ -13,7 +13,7 @@ def native_spec(spec: ParametersSpec) -> _native.ParametersSpec:
     """Numbers for C++, and the whole spec as JSON for clients that ask a server for it."""
     rule = _native.OptimizerSpec(**spec.optimizer.model_dump(mode="json"))
     native = _native.ParametersSpec(
-        rule, spec.trainable_size, spec.additive_size, spec.model_dump_json()
+        rule, spec.trainable_size, spec.additive_size, spec.model_dump_json(), spec.dtype.value
     )
     for table in spec.tables:
         initializer = _native.InitializerSpec(

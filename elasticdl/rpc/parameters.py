@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.shard import Applied, SnapshotId
 
-Float32s: TypeAlias = NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.floating[Any]]
+"""float32 or float64, as the spec's dtype says."""
 Int64s: TypeAlias = NDArray[np.int64]
 
 
@@ -23,13 +24,13 @@ Int64s: TypeAlias = NDArray[np.int64]
 class Pulled:
     """Parameters as of `versions` (one per server).
 
-    `dense` is the flat vector float32[trainable_size + additive_size], None if not requested.
-    `rows[t]` is float32[len(ids[t]), dim of table t], in the order of the requested ids.
+    `dense` is the flat vector [trainable_size + additive_size], None if not requested.
+    `rows[t]` is [len(ids[t]), dim of table t], in the order of the requested ids.
     """
 
     versions: tuple[int, ...]
-    dense: Float32s | None
-    rows: tuple[Float32s, ...]
+    dense: Floats | None
+    rows: tuple[Floats, ...]
 
     @property
     def version(self) -> int:
@@ -43,9 +44,9 @@ class Update:
 
     Applied exactly once per (worker, `sequence`), which starts at 1 and grows by 1.
 
-    `dense` is float32[trainable_size + additive_size] or None: gradients, then differences for the
+    `dense` is [trainable_size + additive_size] or None: gradients, then differences for the
     additive part.
-    `ids[t]` are distinct; `gradients[t]` is float32[len(ids[t]), dim of table t], duplicates
+    `ids[t]` are distinct; `gradients[t]` is [len(ids[t]), dim of table t], duplicates
     already summed.
     `versions` are those of the pull that the step computed on: servers measure staleness by them.
     """
@@ -54,9 +55,9 @@ class Update:
     applied: Applied
     versions: tuple[int, ...]
     learning_rate: float
-    dense: Float32s | None
+    dense: Floats | None
     ids: tuple[Int64s, ...] = field(default=())
-    gradients: tuple[Float32s, ...] = field(default=())
+    gradients: tuple[Floats, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Parameters(Protocol):
     UserError, with the first variable that differs, when the model does not fit the servers'.
     """
 
-    def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
+    def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
         """Give servers that have no state the spec and initial dense values; True if any took them.
 
         A server with state compares the spec instead. A server that comes back empty gets the
@@ -101,8 +102,8 @@ class Parameters(Protocol):
 
     def rows(
         self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
-    ) -> tuple[Int64s, Float32s]:
-        """Every row of a table that was ever made: ids int64[n] ascending, weights float32[n, dim].
+    ) -> tuple[Int64s, Floats]:
+        """Every row of a table that was ever made: ids int64[n] ascending, weights [n, dim].
 
         For export.
         """

@@ -16,7 +16,7 @@ from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import UserError
 from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
-from elasticdl.rpc.parameters import Float32s, Int64s, Pulled, Pushed, Update
+from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, Update
 from elasticdl.shard import SnapshotId
 
 _LIVE = -1
@@ -45,13 +45,13 @@ class ServerPool:
         """
         self._pool = _native.Pool(list(addresses), list(tokens), name, authority or "")
         self._spec: ParametersSpec | None = None
-        self._newest: Float32s | None = None
+        self._newest: Floats | None = None
         self._pulling = threading.Lock()
         self._pushing = threading.Lock()
 
-    def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
-        """See `Parameters.initialise`. `dense`: float32[trainable_size + additive_size]; copied."""
-        flat = np.array(dense, np.float32)
+    def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
+        """See `Parameters.initialise`. `dense`: [trainable_size + additive_size]; copied."""
+        flat = np.array(dense, spec.dtype.value)
         with self._pulling, self._pushing:
             answers = self._pool.initialise(native_spec(spec), flat, timeout_s)
             for server, (took, json) in enumerate(answers):
@@ -79,10 +79,12 @@ class ServerPool:
         if len(ids) != len(spec.tables):
             raise UserError(f"ids of {len(ids)} tables, the model has {len(spec.tables)}")
         rows = [
-            np.empty((len(part), table.dim), np.float32)
+            np.empty((len(part), table.dim), spec.dtype.value)
             for part, table in zip(ids, spec.tables, strict=True)
         ]
-        flat = np.empty(spec.trainable_size + spec.additive_size, np.float32) if dense else None
+        flat = (
+            np.empty(spec.trainable_size + spec.additive_size, spec.dtype.value) if dense else None
+        )
         with self._pulling:
             versions = self._pool.pull(
                 list(ids),
@@ -123,7 +125,7 @@ class ServerPool:
 
     def rows(
         self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
-    ) -> tuple[Int64s, Float32s]:
+    ) -> tuple[Int64s, Floats]:
         """See `Parameters.rows`."""
         self._known()
         with self._pulling:

@@ -21,7 +21,7 @@ from elasticdl.embedding.spec import (
     TableSpec,
 )
 from elasticdl.native import _native
-from elasticdl.rpc.parameters import Float32s, Int64s, Update
+from elasticdl.rpc.parameters import Floats, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
 from elasticdl.tls.authority import Authority
@@ -130,7 +130,7 @@ class Stage:
 def update(
     sequence: int,
     versions: Sequence[int],
-    dense: Float32s | None,
+    dense: Floats | None,
     ids: Sequence[int] = (),
     dim: int = 2,
 ) -> Update:

@@ -25,14 +25,14 @@ from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec
 pytestmark = pytest.mark.contract
 
 HEADER = struct.Struct("<IHBBQQ")
-MAGIC = 0x314C4445
+MAGIC, VERSION = 0x314C4445, 3
 HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE = 1, 2, 3, 4, 5, 6
 OK, USER, TRANSIENT, REFUSED, EMPTY = 0, 1, 2, 3, 4
 
 
 def proof(side: str, token: str, nonce: bytes, hello: bytes) -> bytes:
     """As rpc/native/greeting.h has it, by Python's own implementation."""
-    message = f"elasticdl bulk plane 2, {side}:".encode() + nonce + hello
+    message = f"elasticdl bulk plane 3, {side}:".encode() + nonce + hello
     return hmac.digest(token.encode(), message, "sha256")
 
 
@@ -60,10 +60,11 @@ class Raw:
     def ask(self, kind: int, payload: bytes, size: int | None = None) -> tuple[int, bytes]:
         """Status and payload of the answer."""
         self.send(
-            HEADER.pack(MAGIC, 2, kind, 0, 9, len(payload) if size is None else size) + payload
+            HEADER.pack(MAGIC, VERSION, kind, 0, 9, len(payload) if size is None else size)
+            + payload
         )
         magic, version, answered, status, request, length = HEADER.unpack(self.receive(HEADER.size))
-        assert (magic, version, answered, request) == (MAGIC, 2, kind, 9)
+        assert (magic, version, answered, request) == (MAGIC, VERSION, kind, 9)
         return status, self.receive(length)
 
     def answers_within(self, limit_s: float) -> bool:
@@ -109,10 +110,13 @@ def encoded_spec(
     rule: int = 0,
     tables: Sequence[tuple[int, bytes]] = (),
     json: bytes = b"{}",
+    scalar: int = 0,
 ) -> bytes:
     """A spec as clients send it; each table has a dimension and a name."""
     front = struct.pack(
-        "<IIII10dQQQd", rule, 0, 1, len(tables), *[0.5] * 10, trainable, additive, len(json), 0.0
+        "<IIII10dQQQIId",
+        *(rule, 0, 1, len(tables), *[0.5] * 10),
+        *(trainable, additive, len(json), scalar, 0, 0.0),
     )
     rows = [struct.pack("<QIIffQ", 0, dim, 0, 0.0, 0.0, len(name)) + name for dim, name in tables]
     return front + b"".join(rows) + json
@@ -160,13 +164,13 @@ def test_another_protocol_is_hung_up_on(stage: Stage, first: bytes) -> None:
 
 def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None:
     with Raw(stage.addresses[0]) as raw:
-        raw.send(HEADER.pack(MAGIC, 2, PULL, 0, 9, 16) + struct.pack("<qII", -1, 1, 0))
+        raw.send(HEADER.pack(MAGIC, VERSION, PULL, 0, 9, 16) + struct.pack("<qII", -1, 1, 0))
         assert raw.closed()
     with Raw(stage.addresses[0]) as raw:
         assert raw.greet("wrong")[0] == REFUSED
         assert raw.closed()
     with Raw(stage.addresses[0]) as raw:
-        raw.send(HEADER.pack(MAGIC, 2, HELLO, 0, 9, 1 << 20))
+        raw.send(HEADER.pack(MAGIC, VERSION, HELLO, 0, 9, 1 << 20))
         assert raw.closed()
 
 
@@ -233,7 +237,7 @@ def test_frames_that_promise_much_and_send_little_take_no_memory_and_stop_nobody
         # place, and takes it.
         for raw in (stack.enter_context(Raw(stage.addresses[0])) for _ in range(20)):
             assert raw.greet()[0] == OK
-            raw.send(HEADER.pack(MAGIC, 2, PULL, 0, 9, 1 << 29) + bytes(1000))
+            raw.send(HEADER.pack(MAGIC, VERSION, PULL, 0, 9, 1 << 29) + bytes(1000))
             if raw.answers_within(0.2):
                 break
         header = HEADER.unpack(raw.receive(HEADER.size))
@@ -248,7 +252,7 @@ def test_a_model_of_absurd_size_is_refused() -> None:
         with Raw(stage.addresses[0]) as raw:
             raw.greet()
             status, message = raw.ask(INITIALISE, initialise(encoded_spec(2**50)))
-            assert status == USER and b"more than 2^28" in message
+            assert status == USER and b"more than 268435456 dense weights" in message
         assert not stage.servers[0].has_state
     finally:
         stage.close()
@@ -377,7 +381,9 @@ def test_who_took_a_servers_port_learns_no_token_and_ends_no_worker() -> None:
                     heard.extend(asked)
                     number = HEADER.unpack(asked[: HEADER.size])[4]
                     status = answers.pop(0) if answers else OK
-                    peer.sendall(HEADER.pack(MAGIC, 2, HELLO, status, number, 64) + b"\xff" * 64)
+                    peer.sendall(
+                        HEADER.pack(MAGIC, VERSION, HELLO, status, number, 64) + b"\xff" * 64
+                    )
                     heard.extend(peer.recv(4096))
 
     thread = threading.Thread(target=listen)

@@ -18,7 +18,7 @@ from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import part_name
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
-from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
+from elasticdl.embedding.spec import Dtype, OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, TransientError, UserError
 from elasticdl.ps.saving import Diverged, ServerPart, restore, restore_newest_intact, save
 from elasticdl.rpc.parameters import Update
@@ -76,17 +76,17 @@ def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:
 
 
 def train(stage: Stage, spec: ParametersSpec, steps: int = 5, first: int = 1) -> None:
-    choose = np.random.default_rng(first)
+    choose, dtype = np.random.default_rng(first), spec.dtype.value
     pool = stage.pool()
-    pool.initialise(spec, choose.normal(size=37).astype(np.float32), timeout_s=LIMIT_S)
+    pool.initialise(spec, choose.normal(size=37).astype(dtype), timeout_s=LIMIT_S)
     for sequence in range(first, first + steps):
         ids = [
             np.unique(choose.integers(-20_000, 20_000, 15_000)),
             np.unique(choose.integers(-(2**62), 2**62, 50)),
         ]
         pulled = pool.pull(ids, timeout_s=LIMIT_S)
-        gradients = tuple(choose.normal(size=rows.shape).astype(np.float32) for rows in pulled.rows)
-        dense = choose.normal(size=37).astype(np.float32)
+        gradients = tuple(choose.normal(size=rows.shape).astype(dtype) for rows in pulled.rows)
+        dense = choose.normal(size=37).astype(dtype)
         pool.push(
             Update(
                 sequence,
@@ -114,7 +114,7 @@ def contents(stage: Stage, tmp_path: Path) -> tuple[list[np.ndarray], list[dict[
         part, data = read_header(path), path.read_bytes()
         for read in part.dense_reads(k, len(parts)):
             dense.setdefault(read.section, []).append(
-                np.frombuffer(data, np.float32, read.count, read.offset)
+                np.frombuffer(data, spec.dtype.value, read.count, read.offset)
             )
         for table in part.table_reads(k, len(parts)):
             tables[table.table].update(
@@ -122,7 +122,7 @@ def contents(stage: Stage, tmp_path: Path) -> tuple[list[np.ndarray], list[dict[
                     data,
                     table.offset,
                     table.rows,
-                    4 * spec.tables[table.table].dim * (1 + spec.optimizer.slots),
+                    spec.dtype.bytes * spec.tables[table.table].dim * (1 + spec.optimizer.slots),
                 )
             )
     return [np.concatenate(dense[section]) for section in sorted(dense)], tables
@@ -146,10 +146,11 @@ def rows_at(data: bytes, offset: int, rows: int, width: int) -> dict[int, bytes]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kind}-{rule.slots}")
+@pytest.mark.parametrize("dtype", Dtype)
 def test_one_server_to_three_to_two_keeps_every_bit(
-    open_stage: Callable[..., Stage], tmp_path: Path, rule: OptimizerSpec
+    open_stage: Callable[..., Stage], tmp_path: Path, rule: OptimizerSpec, dtype: Dtype
 ) -> None:
-    spec = rich_spec().model_copy(update={"optimizer": rule})
+    spec = rich_spec().model_copy(update={"optimizer": rule, "dtype": dtype})
     one = open_stage(1)
     train(one, spec)
     dense, tables = contents(one, tmp_path)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import (
+    Dtype,
     InitializerKind,
     InitializerSpec,
     OptimizerKind,
@@ -38,7 +39,7 @@ INITIALIZERS = {
     "normal": InitializerSpec(kind=InitializerKind.NORMAL, a=0.5, b=2.0),
     "truncated_normal": InitializerSpec(kind=InitializerKind.TRUNCATED_NORMAL, a=0.5, b=2.0),
 }
-MAKERS = {"native": native_table, "reference": ReferenceTable}
+MAKERS: dict[str, Any] = {"native": native_table, "reference": ReferenceTable}
 ADAM = OPTIMIZERS["adam"]
 EXTREMES = np.array([0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**32), 12345678901234], np.int64)
 
@@ -52,8 +53,8 @@ def ids_of(*ids: int) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-def gradients_of(count: int, dim: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+def gradients_of(count: int, dim: int, seed: int = 0, dtype: Dtype = Dtype.FLOAT32) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, dim)).astype(dtype.value)
 
 
 def test_every_int64_is_an_id_and_keeps_its_own_row(make: Any) -> None:
@@ -79,12 +80,30 @@ def test_a_row_begins_the_same_in_whatever_order_and_company_it_is_made(make: An
 
 @pytest.mark.parametrize("initializer", sorted(INITIALIZERS))
 @pytest.mark.parametrize("dim", [1, 7, 16, 130])
-def test_initial_rows_are_equal_to_the_bit_in_both(initializer: Any, dim: int) -> None:
+@pytest.mark.parametrize("dtype", Dtype)
+def test_initial_rows_are_equal_to_the_bit_in_both(
+    initializer: Any, dim: int, dtype: Dtype
+) -> None:
     spec = TableSpec(name="t", dim=dim, initializer=INITIALIZERS[initializer], seed=2**64 - 3)
     ids = np.concatenate([EXTREMES, np.arange(1000)])
-    np.testing.assert_array_equal(
-        native_table(spec, ADAM).lookup(ids), ReferenceTable(spec, ADAM).lookup(ids)
-    )
+    mine, theirs = (make(spec, ADAM, dtype).lookup(ids) for make in MAKERS.values())
+    assert mine.dtype == theirs.dtype == dtype.value
+    np.testing.assert_array_equal(mine, theirs)
+
+
+def test_initial_rows_of_float64_are_those_of_float32_but_for_rounding(make: Any) -> None:
+    for initializer in INITIALIZERS.values():
+        spec = TableSpec(name="t", dim=5, initializer=initializer, seed=4)
+        np.testing.assert_allclose(
+            make(spec, ADAM, Dtype.FLOAT64).lookup(EXTREMES),
+            make(spec, ADAM).lookup(EXTREMES),
+            rtol=1e-6,
+            atol=1e-7,
+        )
+    tenth = InitializerSpec(kind=InitializerKind.CONSTANT, a=0.1, b=0.0)
+    spec = TableSpec(name="t", dim=2, initializer=tenth)
+    # As Keras, which rounds a constant to float32 first.
+    assert (make(spec, ADAM, Dtype.FLOAT64).lookup(EXTREMES) == float(np.float32(0.1))).all()
 
 
 def test_initial_rows_have_the_moments_and_bounds_of_their_distribution(make: Any) -> None:
@@ -120,16 +139,14 @@ def test_peeking_makes_no_rows_and_reads_what_a_lookup_would(make: Any) -> None:
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("dim", [1, 8, 13, 16, 32, 64])
-def test_updates_are_equal_to_the_bit_in_both(optimizer: Any, dim: int) -> None:
+@pytest.mark.parametrize("dtype", Dtype)
+def test_updates_are_equal_to_the_bit_in_both(optimizer: Any, dim: int, dtype: Dtype) -> None:
     spec = TableSpec(name="t", dim=dim, seed=1)
-    native, reference = (
-        native_table(spec, OPTIMIZERS[optimizer]),
-        ReferenceTable(spec, OPTIMIZERS[optimizer]),
-    )
+    native, reference = (make(spec, OPTIMIZERS[optimizer], dtype) for make in MAKERS.values())
     random = np.random.default_rng(dim)
     for step in range(1, 30):
         ids = random.choice(50, 20, replace=False).astype(np.int64)
-        gradients = gradients_of(20, dim, step)
+        gradients = gradients_of(20, dim, step, dtype)
         for table in (native, reference):
             table.apply(ids, gradients, 0.01, step)
     for mine, theirs in zip(native.read(LIVE, 0, 100), reference.read(LIVE, 0, 100), strict=True):
@@ -213,6 +230,8 @@ def test_arrays_of_another_dtype_shape_or_layout_are_refused(make: Any) -> None:
     for gradients in (good.astype(np.float64), good.T, good[0]):
         with pytest.raises((TypeError, ValueError)):
             table.apply(ids_of(1, 2), gradients, 0.1, 1)
+    with pytest.raises(TypeError, match="float64"):
+        make(TableSpec(name="t", dim=4), ADAM, Dtype.FLOAT64).apply(ids_of(1, 2), good, 0.1, 1)
     with pytest.raises(ValueError, match=r"\[2, 4\].*\[3, 4\]"):
         table.apply(ids_of(1, 2, 3), good, 0.1, 1)
     with pytest.raises(ValueError, match="expected"):
@@ -277,7 +296,7 @@ operations = st.lists(
 )
 
 
-def perform(table: Table, operation: str, argument: Any, step: int) -> None:
+def perform(table: Table, operation: str, argument: Any, step: int, dtype: Dtype) -> None:
     if operation in ("begin", "end"):
         table.end_view(argument)
         if operation == "begin":
@@ -288,11 +307,10 @@ def perform(table: Table, operation: str, argument: Any, step: int) -> None:
     if operation == "lookup":
         table.lookup(ids)
     elif operation == "apply":
-        table.apply(unique, gradients_of(len(unique), table.dim, step), 0.05, step)
+        table.apply(unique, gradients_of(len(unique), table.dim, step, dtype), 0.05, step)
     else:
-        table.insert(
-            ids, np.abs(gradients_of(len(ids), table.row_floats, step))
-        )  # accumulators are never negative
+        # Accumulators are never negative.
+        table.insert(ids, np.abs(gradients_of(len(ids), table.row_floats, step, dtype)))
 
 
 def everything(table: Table, ids: np.ndarray, views: list[int]) -> list[np.ndarray]:
@@ -312,17 +330,18 @@ def everything(table: Table, ids: np.ndarray, views: list[int]) -> list[np.ndarr
     st.sampled_from(sorted(OPTIMIZERS)),
     st.sampled_from(sorted(INITIALIZERS)),
     st.integers(1, 20),
+    st.sampled_from(Dtype),
 )
 def test_any_sequence_of_operations_leaves_both_equal(
-    sequence: Any, optimizer: Any, initializer: Any, dim: int
+    sequence: Any, optimizer: Any, initializer: Any, dim: int, dtype: Dtype
 ) -> None:
     spec = TableSpec(name="t", dim=dim, initializer=INITIALIZERS[initializer], seed=dim)
-    tables = [make(spec, OPTIMIZERS[optimizer]) for make in MAKERS.values()]
+    tables = [make(spec, OPTIMIZERS[optimizer], dtype) for make in MAKERS.values()]
     views: set[int] = set()
     seen = list(range(-3, 3))
     for step, (operation, argument) in enumerate(sequence, 1):
         for table in tables:
-            perform(table, operation, argument, step)  # type: ignore[arg-type]
+            perform(table, operation, argument, step, dtype)
         if operation == "begin":
             views.add(argument)
         elif operation == "end":
@@ -331,7 +350,7 @@ def test_any_sequence_of_operations_leaves_both_equal(
             seen += argument
     ids = np.array(seen, np.int64)
     for mine, theirs in zip(
-        *(everything(table, ids, sorted(views)) for table in tables),  # type: ignore[arg-type]
+        *(everything(table, ids, sorted(views)) for table in tables),
         strict=True,
     ):
         np.testing.assert_array_equal(mine, theirs)

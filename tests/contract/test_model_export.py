@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,12 @@ def module_with(tmp_path: Path, body: str) -> ModelModule:
 
 def trained(ps_model: PsModel, rows: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
     """Made-up parameters: the dense vector and the rows 0, 2, 4, ... of each table."""
-    rng = np.random.default_rng(3)
-    dense = rng.uniform(0.1, 1, len(ps_model.dense())).astype(np.float32)
+    rng, dtype = np.random.default_rng(3), ps_model.parameters.dtype.value
+    dense = rng.uniform(0.1, 1, len(ps_model.dense())).astype(dtype)
     tables = []
     for table, layer in zip(ps_model.parameters.tables, ps_model.tables, strict=True):
         ids = np.arange(0, min(rows, layer.input_dim), 2) if rows else np.empty(0, np.int64)
-        tables.append((ids, rng.standard_normal((len(ids), table.dim)).astype(np.float32)))
+        tables.append((ids, rng.standard_normal((len(ids), table.dim)).astype(dtype)))
     return dense, tables
 
 
@@ -106,7 +107,9 @@ def expected(
     for spec, ids, (made, values) in zip(
         ps_model.parameters.tables, lookups.ids, tables, strict=True
     ):
-        initial = initial_weights(spec.initializer, spec.seed, ids, spec.dim)
+        initial = initial_weights(
+            spec.initializer, spec.seed, ids, spec.dim, ps_model.parameters.dtype
+        )
         known = dict(zip(made.tolist(), values, strict=True))
         rows.append(
             np.stack([known.get(one, initial[index]) for index, one in enumerate(ids.tolist())])
@@ -124,6 +127,38 @@ def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
     theirs = signature(ids=tf.constant(FEATURES["ids"]), text=tf.constant(FEATURES["text"]))
     assert set(theirs) == {"logit", "other"}
     np.testing.assert_allclose(theirs["logit"], ours["logit"], rtol=1e-5)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_float64_model_is_exported_in_float64(tmp_path: Path) -> None:
+    module = module_with(tmp_path, BOUNDED)
+    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
+    dense, tables = trained(ps_model, 50)
+    export(ps_model, dense, tables, tmp_path / "export")
+    ours = expected(ps_model, module, dense, tables)
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    theirs = signature(ids=tf.constant(FEATURES["ids"]), text=tf.constant(FEATURES["text"]))
+    assert theirs["logit"].dtype == tf.float64
+    # Beyond the seventh digit, so nothing went through float32.
+    np.testing.assert_allclose(theirs["logit"], ours["logit"], rtol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_float64_model_of_an_unbounded_vocabulary_is_exported_in_float64(tmp_path: Path) -> None:
+    ps_model = PsModel.build(module_with(tmp_path, UNBOUNDED), {}, threshold_bytes=0, seed=1)
+    rows = np.full((1, 4), 0.1)
+    export(ps_model, np.ones(13), [(np.array([7]), rows)], tmp_path / "export")
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    [out] = signature(ids=tf.constant([[7, 7, 8]], tf.int64)).values()
+    np.testing.assert_allclose(out, [[1 + 8 * 0.1]], rtol=1e-12)
 
 
 def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:

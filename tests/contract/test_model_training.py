@@ -49,9 +49,7 @@ class OneServer:
         size = self.spec.trainable_size
         self.version += 1
         rate = outcome.learning_rate
-        update(
-            self.spec.optimizer, np.float32(rate), self.version, self.values, outcome.dense[:size]
-        )
+        update(self.spec.optimizer, rate, self.version, self.values, outcome.dense[:size])
         self.additive += outcome.dense[size:]
         for table, ids, gradient in zip(self.tables, lookups.ids, outcome.gradients, strict=True):
             table.apply(ids, np.ascontiguousarray(gradient), rate, self.version)

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.embedding.initializers import initial_weights
-from elasticdl.embedding.spec import InitializerKind, OptimizerKind
+from elasticdl.embedding.spec import Dtype, InitializerKind, OptimizerKind
 from elasticdl.errors import UserError
 from elasticdl.job_sections import ModelSection
 from elasticdl.model.building import NeedsFeatures
@@ -68,8 +68,11 @@ def build(
 
 
 def pulled(ps_model: PsModel, lookups: Lookups, version: int = 0) -> Pulled:
-    tables = zip(ps_model.parameters.tables, lookups.ids, strict=True)
-    rows = tuple(initial_weights(one.initializer, one.seed, ids, one.dim) for one, ids in tables)
+    parameters = ps_model.parameters
+    rows = tuple(
+        initial_weights(one.initializer, one.seed, ids, one.dim, parameters.dtype)
+        for one, ids in zip(parameters.tables, lookups.ids, strict=True)
+    )
     return Pulled((version,), ps_model.dense(), rows)
 
 
@@ -160,6 +163,36 @@ def test_mixed_precision_computes_in_half_and_keeps_weights_whole(
         and outcome.gradients[0].any()
         and np.isfinite(outcome.loss)
     )
+
+
+def test_one_float64_variable_makes_all_weights_float64_on_the_servers(tmp_path: Path) -> None:
+    out = "layers.Dense(1, dtype='float64', name='out')(layers.Flatten()(e))"
+    body = functional("layers.Embedding(100, 4, name='words')", out=out)
+    module = module_with(tmp_path, body)
+    ps_model = build(module)
+    assert ps_model.parameters.dtype is Dtype.FLOAT64
+    assert ps_model.dense().dtype == np.float64
+    mixed = ps_model.mixed_dtypes()
+    assert mixed is not None and "out/bias is float64" in mixed and "words is float32" in mixed
+    step, features = CompiledStep(ps_model, module), tf.constant([[1, 2]], tf.int64)
+    lookups = step.prepare(features, training=True)
+    outcome = step.train(features, tf.ones((1, 1), tf.float64), lookups, pulled(ps_model, lookups))
+    assert outcome.dense.dtype == outcome.gradients[0].dtype == np.float64
+    assert outcome.gradients[0].any() and np.isfinite(outcome.loss)
+
+
+def test_a_model_of_one_type_has_nothing_to_warn_of(tmp_path: Path) -> None:
+    for dtype in Dtype:
+        out = f"layers.Dense(1, dtype='{dtype}')(layers.Flatten()(e))"
+        body = functional(f"layers.Embedding(100, 4, dtype='{dtype}')", out=out)
+        ps_model = build(module_with(tmp_path, body))
+        assert (ps_model.parameters.dtype, ps_model.mixed_dtypes()) == (dtype, None)
+
+
+def test_a_float16_variable_is_refused_by_name(tmp_path: Path) -> None:
+    out = "layers.Dense(1, dtype='float16', name='out')(layers.Flatten()(e))"
+    with pytest.raises(UserError, match="'out/kernel' is float16, expected float32 or float64"):
+        build(module_with(tmp_path, functional("layers.Embedding(100, 4)", out=out)))
 
 
 def test_outputs_in_bfloat16_come_as_float32(tmp_path: Path) -> None:

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from elasticdl.embedding.spec import (
     DenseSpec,
+    Dtype,
     OptimizerKind,
     OptimizerSpec,
     ParametersSpec,
@@ -24,7 +27,7 @@ from elasticdl.job_sections import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
-from elasticdl.rpc.parameters import Float32s, Int64s, Update
+from elasticdl.rpc.parameters import Floats, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, ZERO, Stage, as_ids, rich_spec
@@ -48,24 +51,24 @@ class SteppedStage(Stage):
         servers: int,
         workers: int,
         spec: ParametersSpec = SPEC,
-        values: Float32s | None = None,
+        values: Floats | None = None,
     ) -> None:
         super().__init__(servers, turns=workers)
         self.pools = [self.pool(f"worker-{index}") for index in range(workers)]
         if values is None:
-            values = np.zeros(spec.trainable_size + spec.additive_size, np.float32)
+            values = np.zeros(spec.trainable_size + spec.additive_size, spec.dtype.value)
         for pool in self.pools:
             pool.initialise(spec, values, timeout_s=LIMIT_S)
 
     def apply(self, number: int, *named: Named) -> list[int]:
         return [server.apply_step(number, list(named)) for server in self.servers]
 
-    def dense(self) -> Float32s:
+    def dense(self) -> Floats:
         pulled = self.pools[0].pull([as_ids([])], timeout_s=LIMIT_S).dense
         assert pulled is not None
         return pulled
 
-    def weights(self, ps_model: PsModel) -> dict[str, Float32s]:
+    def weights(self, ps_model: PsModel) -> dict[str, Floats]:
         """All weights by the path that Keras gives them."""
         tables = ps_model.parameters.tables
         every = [as_ids(list(range(ROWS))) for _ in tables]
@@ -79,7 +82,7 @@ class SteppedStage(Stage):
             found["words/embeddings"] = rows
         return found
 
-    def rows(self, ids: Sequence[int]) -> Float32s:
+    def rows(self, ids: Sequence[int]) -> Floats:
         return self.pools[0].pull([as_ids(ids)], timeout_s=LIMIT_S).rows[0]
 
 
@@ -297,30 +300,41 @@ def module_with(tmp_path: Path, optimizer: str) -> ModelModule:
     return load_module(ModelSection(model_zoo=str(tmp_path), model_def="made"))
 
 
-Batch = tuple[Int64s, Float32s, Float32s]
+Batch = tuple[Int64s, Floats, Floats]
 
 
-def batches() -> list[Batch]:
+def batches(dtype: Dtype) -> list[Batch]:
     """Minibatches of `SIZE` records in order; the last step has three, the last of them short."""
     found, random_ = list[Batch](), np.random.default_rng(1)
     for number in range(STEPS * SLOTS):
         if number % SLOTS == 0:
             every = random_.permutation(ROWS).reshape(SLOTS, SIZE, 2)
-        x = random_.standard_normal((SIZE, 3)).astype(np.float32)
-        labels = random_.standard_normal(SIZE).astype(np.float32)
+        x = random_.standard_normal((SIZE, 3)).astype(dtype.value)
+        labels = random_.standard_normal(SIZE).astype(dtype.value)
         found.append((every[number % SLOTS], x, labels))
     ids, x, labels = found[-2]
     return [*found[:-2], (ids[:3], x[:3], labels[:3])]
 
 
-def trained_by_keras(
-    module: ModelModule, start: dict[str, Float32s], every: Sequence[Batch]
-) -> dict[str, Float32s]:
-    """Plain Keras in float64, one batch of all records of a step at a time."""
-    import keras
-
+@contextmanager
+def float64() -> Iterator[None]:
+    """Keras makes float64 models in the body."""
+    # The policy, too: Keras takes it from `floatx` only once, for its first layer.
+    policy = keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     try:
+        yield
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy(policy)
+
+
+def trained_by_keras(
+    module: ModelModule, start: dict[str, Floats], every: Sequence[Batch]
+) -> dict[str, Floats]:
+    """Plain Keras in float64, one batch of all records of a step at a time."""
+    with float64():
         model = module.custom_model(rows=ROWS)
         for variable in model.trainable_variables:
             variable.assign(start[variable.path])
@@ -335,29 +349,12 @@ def trained_by_keras(
                 {"ids": ids, "x": x.astype(np.float64)}, labels.astype(np.float64)[:, None]
             )
         return {one.path: np.asarray(one) for one in model.trainable_variables}
-    finally:
-        keras.config.set_floatx("float32")
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(1, 2), (2, 1), (4, 2)])
-@pytest.mark.parametrize("served", [False, True], ids=["dense", "embedding"])
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        "keras.optimizers.SGD(0.1)",
-        "keras.optimizers.SGD(0.1, momentum=0.9)",
-        "keras.optimizers.Adagrad(0.1)",
-    ],
-)
-def test_steps_equal_plain_keras_on_the_same_records(
-    tmp_path: Path, optimizer: str, served: bool, workers: int, servers: int
-) -> None:
-    """Weights are float32 on servers, so 1e-6 is all that can be asked for."""
-    every = batches()
-    if served and "momentum" in optimizer:
-        # Only full steps name every row.
-        every = every[: len(every) // SLOTS * SLOTS]
-    module = module_with(tmp_path, optimizer)
+def trained_in_steps(
+    module: ModelModule, every: Sequence[Batch], workers: int, servers: int, *, served: bool
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Weights before and after steps that real servers apply, by the path that Keras gives them."""
     ps_model = PsModel.build(
         module, {"rows": ROWS}, threshold_bytes=0 if served else 1 << 30, seed=3, features=None
     )
@@ -389,10 +386,66 @@ def test_steps_equal_plain_keras_on_the_same_records(
                 )
                 named.append((f"worker-{worker}", sequences[worker], outcome.examples))
             stage.apply(number, *named)
-        mine, theirs = stage.weights(ps_model), trained_by_keras(module, start, every)
+        return start, stage.weights(ps_model)
     finally:
         stage.close()
+
+
+def check_equal(
+    start: dict[str, Floats],
+    mine: dict[str, Floats],
+    theirs: dict[str, Floats],
+    rtol: float,
+    atol: float,
+) -> None:
     assert mine.keys() == theirs.keys()
     for path, values in theirs.items():
-        np.testing.assert_allclose(mine[path], values, rtol=2e-6, atol=2e-7, err_msg=path)
+        np.testing.assert_allclose(mine[path], values, rtol=rtol, atol=atol, err_msg=path)
         assert np.abs(values - start[path]).max() > 1e-2, "nothing was learned"
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 2), (2, 1), (4, 2)])
+@pytest.mark.parametrize("served", [False, True], ids=["dense", "embedding"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "keras.optimizers.SGD(0.1)",
+        "keras.optimizers.SGD(0.1, momentum=0.9)",
+        "keras.optimizers.Adagrad(0.1)",
+    ],
+)
+def test_steps_equal_plain_keras_on_the_same_records(
+    tmp_path: Path, optimizer: str, served: bool, workers: int, servers: int
+) -> None:
+    """Weights are float32 on servers, so 1e-6 is all that can be asked for."""
+    every = batches(Dtype.FLOAT32)
+    if served and "momentum" in optimizer:
+        # Only full steps name every row.
+        every = every[: len(every) // SLOTS * SLOTS]
+    module = module_with(tmp_path, optimizer)
+    start, mine = trained_in_steps(module, every, workers, servers, served=served)
+    check_equal(start, mine, trained_by_keras(module, start, every), rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("served", [False, True], ids=["dense", "embedding"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "keras.optimizers.SGD(0.1)",
+        "keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)",
+        "keras.optimizers.Adam(0.03)",
+        "keras.optimizers.Adagrad(0.1)",
+        "keras.optimizers.Ftrl(0.5)",
+    ],
+)
+def test_steps_of_a_float64_model_equal_plain_keras_to_nine_digits(
+    tmp_path: Path, optimizer: str, served: bool, servers: int
+) -> None:
+    # Only full steps name every row, which rules with momentum need to be those of Keras.
+    every = batches(Dtype.FLOAT64)[: (STEPS - 1) * SLOTS]
+    module = module_with(tmp_path, optimizer)
+    with float64():
+        start, mine = trained_in_steps(module, every, 4, servers, served=served)
+    assert {values.dtype for values in mine.values()} == {np.dtype(np.float64)}
+    check_equal(start, mine, trained_by_keras(module, start, every), rtol=1e-9, atol=1e-12)

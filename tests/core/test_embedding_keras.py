@@ -11,6 +11,7 @@ import pytest
 
 from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import (
+    Dtype,
     InitializerKind,
     InitializerSpec,
     OptimizerKind,
@@ -89,7 +90,7 @@ def keras_weights(
     make_optimizer: Callable[..., Any], start: np.ndarray, gradients: np.ndarray
 ) -> np.ndarray:
     optimizer = make_optimizer(rate_at(1))
-    variable = keras.Variable(start)
+    variable = keras.Variable(start, dtype=start.dtype.name)
     for step, gradient in enumerate(gradients, 1):
         optimizer.learning_rate = rate_at(step)
         optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
@@ -145,3 +146,24 @@ def test_dense_weights_equal_kerass_over_a_hundred_steps(name: str, gradients: n
         rtol=1e-6,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+@pytest.mark.parametrize("make", [native_table, ReferenceTable])
+def test_in_float64_rows_equal_kerass_but_for_the_last_digits(
+    name: str, make: Callable[..., Any] | type[ReferenceTable], gradients: np.ndarray
+) -> None:
+    make_optimizer, spec = PAIRS[name]
+    normal = InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3)
+    table = make(TableSpec(name="t", dim=DIM, initializer=normal, seed=4), spec, Dtype.FLOAT64)
+    ids = np.arange(-5, ROWS - 5, dtype=np.int64)
+    start, every = table.lookup(ids), gradients.astype(np.float64)
+    for step, gradient in enumerate(every, 1):
+        table.apply(ids, gradient, rate_at(step), step)
+    # The rate is of `floatx`, too: in float32 it would differ by 1e-8.
+    keras.config.set_floatx("float64")
+    try:
+        expected = keras_weights(make_optimizer, start, every)
+    finally:
+        keras.config.set_floatx("float32")
+    np.testing.assert_allclose(table.lookup(ids), expected, rtol=1e-11, atol=1e-13)

@@ -66,6 +66,40 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another() {
   for (float value : rows) CHECK(value == -1.0f * kWorkers * kPushes);
 }
 
+// Odd numbers of everything, so that a section that is not aligned would show; values that float32 does not have.
+void float64_weights_cross_the_wire_whole() {
+  constexpr size_t kServers = 3, kOddDim = 3;
+  std::vector<std::unique_ptr<TestServer>> servers;
+  Addresses addresses;
+  for (uint32_t k = 0; k < kServers; ++k) {
+    servers.push_back(std::make_unique<TestServer>(k, kServers));
+    addresses.push_back(servers.back()->address());
+  }
+  Spec spec;
+  spec.scalar = Scalar::FLOAT64;
+  spec.trainable = 11;
+  spec.additive = 5;
+  spec.tables.push_back({"t", kOddDim, {InitializerSpec::CONSTANT, 0.0f, 0.0f}, 0});
+  spec.tables.push_back({"u", 1, {InitializerSpec::CONSTANT, 0.0f, 0.0f}, 0});
+  spec.json = "{\"odd\": 1}";
+  Pool pool(addresses, std::vector<std::string>(kServers, wire::bulk_token("key", "worker-0")), "worker-0", nullptr, trusting());
+  const double third = 1.0 / 3.0;
+  std::vector<double> dense(16, third), pulled(16);
+  pool.initialise(spec, dense.data(), kLimitS);
+  const std::vector<int64_t> ids = range(-7, 10), few = range(100, 1);
+  const std::vector<double> gradients(ids.size() * kOddDim, third);
+  pool.push({1, 0, 0, 1, {0, 0, 0}, 1.0, dense.data(), {{ids.data(), ids.size()}, {few.data(), 1}}, {gradients.data(), gradients.data()}},
+            nullptr, kLimitS);
+  std::vector<double> rows(ids.size() * kOddDim), one(1);
+  pool.pull({{ids.data(), ids.size()}, {few.data(), 1}}, -1, pulled.data(), {rows.data(), one.data()}, nullptr, kLimitS);
+  for (size_t i = 0; i < pulled.size(); ++i) CHECK(pulled[i] == (i < spec.trainable ? 0.0 : third + third));
+  for (double value : rows) CHECK(value == -third);
+  CHECK(one[0] == -third);
+  const RowsAnswer every = pool.rows(0, -1, nullptr, kLimitS);
+  CHECK(every.ids.size() == ids.size() && every.values.size() == gradients.size() * sizeof(double));
+  for (size_t i = 0; i < gradients.size(); ++i) CHECK(reinterpret_cast<const double*>(every.values.data())[i] == -third);
+}
+
 // Servers go and come back elsewhere while a worker pushes; another thread moves, and in the end closes, its pool.
 void servers_may_go_and_come_while_others_wait() {
   auto first = std::make_unique<TestServer>(0, 1);
@@ -301,10 +335,11 @@ void specs_survive_their_encoding_and_nothing_else_does() {
   spec.optimizer.kind = OptimizerSpec::FTRL;
   spec.optimizer.l2_shrinkage = 0.25;
   spec.optimizer.weight_decay = 0.5;
+  spec.scalar = Scalar::FLOAT64;
   spec.tables.push_back({"second", 9, {InitializerSpec::NORMAL, 1.0f, 2.0f}, ~uint64_t{0}});
   const std::string bytes = spec.encode();
   Spec back = Spec::decode(bytes.data(), bytes.size());
-  CHECK(back.encode() == bytes && back.tables[1].dim == 9 && back.optimizer.l2_shrinkage == 0.25);
+  CHECK(back.encode() == bytes && back.tables[1].dim == 9 && back.optimizer.l2_shrinkage == 0.25 && back.scalar == spec.scalar);
   for (size_t cut = 0; cut < bytes.size(); ++cut) {
     std::vector<char> piece(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(cut));
     bool refused = false;
@@ -372,6 +407,7 @@ int main() {
   ids_find_their_owner_whatever_their_number();
   pushes_pulls_cuts_and_saves_run_beside_one_another();
   servers_may_go_and_come_while_others_wait();
+  float64_weights_cross_the_wire_whole();
   numbers_at_the_edge_are_refused_or_clamped();
   only_text_is_taken_for_text();
   digests_are_those_of_the_standards();

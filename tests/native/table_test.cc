@@ -35,24 +35,26 @@ Ids range(int64_t first, size_t n) {
   return ids;
 }
 
-// Lengths around those with kernels of their own, exact buffers so that one float too many is seen.
-void every_length_and_rule_stays_in_its_arrays() {
+// Lengths around those with kernels of their own, exact buffers so that one value too many is seen.
+template <class T>
+void every_length_and_rule_stays_in_its_arrays(Scalar scalar) {
   for (int dim : {1, 3, 8, 15, 16, 17, 31, 32, 64, 65, 200}) {
     for (auto kind : {OptimizerSpec::SGD, OptimizerSpec::ADAM, OptimizerSpec::ADAGRAD, OptimizerSpec::FTRL}) {
       for (auto initial : {InitializerSpec::CONSTANT, InitializerSpec::UNIFORM, InitializerSpec::NORMAL, InitializerSpec::TRUNCATED_NORMAL}) {
         OptimizerSpec optimizer = rule(kind);
         optimizer.amsgrad = true;
-        Table table(dim, {initial, 0.0f, 1.0f}, optimizer, 3);
+        Table table(dim, {initial, 0.0f, 1.0f}, optimizer, 3, scalar);
         const Ids ids = range(-50, 100);
-        const auto d = static_cast<size_t>(dim);
-        Floats out(ids.size() * d), gradients(ids.size() * d, 0.5f), values(ids.size() * static_cast<size_t>(table.row_floats()));
+        const auto d = static_cast<size_t>(dim), width = static_cast<size_t>(table.row_floats());
+        CHECK(table.row_bytes() == width * sizeof(T));
+        std::vector<T> out(ids.size() * d), gradients(ids.size() * d, T(0.5)), values(ids.size() * width);
         Ids back(ids.size());
         table.lookup(ids.data(), ids.size(), out.data());
-        table.apply(ids.data(), ids.size(), gradients.data(), {0.1f, 1});
+        table.apply(ids.data(), ids.size(), gradients.data(), {0.1, 1});
         CHECK(table.read(-1, 0, 1000, back.data(), values.data()) == ids.size());
         CHECK(back == ids);
-        for (float value : values) CHECK(std::isfinite(value));
-        for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] != values[i / d * static_cast<size_t>(table.row_floats()) + i % d] || out[i] == 0.0f);
+        for (T value : values) CHECK(std::isfinite(value));
+        for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] != values[i / d * width + i % d] || out[i] == T(0));
       }
     }
   }
@@ -157,14 +159,15 @@ void duplicates_are_found_and_summed() {
   for (size_t dim : {1, 7, 16}) {
     const Floats ones(ids.size() * dim, 1.0f);
     Floats sums(found.size() * dim);
-    merge_rows(ones.data(), positions.data(), ids.size(), dim, sums.data(), found.size());
+    merge_rows(Scalar::FLOAT32, ones.data(), positions.data(), ids.size(), dim, sums.data(), found.size());
     CHECK(std::accumulate(sums.begin(), sums.end(), 0.0f) == static_cast<float>(ids.size() * dim));
   }
 }
 }  // namespace
 
 int main() {
-  every_length_and_rule_stays_in_its_arrays();
+  every_length_and_rule_stays_in_its_arrays<float>(Scalar::FLOAT32);
+  every_length_and_rule_stays_in_its_arrays<double>(Scalar::FLOAT64);
   a_large_table_keeps_every_row_in_little_memory();
   what_is_not_there_is_refused();
   duplicates_are_found_and_summed();

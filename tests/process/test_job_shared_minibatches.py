@@ -1,4 +1,4 @@
-"""A job with momentum, several workers and default flags takes the steps of plain Keras."""
+"""A job with momentum and several workers takes the steps of plain Keras, in either float type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 RECORDS, EPOCHS = 64, 12
 MODULE = f"""
 import keras
+
+keras.config.set_floatx("FLOATX")
 
 def custom_model():
     ids = keras.Input((), dtype="int64", name="id")
@@ -43,14 +45,39 @@ def feed_batch(records, mode, metadata):
 """
 
 
+@pytest.fixture
+def keras_as_before() -> Iterator[None]:
+    """The module sets `floatx` for all of the process."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    load_tensorflow()
+    import keras
+
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    yield
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(policy)
+    sys.modules.pop("shared_steps", None)
+
+
+@pytest.mark.parametrize(
+    ("floatx", "servers", "rtol", "atol"),
+    [("float32", 2, 1e-4, 1e-5), ("float64", 1, 1e-9, 1e-11), ("float64", 2, 1e-9, 1e-11)],
+)
+@pytest.mark.usefixtures("keras_as_before")
 def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
-    start_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_job: Callable[..., Job],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    floatx: str,
+    servers: int,
+    rtol: float,
+    atol: float,
 ) -> None:
-    (tmp_path / "shared_steps.py").write_text(MODULE)
+    (tmp_path / "shared_steps.py").write_text(MODULE.replace("FLOATX", floatx))
     random = np.random.default_rng(0)
     ids = random.integers(0, 16, RECORDS)
-    x = random.normal(size=(RECORDS, 4)).astype(np.float32)
-    labels = (x[:, 0] - x[:, 1] + ids % 2).astype(np.float32)
+    x = random.normal(size=(RECORDS, 4)).astype(floatx)
+    labels = (x[:, 0] - x[:, 1] + ids % 2).astype(floatx)
     np.savez(tmp_path / "data.npz", id=ids, x=x, label=labels)
     job = start_job(
         "train",
@@ -60,7 +87,7 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
         minibatch_size=RECORDS,
         num_epochs=EPOCHS,
         num_workers=4,
-        num_ps_pods=2,
+        num_ps_pods=servers,
         embedding_threshold_bytes=0,
         output=tmp_path / "export",
     )
@@ -71,10 +98,10 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
     [said] = [event for event in job.events() if event["kind"] == "staleness"]
     assert "in 4 parts" in said["text"]
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    load_tensorflow()
+    import keras
     import tensorflow as tf
 
+    keras.config.set_dtype_policy(floatx)
     monkeypatch.syspath_prepend(str(tmp_path))
     shared_steps = importlib.import_module("shared_steps")
 
@@ -87,5 +114,5 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
     export = tf.saved_model.load(job.spec()["checkpoint"]["output"])
     serve = export.signatures["serving_default"]
     [trained] = serve(**{name: tf.constant(value) for name, value in features.items()}).values()
-    np.testing.assert_allclose(trained.numpy(), expected, rtol=1e-4, atol=1e-5)
-    del sys.modules["shared_steps"]
+    assert trained.dtype == floatx
+    np.testing.assert_allclose(trained.numpy(), expected, rtol=rtol, atol=atol)

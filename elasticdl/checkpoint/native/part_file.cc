@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -56,27 +57,27 @@ void write_header(Writer& writer, const std::string& json) {
   writer.put(padded.data(), padded.size());
 }
 
-std::optional<NonFinite> write_dense(Writer& writer, const float* weights, uint64_t count, uint64_t first) {
-  const size_t bad = first_nonfinite(weights, count);
-  if (bad < count) return NonFinite{-1, static_cast<int64_t>(first + bad), weights[bad]};
-  writer.put(weights, count * sizeof(float));
+std::optional<NonFinite> write_dense(Writer& writer, Scalar scalar, const void* weights, uint64_t count, uint64_t first) {
+  const size_t bad = first_nonfinite(scalar, weights, count);
+  if (bad < count) return NonFinite{-1, static_cast<int64_t>(first + bad), value_at(scalar, weights, bad)};
+  writer.put(weights, count * bytes_of(scalar));
   return std::nullopt;
 }
 
 std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number) {
-  const size_t width = static_cast<size_t>(table.row_floats()), dim = static_cast<size_t>(table.dim());
+  const size_t row_bytes = table.row_bytes(), dim = static_cast<size_t>(table.dim());
   const size_t rows = table.view_rows(view);
   std::vector<int64_t> ids(std::min<size_t>(kBlockRows, rows));
-  std::vector<float> values(ids.size() * width);
+  std::vector<char> values(ids.size() * row_bytes);
   for (size_t first = 0; first < rows; first += kBlockRows) {
     size_t count = table.read(view, first, kBlockRows, ids.data(), values.data());
     for (size_t i = 0; i < count; ++i) {
-      const float* weights = values.data() + i * width;
-      const size_t bad = first_nonfinite(weights, dim);
-      if (bad < dim) return NonFinite{number, ids[i], weights[bad]};
+      const char* weights = values.data() + i * row_bytes;
+      const size_t bad = first_nonfinite(table.scalar(), weights, dim);
+      if (bad < dim) return NonFinite{number, ids[i], value_at(table.scalar(), weights, bad)};
     }
     writer.put(ids.data(), count * sizeof(int64_t));
-    writer.put(values.data(), count * width * sizeof(float));
+    writer.put(values.data(), count * row_bytes);
   }
   return std::nullopt;
 }
@@ -101,21 +102,21 @@ void Reader::get(uint64_t offset, void* data, size_t bytes) const {
 }
 
 uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, Table& table, const std::function<bool(int64_t)>& wanted) {
-  const size_t width = static_cast<size_t>(table.row_floats());
+  const size_t row_bytes = table.row_bytes();
   std::vector<int64_t> ids(std::min(kBlockRows, rows));
-  std::vector<float> values(ids.size() * width);
+  std::vector<char> values(ids.size() * row_bytes);
   uint64_t taken = 0;
   for (uint64_t first = 0; first < rows; first += kBlockRows) {
     const size_t count = std::min(kBlockRows, rows - first);
     reader.get(offset, ids.data(), count * sizeof(int64_t));
     offset += count * sizeof(int64_t);
-    reader.get(offset, values.data(), count * width * sizeof(float));
-    offset += count * width * sizeof(float);
+    reader.get(offset, values.data(), count * row_bytes);
+    offset += count * row_bytes;
     size_t kept = 0;
     for (size_t i = 0; i < count; ++i) {
       if (!wanted(ids[i])) continue;
       ids[kept] = ids[i];
-      std::copy_n(values.data() + i * width, width, values.data() + kept++ * width);
+      std::memmove(values.data() + kept++ * row_bytes, values.data() + i * row_bytes, row_bytes);
     }
     table.insert(ids.data(), kept, values.data());
     taken += kept;

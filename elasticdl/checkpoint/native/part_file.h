@@ -1,4 +1,4 @@
-// One server's part of a checkpoint: a JSON header that describes the content, then raw float32 and int64.
+// One server's part of a checkpoint: a JSON header that describes the content, then raw weights and int64.
 //
 //   "EDLPART1" | uint64 bytes of the header | header (JSON, padded with spaces) | sections
 //
@@ -45,11 +45,11 @@ void write_header(Writer& writer, const std::string& json);
 struct NonFinite {
   int64_t table;
   int64_t at;
-  float value;
+  double value;
 };
 
 // `count` weights that begin at `first` of the dense vector. Returns the first non-finite one, and then writes nothing.
-std::optional<NonFinite> write_dense(Writer& writer, const float* weights, uint64_t count, uint64_t first);
+std::optional<NonFinite> write_dense(Writer& writer, Scalar scalar, const void* weights, uint64_t count, uint64_t first);
 // All rows of a frozen table, known as `number`. Returns the first weight (not slot) that is not finite, where it stops.
 std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number);
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "elasticdl/embedding/native/arrays.h"
 #include "elasticdl/embedding/native/table.h"
 
 namespace nb = nanobind;
@@ -19,9 +20,6 @@ namespace elasticdl {
 namespace {
 using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Positions = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Vector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Gradient = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Uninitialized memory that becomes a NumPy array without a copy.
 template <class T>
@@ -40,12 +38,9 @@ class Made {
   std::unique_ptr<T[]> data_;
 };
 
-void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
-// Throws ValueError unless the array is [rows, columns].
-void require_shape(const char* name, const Matrix& matrix, size_t rows, size_t columns) {
+// Throws TypeError unless the array is of that type, ValueError unless it is [rows, columns].
+void require_matrix(const char* name, const InMatrix& matrix, Scalar scalar, size_t rows, size_t columns) {
+  require_type(name, matrix, scalar);
   require(matrix.shape(0) == rows && matrix.shape(1) == columns,
           std::string(name) + " is [" + std::to_string(matrix.shape(0)) + ", " + std::to_string(matrix.shape(1)) + "]: expected [" +
               std::to_string(rows) + ", " + std::to_string(columns) + "]");
@@ -80,7 +75,7 @@ InitializerSpec make_initializer(const std::string& kind, float a, float b) {
 
 nb::object lookup(Table& table, const Ids& ids) {
   const size_t n = ids.shape(0), dim = static_cast<size_t>(table.dim());
-  Made<float> out(n * dim);
+  MadeWeights out(table.scalar(), n * dim);
   {
     nb::gil_scoped_release released;
     table.lookup(ids.data(), n, out.data());
@@ -90,7 +85,7 @@ nb::object lookup(Table& table, const Ids& ids) {
 
 nb::object peek(const Table& table, const Ids& ids, int view) {
   const size_t n = ids.shape(0), dim = static_cast<size_t>(table.dim());
-  Made<float> out(n * dim);
+  MadeWeights out(table.scalar(), n * dim);
   {
     nb::gil_scoped_release released;
     table.peek(ids.data(), n, out.data(), view);
@@ -98,8 +93,8 @@ nb::object peek(const Table& table, const Ids& ids, int view) {
   return out.array({n, dim});
 }
 
-void apply(Table& table, const Ids& ids, const Matrix& gradients, float learning_rate, int64_t step) {
-  require_shape("gradients", gradients, ids.shape(0), static_cast<size_t>(table.dim()));
+void apply(Table& table, const Ids& ids, const InMatrix& gradients, double learning_rate, int64_t step) {
+  require_matrix("gradients", gradients, table.scalar(), ids.shape(0), static_cast<size_t>(table.dim()));
   require(step >= 1, "step is " + std::to_string(step) + ": the first update is step 1");
   nb::gil_scoped_release released;
   table.apply(ids.data(), ids.shape(0), gradients.data(), {learning_rate, step});
@@ -109,7 +104,7 @@ nb::tuple read(const Table& table, int view, size_t first_row, size_t max_rows) 
   const size_t all = table.view_rows(view), floats = static_cast<size_t>(table.row_floats());
   const size_t most = first_row < all ? std::min(max_rows, all - first_row) : 0;
   Made<int64_t> ids(most);
-  Made<float> values(most * floats);
+  MadeWeights values(table.scalar(), most * floats);
   size_t count = 0;
   {
     nb::gil_scoped_release released;
@@ -118,8 +113,8 @@ nb::tuple read(const Table& table, int view, size_t first_row, size_t max_rows) 
   return nb::make_tuple(ids.array({count}), values.array({count, floats}));
 }
 
-void insert(Table& table, const Ids& ids, const Matrix& values) {
-  require_shape("values", values, ids.shape(0), static_cast<size_t>(table.row_floats()));
+void insert(Table& table, const Ids& ids, const InMatrix& values) {
+  require_matrix("values", values, table.scalar(), ids.shape(0), static_cast<size_t>(table.row_floats()));
   nb::gil_scoped_release released;
   table.insert(ids.data(), ids.shape(0), values.data());
 }
@@ -138,7 +133,7 @@ nb::tuple unique_ids_arrays(const Ids& ids) {
   return nb::make_tuple(out.array({count}), positions.array({n}));
 }
 
-nb::object merge_arrays(const Matrix& values, const Positions& positions, size_t count) {
+nb::object merge_arrays(const InMatrix& values, const Positions& positions, size_t count) {
   const size_t n = values.shape(0), dim = values.shape(1);
   require(positions.shape(0) == n, "positions has " + std::to_string(positions.shape(0)) + " elements: expected one for each of " +
                                        std::to_string(n) + " rows of values");
@@ -147,28 +142,33 @@ nb::object merge_arrays(const Matrix& values, const Positions& positions, size_t
     throw std::invalid_argument("positions[" + std::to_string(i) + "] is " + std::to_string(positions.data()[i]) + ": expected 0 to " +
                                 std::to_string(count) + " - 1");
   }
-  Made<float> out(count * dim);
+  const Scalar scalar = type_of("values", values);
+  MadeWeights out(scalar, count * dim);
   {
     nb::gil_scoped_release released;
-    merge_rows(values.data(), positions.data(), n, dim, out.data(), count);
+    merge_rows(scalar, values.data(), positions.data(), n, dim, out.data(), count);
   }
   return out.array({count, dim});
 }
 
-void update_arrays(const OptimizerSpec& spec, const Vector& weights, const nb::list& slots, const Gradient& gradients, float learning_rate, int64_t step) {
+void update_arrays(const OptimizerSpec& spec, const OutVector& weights, const nb::list& slots, const InVector& gradients, double learning_rate,
+                   int64_t step) {
   const size_t n = weights.shape(0);
+  const Scalar scalar = type_of("weights", weights);
+  require_type("gradients", gradients, scalar);
   require(gradients.shape(0) == n, "gradients has " + std::to_string(gradients.shape(0)) + " elements: expected " + std::to_string(n));
   require(slots.size() == static_cast<size_t>(spec.slots()), std::to_string(slots.size()) + " slots: expected " + std::to_string(spec.slots()));
   require(step >= 1, "step is " + std::to_string(step) + ": the first update is step 1");
-  std::vector<Vector> kept;
-  std::vector<float*> pointers;
+  std::vector<OutVector> kept;
+  std::vector<void*> pointers;
   for (nb::handle slot : slots) {
-    kept.push_back(nb::cast<Vector>(slot, false));
+    kept.push_back(nb::cast<OutVector>(slot, false));
+    require_type("a slot", kept.back(), scalar);
     require(kept.back().shape(0) == n, "a slot has " + std::to_string(kept.back().shape(0)) + " elements: expected " + std::to_string(n));
     pointers.push_back(kept.back().data());
   }
   nb::gil_scoped_release released;
-  update_dense(spec, {learning_rate, step}, n, weights.data(), pointers.data(), gradients.data());
+  update_dense(spec, scalar, {learning_rate, step}, n, weights.data(), pointers.data(), gradients.data());
 }
 
 void bind_specs(nb::module_& m) {
@@ -189,7 +189,9 @@ void bind_specs(nb::module_& m) {
 
 void bind_table(nb::module_& m) {
   nb::class_<Table>(m, "Table")
-      .def(nb::init<int, InitializerSpec, OptimizerSpec, uint64_t>(), "dim"_a, "initializer"_a, "optimizer"_a, "seed"_a)
+      .def("__init__", [](Table* self, int dim, const InitializerSpec& initializer, const OptimizerSpec& optimizer, uint64_t seed,
+                          const std::string& dtype) { new (self) Table(dim, initializer, optimizer, seed, scalar_named(dtype)); },
+           "dim"_a, "initializer"_a, "optimizer"_a, "seed"_a, "dtype"_a = "float32")
       .def_prop_ro("dim", &Table::dim)
       .def_prop_ro("row_floats", &Table::row_floats)
       .def_prop_ro("memory_bytes", &Table::memory_bytes)

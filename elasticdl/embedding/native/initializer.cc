@@ -19,12 +19,12 @@ constexpr double kFarBottom[8] = {1.0, 2.05319162663775882187e0, 1.6763848301838
 #define ELASTICDL_KERNELS "elasticdl/embedding/native/initializer_kernels.h"
 #include "elasticdl/embedding/native/dispatch.h"
 
-using Initialise = void (*)(const InitializerSpec&, uint64_t, int64_t, size_t, float*);
+using Initialise = void (*)(const InitializerSpec&, uint64_t, int64_t, size_t, void*);
 }  // namespace
 
-void initialise_weights(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t dim, float* weights) {
-  static const Initialise best = ELASTICDL_BEST(initialise);
-  best(spec, seed, id, dim, weights);
+void initialise_weights(const InitializerSpec& spec, Scalar scalar, uint64_t seed, int64_t id, size_t dim, void* weights) {
+  static const Initialise best[] = {ELASTICDL_BEST(initialise<float>), ELASTICDL_BEST(initialise<double>)};
+  best[static_cast<size_t>(scalar)](spec, seed, id, dim, weights);
 }
 
 }  // namespace elasticdl

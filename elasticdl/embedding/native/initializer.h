@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "elasticdl/embedding/native/scalar.h"
+
 namespace elasticdl {
 
 // a, b: value and unused | minimum and maximum | mean and standard deviation (twice; truncated at two of them).
@@ -12,10 +14,10 @@ struct InitializerSpec {
   static constexpr const char* kNames[] = {"constant", "uniform", "normal", "truncated_normal"};
 
   Kind kind = UNIFORM;
-  float a = -0.05f, b = 0.05f;
+  float a = -0.05f, b = 0.05f;  // also for float64: Keras rounds a constant to float32 first
 };
 
 // Writes the `dim` first weights of row `id`. elasticdl/embedding/initializers.py gives the same bits.
-void initialise_weights(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t dim, float* weights);
+void initialise_weights(const InitializerSpec& spec, Scalar scalar, uint64_t seed, int64_t id, size_t dim, void* weights);
 
 }  // namespace elasticdl

@@ -55,21 +55,24 @@ inline double normal_quantile(double p) {
   return q < 0.0 ? -size : size;
 }
 
-inline void uniform(const InitializerSpec& spec, const int32_t* bits, size_t n, float* __restrict weights) {
-  const float range = spec.b - spec.a;
-  for (size_t i = 0; i < n; ++i) weights[i] = spec.a + range * (static_cast<float>(bits[i]) * 0x1p-24f);
+template <class T>
+inline void uniform(const InitializerSpec& spec, const int32_t* bits, size_t n, T* __restrict weights) {
+  const T low = spec.a, range = static_cast<T>(spec.b) - low;
+  for (size_t i = 0; i < n; ++i) weights[i] = low + range * (static_cast<T>(bits[i]) * static_cast<T>(0x1p-24));
 }
 
 // low, range: the part of the distribution's probability to draw from.
-inline void normal(const InitializerSpec& spec, double low, double range, const int32_t* bits, size_t n, float* __restrict weights) {
+template <class T>
+inline void normal(const InitializerSpec& spec, double low, double range, const int32_t* bits, size_t n, T* __restrict weights) {
   const double mean = spec.a, deviation = spec.b;
   for (size_t i = 0; i < n; ++i) {
     const double p = low + range * ((static_cast<double>(bits[i]) + 0.5) * 0x1p-31);
-    weights[i] = static_cast<float>(mean + deviation * normal_quantile(p));
+    weights[i] = static_cast<T>(mean + deviation * normal_quantile(p));
   }
 }
 
-inline void initialise_block(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t first, size_t n, float* weights) {
+template <class T>
+inline void initialise_block(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t first, size_t n, T* weights) {
   int32_t bits[kBlock];
   switch (spec.kind) {
     case InitializerSpec::CONSTANT:
@@ -87,7 +90,9 @@ inline void initialise_block(const InitializerSpec& spec, uint64_t seed, int64_t
   }
 }
 
-inline void initialise(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t dim, float* weights) {
+template <class T>
+inline void initialise(const InitializerSpec& spec, uint64_t seed, int64_t id, size_t dim, void* out) {
+  T* weights = static_cast<T*>(out);
   for (size_t first = 0; first < dim; first += kBlock) {
     initialise_block(spec, seed, id, first, dim - first < kBlock ? dim - first : kBlock, weights + first);
   }

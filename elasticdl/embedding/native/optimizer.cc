@@ -11,9 +11,43 @@ namespace {
 #define ELASTICDL_KERNELS "elasticdl/embedding/native/optimizer_kernels.h"
 #include "elasticdl/embedding/native/dispatch.h"
 
-// float32 power as in Keras; computed in double, so that every machine gives the same result.
-float power(double base, int64_t exponent) {
-  return static_cast<float>(std::pow(static_cast<double>(static_cast<float>(base)), static_cast<double>(exponent)));
+// A number that Keras converts by `ops.cast`: TensorFlow makes it float32 first, whatever the target.
+template <class T>
+T cast(double number) {
+  return static_cast<T>(static_cast<float>(number));
+}
+
+// As in Keras; computed in double, so that every machine gives the same result.
+template <class T>
+T power(double base, int64_t exponent) {
+  return static_cast<T>(std::pow(static_cast<double>(cast<T>(base)), static_cast<double>(exponent)));
+}
+
+template <class T>
+Rounded<T> rounded(const OptimizerSpec& spec, const StepContext& context) {
+  Rounded<T> c{};
+  const T rate = static_cast<T>(context.learning_rate);
+  c.learning_rate = rate;
+  c.weight_decay = cast<T>(spec.weight_decay);
+  c.momentum = cast<T>(spec.momentum);
+  c.epsilon = static_cast<T>(spec.epsilon);
+  if (spec.kind == OptimizerSpec::ADAM) {
+    c.one_minus_beta_1 = static_cast<T>(1.0 - spec.beta_1);
+    c.one_minus_beta_2 = static_cast<T>(1.0 - spec.beta_2);
+    c.alpha = rate * std::sqrt(T(1) - power<T>(spec.beta_2, context.step)) / (T(1) - power<T>(spec.beta_1, context.step));
+  }
+  if (spec.kind == OptimizerSpec::FTRL) {
+    c.power = static_cast<T>(-spec.learning_rate_power);
+    c.shrinkage = static_cast<T>(2.0 * spec.l2_shrinkage);
+    c.ridge = T(2) * (static_cast<T>(spec.l2) + static_cast<T>(spec.beta) / (T(2) * rate));
+    c.l1 = static_cast<T>(spec.l1);
+  }
+  return c;
+}
+
+double initial_slot(const OptimizerSpec& spec, int slot) {
+  const bool accumulates = spec.kind == OptimizerSpec::ADAGRAD || spec.kind == OptimizerSpec::FTRL;
+  return accumulates && slot == 0 ? spec.initial_accumulator_value : 0.0;
 }
 }  // namespace
 
@@ -27,43 +61,26 @@ int OptimizerSpec::slots() const {
   throw std::invalid_argument("an unknown kind of optimizer");
 }
 
-Constants constants_of(const OptimizerSpec& spec, const StepContext& context) {
-  Constants c{};
-  const float rate = context.learning_rate;
-  c.learning_rate = rate;
-  c.weight_decay = static_cast<float>(spec.weight_decay);
-  c.momentum = static_cast<float>(spec.momentum);
-  c.epsilon = static_cast<float>(spec.epsilon);
-  if (spec.kind == OptimizerSpec::ADAM) {
-    c.one_minus_beta_1 = static_cast<float>(1.0 - spec.beta_1);
-    c.one_minus_beta_2 = static_cast<float>(1.0 - spec.beta_2);
-    c.alpha = rate * std::sqrt(1.0f - power(spec.beta_2, context.step)) / (1.0f - power(spec.beta_1, context.step));
-  }
-  if (spec.kind == OptimizerSpec::FTRL) {
-    c.power = static_cast<float>(-spec.learning_rate_power);
-    c.shrinkage = static_cast<float>(2.0 * spec.l2_shrinkage);
-    c.ridge = 2.0f * (static_cast<float>(spec.l2) + static_cast<float>(spec.beta) / (2.0f * rate));
-    c.l1 = static_cast<float>(spec.l1);
-  }
-  return c;
+Constants constants_of(const OptimizerSpec& spec, const StepContext& context, Scalar scalar) {
+  Constants constants{};
+  if (scalar == Scalar::FLOAT64) constants.float64 = rounded<double>(spec, context);
+  else constants.float32 = rounded<float>(spec, context);
+  return constants;
 }
 
-RowUpdate update_of(const OptimizerSpec& spec) { return ELASTICDL_BEST(row_update)(spec); }
-
-float initial_slot(const OptimizerSpec& spec, int slot) {
-  const bool accumulates = spec.kind == OptimizerSpec::ADAGRAD || spec.kind == OptimizerSpec::FTRL;
-  return accumulates && slot == 0 ? static_cast<float>(spec.initial_accumulator_value) : 0.0f;
+RowUpdate update_of(const OptimizerSpec& spec, Scalar scalar) {
+  return scalar == Scalar::FLOAT64 ? ELASTICDL_BEST(row_update<double>)(spec) : ELASTICDL_BEST(row_update<float>)(spec);
 }
 
-void update_dense(const OptimizerSpec& spec, const StepContext& context, size_t n, float* weights, float* const* slots,
-                  const float* gradients) {
+void initialise_slot(const OptimizerSpec& spec, Scalar scalar, int slot, size_t n, void* values) {
+  with_type(scalar, [&](auto zero) { std::fill_n(static_cast<decltype(zero)*>(values), n, cast<decltype(zero)>(initial_slot(spec, slot))); });
+}
+
+void update_dense(const OptimizerSpec& spec, Scalar scalar, const StepContext& context, size_t n, void* weights, void* const* slots,
+                  const void* gradients) {
   const int count = spec.slots();
   const auto slot = [&](int i) { return i < count ? slots[i] : nullptr; };
-  update_of(spec)(constants_of(spec, context), n, weights, slot(0), slot(1), slot(2), gradients);
-}
-
-void initialise_slots(const OptimizerSpec& spec, size_t n, float* const* slots) {
-  for (int slot = 0; slot < spec.slots(); ++slot) std::fill(slots[slot], slots[slot] + n, initial_slot(spec, slot));
+  update_of(spec, scalar)(constants_of(spec, context, scalar), n, weights, slot(0), slot(1), slot(2), gradients);
 }
 
 }  // namespace elasticdl

@@ -1,9 +1,11 @@
-// Update rules of parameter servers, element by element. Formulae and order of float32 operations are Keras 3's
-// (keras/src/optimizers/{base_optimizer,sgd,adam,adagrad,ftrl}.py); nothing is contracted to FMA, so every
-// instruction set gives the same bits, and elasticdl/embedding/reference_optimizers.py gives them too.
+// Update rules of parameter servers, element by element. Formulae and order of operations are Keras 3's
+// (keras/src/optimizers/{base_optimizer,sgd,adam,adagrad,ftrl}.py), in float32 or float64; nothing is contracted to FMA, so
+// every instruction set gives the same bits, and elasticdl/embedding/reference_optimizers.py gives them too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "elasticdl/embedding/native/scalar.h"
 
 namespace elasticdl {
 
@@ -29,15 +31,12 @@ struct OptimizerSpec {
 // What differs from update to update. `step` is the 1-based number of this update of the whole model: Adam's bias
 // correction uses it for every row, however often that row itself was touched.
 struct StepContext {
-  float learning_rate;
+  double learning_rate;
   int64_t step;
 };
 
-// Updates n weights whose slots lie in spec.slots() separate arrays of n. Arrays must not overlap.
-void update_dense(const OptimizerSpec& spec, const StepContext& context, size_t n, float* weights,
-                  float* const* slots, const float* gradients);
-
-// Fills spec.slots() arrays of n with the values before the first update.
-void initialise_slots(const OptimizerSpec& spec, size_t n, float* const* slots);
+// Updates n weights whose slots lie in spec.slots() separate arrays of n. Arrays are of `scalar` and must not overlap.
+void update_dense(const OptimizerSpec& spec, Scalar scalar, const StepContext& context, size_t n, void* weights,
+                  void* const* slots, const void* gradients);
 
 }  // namespace elasticdl

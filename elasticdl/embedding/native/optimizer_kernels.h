@@ -1,18 +1,25 @@
 // One update of n weights under each rule. Included once for each instruction set by dispatch.h: no includes here.
 
 #define ELASTICDL_ROW \
-  const Constants &c, size_t n, float *__restrict w, float *__restrict s0, float *__restrict s1, float *__restrict s2, \
-      const float *__restrict g
+  const Rounded<T> &c, size_t n, T *__restrict w, T *__restrict s0, T *__restrict s1, T *__restrict s2, const T *__restrict g
 
-inline void decay(const Constants& c, size_t n, float* __restrict w) {
+inline float root(float x) { return __builtin_sqrtf(x); }
+inline double root(double x) { return __builtin_sqrt(x); }
+inline float raised(float x, float exponent) { return __builtin_powf(x, exponent); }
+inline double raised(double x, double exponent) { return __builtin_pow(x, exponent); }
+
+template <class T>
+inline void decay(const Rounded<T>& c, size_t n, T* __restrict w) {
   for (size_t i = 0; i < n; ++i) w[i] = w[i] - w[i] * c.weight_decay * c.learning_rate;
 }
 
+template <class T>
 inline void sgd(ELASTICDL_ROW) {
   (void)s0, (void)s1, (void)s2;
   for (size_t i = 0; i < n; ++i) w[i] -= g[i] * c.learning_rate;
 }
 
+template <class T>
 inline void momentum(ELASTICDL_ROW) {
   (void)s1, (void)s2;
   for (size_t i = 0; i < n; ++i) {
@@ -21,6 +28,7 @@ inline void momentum(ELASTICDL_ROW) {
   }
 }
 
+template <class T>
 inline void nesterov(ELASTICDL_ROW) {
   (void)s1, (void)s2;
   for (size_t i = 0; i < n; ++i) {
@@ -29,49 +37,52 @@ inline void nesterov(ELASTICDL_ROW) {
   }
 }
 
+template <class T>
 inline void adam(ELASTICDL_ROW) {
   (void)s2;
   for (size_t i = 0; i < n; ++i) {
     s0[i] += (g[i] - s0[i]) * c.one_minus_beta_1;
     s1[i] += (g[i] * g[i] - s1[i]) * c.one_minus_beta_2;
-    w[i] -= s0[i] * c.alpha / (__builtin_sqrtf(s1[i]) + c.epsilon);
+    w[i] -= s0[i] * c.alpha / (root(s1[i]) + c.epsilon);
   }
 }
 
+template <class T>
 inline void amsgrad(ELASTICDL_ROW) {
   for (size_t i = 0; i < n; ++i) {
     s0[i] += (g[i] - s0[i]) * c.one_minus_beta_1;
     s1[i] += (g[i] * g[i] - s1[i]) * c.one_minus_beta_2;
     s2[i] = s2[i] < s1[i] ? s1[i] : s2[i];
-    w[i] -= s0[i] * c.alpha / (__builtin_sqrtf(s2[i]) + c.epsilon);
+    w[i] -= s0[i] * c.alpha / (root(s2[i]) + c.epsilon);
   }
 }
 
+template <class T>
 inline void adagrad(ELASTICDL_ROW) {
   (void)s1, (void)s2;
   for (size_t i = 0; i < n; ++i) {
     s0[i] += g[i] * g[i];
-    w[i] -= c.learning_rate * g[i] / __builtin_sqrtf(s0[i] + c.epsilon);
+    w[i] -= c.learning_rate * g[i] / root(s0[i] + c.epsilon);
   }
 }
 
 // `power` is -learning_rate_power; at its default of 0.5 a root does, which has a vector instruction.
-template <bool kRoot>
-inline float ftrl_power(const Constants& c, float x) {
-  return kRoot ? __builtin_sqrtf(x) : __builtin_powf(x, c.power);
+template <class T, bool kRoot>
+inline T ftrl_power(const Rounded<T>& c, T x) {
+  return kRoot ? root(x) : raised(x, c.power);
 }
 
-template <bool kRoot>
+template <class T, bool kRoot>
 inline void ftrl(ELASTICDL_ROW) {
   (void)s2;
   for (size_t i = 0; i < n; ++i) {
-    const float accumulator = s0[i] + g[i] * g[i];
-    const float powered = ftrl_power<kRoot>(c, accumulator);
-    const float sigma = (powered - ftrl_power<kRoot>(c, s0[i])) / c.learning_rate;
-    const float linear = s1[i] + (g[i] + c.shrinkage * w[i] - sigma * w[i]);
-    const float quadratic = powered / c.learning_rate + c.ridge;
-    const float raised = linear < -c.l1 ? -c.l1 : linear;
-    const float clipped = raised > c.l1 ? c.l1 : raised;
+    const T accumulator = s0[i] + g[i] * g[i];
+    const T powered = ftrl_power<T, kRoot>(c, accumulator);
+    const T sigma = (powered - ftrl_power<T, kRoot>(c, s0[i])) / c.learning_rate;
+    const T linear = s1[i] + (g[i] + c.shrinkage * w[i] - sigma * w[i]);
+    const T quadratic = powered / c.learning_rate + c.ridge;
+    const T above = linear < -c.l1 ? -c.l1 : linear;
+    const T clipped = above > c.l1 ? c.l1 : above;
     w[i] = (clipped - linear) / quadratic;
     s0[i] = accumulator;
     s1[i] = linear;
@@ -79,9 +90,12 @@ inline void ftrl(ELASTICDL_ROW) {
 }
 
 // A loop of known length has no prologue or remainder, which is half of the time of a short row.
-template <void (*kRule)(ELASTICDL_ROW)>
-inline void sized(ELASTICDL_ROW) {
-  if (c.weight_decay != 0.0f) decay(c, n, w);
+template <class T, void (*kRule)(const Rounded<T>&, size_t, T*, T*, T*, T*, const T*)>
+inline void sized(const Constants& constants, size_t n, void* weights, void* slot_0, void* slot_1, void* slot_2, const void* gradients) {
+  const Rounded<T>& c = constants.of<T>();
+  T *w = static_cast<T*>(weights), *s0 = static_cast<T*>(slot_0), *s1 = static_cast<T*>(slot_1), *s2 = static_cast<T*>(slot_2);
+  const T* g = static_cast<const T*>(gradients);
+  if (c.weight_decay != T(0)) decay(c, n, w);
   switch (n) {
     case 8: return kRule(c, 8, w, s0, s1, s2, g);
     case 16: return kRule(c, 16, w, s0, s1, s2, g);
@@ -91,12 +105,13 @@ inline void sized(ELASTICDL_ROW) {
   }
 }
 
+template <class T>
 inline RowUpdate row_update(const OptimizerSpec& spec) {
   switch (spec.kind) {
-    case OptimizerSpec::SGD: return spec.momentum == 0.0 ? sized<sgd> : spec.nesterov ? sized<nesterov> : sized<momentum>;
-    case OptimizerSpec::ADAM: return spec.amsgrad ? sized<amsgrad> : sized<adam>;
-    case OptimizerSpec::ADAGRAD: return sized<adagrad>;
-    case OptimizerSpec::FTRL: return spec.learning_rate_power == -0.5 ? sized<ftrl<true>> : sized<ftrl<false>>;
+    case OptimizerSpec::SGD: return spec.momentum == 0.0 ? sized<T, sgd<T>> : spec.nesterov ? sized<T, nesterov<T>> : sized<T, momentum<T>>;
+    case OptimizerSpec::ADAM: return spec.amsgrad ? sized<T, amsgrad<T>> : sized<T, adam<T>>;
+    case OptimizerSpec::ADAGRAD: return sized<T, adagrad<T>>;
+    case OptimizerSpec::FTRL: return spec.learning_rate_power == -0.5 ? sized<T, ftrl<T, true>> : sized<T, ftrl<T, false>>;
   }
   return nullptr;
 }

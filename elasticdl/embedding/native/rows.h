@@ -1,4 +1,4 @@
-// Rows of float32 with their ids, numbered in insertion order, in chunks that never move.
+// Rows of bytes with their ids, numbered in insertion order, in chunks that never move.
 #pragma once
 #include <stdexcept>
 #include <vector>
@@ -9,14 +9,14 @@ namespace elasticdl {
 
 class Rows {
  public:
-  // floats >= 1 in a row.
-  explicit Rows(size_t floats) : floats_(floats) {
-    while (bit_ < 20 && (floats << (bit_ + 1)) * sizeof(float) <= kChunkBytes) ++bit_;
+  // row_bytes >= 1.
+  explicit Rows(size_t row_bytes) : row_bytes_(row_bytes) {
+    while (bit_ < 20 && row_bytes << (bit_ + 1) <= kChunkBytes) ++bit_;
   }
 
   size_t size() const { return size_; }
-  size_t floats() const { return floats_; }
-  float* values(uint32_t row) const { return chunks_[row >> bit_].values + within(row) * floats_; }
+  size_t row_bytes() const { return row_bytes_; }
+  char* values(uint32_t row) const { return chunks_[row >> bit_].values + within(row) * row_bytes_; }
   int64_t& id(uint32_t row) const { return chunks_[row >> bit_].ids[within(row)]; }
   size_t chunk(uint32_t row) const { return row >> bit_; }
   size_t within(uint32_t row) const { return row & (chunk_rows() - 1); }
@@ -38,7 +38,7 @@ class Rows {
   size_t memory_bytes() const {
     if (chunks_.empty()) return 0;
     const size_t used = size_ - ((chunks_.size() - 1) << bit_);
-    return (chunks_.size() - 1) * chunks_.front().memory.bytes() + used * (floats_ * sizeof(float) + sizeof(int64_t));
+    return (chunks_.size() - 1) * chunks_.front().memory.bytes() + used * (row_bytes_ + sizeof(int64_t));
   }
 
  private:
@@ -48,18 +48,18 @@ class Rows {
 
   struct Chunk {
     Mapping memory;
-    float* values;
+    char* values;
     int64_t* ids;
   };
 
   void grow() {
-    const size_t ids_at = (chunk_rows() * floats_ * sizeof(float) + 63) / 64 * 64;
+    const size_t ids_at = (chunk_rows() * row_bytes_ + 63) / 64 * 64;
     Mapping memory(ids_at + chunk_rows() * sizeof(int64_t), !chunks_.empty());
     char* start = memory.address();
-    chunks_.push_back({std::move(memory), reinterpret_cast<float*>(start), reinterpret_cast<int64_t*>(start + ids_at)});
+    chunks_.push_back({std::move(memory), start, reinterpret_cast<int64_t*>(start + ids_at)});
   }
 
-  size_t floats_;
+  size_t row_bytes_;
   unsigned bit_ = 0;
   size_t size_ = 0;
   std::vector<Chunk> chunks_;

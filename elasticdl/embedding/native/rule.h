@@ -4,21 +4,35 @@
 
 namespace elasticdl {
 
-// Rounded to float32 where Keras rounds.
-struct Constants {
-  float learning_rate, weight_decay, momentum;
-  float one_minus_beta_1, one_minus_beta_2, alpha, epsilon;
-  float power, shrinkage, ridge, l1;
+// Rounded to the type of the weights where Keras rounds.
+template <class T>
+struct Rounded {
+  T learning_rate, weight_decay, momentum;
+  T one_minus_beta_1, one_minus_beta_2, alpha, epsilon;
+  T power, shrinkage, ridge, l1;
 };
 
-Constants constants_of(const OptimizerSpec& spec, const StepContext& context);
+// Of one type; the other's are zeros.
+struct Constants {
+  Rounded<float> float32;
+  Rounded<double> float64;
 
-// n weights, their slots (as many as the rule has; the rest is ignored) and gradients. No overlap.
-using RowUpdate = void (*)(const Constants&, size_t n, float* weights, float* slot_0, float* slot_1, float* slot_2, const float* gradients);
+  template <class T>
+  const Rounded<T>& of() const;
+};
+template <>
+inline const Rounded<float>& Constants::of<float>() const { return float32; }
+template <>
+inline const Rounded<double>& Constants::of<double>() const { return float64; }
 
-RowUpdate update_of(const OptimizerSpec& spec);
+Constants constants_of(const OptimizerSpec& spec, const StepContext& context, Scalar scalar);
 
-// The value of slot `slot` before the first update.
-float initial_slot(const OptimizerSpec& spec, int slot);
+// n weights, their slots (as many as the rule has; the rest is ignored) and gradients, all of one type. No overlap.
+using RowUpdate = void (*)(const Constants&, size_t n, void* weights, void* slot_0, void* slot_1, void* slot_2, const void* gradients);
+
+RowUpdate update_of(const OptimizerSpec& spec, Scalar scalar);
+
+// Fills n values of slot `slot` as before the first update.
+void initialise_slot(const OptimizerSpec& spec, Scalar scalar, int slot, size_t n, void* values);
 
 }  // namespace elasticdl

@@ -24,12 +24,12 @@ constexpr size_t kRing = 2 * kAhead;  // a power of two
 constexpr size_t kLine = 64;
 
 // Common lengths inline; the rest through memcpy.
-void copy_floats(float* to, const float* from, size_t n) {
+void copy_bytes(char* to, const char* from, size_t n) {
   switch (n) {
-    case 8: std::memcpy(to, from, 8 * sizeof(float)); break;
-    case 16: std::memcpy(to, from, 16 * sizeof(float)); break;
-    case 32: std::memcpy(to, from, 32 * sizeof(float)); break;
-    default: std::memcpy(to, from, n * sizeof(float));
+    case 32: std::memcpy(to, from, 32); break;
+    case 64: std::memcpy(to, from, 64); break;
+    case 128: std::memcpy(to, from, 128); break;
+    default: std::memcpy(to, from, n);
   }
 }
 
@@ -40,9 +40,9 @@ size_t positive(int dim) {
 }  // namespace
 
 struct Table::State {
-  State(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed)
-      : dim(positive(dim)), slots(static_cast<size_t>(optimizer.slots())), initializer(initializer), optimizer(optimizer),
-        seed(seed), update(update_of(optimizer)), rows(this->dim * (1 + slots)) {}
+  State(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar)
+      : dim(positive(dim)), slots(static_cast<size_t>(optimizer.slots())), scalar(scalar), weight_bytes(this->dim * bytes_of(scalar)),
+        initializer(initializer), optimizer(optimizer), seed(seed), update(update_of(optimizer, scalar)), rows(weight_bytes * (1 + slots)) {}
 
   using Reading = std::shared_lock<Turnstile>;
   using Writing = std::lock_guard<Turnstile>;
@@ -67,29 +67,27 @@ struct Table::State {
 
   uint32_t make(int64_t id) {
     const uint32_t row = add(id);
-    float* values = rows.values(row);
-    initialise_weights(initializer, seed, id, dim, values);
-    for (size_t slot = 0; slot < slots; ++slot) {
-      std::fill_n(values + (1 + slot) * dim, dim, initial_slot(optimizer, static_cast<int>(slot)));
-    }
+    char* values = rows.values(row);
+    initialise_weights(initializer, scalar, seed, id, dim, values);
+    for (size_t slot = 0; slot < slots; ++slot) initialise_slot(optimizer, scalar, static_cast<int>(slot), dim, values + (1 + slot) * weight_bytes);
     return row;
   }
 
   // Large rows: the hardware's own prefetcher goes on after the first lines. Inlined by force: GCC takes a function that
   // only prefetches for one without effect, and drops the call.
   template <bool kWrite>
-  [[gnu::always_inline]] void prefetch_row(uint32_t row, size_t floats) const {
-    const char* at = reinterpret_cast<const char*>(rows.values(row));
-    const size_t bytes = std::min(floats * sizeof(float), 8 * kLine);
+  [[gnu::always_inline]] void prefetch_row(uint32_t row, size_t needed) const {
+    const char* at = rows.values(row);
+    const size_t bytes = std::min(needed, 8 * kLine);
     __builtin_prefetch(&rows.id(row));
     for (size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(at + offset, kWrite);
     __builtin_prefetch(at + bytes - 1, kWrite);
   }
 
-  // Calls visit(i, row or kNone) for i = 0..n-1 in order; `floats` of each row are about to be used. Visits may add
+  // Calls visit(i, row or kNone) for i = 0..n-1 in order; `bytes` of each row are about to be used. Visits may add
   // rows: a row that another visit added after its station is found again here.
   template <bool kWrite, class Visit>
-  void walk(const int64_t* ids, size_t n, size_t floats, Visit visit) const {
+  void walk(const int64_t* ids, size_t n, size_t bytes, Visit visit) const {
     uint64_t hashes[kRing];
     uint32_t found[kRing];
     for (size_t i = 0; i < n + kRing; ++i) {
@@ -97,7 +95,7 @@ struct Table::State {
       if (i >= kAhead && i < n + kAhead) {
         const size_t at = (i - kAhead) % kRing;
         found[at] = index.find(hashes[at], [](uint32_t) { return true; });
-        if (found[at] != Index::kNone) prefetch_row<kWrite>(found[at], floats);
+        if (found[at] != Index::kNone) prefetch_row<kWrite>(found[at], bytes);
       }
       if (i < n) {
         hashes[i % kRing] = Index::hash(ids[i]);
@@ -113,20 +111,22 @@ struct Table::State {
   }
 
   // Copies the existing rows; returns the missing ids.
-  std::vector<size_t> copy_present(const int64_t* ids, size_t n, float* out) const {
+  std::vector<size_t> copy_present(const int64_t* ids, size_t n, char* out) const {
     std::vector<size_t> missing;
     Reading reading(mutex);
-    walk<false>(ids, n, dim, [&](size_t i, uint32_t row) {
+    walk<false>(ids, n, weight_bytes, [&](size_t i, uint32_t row) {
       if (row == Index::kNone) return missing.push_back(i);
-      copy_floats(out + i * dim, rows.values(row), dim);
+      copy_bytes(out + i * weight_bytes, rows.values(row), weight_bytes);
     });
     return missing;
   }
 
-  const float* frozen(int view, uint32_t row) const { return view < 0 ? rows.values(row) : views.at(view).values(rows, row); }
+  const char* frozen(int view, uint32_t row) const { return view < 0 ? rows.values(row) : views.at(view).values(rows, row); }
   size_t count(int view) const { return view < 0 ? rows.size() : views.at(view).rows(); }
 
   const size_t dim, slots;
+  const Scalar scalar;
+  const size_t weight_bytes;  // of a row, without slots
   const InitializerSpec initializer;
   const OptimizerSpec optimizer;
   const uint64_t seed;
@@ -137,42 +137,46 @@ struct Table::State {
   Views views;
 };
 
-Table::Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed)
-    : state_(std::make_unique<State>(dim, initializer, optimizer, seed)) {}
+Table::Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar)
+    : state_(std::make_unique<State>(dim, initializer, optimizer, seed, scalar)) {}
 Table::~Table() = default;
 
-void Table::lookup(const int64_t* ids, size_t n, float* out) {
+void Table::lookup(const int64_t* ids, size_t n, void* rows) {
   State& s = *state_;
+  char* out = static_cast<char*>(rows);
   const std::vector<size_t> missing = s.copy_present(ids, n, out);
   if (missing.empty()) return;
   std::vector<int64_t> missing_ids(missing.size());
   for (size_t k = 0; k < missing.size(); ++k) missing_ids[k] = ids[missing[k]];
   State::Writing writing(s.mutex);
-  s.walk<true>(missing_ids.data(), missing.size(), s.dim, [&](size_t k, uint32_t row) {
+  s.walk<true>(missing_ids.data(), missing.size(), s.weight_bytes, [&](size_t k, uint32_t row) {
     if (row == Index::kNone) row = s.make(missing_ids[k]);
-    copy_floats(out + missing[k] * s.dim, s.rows.values(row), s.dim);
+    copy_bytes(out + missing[k] * s.weight_bytes, s.rows.values(row), s.weight_bytes);
   });
 }
 
-void Table::peek(const int64_t* ids, size_t n, float* out, int view) const {
+void Table::peek(const int64_t* ids, size_t n, void* rows, int view) const {
   const State& s = *state_;
+  char* out = static_cast<char*>(rows);
   State::Reading reading(s.mutex);
   const size_t count = s.count(view);
-  s.walk<false>(ids, n, s.dim, [&](size_t i, uint32_t row) {
-    if (row == Index::kNone || row >= count) return initialise_weights(s.initializer, s.seed, ids[i], s.dim, out + i * s.dim);
-    copy_floats(out + i * s.dim, s.frozen(view, row), s.dim);
+  s.walk<false>(ids, n, s.weight_bytes, [&](size_t i, uint32_t row) {
+    char* to = out + i * s.weight_bytes;
+    if (row == Index::kNone || row >= count) return initialise_weights(s.initializer, s.scalar, s.seed, ids[i], s.dim, to);
+    copy_bytes(to, s.frozen(view, row), s.weight_bytes);
   });
 }
 
-void Table::apply(const int64_t* ids, size_t n, const float* gradients, const StepContext& context) {
+void Table::apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context) {
   State& s = *state_;
-  const Constants constants = constants_of(s.optimizer, context);
+  const Constants constants = constants_of(s.optimizer, context, s.scalar);
+  const char* sums = static_cast<const char*>(gradients);
   State::Writing writing(s.mutex);
-  s.walk<true>(ids, n, s.rows.floats(), [&](size_t i, uint32_t row) {
+  s.walk<true>(ids, n, s.rows.row_bytes(), [&](size_t i, uint32_t row) {
     if (row == Index::kNone) row = s.make(ids[i]);
     s.views.preserve(s.rows, row);
-    float* w = s.rows.values(row);
-    s.update(constants, s.dim, w, w + s.dim, w + 2 * s.dim, w + 3 * s.dim, gradients + i * s.dim);
+    char* w = s.rows.values(row);
+    s.update(constants, s.dim, w, w + s.weight_bytes, w + 2 * s.weight_bytes, w + 3 * s.weight_bytes, sums + i * s.weight_bytes);
   });
 }
 
@@ -187,7 +191,9 @@ size_t Table::memory_bytes() const {
 }
 
 int Table::dim() const { return static_cast<int>(state_->dim); }
-int Table::row_floats() const { return static_cast<int>(state_->rows.floats()); }
+int Table::row_floats() const { return static_cast<int>(state_->dim * (1 + state_->slots)); }
+Scalar Table::scalar() const { return state_->scalar; }
+size_t Table::row_bytes() const { return state_->rows.row_bytes(); }
 
 void Table::begin_view(int view) {
   State::Writing writing(state_->mutex);
@@ -204,28 +210,30 @@ size_t Table::view_rows(int view) const {
   return state_->count(view);
 }
 
-size_t Table::read(int view, size_t first_row, size_t max_rows, int64_t* ids, float* values) const {
+size_t Table::read(int view, size_t first_row, size_t max_rows, int64_t* ids, void* values) const {
   const State& s = *state_;
+  char* out = static_cast<char*>(values);
   State::Reading reading(s.mutex);
-  const size_t all = s.count(view), floats = s.rows.floats();
+  const size_t all = s.count(view), row_bytes = s.rows.row_bytes();
   if (first_row >= all) return 0;
   const size_t count = std::min(max_rows, all - first_row);
   for (size_t i = 0; i < count; ++i) {
     const auto row = static_cast<uint32_t>(first_row + i);
     ids[i] = s.rows.id(row);
-    std::memcpy(values + i * floats, s.frozen(view, row), floats * sizeof(float));
+    std::memcpy(out + i * row_bytes, s.frozen(view, row), row_bytes);
   }
   return count;
 }
 
-void Table::insert(const int64_t* ids, size_t n, const float* values) {
+void Table::insert(const int64_t* ids, size_t n, const void* values) {
   State& s = *state_;
-  const size_t floats = s.rows.floats();
+  const char* from = static_cast<const char*>(values);
+  const size_t row_bytes = s.rows.row_bytes();
   State::Writing writing(s.mutex);
-  s.walk<true>(ids, n, floats, [&](size_t i, uint32_t row) {
+  s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
     if (row == Index::kNone) row = s.add(ids[i]);
     s.views.preserve(s.rows, row);
-    std::memcpy(s.rows.values(row), values + i * floats, floats * sizeof(float));
+    std::memcpy(s.rows.values(row), from + i * row_bytes, row_bytes);
   });
 }
 

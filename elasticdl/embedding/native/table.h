@@ -20,26 +20,28 @@ namespace elasticdl {
 class Table {
  public:
   static constexpr int kViews = 8;
-  static constexpr int kMaxDim = 1 << 16;  // with its slots a row then has at most 1 MiB
+  static constexpr int kMaxDim = 1 << 16;  // with its slots a row then has at most 2 MiB
 
-  // 1 <= dim <= kMaxDim, else std::invalid_argument.
-  Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed);
+  // 1 <= dim <= kMaxDim, else std::invalid_argument. `scalar` is the type of all weights, slots and gradients.
+  Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar = Scalar::FLOAT32);
   ~Table();
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
   // out[n, dim] = weights; creates missing rows. Ids may repeat.
-  void lookup(const int64_t* ids, size_t n, float* out);
+  void lookup(const int64_t* ids, size_t n, void* out);
   // As lookup, of a view (< 0: live), but never creates rows: missing rows read as their initial values.
-  void peek(const int64_t* ids, size_t n, float* out, int view) const;
+  void peek(const int64_t* ids, size_t n, void* out, int view) const;
   // One update of each row, by gradients[n, dim]; creates missing rows first. Ids must be distinct: sum duplicates
   // with merge_rows. The lazy rule: rows not named do not move (no decay of their momentum or weights either).
-  void apply(const int64_t* ids, size_t n, const float* gradients, const StepContext& context);
+  void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context);
 
   size_t rows() const;
   size_t memory_bytes() const;  // of rows, ids, index and views
   int dim() const;
   int row_floats() const;  // dim * (1 + slots)
+  Scalar scalar() const;
+  size_t row_bytes() const;
 
   // view: 0..kViews-1, not begun yet; else std::invalid_argument.
   void begin_view(int view);
@@ -49,9 +51,9 @@ class Table {
   size_t view_rows(int view) const;  // < 0: live
   // Copies rows first_row .. first_row + max_rows - 1, in insertion order, as far as there are any: ids[count],
   // values[count, row_floats]. Returns count.
-  size_t read(int view, size_t first_row, size_t max_rows, int64_t* ids, float* values) const;
+  size_t read(int view, size_t first_row, size_t max_rows, int64_t* ids, void* values) const;
   // Restores whole rows: values[n, row_floats]. Replaces existing rows.
-  void insert(const int64_t* ids, size_t n, const float* values);
+  void insert(const int64_t* ids, size_t n, const void* values);
 
  private:
   struct State;

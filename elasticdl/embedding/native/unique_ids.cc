@@ -41,10 +41,11 @@ size_t unique_ids(const int64_t* ids, size_t n, int64_t* out, int32_t* positions
   return count;
 }
 
-void merge_rows(const float* values, const int32_t* positions, size_t n, size_t dim, float* out, size_t m) {
-  static const auto best = ELASTICDL_BEST(add_rows);
-  std::memset(out, 0, m * dim * sizeof(float));
-  best(values, positions, n, dim, out);
+void merge_rows(Scalar scalar, const void* values, const int32_t* positions, size_t n, size_t dim, void* out, size_t m) {
+  using AddRows = void (*)(const void*, const int32_t*, size_t, size_t, void*);
+  static const AddRows best[] = {ELASTICDL_BEST(add_rows<float>), ELASTICDL_BEST(add_rows<double>)};
+  std::memset(out, 0, m * dim * bytes_of(scalar));
+  best[static_cast<size_t>(scalar)](values, positions, n, dim, out);
 }
 
 }  // namespace elasticdl

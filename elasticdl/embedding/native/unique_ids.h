@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "elasticdl/embedding/native/scalar.h"
+
 namespace elasticdl {
 
 // Writes the distinct ids in order of first appearance to out[<= n]; ids[i] == out[positions[i]]. Returns their count.
@@ -10,6 +12,6 @@ namespace elasticdl {
 size_t unique_ids(const int64_t* ids, size_t n, int64_t* out, int32_t* positions);
 
 // out[m, dim] = 0, then out[positions[i]] += values[i] for i = 0..n-1 in order. Positions must be within 0..m-1.
-void merge_rows(const float* values, const int32_t* positions, size_t n, size_t dim, float* out, size_t m);
+void merge_rows(Scalar scalar, const void* values, const int32_t* positions, size_t n, size_t dim, void* out, size_t m);
 
 }  // namespace elasticdl

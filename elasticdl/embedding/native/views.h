@@ -15,12 +15,12 @@ namespace elasticdl {
 // One frozen state: the first `rows` rows. `copies` has the old values of rows written since.
 class View {
  public:
-  explicit View(const Rows& live) : rows_(live.size()), copies_(live.floats()) {}
+  explicit View(const Rows& live) : rows_(live.size()), copies_(live.row_bytes()) {}
 
   size_t rows() const { return rows_; }
 
   // The address of a row's values in this view.
-  const float* values(const Rows& live, uint32_t row) const {
+  const char* values(const Rows& live, uint32_t row) const {
     const uint32_t place = this->place(live, row);
     return place == 0 ? live.values(row) : copies_.values(place - 1);
   }
@@ -35,7 +35,7 @@ class View {
       place_bytes_ += live.chunk_rows() * sizeof(uint32_t);
     }
     const uint32_t copy = copies_.append(live.id(row));
-    std::memcpy(copies_.values(copy), live.values(row), live.floats() * sizeof(float));
+    std::memcpy(copies_.values(copy), live.values(row), live.row_bytes());
     chunk[live.within(row)] = copy + 1;
   }
 

@@ -98,12 +98,14 @@ nb::dict view_facts(NativeServer& native, int64_t snapshot) { return facts_of(*n
 std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, const View& view) {
   const Model& model = view.model();
   const Dense& dense = view.dense();
+  const Scalar scalar = model.spec().scalar;
   const uint64_t trainable = model.trainable().size();
-  auto bad = checkpoint::write_dense(writer, dense.weights.data(), trainable, model.trainable().begin);
+  const size_t trainable_bytes = trainable * model.weight_bytes();
+  auto bad = checkpoint::write_dense(writer, scalar, dense.weights(), trainable, model.trainable().begin);
   if (bad) return bad;
-  for (const std::vector<float>& slot : dense.slots) writer.put(slot.data(), trainable * sizeof(float));
+  for (size_t s = 0; s < dense.slots(); ++s) writer.put(dense.slot(s), trainable_bytes);
   const uint64_t first = model.spec().trainable + model.additive().begin;
-  bad = checkpoint::write_dense(writer, dense.weights.data() + trainable, model.additive().size(), first);
+  bad = checkpoint::write_dense(writer, scalar, dense.weights() + trainable_bytes, model.additive().size(), first);
   for (size_t t = 0; t < model.tables() && !bad; ++t) {
     bad = checkpoint::write_table(writer, model.table(t), view.slot(), static_cast<int64_t>(t));
   }
@@ -135,19 +137,19 @@ void begin_restore(NativeServer& native, const Spec& spec) {
   native.restored = std::make_shared<Model>(spec, native.core.config().server, native.core.config().servers);
 }
 
-// Reads `count` floats at `offset` of a file to [at, at + count) of a section: -2 additive weights, -1 trainable
+// Reads `count` weights at `offset` of a file to [at, at + count) of a section: -2 additive weights, -1 trainable
 // weights, 0, 1, … optimizer slots; `at` counts within this server's slice.
 void restore_dense(NativeServer& native, const std::string& path, uint64_t offset, int section, uint64_t at, uint64_t count) {
   Model& model = *native.restoring();
   Dense& dense = model.dense_being_restored();
   const bool additive = section == -2;
   const uint64_t size = additive ? model.additive().size() : model.trainable().size();
-  if (section < -2 || section >= static_cast<int>(dense.slots.size()) || at > size || count > size - at) {
+  if (section < -2 || section >= static_cast<int>(dense.slots()) || at > size || count > size - at) {
     throw std::out_of_range("a slice outside of section " + std::to_string(section));
   }
-  float* base = additive ? dense.weights.data() + model.trainable().size()
-                         : section == -1 ? dense.weights.data() : dense.slots[static_cast<size_t>(section)].data();
-  checkpoint::Reader(path).get(offset, base + at, count * sizeof(float));
+  char* base = additive ? dense.weights() + model.trainable().size() * model.weight_bytes()
+                        : section == -1 ? dense.weights() : dense.slot(static_cast<size_t>(section));
+  checkpoint::Reader(path).get(offset, base + at * model.weight_bytes(), count * model.weight_bytes());
 }
 
 uint64_t restore_rows(NativeServer& native, const std::string& path, uint64_t offset, uint64_t rows, size_t table) {

@@ -72,7 +72,7 @@ class Connection {
   bool pull(wire::Cursor cursor);
   bool push(wire::Cursor cursor);
   bool rows(wire::Cursor cursor);
-  bool put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const float* values, size_t dim);
+  bool put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const char* values, size_t row_bytes);
   void put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count);
 
   Server& server_;

@@ -10,18 +10,31 @@
 
 namespace elasticdl::ps {
 
-// Slices of the flat vector: `weights` is [trainable | additive], `slots` optimizer.slots() arrays of trainable.size().
-struct Dense {
-  std::vector<float> weights;
-  std::vector<std::vector<float>> slots;
+// Slices of the flat vector in one block: weights [trainable | additive], then the optimizer's slots of the trainable part.
+class Dense {
+ public:
+  // Weights of zero, slots as before the first update.
+  Dense(const Spec& spec, uint64_t trainable, uint64_t additive);
+
+  char* weights() { return values_.data(); }
+  const char* weights() const { return values_.data(); }
+  char* slot(size_t s) { return values_.data() + weight_bytes_ + s * slot_bytes_; }
+  const char* slot(size_t s) const { return values_.data() + weight_bytes_ + s * slot_bytes_; }
+  size_t slots() const { return slots_; }
+  size_t bytes() const { return values_.size(); }
+
+ private:
+  size_t weight_bytes_, slot_bytes_, slots_;
+  std::vector<char> values_;
 };
 
+// Weights, slots and gradients are of spec().scalar.
 class Model {
  public:
   // Zeros, with slots as before the first update.
   Model(Spec spec, uint32_t server, uint32_t servers);
   // `dense` has `count` values; throws UserError if that is not dense_size().
-  Model(Spec spec, uint32_t server, uint32_t servers, const float* dense, uint64_t count);
+  Model(Spec spec, uint32_t server, uint32_t servers, const void* dense, uint64_t count);
 
   const Spec& spec() const { return spec_; }
   uint32_t server() const { return server_; }
@@ -29,16 +42,20 @@ class Model {
   Range trainable() const { return trainable_; }
   Range additive() const { return additive_; }
   uint64_t dense_size() const { return trainable_.size() + additive_.size(); }
+  size_t weight_bytes() const { return bytes_of(spec_.scalar); }
+  size_t dense_bytes() const { return dense_size() * weight_bytes(); }
+  // Bytes of a row's weights, or of its gradient.
+  size_t row_bytes(size_t t) const { return spec_.tables[t].dim * weight_bytes(); }
 
   Table& table(size_t t) { return *tables_[t]; }
   const Table& table(size_t t) const { return *tables_[t]; }
   size_t tables() const { return tables_.size(); }
 
-  void copy_dense(float* out) const;
-  // gradients: float32[dense_size()]; the additive part is added.
-  void apply_dense(const float* gradients, const StepContext& context);
+  void copy_dense(void* out) const;
+  // gradients: of dense_size() weights; the additive part is added.
+  void apply_dense(const void* gradients, const StepContext& context);
   // Applies rows in pieces, so that pulls run in between.
-  void apply_rows(size_t t, const int64_t* ids, size_t count, const float* gradients, const StepContext& context);
+  void apply_rows(size_t t, const int64_t* ids, size_t count, const void* gradients, const StepContext& context);
 
   // The present dense part; later updates do not change it.
   std::shared_ptr<const Dense> freeze_dense() const;

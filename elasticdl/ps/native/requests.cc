@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "elasticdl/ps/native/connection.h"
 
@@ -64,7 +65,7 @@ bool Connection::initialise(wire::Cursor cursor) {
   }
   const char* spec_at = cursor.array<char>(padded);
   Spec spec = Spec::decode(spec_at, request.spec_bytes);
-  const float* dense = cursor.array<float>(request.dense_count);
+  const char* dense = cursor.elements(request.dense_count, bytes_of(spec.scalar));
   cursor.end();
   bool took = false;
   if (server_.model() == nullptr) {
@@ -89,19 +90,19 @@ bool Connection::pull(wire::Cursor cursor) {
   cursor.end();
   auto view = request.snapshot >= 0 ? server_.views().get(request.snapshot) : nullptr;
   wire::PullReply result{view ? view->version : server_.admission().version(), request.dense != 0 ? model->dense_size() : 0};
-  uint64_t floats = result.dense_count;
-  for (size_t t = 0; t < counts.size(); ++t) floats += counts[t] * model->spec().tables[t].dim;
-  const uint64_t bytes = sizeof result + floats * sizeof(float);
+  uint64_t weights = result.dense_count;
+  for (size_t t = 0; t < counts.size(); ++t) weights += counts[t] * model->spec().tables[t].dim;
+  const uint64_t bytes = sizeof result + weights * model->weight_bytes();
   if (bytes > wire::kMaxPayload) throw UserError("a pull of " + std::to_string(bytes) + " bytes; the limit is 1 GiB");
 
-  const size_t dense_bytes = result.dense_count * sizeof(float);
-  const float* dense = nullptr;
+  const size_t dense_bytes = result.dense_count * model->weight_bytes();
+  const char* dense = nullptr;
   if (dense_bytes > 0 && view == nullptr) {
-    auto* copy = reinterpret_cast<float*>(dense_.room(dense_bytes));
+    char* copy = dense_.room(dense_bytes);
     model->copy_dense(copy);
     dense = copy;
   } else if (dense_bytes > 0) {
-    dense = view->dense().weights.data();
+    dense = view->dense().weights();
   }
   Reply reply(socket_, room_);
   reply.begin(header_, wire::Status::ok, bytes);
@@ -124,11 +125,11 @@ bool Connection::pull(wire::Cursor cursor) {
 
 // Sends rows while the next ones are looked up, while they are still in the cache.
 void Connection::put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count) {
-  const size_t dim = model.spec().tables[table].dim;
-  const size_t at_once = std::max<size_t>(Reply::kPiece / (dim * sizeof(float)), 1);
+  const size_t row_bytes = model.row_bytes(table);
+  const size_t at_once = std::max<size_t>(Reply::kPiece / row_bytes, 1);
   for (size_t begin = 0; begin < count; begin += at_once) {
     size_t rows = std::min(at_once, count - begin);
-    auto* out = reinterpret_cast<float*>(reply.piece(rows * dim * sizeof(float)));
+    char* out = reply.piece(rows * row_bytes);
     if (view != nullptr) model.table(table).peek(ids + begin, rows, out, view->slot());
     else model.table(table).lookup(ids + begin, rows, out);
   }
@@ -140,9 +141,9 @@ bool Connection::push(wire::Cursor cursor) {
   auto counts = take_counts(cursor, request.tables, *model);
   auto ids = take_ids(cursor, counts);
   check_dense(request.dense_count, *model);
-  const float* dense = cursor.array<float>(request.dense_count);
-  std::vector<const float*> gradients;
-  for (size_t t = 0; t < counts.size(); ++t) gradients.push_back(cursor.array<float>(counts[t] * model->spec().tables[t].dim));
+  const char* dense = cursor.elements(request.dense_count, model->weight_bytes());
+  std::vector<const char*> gradients;
+  for (size_t t = 0; t < counts.size(); ++t) gradients.push_back(cursor.elements(counts[t], model->row_bytes(t)));
   cursor.end();
   if (session_ == 0) throw UserError("this connection does not push");
   if (request.sequence < 1) throw UserError("push number " + std::to_string(request.sequence) + ": numbers begin at 1");
@@ -156,10 +157,10 @@ bool Connection::push(wire::Cursor cursor) {
   Statistics& statistics = server_.statistics();
   Outcome outcome;
   if (server_.config().turns > 0) {
-    Gradient gradient{stamp, static_cast<float>(request.learning_rate), {dense, dense + request.dense_count}, {}, {}};
+    Gradient gradient{stamp, request.learning_rate, {dense, dense + request.dense_count * model->weight_bytes()}, {}, {}};
     for (size_t t = 0; t < counts.size(); ++t) {
       gradient.ids.emplace_back(ids[t], ids[t] + counts[t]);
-      gradient.gradients.emplace_back(gradients[t], gradients[t] + counts[t] * model->spec().tables[t].dim);
+      gradient.gradients.emplace_back(gradients[t], gradients[t] + counts[t] * model->row_bytes(t));
     }
     outcome.repeated = !server_.steps().stage(name_, std::move(gradient));
     outcome.version = server_.admission().version();
@@ -172,7 +173,7 @@ bool Connection::push(wire::Cursor cursor) {
   } else {
     if (server_.config().turns == 0) {
       OrDie applying;
-      const StepContext context{static_cast<float>(request.learning_rate), outcome.step};
+      const StepContext context{request.learning_rate, outcome.step};
       if (request.dense_count > 0) model->apply_dense(dense, context);
       for (size_t t = 0; t < counts.size(); ++t) model->apply_rows(t, ids[t], counts[t], gradients[t], context);
       applying.succeeded = true;
@@ -203,20 +204,20 @@ bool Connection::rows(wire::Cursor cursor) {
   // A closed connection had frozen it: the client starts over.
   if (view == nullptr) return put_frozen_rows({1, 0}, nullptr, nullptr, 0);
   Table& table = model->table(request.table);
-  const size_t width = static_cast<size_t>(table.row_floats()), dim = static_cast<size_t>(table.dim());
+  const size_t width = table.row_bytes(), row_bytes = model->row_bytes(request.table);
   const uint64_t total = table.view_rows(view->slot()), left = total - std::min(request.begin, total);
-  const size_t limit = std::min<uint64_t>({request.limit, left, kRowsAtOnce, wire::kMaxPayload / 4 / (width * sizeof(float))});
+  const size_t limit = std::min<uint64_t>({request.limit, left, kRowsAtOnce, wire::kMaxPayload / 4 / width});
   std::vector<int64_t> ids(limit);
-  std::vector<float> values(limit * width);
+  std::vector<char> values(limit * width);
   wire::RowsReply result{total, 0};
   result.count = table.read(view->slot(), request.begin, limit, ids.data(), values.data());
-  for (size_t i = 0; i < result.count; ++i) std::copy_n(values.data() + i * width, dim, values.data() + i * dim);
+  for (size_t i = 0; i < result.count; ++i) std::memmove(values.data() + i * row_bytes, values.data() + i * width, row_bytes);
   if (request.begin + result.count >= result.total) look_.reset();
-  return put_frozen_rows(result, ids.data(), values.data(), dim);
+  return put_frozen_rows(result, ids.data(), values.data(), row_bytes);
 }
 
-bool Connection::put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const float* values, size_t dim) {
-  const size_t id_bytes = result.count * sizeof(int64_t), value_bytes = result.count * dim * sizeof(float);
+bool Connection::put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const char* values, size_t row_bytes) {
+  const size_t id_bytes = result.count * sizeof(int64_t), value_bytes = result.count * row_bytes;
   Reply reply(socket_, room_);
   reply.begin(header_, wire::Status::ok, sizeof result + id_bytes + value_bytes);
   reply.put(&result, sizeof result);

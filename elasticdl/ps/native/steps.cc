@@ -7,24 +7,27 @@ namespace elasticdl::ps {
 namespace {
 
 struct Part {
-  const float* values;
+  const char* values;
   double examples;
 };
 
 // The mean weighted by examples, summed in the order of the parts and in double precision.
-void mean(const std::vector<Part>& parts, double examples, size_t size, float* out) {
-  for (size_t i = 0; i < size; ++i) {
-    double sum = 0;
-    for (const Part& part : parts) sum += part.examples * part.values[i];
-    out[i] = static_cast<float>(sum / examples);
-  }
+void mean(Scalar scalar, const std::vector<Part>& parts, double examples, size_t size, char* out) {
+  with_type(scalar, [&](auto zero) {
+    using T = decltype(zero);
+    for (size_t i = 0; i < size; ++i) {
+      double sum = 0;
+      for (const Part& part : parts) sum += part.examples * reinterpret_cast<const T*>(part.values)[i];
+      reinterpret_cast<T*>(out)[i] = static_cast<T>(sum / examples);
+    }
+  });
 }
 
 // A row of a table in one gradient.
 struct Row {
   int64_t id;
   size_t part;  // its gradient: rows of an id are summed in this order
-  const float* values;
+  const char* values;
 };
 
 }  // namespace
@@ -76,28 +79,29 @@ int64_t Steps::apply(Model& model, int64_t number, const std::vector<Contributio
     // All were computed at one version, so all have the same rate.
     const StepContext context{shares.front().gradient->learning_rate, step};
     std::vector<Part> parts;
-    std::vector<float> result(model.dense_size());
+    const Scalar scalar = model.spec().scalar;
+    std::vector<char> result(model.dense_bytes());
     for (const Share& share : shares) {
       if (!share.gradient->dense.empty()) parts.push_back({share.gradient->dense.data(), share.examples});
     }
     if (!parts.empty()) {
-      mean(parts, examples, result.size(), result.data());
+      mean(scalar, parts, examples, model.dense_size(), result.data());
       model.apply_dense(result.data(), context);
     }
     for (size_t t = 0; t < model.tables(); ++t) {
-      const size_t dim = model.spec().tables[t].dim;
+      const size_t dim = model.spec().tables[t].dim, row_bytes = model.row_bytes(t);
       std::vector<Row> rows;
       for (size_t s = 0; s < shares.size(); ++s) {
         const Gradient& gradient = *shares[s].gradient;
-        for (size_t i = 0; i < gradient.ids[t].size(); ++i) rows.push_back({gradient.ids[t][i], s, &gradient.gradients[t][i * dim]});
+        for (size_t i = 0; i < gradient.ids[t].size(); ++i) rows.push_back({gradient.ids[t][i], s, gradient.gradients[t].data() + i * row_bytes});
       }
       std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return std::tie(a.id, a.part) < std::tie(b.id, b.part); });
       std::vector<int64_t> ids;
-      result.resize(rows.size() * dim);
+      result.resize(rows.size() * row_bytes);
       for (size_t begin = 0, end; begin < rows.size(); begin = end) {
         parts.clear();
         for (end = begin; end < rows.size() && rows[end].id == rows[begin].id; ++end) parts.push_back({rows[end].values, shares[rows[end].part].examples});
-        mean(parts, examples, dim, result.data() + ids.size() * dim);
+        mean(scalar, parts, examples, dim, result.data() + ids.size() * row_bytes);
         ids.push_back(rows[begin].id);
       }
       if (!ids.empty()) model.apply_rows(t, ids.data(), ids.size(), result.data(), context);

@@ -16,10 +16,10 @@ namespace elasticdl::ps {
 // A push that waits for its step.
 struct Gradient {
   PushStamp stamp;
-  float learning_rate = 0;
-  std::vector<float> dense;                   // empty, or Model::dense_size() values
-  std::vector<std::vector<int64_t>> ids;      // by table, distinct
-  std::vector<std::vector<float>> gradients;  // by table, float32[ids, dim]
+  double learning_rate = 0;
+  std::vector<char> dense;                   // empty, or Model::dense_bytes()
+  std::vector<std::vector<int64_t>> ids;     // by table, distinct
+  std::vector<std::vector<char>> gradients;  // by table, of each id's weights
 };
 
 // One gradient of a step, by the number of its push, and the examples that it is the mean of.

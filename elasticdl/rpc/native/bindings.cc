@@ -9,6 +9,7 @@
 #include <optional>
 #include <system_error>
 
+#include "elasticdl/embedding/native/arrays.h"
 #include "elasticdl/rpc/native/pool.h"
 
 namespace nb = nanobind;
@@ -17,10 +18,6 @@ using namespace nb::literals;
 namespace elasticdl {
 namespace {
 using IdArray = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void set_error(const char* name, const char* message) {
   nb::object type = nb::module_::import_("elasticdl.errors").attr(name);
@@ -56,17 +53,14 @@ std::vector<Ids> as_ids(const std::vector<IdArray>& arrays) {
   return ids;
 }
 
-void require(bool holds, const std::string& message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
-// Throws ValueError unless arrays[t] is [ids[t].count, dim of t].
+// Throws ValueError unless arrays[t] is [ids[t].count, dim of t], TypeError unless it is of the spec's type.
 template <class Array>
 void require_rows(const Spec& spec, const std::vector<Ids>& ids, const std::vector<Array>& arrays) {
   require(ids.size() == spec.tables.size() && arrays.size() == spec.tables.size(),
           "ids and rows of " + std::to_string(ids.size()) + " and " + std::to_string(arrays.size()) + " tables, the model has " +
               std::to_string(spec.tables.size()));
   for (size_t t = 0; t < arrays.size(); ++t) {
+    require_type("rows of table " + spec.tables[t].name, arrays[t], spec.scalar);
     require(arrays[t].shape(0) == ids[t].count && arrays[t].shape(1) == spec.tables[t].dim,
             "rows of table " + spec.tables[t].name + " are [" + std::to_string(arrays[t].shape(0)) + ", " +
                 std::to_string(arrays[t].shape(1)) + "]: expected [" + std::to_string(ids[t].count) + ", " +
@@ -77,13 +71,14 @@ void require_rows(const Spec& spec, const std::vector<Ids>& ids, const std::vect
 template <class Array>
 auto checked_dense(const Spec& spec, const std::optional<Array>& dense) -> decltype(dense->data()) {
   if (!dense) return nullptr;
+  require_type("dense", *dense, spec.scalar);
   require(dense->shape(0) == spec.trainable + spec.additive, "dense has " + std::to_string(dense->shape(0)) + " values: expected " +
                                                                  std::to_string(spec.trainable + spec.additive));
   return dense->data();
 }
 
-std::vector<std::pair<bool, std::string>> initialise(Pool& pool, const Spec& spec, const Vector& dense, double timeout_s) {
-  const float* values = checked_dense(spec, std::optional<Vector>(dense));
+std::vector<std::pair<bool, std::string>> initialise(Pool& pool, const Spec& spec, const InVector& dense, double timeout_s) {
+  const void* values = checked_dense(spec, std::optional<InVector>(dense));
   nb::gil_scoped_release released;
   std::vector<std::pair<bool, std::string>> answers;
   for (InitialiseAnswer& answer : pool.initialise(spec, values, timeout_s)) answers.emplace_back(answer.took, std::move(answer.json));
@@ -91,49 +86,51 @@ std::vector<std::pair<bool, std::string>> initialise(Pool& pool, const Spec& spe
 }
 
 std::vector<int64_t> pull(Pool& pool, const std::vector<IdArray>& ids, int64_t snapshot, const std::optional<OutVector>& dense,
-                          const std::vector<OutMatrix>& rows, const std::optional<Vector>& newest, double timeout_s) {
+                          const std::vector<OutMatrix>& rows, const std::optional<InVector>& newest, double timeout_s) {
   std::vector<Ids> wanted = as_ids(ids);
   require_rows(pool.spec(), wanted, rows);
-  std::vector<float*> outs;
+  std::vector<void*> outs;
   for (const OutMatrix& array : rows) outs.push_back(array.data());
-  float* dense_out = checked_dense(pool.spec(), dense);
-  const float* seed = checked_dense(pool.spec(), newest);
+  void* dense_out = checked_dense(pool.spec(), dense);
+  const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
   return pool.pull(wanted, snapshot, dense_out, outs, seed, timeout_s).versions;
 }
 
 std::pair<std::vector<int64_t>, std::vector<int64_t>> push(Pool& pool, int64_t sequence, const std::vector<int64_t>& applied,
                                                            const std::vector<int64_t>& versions, double learning_rate,
-                                                           const std::optional<Vector>& dense, const std::vector<IdArray>& ids,
-                                                           const std::vector<Matrix>& gradients, const std::optional<Vector>& newest,
+                                                           const std::optional<InVector>& dense, const std::vector<IdArray>& ids,
+                                                           const std::vector<InMatrix>& gradients, const std::optional<InVector>& newest,
                                                            double timeout_s) {
   require(applied.size() == 3, "applied is (shard, attempt, offset)");
   PushRequest request{sequence, applied[0], applied[1], applied[2], versions, learning_rate, nullptr, as_ids(ids), {}};
   require_rows(pool.spec(), request.ids, gradients);
   request.dense = checked_dense(pool.spec(), dense);
-  for (const Matrix& array : gradients) request.gradients.push_back(array.data());
-  const float* seed = checked_dense(pool.spec(), newest);
+  for (const InMatrix& array : gradients) request.gradients.push_back(array.data());
+  const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
   PushAnswer answer = pool.push(request, seed, timeout_s);
   return {std::move(answer.versions), std::move(answer.staleness)};
 }
 
+// The bytes of a vector as a NumPy array, without a copy.
 template <class T>
-nb::object owned(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+nb::object owned(std::vector<T>&& values, std::initializer_list<size_t> shape, nb::dlpack::dtype dtype) {
   auto* kept = new std::vector<T>(std::move(values));
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T>(kept->data(), shape.size(), shape.begin(), owner));
+  return nb::cast(nb::ndarray<nb::numpy>(kept->data(), shape.size(), shape.begin(), owner, nullptr, dtype));
 }
 
-nb::tuple rows(Pool& pool, uint32_t table, int64_t snapshot, const std::optional<Vector>& newest, double timeout_s) {
-  const float* seed = checked_dense(pool.spec(), newest);
+nb::tuple rows(Pool& pool, uint32_t table, int64_t snapshot, const std::optional<InVector>& newest, double timeout_s) {
+  const void* seed = checked_dense(pool.spec(), newest);
   RowsAnswer answer;
   {
     nb::gil_scoped_release released;
     answer = pool.rows(table, snapshot, seed, timeout_s);
   }
   const size_t count = answer.ids.size(), dim = pool.spec().tables[table].dim;
-  return nb::make_tuple(owned(std::move(answer.ids), {count}), owned(std::move(answer.values), {count, dim}));
+  return nb::make_tuple(owned(std::move(answer.ids), {count}, nb::dtype<int64_t>()),
+                        owned(std::move(answer.values), {count, dim}, dtype_of(pool.spec().scalar)));
 }
 
 void add_table(Spec& spec, const std::string& name, uint32_t dim, const InitializerSpec& initializer, uint64_t seed) {
@@ -147,9 +144,10 @@ void bind_rpc(nb::module_& m) {
   using namespace elasticdl;
   nb::register_exception_translator(translate);
   nb::class_<Spec>(m, "ParametersSpec")
-      .def("__init__", [](Spec* self, const OptimizerSpec& optimizer, uint64_t trainable, uint64_t additive, const std::string& json) {
-        new (self) Spec{optimizer, trainable, additive, {}, json};
-      }, "optimizer"_a, "trainable"_a, "additive"_a, "json"_a)
+      .def("__init__", [](Spec* self, const OptimizerSpec& optimizer, uint64_t trainable, uint64_t additive, const std::string& json,
+                          const std::string& dtype) {
+        new (self) Spec{optimizer, scalar_named(dtype), trainable, additive, {}, json};
+      }, "optimizer"_a, "trainable"_a, "additive"_a, "json"_a, "dtype"_a = "float32")
       .def("add_table", &add_table, "name"_a, "dim"_a, "initializer"_a, "seed"_a)
       .def_ro("json", &Spec::json);
   nb::class_<Pool>(m, "Pool")

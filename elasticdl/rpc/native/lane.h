@@ -43,7 +43,8 @@ struct Part {
 // The parameters that an empty server gets. No spec until the client knows values.
 struct Seed {
   std::string spec;                // Spec::encode
-  const float* dense = nullptr;    // the whole flat vector
+  const char* dense = nullptr;     // the whole flat vector
+  size_t weight_bytes = 0;
   uint64_t trainable = 0;
   uint64_t additive = 0;
 };

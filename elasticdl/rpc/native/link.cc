@@ -160,11 +160,12 @@ void Link::send(State next, wire::Kind kind, std::string own, const std::vector<
 void Link::seed() {
   Slice trainable = even(seed_->trainable, server_, servers_);
   Slice additive = even(seed_->additive, server_, servers_);
+  const size_t bytes = seed_->weight_bytes;
   wire::Writer payload;
   payload.put(wire::Initialise{version_, seed_->spec.size(), trainable.count + additive.count}).text(seed_->spec).align();
   send(State::seeding, wire::Kind::initialise, std::move(payload.bytes()),
-       {piece(seed_->dense + trainable.begin, trainable.count),
-        piece(seed_->dense + seed_->trainable + additive.begin, additive.count)});
+       {piece(seed_->dense + trainable.begin * bytes, trainable.count * bytes),
+        piece(seed_->dense + (seed_->trainable + additive.begin) * bytes, additive.count * bytes)});
 }
 
 void Link::ask() { send(State::asking, part_->kind, "", part_->payload); }

@@ -21,6 +21,12 @@ Target into(T* data, size_t count) {
   return {reinterpret_cast<char*>(data), count * sizeof(T), nullptr, 0};
 }
 
+// A part of a vector of weights of `bytes` each.
+iovec piece(const void* weights, Range range, size_t bytes) {
+  return piece(static_cast<const char*>(weights) + range.begin * bytes, range.size() * bytes);
+}
+Target into(void* weights, Range range, size_t bytes) { return into(static_cast<char*>(weights) + range.begin * bytes, range.size() * bytes); }
+
 uint64_t random_session() {
   uint64_t session = 0;
   while (::getrandom(&session, sizeof session, 0) != sizeof session) {
@@ -63,9 +69,9 @@ Pool::Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, 
   }
 }
 
-Seed Pool::seed(const float* newest) const {
+Seed Pool::seed(const void* newest) const {
   if (newest == nullptr) return {};
-  return {encoded_, newest, spec_.trainable, spec_.additive};
+  return {encoded_, static_cast<const char*>(newest), weight_bytes(), spec_.trainable, spec_.additive};
 }
 
 void Pool::check_tables(size_t tables) const {
@@ -75,7 +81,7 @@ void Pool::check_tables(size_t tables) const {
   }
 }
 
-std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const float* dense, double timeout_s) {
+std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const void* dense, double timeout_s) {
   spec_ = spec;
   encoded_ = spec_.encode();
   std::vector<Part> parts(servers_);
@@ -87,8 +93,7 @@ std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const float* de
     fronts[k] = std::move(front.bytes());
     parts[k].server = k;
     parts[k].kind = wire::Kind::initialise;
-    parts[k].payload = {piece(fronts[k]), piece(dense + slices.trainable.begin, slices.trainable.size()),
-                        piece(dense + slices.additive.begin, slices.additive.size())};
+    parts[k].payload = {piece(fronts[k]), piece(dense, slices.trainable, weight_bytes()), piece(dense, slices.additive, weight_bytes())};
   }
   pulls_.run(parts, Seed{}, timeout_s, "initialise");
   std::vector<InitialiseAnswer> answers;
@@ -100,8 +105,8 @@ std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const float* de
   return answers;
 }
 
-PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, float* dense, const std::vector<float*>& rows,
-                      const float* newest, double timeout_s) {
+PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
+                      const void* newest, double timeout_s) {
   check_tables(ids.size());
   Split split(servers_, ids);
   std::vector<Part> parts(servers_);
@@ -114,8 +119,8 @@ PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, float* dens
     part.kind = wire::Kind::pull;
     part.targets.push_back(into(&replies[k], 1));
     if (dense != nullptr) {
-      part.targets.push_back(into(dense + slices.trainable.begin, slices.trainable.size()));
-      part.targets.push_back(into(dense + slices.additive.begin, slices.additive.size()));
+      part.targets.push_back(into(dense, slices.trainable, weight_bytes()));
+      part.targets.push_back(into(dense, slices.additive, weight_bytes()));
     }
     wire::Writer front;
     front.put(wire::Pull{snapshot, dense != nullptr, static_cast<uint32_t>(ids.size())});
@@ -123,9 +128,9 @@ PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, float* dens
     fronts[k] = std::move(front.bytes());
     part.payload.push_back(piece(fronts[k]));
     for (size_t t = 0; t < ids.size(); ++t) {
-      size_t row_bytes = spec_.tables[t].dim * sizeof(float), count = split.count(k, t);
+      size_t row_bytes = spec_.tables[t].dim * weight_bytes(), count = split.count(k, t);
       part.payload.push_back(piece(split.ids(k, t), count));
-      part.targets.push_back({reinterpret_cast<char*>(rows[t]), count * row_bytes, split.positions(k, t), row_bytes});
+      part.targets.push_back({static_cast<char*>(rows[t]), count * row_bytes, split.positions(k, t), row_bytes});
     }
   }
   pulls_.run(parts, seed(newest), timeout_s, "pull");
@@ -134,7 +139,7 @@ PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, float* dens
   return answer;
 }
 
-PushAnswer Pool::push(const PushRequest& request, const float* newest, double timeout_s) {
+PushAnswer Pool::push(const PushRequest& request, const void* newest, double timeout_s) {
   check_tables(request.ids.size());
   if (request.versions.size() != servers_) throw UserError("a push needs the version of every server");
   Split split(servers_, request.ids);
@@ -157,8 +162,8 @@ PushAnswer Pool::push(const PushRequest& request, const float* newest, double ti
     part.payload.push_back(piece(fronts[k]));
     for (size_t t = 0; t < split.tables(); ++t) part.payload.push_back(piece(split.ids(k, t), split.count(k, t)));
     if (request.dense != nullptr) {
-      part.payload.push_back(piece(request.dense + slices.trainable.begin, slices.trainable.size()));
-      part.payload.push_back(piece(request.dense + slices.additive.begin, slices.additive.size()));
+      part.payload.push_back(piece(request.dense, slices.trainable, weight_bytes()));
+      part.payload.push_back(piece(request.dense, slices.additive, weight_bytes()));
     }
     gather(split, k, request, gathered[k], part);
   }
@@ -173,23 +178,24 @@ PushAnswer Pool::push(const PushRequest& request, const float* newest, double ti
 
 // The gradients of one server's rows, contiguous.
 void Pool::gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const {
-  size_t floats = 0;
-  for (size_t t = 0; t < split.tables(); ++t) floats += split.count(server, t) * spec_.tables[t].dim;
-  auto* out = split.servers() == 1 ? nullptr : reinterpret_cast<float*>(room.room(floats * sizeof(float) + 1));
+  size_t bytes = 0;
+  for (size_t t = 0; t < split.tables(); ++t) bytes += split.count(server, t) * spec_.tables[t].dim * weight_bytes();
+  char* out = split.servers() == 1 ? nullptr : room.room(bytes + 1);
   for (size_t t = 0; t < split.tables(); ++t) {
-    size_t dim = spec_.tables[t].dim, count = split.count(server, t);
+    const size_t row_bytes = spec_.tables[t].dim * weight_bytes(), count = split.count(server, t);
     const uint32_t* positions = split.positions(server, t);
+    const char* gradients = static_cast<const char*>(request.gradients[t]);
     if (positions == nullptr) {
-      part.payload.push_back(piece(request.gradients[t], count * dim));
+      part.payload.push_back(piece(gradients, count * row_bytes));
       continue;
     }
-    for (size_t i = 0; i < count; ++i) std::memcpy(out + i * dim, request.gradients[t] + positions[i] * dim, dim * sizeof(float));
-    part.payload.push_back(piece(out, count * dim));
-    out += count * dim;
+    for (size_t i = 0; i < count; ++i) std::memcpy(out + i * row_bytes, gradients + positions[i] * row_bytes, row_bytes);
+    part.payload.push_back(piece(out, count * row_bytes));
+    out += count * row_bytes;
   }
 }
 
-RowsAnswer Pool::rows(uint32_t table, int64_t snapshot, const float* newest, double timeout_s) {
+RowsAnswer Pool::rows(uint32_t table, int64_t snapshot, const void* newest, double timeout_s) {
   check_tables(spec_.tables.size());
   if (table >= spec_.tables.size()) throw UserError("there is no table " + std::to_string(table));
   Deadline deadline(timeout_s);
@@ -199,9 +205,9 @@ RowsAnswer Pool::rows(uint32_t table, int64_t snapshot, const float* newest, dou
 }
 
 // In pieces: neither side needs memory for a second copy of the table.
-void Pool::rows_of(uint32_t server, uint32_t table, int64_t snapshot, const float* newest, double timeout_s, RowsAnswer& answer) {
+void Pool::rows_of(uint32_t server, uint32_t table, int64_t snapshot, const void* newest, double timeout_s, RowsAnswer& answer) {
   Deadline deadline(timeout_s);
-  const uint32_t dim = spec_.tables[table].dim;
+  const size_t row_bytes = spec_.tables[table].dim * weight_bytes();
   const size_t before = answer.ids.size();
   for (uint64_t begin = 0, total = 1; begin < total;) {
     std::vector<Part> parts(1);
@@ -213,15 +219,15 @@ void Pool::rows_of(uint32_t server, uint32_t table, int64_t snapshot, const floa
     wire::Cursor cursor(parts[0].reply.data(), parts[0].reply_bytes);
     auto reply = cursor.take<wire::RowsReply>();
     const int64_t* ids = cursor.array<int64_t>(reply.count);
-    const float* values = cursor.array<float>(reply.count * dim);
+    const char* values = cursor.elements(reply.count, row_bytes);
     answer.ids.insert(answer.ids.end(), ids, ids + reply.count);
-    answer.values.insert(answer.values.end(), values, values + reply.count * dim);
+    answer.values.insert(answer.values.end(), values, values + reply.count * row_bytes);
     total = reply.total;
     begin += reply.count;
     if (reply.count == 0 && begin < total) {
       // The connection broke, and with it its frozen view: starts again from the first row.
       answer.ids.resize(before);
-      answer.values.resize(before * dim);
+      answer.values.resize(before * row_bytes);
       begin = 0;
     }
   }

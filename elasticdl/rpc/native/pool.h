@@ -51,19 +51,19 @@ struct InitialiseAnswer {
 };
 struct RowsAnswer {
   std::vector<int64_t> ids;
-  std::vector<float> values;
+  std::vector<char> values;  // weights of the model's type
 };
 
 struct PushRequest {
   int64_t sequence, shard, attempt, offset;
   std::vector<int64_t> versions;
   double learning_rate;
-  const float* dense;  // the whole flat vector or null
+  const void* dense;  // the whole flat vector or null
   std::vector<Ids> ids;
-  std::vector<const float*> gradients;
+  std::vector<const void*> gradients;
 };
 
-// One puller and one pusher may use it at a time; `move` and `close` anyone.
+// One puller and one pusher may use it at a time; `move` and `close` anyone. Weights are of the type of the spec.
 class Pool {
  public:
   // `tls` null: clear text.
@@ -71,25 +71,26 @@ class Pool {
        TlsContext tls = nullptr);
 
   // Sets the spec of all later calls.
-  std::vector<InitialiseAnswer> initialise(const Spec& spec, const float* dense, double timeout_s);
+  std::vector<InitialiseAnswer> initialise(const Spec& spec, const void* dense, double timeout_s);
 
-  // `dense` (null: not wanted) gets the flat vector, rows[t] gets float32[ids[t].count, dim of t]. `newest`: dense
+  // `dense` (null: not wanted) gets the flat vector, rows[t] gets weight[ids[t].count, dim of t]. `newest`: dense
   // values for a server that came back without any, null for none.
-  PullAnswer pull(const std::vector<Ids>& ids, int64_t snapshot, float* dense, const std::vector<float*>& rows,
-                  const float* newest, double timeout_s);
-  PushAnswer push(const PushRequest& request, const float* newest, double timeout_s);
+  PullAnswer pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
+                  const void* newest, double timeout_s);
+  PushAnswer push(const PushRequest& request, const void* newest, double timeout_s);
   // Rows of a table in no particular order.
-  RowsAnswer rows(uint32_t table, int64_t snapshot, const float* newest, double timeout_s);
+  RowsAnswer rows(uint32_t table, int64_t snapshot, const void* newest, double timeout_s);
 
   void move(const std::vector<std::string>& addresses);
   void close();
   const Spec& spec() const { return spec_; }
 
  private:
-  Seed seed(const float* newest) const;
+  Seed seed(const void* newest) const;
   void check_tables(size_t tables) const;
+  size_t weight_bytes() const { return bytes_of(spec_.scalar); }
   void gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const;
-  void rows_of(uint32_t server, uint32_t table, int64_t snapshot, const float* newest, double timeout_s, RowsAnswer& answer);
+  void rows_of(uint32_t server, uint32_t table, int64_t snapshot, const void* newest, double timeout_s, RowsAnswer& answer);
 
   uint32_t servers_;
   Lane pulls_;

@@ -6,7 +6,7 @@
 namespace elasticdl {
 namespace {
 
-constexpr uint64_t kMaxDense = uint64_t{1} << 28;  // float32[2^28] is the largest frame
+constexpr uint64_t kMaxDenseBytes = uint64_t{1} << 30;  // the largest frame
 
 struct Fixed {
   uint32_t rule;
@@ -17,6 +17,8 @@ struct Fixed {
   uint64_t trainable;
   uint64_t additive;
   uint64_t json_bytes;
+  uint32_t scalar;
+  uint32_t padding;
 };
 
 struct FixedTable {
@@ -59,13 +61,15 @@ Fixed fixed_of(const Spec& spec) {
   fixed.trainable = spec.trainable;
   fixed.additive = spec.additive;
   fixed.json_bytes = spec.json.size();
+  fixed.scalar = static_cast<uint32_t>(spec.scalar);
   return fixed;
 }
 
 }  // namespace
 
 void Spec::check() const {
-  if (trainable > kMaxDense || additive > kMaxDense) throw UserError("a model of more than 2^28 dense weights");
+  const uint64_t most = kMaxDenseBytes / bytes_of(scalar);
+  if (trainable > most || additive > most) throw UserError("a model of more than " + std::to_string(most) + " dense weights");
   if (tables.size() > wire::kMaxTables) throw UserError(std::to_string(tables.size()) + " tables, at most 4096 are possible");
   for (size_t t = 0; t < tables.size(); ++t) {
     if (tables[t].dim == 0 || tables[t].dim > Table::kMaxDim) {
@@ -93,6 +97,8 @@ Spec Spec::decode(const char* data, size_t bytes) {
   Spec spec;
   spec.optimizer = optimizer_of(fixed);
   spec.optimizer.weight_decay = cursor.take<double>();
+  if (fixed.scalar >= std::size(kScalarNames)) throw UserError("type of weights " + std::to_string(fixed.scalar) + " is unknown");
+  spec.scalar = static_cast<Scalar>(fixed.scalar);
   spec.trainable = fixed.trainable;
   spec.additive = fixed.additive;
   if (fixed.tables > wire::kMaxTables) throw UserError(std::to_string(fixed.tables) + " tables, at most 4096 are possible");

@@ -31,6 +31,7 @@ inline Range even_slice(uint64_t size, uint64_t part, uint64_t parts) {
 
 struct Spec {
   OptimizerSpec optimizer;
+  Scalar scalar = Scalar::FLOAT32;  // of all weights, slots and gradients
   uint64_t trainable = 0;
   uint64_t additive = 0;
   std::vector<TableShape> tables;

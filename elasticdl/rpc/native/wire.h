@@ -1,5 +1,6 @@
 // The frames of the bulk plane: a fixed header, then a payload whose layout depends on the kind. See
-// docs/adr/0003-wire-format.md. Everything is little-endian; sections that hold int64 begin at multiples of 8.
+// docs/adr/0003-wire-format.md. Everything is little-endian; sections that hold int64 begin at multiples of 8. `weight` is
+// float32 or float64, as the spec says; sections of weights that are float64 begin at multiples of 8, too.
 //
 // Input is not trusted: `Cursor` checks every step against the end of the payload.
 #pragma once
@@ -20,7 +21,7 @@
 namespace elasticdl::wire {
 
 constexpr uint32_t kMagic = 0x314C4445;  // "EDL1"
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 constexpr uint64_t kMaxPayload = uint64_t{1} << 30;
 constexpr uint64_t kMaxHello = 4096;
 constexpr uint32_t kMaxTables = 4096;
@@ -60,7 +61,7 @@ struct HelloReply {
   uint32_t padding;
 };
 
-// Followed by the spec (see Spec::encode), padded to 8, then float32[dense_count]: trainable slice, additive slice.
+// Followed by the spec (see Spec::encode), padded to 8, then weight[dense_count]: trainable slice, additive slice.
 struct Initialise {
   int64_t version;  // the version to count from
   uint64_t spec_bytes;
@@ -77,13 +78,13 @@ struct Pull {
   uint32_t dense;
   uint32_t tables;
 };
-// Followed by float32[dense_count], then float32 rows of table 0, 1, … in the order of the ids.
+// Followed by weight[dense_count], then rows (weights) of table 0, 1, … in the order of the ids.
 struct PullReply {
   int64_t version;
   uint64_t dense_count;
 };
 
-// Followed by uint64 counts[tables], int64 ids of every table, float32[dense_count], float32 gradients of every table.
+// Followed by uint64 counts[tables], int64 ids of every table, weight[dense_count], gradients (weights) of every table.
 struct Push {
   int64_t sequence;
   int64_t shard;
@@ -110,7 +111,7 @@ struct Rows {
   uint64_t begin;
   uint64_t limit;
 };
-// Followed by int64 ids[count], float32 weights[count * dim].
+// Followed by int64 ids[count], weight[count * dim].
 struct RowsReply {
   uint64_t total;
   uint64_t count;
@@ -132,6 +133,12 @@ class Cursor {
   const T* array(uint64_t count) {
     if (count > left_ / sizeof(T)) short_by(count > kMaxPayload ? UINT64_MAX : count * sizeof(T));
     return reinterpret_cast<const T*>(span(count * sizeof(T)));
+  }
+
+  // `count` elements of `bytes` >= 1.
+  const char* elements(uint64_t count, uint64_t bytes) {
+    if (count > left_ / bytes) short_by(count > kMaxPayload ? UINT64_MAX : count * bytes);
+    return span(count * bytes);
   }
 
   std::string text(uint64_t bytes) { return std::string(array<char>(bytes), bytes); }

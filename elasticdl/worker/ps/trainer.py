@@ -21,7 +21,7 @@ import numpy as np
 
 from elasticdl.clock import Clock, SystemClock
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.rpc.parameters import Float32s, Int64s, Parameters, Pulled
+from elasticdl.rpc.parameters import Floats, Int64s, Parameters, Pulled
 from elasticdl.shard import Lease, SnapshotId, Task
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
@@ -111,14 +111,14 @@ class PsTrainer:
         # A repeated step pulls from the loop's thread, while the loader may pull for the next one.
         self._one_pull = threading.Lock()
         self._tables = 0
-        self._frozen: tuple[SnapshotId, Float32s] | None = None
+        self._frozen: tuple[SnapshotId, Floats] | None = None
 
     @property
     def version(self) -> int:
         """The model's version in the last acknowledgement."""
         return self._pusher.version
 
-    def start(self, spec: ParametersSpec, dense: Float32s) -> bool:
+    def start(self, spec: ParametersSpec, dense: Floats) -> bool:
         """Give the servers their initial values; False if they already have values.
 
         Raises as `load`.
@@ -239,11 +239,11 @@ class PsTrainer:
     def settle(self, timeout_s: float) -> bool:
         return self._pusher.settle(timeout_s)
 
-    def dense(self, snapshot: SnapshotId | None) -> Float32s:
-        """All dense weights: float32[trainable_size + additive_size]. Raises as `load`."""
+    def dense(self, snapshot: SnapshotId | None) -> Floats:
+        """All dense weights: [trainable_size + additive_size]. Raises as `load`."""
         return self._dense(_PullRequest(snapshot))
 
-    def dense_of(self, lease: Lease) -> Float32s:
+    def dense_of(self, lease: Lease) -> Floats:
         """The dense weights that this lease reads.
 
         Raises NoLongerNeeded if the lease became void: its view may be gone.
@@ -253,13 +253,13 @@ class PsTrainer:
             _PullRequest(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
         )
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
-        """All rows of a table: ids int64[n] ascending, weights float32[n, dim].
+    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Floats]:
+        """All rows of a table: ids int64[n] ascending, weights [n, dim].
 
         Raises as `load`.
         """
 
-        def attempt(timeout_s: float) -> tuple[Int64s, Float32s]:
+        def attempt(timeout_s: float) -> tuple[Int64s, Floats]:
             return self._parameters.rows(
                 table, snapshot=snapshot, timeout_s=max(timeout_s, _ALL_ROWS_S)
             )
@@ -267,7 +267,7 @@ class PsTrainer:
         with self._one_pull:
             return self._context.retry.call(attempt, "read all rows")
 
-    def _dense(self, wish: _PullRequest) -> Float32s:
+    def _dense(self, wish: _PullRequest) -> Floats:
         pulled = self._pull(self._no_ids(), wish)
         assert pulled.dense is not None
         return pulled.dense

@@ -11,7 +11,7 @@ import numpy as np
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.model.module import load_module
 from elasticdl.model.step import CompiledStep
-from elasticdl.rpc.parameters import Float32s, Int64s, Pulled, Pushed, Update
+from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, Update
 from elasticdl.shard import SnapshotId
 from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -26,7 +26,7 @@ class LocalParameters:
     def __init__(self, version: int) -> None:
         self._version = version
 
-    def initialise(self, spec: ParametersSpec, dense: Float32s, *, timeout_s: float) -> bool:
+    def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
         """Do nothing: the values are those of the checkpoint."""
         assert not spec.dense and not spec.tables
         return False
@@ -48,7 +48,7 @@ class LocalParameters:
 
     def rows(
         self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
-    ) -> tuple[Int64s, Float32s]:
+    ) -> tuple[Int64s, Floats]:
         """Raises AssertionError."""
         raise AssertionError("a ring's model has no tables")
 

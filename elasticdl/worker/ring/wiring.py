@@ -16,7 +16,7 @@ from elasticdl.model.ring_rate import Rate
 from elasticdl.model.ring_step import RingStep
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
-from elasticdl.rpc.parameters import Float32s, Int64s
+from elasticdl.rpc.parameters import Floats, Int64s
 from elasticdl.shard import SnapshotId, Task
 from elasticdl.tls import MASTER_NAME
 from elasticdl.tls.relay import RelayThread
@@ -144,8 +144,8 @@ def _ring(master: MasterOfRing, virtual_workers: int) -> HorovodRing:
 class _NoServers:
     """The `ParameterReader` of a worker whose Keras variables are the whole model."""
 
-    def dense(self, snapshot: SnapshotId | None) -> Float32s:
+    def dense(self, snapshot: SnapshotId | None) -> Floats:
         return np.empty(0, np.float32)
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
+    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Floats]:
         raise AssertionError("a ring's model has no tables")

@@ -10,22 +10,22 @@ import numpy as np
 
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError
-from elasticdl.rpc.parameters import Float32s, Int64s
+from elasticdl.rpc.parameters import Floats, Int64s
 from elasticdl.shard import SnapshotId
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.shutdown import NonFinite
 
-Tables: TypeAlias = Sequence[tuple[Int64s, Float32s]]
+Tables: TypeAlias = Sequence[tuple[Int64s, Floats]]
 
 
 class ParameterReader(Protocol):
     """Access to all parameters."""
 
-    def dense(self, snapshot: SnapshotId | None) -> Float32s:
+    def dense(self, snapshot: SnapshotId | None) -> Floats:
         """The flat dense vector."""
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Float32s]:
+    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Floats]:
         """All rows of a table: ids ascending, weights."""
 
 
@@ -41,7 +41,7 @@ class ExportTask:
         self,
         parameter_reader: ParameterReader,
         parameters: ParametersSpec,
-        write: Callable[[Float32s, Tables, Path], None],
+        write: Callable[[Floats, Tables, Path], None],
         directory: Path,
         outbox: Outbox,
     ) -> None:
@@ -73,7 +73,7 @@ class ExportTask:
             ) from error
         self._outbox.exported(str(self._directory))
 
-    def _check(self, dense: Float32s, tables: Tables) -> None:
+    def _check(self, dense: Floats, tables: Tables) -> None:
         """The last steps may have made weights non-finite that no batch has used since."""
         if not np.isfinite(dense).all():
             at = int(np.flatnonzero(~np.isfinite(dense))[0])
