@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from tests.contract.api_client import connected
 
 Watch: TypeAlias = Callable[[web.StreamResponse], Awaitable[None]]
 PODS = "/api/v1/namespaces/ns/pods"
@@ -105,20 +105,9 @@ def change(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "object": found}
 
 
-@asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[ApiServer]:
-    application = web.Application()
-    application.router.add_get(PODS, server.collection)
-    application.router.add_post(PODS, server.create)
-    application.router.add_get(PODS + "/{name}", server.read)
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
-    try:
-        yield api
-    finally:
-        await api.close()
-        await runner.cleanup()
+def serving(server: Server) -> AbstractAsyncContextManager[ApiServer]:
+    return connected(
+        web.get(PODS, server.collection),
+        web.post(PODS, server.create),
+        web.get(PODS + "/{name}", server.read),
+    )

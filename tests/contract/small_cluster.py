@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from tests.contract.api_client import connected
 from tests.contract.api_server import status
 
 Bend: TypeAlias = Callable[[str, str, dict[str, Any]], dict[str, Any] | None]
@@ -121,17 +121,6 @@ async def serving(cluster: SmallCluster, limit_s: float = 60.0) -> AsyncIterator
     """`limit_s`: for what goes on meanwhile; more where that is the start of processes on a machine
     that is busy.
     """
-    application = web.Application()
-    application.router.add_route("*", "/{rest:.*}", cluster.answer)
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
-    try:
+    async with connected(web.route("*", "/{rest:.*}", cluster.answer)) as api:
         async with asyncio.timeout(limit_s):
             yield api
-    finally:
-        await api.close()
-        await runner.cleanup()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.kubernetes import pod_logs
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.errors import ExitCode, PermanentError, TransientError
+from tests.contract.api_client import connected
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 POD: dict[str, Any] = {
@@ -55,21 +54,9 @@ class Logs:
         return web.json_response(POD if self.streams else ENDED)
 
 
-@asynccontextmanager
-async def serving(logs: Logs) -> AsyncIterator[ApiServer]:
-    application = web.Application()
-    application.router.add_get("/api/v1/namespaces/ns/pods/digits-worker-0/log", logs.log)
-    application.router.add_get("/api/v1/namespaces/ns/pods/digits-worker-0", logs.pod)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
-    try:
-        yield api
-    finally:
-        await api.close()
-        await runner.cleanup()
+def serving(logs: Logs) -> AbstractAsyncContextManager[ApiServer]:
+    pod = "/api/v1/namespaces/ns/pods/digits-worker-0"
+    return connected(web.get(f"{pod}/log", logs.log), web.get(pod, logs.pod))
 
 
 def read(logs: Logs, lines: int = 0, *, follow: bool = True) -> str:

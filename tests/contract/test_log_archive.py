@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.labels import labels
 from elasticdl.cluster.kubernetes.log_archive import ArchiveLimits, LogArchive
+from tests.contract.api_client import connected
 from tests.waiting import until_async
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
@@ -102,22 +101,14 @@ class Node:
 async def archiving(
     node: Node, directory: Path, limits: ArchiveLimits = ArchiveLimits()
 ) -> AsyncIterator[LogArchive]:
-    application = web.Application()
-    application.router.add_get(PATH + "/{name}/log", node.log)
-    application.router.add_get(PATH + "/{name}", node.pod)
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
-    archive = LogArchive(api, directory, limits)
-    try:
-        async with asyncio.timeout(30):
-            yield archive
-    finally:
-        await archive.finish(0)
-        await api.close()
-        await runner.cleanup()
+    routes = (web.get(PATH + "/{name}/log", node.log), web.get(PATH + "/{name}", node.pod))
+    async with connected(*routes) as api:
+        archive = LogArchive(api, directory, limits)
+        try:
+            async with asyncio.timeout(30):
+                yield archive
+        finally:
+            await archive.finish(0)
 
 
 def lines(path: Path) -> list[str]:

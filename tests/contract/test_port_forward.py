@@ -23,6 +23,7 @@ from elasticdl.cluster.kubernetes.port_forward import PROTOCOL, NobodyListens, P
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, TransientError
 from elasticdl.tls.authority import Authority
 from elasticdl.tls.contexts import server_context
+from tests.contract.api_client import connected
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 PORT = 50001
@@ -73,35 +74,28 @@ async def breaks_off(socket: web.WebSocketResponse) -> None:
 
 @asynccontextmanager
 async def tunnel(pods: Pods, names: list[str] | None = None) -> AsyncIterator[PortForward]:
-    application = web.Application()
-    application.router.add_get("/api/v1/namespaces/ns/pods/{pod}/portforward", pods.forward)
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    api = ApiServer(Configuration(host=f"http://{host}:{port}"), "ns")
-    waiting = list(names or ["master"])
+    path = "/api/v1/namespaces/ns/pods/{pod}/portforward"
+    async with connected(web.get(path, pods.forward)) as api:
+        waiting = list(names or ["master"])
 
-    async def pod_of() -> str:
-        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        async def pod_of() -> str:
+            return waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
-    made = PortForward(api, "ns", pod_of, PORT)
-    try:
-        yield made
-    finally:
-        await made.close()
-        await api.close()
-        await runner.cleanup()
+        made = PortForward(api, "ns", pod_of, PORT)
+        try:
+            yield made
+        finally:
+            await made.close()
 
 
-async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def opened(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = address.rpartition(":")
     return await asyncio.open_connection(host, int(port))
 
 
 async def said(address: str, words: bytes) -> bytes:
     """What comes back of `words`, all of it; b'' if the connection ends instead."""
-    reader, writer = await connected(address)
+    reader, writer = await opened(address)
     try:
         writer.write(words)
         found = b""
@@ -234,12 +228,12 @@ def test_an_api_server_that_goes_away_is_told_and_nothing_is_left_open() -> None
             pods.refuse = 502
             assert await said(address, b"a") == b""
             assert "the API server answered 502" in made.problem
-            reader, writer = await connected(address)
+            reader, writer = await opened(address)
             await made.close()
             assert await reader.read() == b""
             writer.close()
             with pytest.raises(ConnectionRefusedError):
-                await connected(address)
+                await opened(address)
 
     run(scenario)
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from elasticdl.clock import SystemClock
 from elasticdl.data.base import Block, Metadata
+from elasticdl.model.bad_record_filter import Feed
 from elasticdl.rpc.conversation import Finished, Wait
 from elasticdl.shard import Barrier, Lease, Shard, ShardId, Source, Task, WorkItem
 from elasticdl.worker.pipeline.reading import Sources
@@ -73,6 +73,42 @@ class Items:
         )
 
 
+class FirstItem(Items):
+    """The first item, whichever is asked for."""
+
+    def request_item(
+        self, number: int, wait_s: float, *, at_mark: bool = False
+    ) -> Finished | Wait | WorkItem:
+        return super().request_item(1, wait_s)
+
+
+class AtThree(Items):
+    """A ring that is at item 3: the answer to who asks for none."""
+
+    def request_item(
+        self, number: int, wait_s: float, *, at_mark: bool = False
+    ) -> Finished | Wait | WorkItem:
+        return super().request_item(number or 3, wait_s)
+
+
+class NoRing(Items):
+    def request_item(self, number: int, wait_s: float, *, at_mark: bool = False) -> Wait:
+        self.asked.append(number)
+        return Wait("no worker is ready yet")
+
+
+class Counting(Reader):
+    def __init__(self) -> None:
+        self.read_shards: list[Shard] = []
+        self.second = threading.Event()
+
+    def read(self, shard: Shard) -> Iterator[Block]:
+        self.read_shards.append(shard)
+        if len(self.read_shards) > 1:
+            self.second.set()
+        yield from super().read(shard)
+
+
 @pytest.fixture
 def shutdown() -> Iterator[Shutdown]:
     made = Shutdown()
@@ -80,14 +116,29 @@ def shutdown() -> Iterator[Shutdown]:
     made.fail(RuntimeError("the test is over"))
 
 
-def reading_of(shutdown: Shutdown, items: Items) -> RingReading:
-    reading = RingReading(
-        items,
-        Sources(lambda task: Reader(), lambda task: lambda rows: (rows, rows), BATCH),
-        HangWatch(SystemClock()),
-        shutdown,
-        threading.Condition(),
-    )
+def same(window: Any) -> Any:
+    """Features and labels are the rows."""
+    return window, window
+
+
+def unstarted(
+    shutdown: Shutdown,
+    items: Items,
+    reader: Reader | None = None,
+    feed: Feed = same,
+) -> RingReading:
+    reader = reader or Reader()
+    sources = Sources(lambda task: reader, lambda task: feed, BATCH)
+    return RingReading(items, sources, HangWatch(SystemClock()), shutdown, threading.Condition())
+
+
+def reading_of(
+    shutdown: Shutdown,
+    items: Items,
+    reader: Reader | None = None,
+    feed: Feed = same,
+) -> RingReading:
+    reading = unstarted(shutdown, items, reader, feed)
     reading.start()
     return reading
 
@@ -161,51 +212,27 @@ def test_a_new_plan_drops_what_was_made_for_the_old_one_and_reads_no_shard_again
 def test_what_the_ring_is_at_is_read_before_there_is_a_plan_and_not_again(
     shutdown: Shutdown,
 ) -> None:
-    read: list[Shard] = []
-
-    class Counting(Reader):
-        def read(self, shard: Shard) -> Iterator[Block]:
-            read.append(shard)
-            yield from super().read(shard)
-
-    items = Items()
-    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(  # type: ignore[method-assign, misc]
-        items, number or 3, wait_s
-    )
-    reader = Counting()
-    reading = RingReading(
-        items,
-        Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH),
-        HangWatch(SystemClock()),
-        shutdown,
-        threading.Condition(),
-    )
+    items, reader = AtThree(), Counting()
+    reading = unstarted(shutdown, items, reader)
     reading.read_ahead()
-    assert (items.asked, len(read)) == ([3, 4], 1)
+    assert (items.asked, len(reader.read_shards)) == ([3, 4], 1)
     reading.start()
     reading.begin(ReadPlan(3, 0, 0, 1))
     assert isinstance(reading.next(lambda: False), BatchPart)
     assert 3 not in items.asked[2:]
-    assert len(read) == 1
+    assert len(reader.read_shards) == 1
 
 
 def test_a_plan_that_is_being_made_is_not_begun_again(shutdown: Shutdown) -> None:
     fed: list[int] = []
     first = threading.Event()
 
-    def feed(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        fed.append(len(rows))
+    def feed(window: Any) -> Any:
+        fed.append(len(window))
         first.set()
-        return rows, rows
+        return window, window
 
-    reading = RingReading(
-        Items(),
-        Sources(lambda task: Reader(), lambda task: feed, BATCH),  # type: ignore[arg-type, return-value]
-        HangWatch(SystemClock()),
-        shutdown,
-        threading.Condition(),
-    )
-    reading.start()
+    reading = reading_of(shutdown, Items(), feed=feed)
     plan = ReadPlan(1, 0, 0, 1)
     reading.begin(plan)
     assert first.wait(60)
@@ -217,32 +244,13 @@ def test_a_plan_that_is_being_made_is_not_begun_again(shutdown: Shutdown) -> Non
 
 
 def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown: Shutdown) -> None:
-    read: list[Shard] = []
-    second = threading.Event()
-
-    class Counting(Reader):
-        def read(self, shard: Shard) -> Iterator[Block]:
-            read.append(shard)
-            if len(read) > 1:
-                second.set()
-            yield from super().read(shard)
-
-    items = Items()
-    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)  # type: ignore[method-assign, misc]
     reader = Counting()
-    reading = RingReading(
-        items,
-        Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH),
-        HangWatch(SystemClock()),
-        shutdown,
-        threading.Condition(),
-    )
-    reading.start()
+    reading = reading_of(shutdown, FirstItem(), reader)
     reading.begin(ReadPlan(1, 0, 0, 1))
     for _ in range(UNDER_WAY):
-        assert len(read) <= 1
+        assert len(reader.read_shards) <= 1
         reading.next(lambda: False)
-    assert second.wait(60)
+    assert reader.second.wait(60)
 
 
 def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(
@@ -264,11 +272,7 @@ def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_a
                 rest.set()
             yield blocks[1]
 
-    items, reader = Items(), Slow()
-    items.request_item = lambda number, wait_s, at_mark=False: Items.request_item(items, 1, wait_s)  # type: ignore[method-assign, misc]
-    sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
-    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown, threading.Condition())
-    reading.start()
+    reading = reading_of(shutdown, FirstItem(), Slow())
     reading.begin(ReadPlan(1, 0, 0, 1))
     for _ in range(UNDER_WAY):
         reading.next(lambda: False)
@@ -305,10 +309,8 @@ def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_
                 batch=SHARD,
             )
 
-    items, reader = Short(), Slow()
-    sources = Sources(lambda task: reader, lambda task: lambda rows: (rows, rows), BATCH)
-    reading = RingReading(items, sources, HangWatch(SystemClock()), shutdown, threading.Condition())
-    reading.start()
+    items = Short()
+    reading = reading_of(shutdown, items, Slow())
     reading.begin(ReadPlan(1, None, 0, 1))
     first = [reading.next(lambda: False) for _ in range(2)]
     assert [one.item.number for one in first if isinstance(one, BatchPart)] == [1, 2]
@@ -324,10 +326,9 @@ def test_a_plan_that_goes_back_to_a_forgotten_item_gets_it_though_a_later_shard_
 
 
 def test_where_there_is_no_ring_yet_nothing_is_read_ahead(shutdown: Shutdown) -> None:
-    items = Items()
-    items.request_item = lambda number, wait_s, at_mark=False: Wait("no worker is ready yet")  # type: ignore[method-assign, misc]
-    reading = reading_of(shutdown, items)
-    reading.read_ahead()
+    items, reader = NoRing(), Counting()
+    unstarted(shutdown, items, reader).read_ahead()
+    assert items.asked and not reader.read_shards
 
 
 def test_nothing_after_a_pause_is_asked_for_before_the_pause_is_over(shutdown: Shutdown) -> None:

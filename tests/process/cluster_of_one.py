@@ -25,6 +25,7 @@ from elasticdl.cluster.kubernetes.labels import (
     viewer_secret_name,
 )
 from elasticdl.cluster.kubernetes.port_forward import PROTOCOL
+from tests.contract.api_client import listening
 from tests.contract.small_cluster import SmallCluster
 
 NAMESPACE, TOKEN, VIEWER = "team", "the-token", "the-viewers-token"
@@ -127,13 +128,16 @@ class ClusterOfOne:
             await socket.close()
 
         task = asyncio.ensure_future(inward())
-        with suppress(ConnectionError):
-            async for message in socket:
-                if message.type is aiohttp.WSMsgType.BINARY and message.data[0] == 0:
-                    writer.write(message.data[1:])
-                    await writer.drain()
-        task.cancel()
-        writer.close()
+        try:
+            with suppress(ConnectionError):
+                async for message in socket:
+                    if message.type is aiohttp.WSMsgType.BINARY and message.data[0] == 0:
+                        writer.write(message.data[1:])
+                        await writer.drain()
+        finally:
+            # Whoever goes away without a word has this cancelled.
+            task.cancel()
+            writer.close()
         return socket
 
 
@@ -143,15 +147,10 @@ def cluster_of_one() -> Iterator[ClusterOfOne]:
     cluster, up, done = ClusterOfOne(), threading.Event(), threading.Event()
 
     async def serve() -> None:
-        application = web.Application()
-        application.router.add_route("*", "/{rest:.*}", cluster.answer)
-        runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        cluster.address = "http://{}:{}".format(*runner.addresses[0][:2])
-        up.set()
-        await asyncio.to_thread(done.wait)
-        await runner.cleanup()
+        async with listening(web.route("*", "/{rest:.*}", cluster.answer)) as address:
+            cluster.address = address
+            up.set()
+            await asyncio.to_thread(done.wait)
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
