@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -131,30 +132,56 @@ class Commands:
 
 @pytest.fixture
 def elasticdl(tmp_path: Path) -> Iterator[Commands]:
-    (tmp_path / "zoo").mkdir()
-    (tmp_path / "zoo" / "iris.py").write_text("custom_data_reader = print\n")
-    commands = Commands(tmp_path)
-    yield commands
-    for process in commands.started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate(timeout=LIMIT_S)
+    with commands_in(tmp_path) as commands:
+        yield commands
+
+
+@contextmanager
+def commands_in(directory: Path) -> Iterator[Commands]:
+    (directory / "zoo").mkdir()
+    (directory / "zoo" / "iris.py").write_text("custom_data_reader = print\n")
+    commands = Commands(directory)
+    try:
+        yield commands
+    finally:
+        for process in commands.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=LIMIT_S)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The job `finishes` in a directory of its own, and what the command said."""
+
+    commands: Commands
+    code: int
+    output: str
+    errors: str
+
+    @property
+    def job(self) -> Path:
+        return self.commands.directory / "jobs/finishes"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    with commands_in(tmp_path_factory.mktemp("finished")) as commands:
+        yield Finished(commands, *commands.end(commands.train("finishes", "--output", "export")))
 
 
 def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_stderr(
-    elasticdl: Commands,
+    finished: Finished,
 ) -> None:
-    code, output, errors = elasticdl.end(elasticdl.train("finishes", "--output", "export"))
-    assert code == 0, errors
-    job = elasticdl.directory / "jobs/finishes"
-    assert output.splitlines() == [
+    assert finished.code == 0, finished.errors
+    assert finished.output.splitlines() == [
         "records  expected 200  trained 200  repeated 0  lost 0",
         "metrics  training loss 0.5  validation accuracy 0.75",
-        f"output   {elasticdl.directory / 'export'}",
-        f"job      {job}",
+        f"output   {finished.commands.directory / 'export'}",
+        f"job      {finished.job}",
     ]
-    assert "worker-0 ended by SIGKILL [infrastructure]" in errors
-    assert {path.name for path in job.iterdir()} >= {
+    assert "worker-0 ended by SIGKILL [infrastructure]" in finished.errors
+    assert {path.name for path in finished.job.iterdir()} >= {
         "job.json",
         "job.yaml",
         "preflight.json",
@@ -162,19 +189,6 @@ def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_s
         "receipt.json",
         "status.json",
     }
-
-
-def test_a_file_is_told_the_address_of_the_page_without_its_token(
-    elasticdl: Commands,
-) -> None:
-    process = elasticdl.train("drains")
-    assert process.stderr is not None
-    where = elasticdl.master("drains")
-    told = next(line for line in iter(process.stderr.readline, "") if "status page" in line)
-    assert told == f"status page: {where['page']} (`elasticdl dashboard` opens it)\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=LIMIT_S)
-    assert where["token"] not in errors
 
 
 def test_results_can_be_had_as_json(elasticdl: Commands) -> None:
@@ -230,19 +244,12 @@ def test_a_wrong_job_ends_with_2_before_the_preflight_and_leaves_nothing(
     assert [path.name for path in elasticdl.directory.iterdir()] == ["zoo"]
 
 
-def test_a_directory_that_holds_a_job_is_refused_before_the_preflight(elasticdl: Commands) -> None:
-    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
-    before = {
-        path.name: path.stat().st_mtime_ns
-        for path in (elasticdl.directory / "jobs/finishes").iterdir()
-    }
-    code, _, errors = elasticdl.end(elasticdl.train("finishes"))
+def test_a_directory_that_holds_a_job_is_refused_before_the_preflight(finished: Finished) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in finished.job.iterdir()}
+    code, _, errors = finished.commands.end(finished.commands.train("finishes"))
     assert code == 2
     assert "already contains a job" in errors and "another --job-dir" in errors
-    assert {
-        path.name: path.stat().st_mtime_ns
-        for path in (elasticdl.directory / "jobs/finishes").iterdir()
-    } == before
+    assert {path.name: path.stat().st_mtime_ns for path in finished.job.iterdir()} == before
 
 
 def test_of_two_submissions_of_one_name_one_runs(elasticdl: Commands) -> None:
@@ -251,9 +258,14 @@ def test_of_two_submissions_of_one_name_one_runs(elasticdl: Commands) -> None:
     assert sorted(code for code, _, _ in ends) == [0, 2], ends
 
 
-def test_ctrl_c_stops_in_order_and_says_how_to_go_on(elasticdl: Commands) -> None:
+def test_ctrl_c_stops_in_order_and_says_how_to_go_on_and_a_file_is_never_told_the_token(
+    elasticdl: Commands,
+) -> None:
     process = elasticdl.train("drains")
+    assert process.stderr is not None
     where = elasticdl.master("drains")
+    told = next(line for line in iter(process.stderr.readline, "") if "status page" in line)
+    assert told == f"status page: {where['page']} (`elasticdl dashboard` opens it)\n"
     process.send_signal(signal.SIGINT)
     code, output, errors = elasticdl.end(process)
     job = elasticdl.directory / "jobs/drains"
@@ -261,6 +273,7 @@ def test_ctrl_c_stops_in_order_and_says_how_to_go_on(elasticdl: Commands) -> Non
     assert elasticdl.asked("drains") == [["stop", "Ctrl-C"]]
     assert f"elasticdl train -f {job / 'job.yaml'} --resume\n" in errors
     assert "trained 50" in output
+    assert where["token"] not in errors
     assert gone(where["pid"])
 
 
@@ -620,9 +633,8 @@ def test_logs_are_looked_up_by_name_and_can_be_followed_to_the_end(elasticdl: Co
     assert elasticdl.end(following)[0] == 0
 
 
-def test_a_job_that_is_not_there_is_4_and_says_which_are(elasticdl: Commands) -> None:
-    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
-    code, _, errors = elasticdl.run("status", "finish")
+def test_a_job_that_is_not_there_is_4_and_says_which_are(finished: Finished) -> None:
+    code, _, errors = finished.commands.run("status", "finish")
     assert code == 4
     assert "in ./jobs there are finishes" in errors
 

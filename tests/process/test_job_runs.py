@@ -32,6 +32,8 @@ def trained(start_jobs: Callable[..., Job], data: Path) -> Job:
         training_data=data,
         validation_data=data,
         num_epochs=5,
+        # Few steps with stale gradients do not learn reliably.
+        minibatch_size=16,
         num_workers="1:3",
         num_ps_pods=2,
         output=data.parent / "export",
@@ -100,24 +102,24 @@ def test_its_checkpoint_predicts_on_more_servers_with_a_reader_and_a_processor_o
     assert sum(map(str.__eq__, rows, species)) >= 26, (rows, species)
 
 
-def test_a_job_over_thousands_of_files_trains_each_record_once(
+def test_a_job_over_a_thousand_files_trains_each_record_once(
     start_job: Callable[..., Job], tmp_path: Path
 ) -> None:
     """Whatever looks at all files for each file shows here: the job takes minutes instead of
     seconds.
     """
-    header, *rows = write_iris(tmp_path / "iris.csv", 14).read_text().splitlines()
+    header, *rows = write_iris(tmp_path / "iris.csv", 7).read_text().splitlines()
     folder = tmp_path / "files"
     folder.mkdir()
-    for number, row in enumerate(rows[:2000]):
+    for number, row in enumerate(rows[:1000]):
         (folder / f"part-{number:05d}.csv").write_text(f"{header}\n{row}\n")
     job = start_job(model_def="iris", training_data=folder, num_workers=2)
     code, output = job.finish(240)
     assert code == 0, output
     total = job.receipt()["total"]
     assert (total["expected"], total["trained"], total["lost"], total["repeated"]) == (
-        2000,
-        2000,
+        1000,
+        1000,
         0,
         0,
     )

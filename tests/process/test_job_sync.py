@@ -134,8 +134,28 @@ def test_a_killed_worker_costs_no_record_and_no_record_twice(
     assert store.read_manifest(newest).version <= steps
 
 
-def test_a_step_of_more_gradients_than_workers_is_full(start_sync: Callable[..., Job]) -> None:
+def test_a_step_of_more_gradients_than_workers_is_full_and_names_the_worker_that_it_waits_for(
+    start_sync: Callable[..., Job],
+) -> None:
     job = start_sync(num_workers=2, num_ps_pods=1, grads_to_wait=8)
+    job.wait_until("a step", lambda status: status["version"] > 2)
+    [pid, *_] = sorted(job.pids("worker"))
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    [name] = [
+        entry.partition(b"=")[2].decode()
+        for entry in environment
+        if entry.startswith(b"ELASTICDL_PROCESS=")
+    ]
+    reason = re.compile(rf"step \d+ has \d of 8 gradients: {name} (reads|computes its gradient)")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        job.wait_until(
+            "a wait with its reason",
+            lambda status: any(map(reason.fullmatch, status["waiting"])),
+            timeout_s=60,
+        )
+    finally:
+        os.kill(pid, signal.SIGCONT)
     code, output = job.finish()
     assert code == 0, output
     check_receipt(job)
@@ -175,30 +195,3 @@ def test_a_killed_server_loses_updates_but_no_record(start_sync: Callable[..., J
     assert code == 0, output
     total = job.receipt()["total"]
     assert (total["trained"], total["lost"]) == (RECORDS, 0), total
-
-
-def test_a_step_that_stays_open_names_the_worker_that_it_waits_for(
-    start_sync: Callable[..., Job],
-) -> None:
-    job = start_sync(num_workers=2, num_ps_pods=1)
-    job.wait_until("a step", lambda status: status["version"] > 2)
-    [pid, *_] = sorted(job.pids("worker"))
-    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    [name] = [
-        entry.partition(b"=")[2].decode()
-        for entry in environment
-        if entry.startswith(b"ELASTICDL_PROCESS=")
-    ]
-    reason = re.compile(rf"step \d+ has 1 of 2 gradients: {name} (reads|computes its gradient)")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        job.wait_until(
-            "a wait with its reason",
-            lambda status: any(map(reason.fullmatch, status["waiting"])),
-            timeout_s=60,
-        )
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    code, output = job.finish()
-    assert code == 0, output
-    check_receipt(job)

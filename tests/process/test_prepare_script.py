@@ -121,32 +121,24 @@ def root_with_apt(machine: Machine, install: str) -> Path:
     return said
 
 
-def test_an_interpreter_that_has_everything_is_taken(machine: Machine) -> None:
-    machine.python("python3.11")
-    machine.prepare()
-    assert machine.has_environment
-
-
-def test_a_complete_interpreter_goes_before_one_that_lacks_something(machine: Machine) -> None:
+def test_an_interpreter_that_has_everything_goes_before_one_that_lacks_something(
+    machine: Machine,
+) -> None:
     machine.python("python3.11", "ensurepip", "pip", prefix="/usr")
     machine.python("python3")
     ran = machine.prepare()
     assert machine.has_environment, ran.stderr
 
 
-def test_without_ensurepip_the_interpreters_own_pip_will_do(machine: Machine) -> None:
-    machine.python("python3.11", "ensurepip", prefix="/usr")
-    ran = machine.prepare()
-    assert machine.has_environment, ran.stderr
-
-
-def test_an_environment_that_was_left_half_made_is_made_anew(machine: Machine) -> None:
-    python = machine.python("python3.11")
+def test_without_ensurepip_the_interpreters_own_pip_makes_a_half_made_environment_anew(
+    machine: Machine,
+) -> None:
+    python = machine.python("python3.11", "ensurepip", prefix="/usr")
     subprocess.run(
         [python, "-m", "venv", "--without-pip", machine.folder / ".venv"], check=True, timeout=60
     )
-    machine.prepare()
-    assert machine.has_environment
+    ran = machine.prepare()
+    assert machine.has_environment, ran.stderr
 
 
 def test_the_systems_interpreter_names_the_packages_of_its_own_version(machine: Machine) -> None:
