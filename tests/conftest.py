@@ -55,7 +55,6 @@ LONG = (
     "test_ring_virtual.py",
     "test_ring_members.py",
     "test_ring_churn.py",
-    "test_ring_checkpoints.py",
     "test_ring_callbacks.py",
 )
 """The longest files first: what begins last should be short, so that all processes of a run end

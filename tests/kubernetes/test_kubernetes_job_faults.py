@@ -38,7 +38,7 @@ def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: 
         model_def="paced",
         training_data=f"{DATA}/digits/train.npz",
         validation_data=f"{DATA}/digits/test.npz",
-        num_epochs=60,
+        num_epochs=18,
         minibatch_size=32,
         num_workers=2,
         num_ps_pods=1,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ LIMIT_S = 120.0
 JOB = "meadow"
 MODULE = """
 'Flowers that are made up as they are read: a job that needs no file.'
+import time
 import tensorflow as tf
 from iris import custom_model, eval_metrics_fn, loss, optimizer
 
@@ -49,6 +51,8 @@ class Meadow:
 
     def read_records(self, task):
         for number in range(task.start, task.end):
+            # The job trains for as long as the story takes, and leaves the cores to others.
+            time.sleep(0.005)
             yield KINDS[number % len(KINDS)]
 
 
@@ -200,12 +204,18 @@ def heard(stream: IO[str] | None, words: str, since: str = "") -> None:
     that is given.
     """
     assert stream is not None
-    said = []
-    for line in stream:
-        said.append(line)
-        if words in line and line > since:
-            return
-    raise AssertionError(f"never said {words!r}, but:\n{''.join(said)}")
+    said, deadline_s = b"", time.monotonic() + LIMIT_S
+    with selectors.DefaultSelector() as readable:
+        readable.register(stream, selectors.EVENT_READ)
+        while readable.select(max(0.0, deadline_s - time.monotonic())):
+            # What is read beside these words is lost to others that read the stream.
+            if not (more := os.read(stream.fileno(), 1 << 16)):
+                break
+            said += more
+            lines = said.decode(errors="replace").splitlines()
+            if any(words in line and line > since for line in lines):
+                return
+    raise AssertionError(f"never said {words!r}, but:\n{said.decode(errors='replace')}")
 
 
 def only(commands: Commands) -> dict[str, Any]:
@@ -353,6 +363,14 @@ def test_ctrl_c_leaves_a_job_running_which_is_listed_and_whose_status_is_that_of
             code, output, _ = elasticdl.run("status", JOB, "-o", "json")
             return code == 0 and json.loads(output)["records"]["trained"] > 0
 
+        # Each look at the status is a process that takes most of a second: kubectl takes less.
+        elasticdl.until(
+            lambda: (
+                command.poll() is not None
+                or f"pod/{JOB}-worker-0" in elasticdl.kubectl("get", "pods", "-o", "name")
+            ),
+            "a worker is made",
+        )
         elasticdl.until(lambda: command.poll() is not None or trains(), "records are trained")
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=LIMIT_S)

@@ -84,7 +84,7 @@ def start_paced(
     given = {
         "model_zoo": zoo,
         "model_def": "paced",
-        "envs": f"PACED_FOLDER={folder};PACED_S=0.8",
+        "envs": f"PACED_FOLDER={folder}",
         "num_epochs": EPOCHS,
         **flags,
     }

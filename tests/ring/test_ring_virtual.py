@@ -20,6 +20,8 @@ BATCH = 14
 STEPS = 16
 """Of 2 epochs with 98 records in 2 shards, by 14: the last of each shard has 7."""
 SEEDS = range(int(os.environ.get("ELASTICDL_VIRTUAL_SEEDS", "1")))
+COUNTS = (2, 3, 4) if len(SEEDS) > 1 else (3,)
+"""Members of undisturbed rings. The script of seed 0 has rings of 3, 4, 3 and 2."""
 
 
 def digest(
@@ -54,7 +56,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(tmp_path_factory.mktemp("virtual") / "alone", members(1))
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", COUNTS)
 def test_any_number_of_members_ends_with_the_same_bits(
     tmp_path: Path, alone: str, count: int
 ) -> None:

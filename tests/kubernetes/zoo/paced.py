@@ -10,7 +10,7 @@ import keras
 from digits import custom_model, eval_metrics_fn, feed, loss, optimizer  # noqa: F401
 
 FOLDER = os.environ.get("PACED_FOLDER", ".")
-PACE_S = float(os.environ.get("PACED_S", "0.15"))
+PACE_S = 0.8
 
 
 class Paced(keras.callbacks.Callback):
