@@ -1,22 +1,16 @@
 .PHONY: fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster
 BIN := .venv/bin
 WORKERS ?= 2
-CLUSTERS ?= 4
+CLUSTERS ?= 2
 # Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests of a file share jobs; tests/conftest.py has the longest files go first.
 LOCK = $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-emit-index-url
-BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 demo: prepare  ## Train digits with a worker killed halfway, evaluate, export, load back, predict.
 	$(BIN)/python -m scripts.demo
 
-test: prepare horovod  ## All tests. Browser, ring and Kubernetes tests run last, side by side, since they disturb others; ARGS (for pytest) leaves them out.
-	@status=0; \
-	[ -n "$(ARGS)" ] || scripts/test-programs || status=$$?; \
-	$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) --ignore tests/browser --ignore tests/ring --ignore tests/kubernetes $(ARGS) || status=$$?; \
-	[ -n "$(ARGS)" ] || scripts/test-last $(WORKERS) $(CLUSTERS) || status=$$?; \
-	exit $$status
+test: prepare horovod  ## All tests; with ARGS (for pytest) not those of browser, rings and Kubernetes.
+	@scripts/test $(WORKERS) $(CLUSTERS) $(ARGS)
 
 test-browser: prepare  ## The status page in Chromium.
 	@scripts/test-programs

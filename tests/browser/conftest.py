@@ -24,7 +24,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.conftest import Job
+from tests.conftest import Job, write_iris
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -178,11 +178,36 @@ class Shown:
         window.page.goto(f"{self.address}#{tab}")
 
 
+PACED = """
+import time
+
+
+class Paced(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.1)
+
+
+def callbacks():
+    return [Paced()]
+"""
+
+
 @contextmanager
-def shown(start: Callable[..., Job], data: Path, **flags: object) -> Iterator[Shown]:
-    """A job on iris that lasts for longer than any test, once it trains."""
-    usual = {"num_workers": "2", "num_ps_pods": 1, "minibatch_size": 16, "num_epochs": 2000}
-    job = start(model_def="iris", training_data=data, **{**usual, **flags})
+def shown(start: Callable[..., Job], folder: Path) -> Iterator[Shown]:
+    """A job on iris that lasts for longer than any test, once it trains, and leaves the cores to
+    the browser.
+    """
+    module = (ROOT / "model_zoo/iris.py").read_text() + PACED
+    (folder / "iris.py").write_text(module)
+    job = start(
+        model_zoo=folder,
+        model_def="iris",
+        training_data=write_iris(folder / "iris.csv", 20),
+        num_workers="2",
+        num_ps_pods=1,
+        minibatch_size=16,
+        num_epochs=2000,
+    )
     job.wait_until("training began", lambda status: status["records"]["trained"] > 0, START_S)
     where = json.loads((job.directory / "master.json").read_text())
     yield Shown(job, where["page"].partition("#")[0], where["token"])

@@ -6,7 +6,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,27 +24,14 @@ FLAWS = (
     "() => axe.run({ resultTypes: ['violations'] }).then((found) => found.violations.map((one) =>"
     " [one.id, one.nodes[0].html]))"
 )
-COLUMNS = ("sepal_length", "sepal_width", "petal_length", "petal_width", "species")
 
 
 @pytest.fixture(scope="module")
-def running(start_jobs: Callable[..., Job], iris_file: Path) -> Iterator[Shown]:
-    with shown(start_jobs, iris_file) as found:
+def running(
+    start_jobs: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shown]:
+    with shown(start_jobs, tmp_path_factory.mktemp("shown")) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def iris_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sklearn.datasets import load_iris
-
-    iris = load_iris()
-    rows = [
-        [*features, label]
-        for features, label in zip(iris.data.tolist(), iris.target.tolist(), strict=True)
-    ] * 20
-    path = tmp_path_factory.mktemp("data") / "iris.csv"
-    path.write_text("\n".join(",".join(map(str, row)) for row in [COLUMNS, *rows]) + "\n")
-    return path
 
 
 # What the page is told, by when the master read it; what `/api/v1/status` says, asked at every
