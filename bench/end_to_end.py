@@ -1,52 +1,104 @@
-"""DeepFM, samples/s: the user's plain Keras module on one server and two workers, against the same
-model in other systems.
+"""DeepFM: the user's plain Keras module on one server and two workers, against the same model in
+other systems.
 
-Everything on the same cores, one after the other in one run; medians.
+Everything on the same cores, one after the other in one run; medians. Samples/s; AUC after one
+pass; and the seconds until AUC is `SHARE` of what plain Keras has after the pass. `E2E_ROUNDS` and
+`E2E_POINTS` shorten it.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from bench.deepfm_data import write
+from bench.deepfm_data import TRAIN, write
 from bench.jobs import ROOT, RunningJob, running
+from bench.learning_curve import ROUNDS
 
-RECORDS = 262_144
 POINTS = [("adam", 512), ("adam", 4096), ("adagrad", 512), ("adagrad", 4096)]
 PEERS = {"keras_fit": "bench.peer_keras", "pss": "bench.peer_pss", "by_hand": "bench.peer_loop"}
 AIMS = {"pss": 1.2, "by_hand": 0.8}
+SHARE = 0.98
+Row: TypeAlias = dict[str, dict[str, float]]
 
 
-def run_peer(module: str, optimizer: str, batch: int) -> float:
-    command = [sys.executable, "-m", module, optimizer, str(batch)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one system."""
+
+    rate: float
+    """Samples/s."""
+    first_s: float
+    """From the start of the first process to the first steps."""
+    curve: tuple[tuple[int, float], ...]
+    """(samples, AUC)."""
+    known_s: tuple[float, ...] = ()
+    """Of a job: when each AUC was known, from its start. Evaluation takes part of that."""
+
+    @property
+    def auc(self) -> float:
+        return self.curve[-1][1]
+
+    def samples_to(self, auc: float) -> float:
+        """Between two evaluations: in proportion. Infinite if it never has that AUC."""
+        before = (0, 0.5)
+        for point in self.curve:
+            if point[1] >= auc:
+                share = (auc - before[1]) / (point[1] - before[1])
+                return before[0] + share * (point[0] - before[0])
+            before = point
+        return float("inf")
+
+    def seconds_known(self, auc: float) -> float:
+        """From the start of the first process until this AUC is known."""
+        if not self.known_s:
+            return self.first_s + self.samples_to(auc) / self.rate
+        found = [s for (_, one), s in zip(self.curve, self.known_s, strict=True) if one >= auc]
+        return found[0] if found else float("inf")
+
+
+def run_peer(module: str, optimizer: str, batch: int, folder: Path) -> Run:
+    command = [sys.executable, "-m", module, optimizer, str(batch), str(folder)]
+    began_at = time.time()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     if done.returncode != 0:
         raise RuntimeError(f"{module} failed:\n{done.stderr[-2000:]}")
-    return float(done.stdout.split()[-1])
+    told = json.loads(done.stdout.splitlines()[-1])
+    curve = tuple((samples, auc) for samples, auc in told["curve"])
+    return Run(told["rate"], told["first_at"] - began_at, curve)
 
 
-def run_ours(
-    optimizer: str, batch: int, data: Path, workers: int = 2, seconds: float = 12.0
-) -> float:
+def run_ours(optimizer: str, batch: int, folder: Path) -> Run:
+    """One job for the rate, and one for AUC."""
+    return learn(optimizer, batch, folder, rate(optimizer, batch, folder / "train.npz"))
+
+
+def flags(optimizer: str, batch: int, data: Path, workers: int) -> dict[str, Any]:
+    return {
+        "model_def": "deepfm",
+        "model_params": f"optimizer={optimizer}",
+        "training_data": data,
+        "minibatch_size": batch,
+        "num_workers": workers,
+        "num_ps_pods": 1,
+        "records_per_task": max(batch * 8, 16_384),
+    }
+
+
+def rate(optimizer: str, batch: int, data: Path, workers: int = 2, seconds: float = 12.0) -> float:
     """Records per second in steady state, as the master's ledger counts them: the job is stopped
     after `seconds` of it.
     """
-    with running(
-        model_def="deepfm",
-        model_params=f"optimizer={optimizer}",
-        training_data=data,
-        num_epochs=1000,
-        minibatch_size=batch,
-        num_workers=workers,
-        num_ps_pods=1,
-        records_per_task=max(batch * 8, 16_384),
-    ) as job:
+    with running(**flags(optimizer, batch, data, workers), num_epochs=1000) as job:
         return steady_rate(job, seconds)
 
 
@@ -66,28 +118,68 @@ def steady_rate(job: RunningJob, seconds: float) -> float:
     return statistics.median(rates)
 
 
-def measure(
-    points: Sequence[tuple[str, int]] = POINTS, rounds: int = 3
-) -> dict[str, dict[str, float]]:
-    """For each point: median samples/s of each system over `rounds` interleaved rounds."""
-    figures: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "deepfm.npz"
-        write(data, RECORDS)
+def learn(optimizer: str, batch: int, folder: Path, steady: float) -> Run:
+    """One pass, evaluated as often as the others."""
+    began_at = time.time()
+    with running(
+        **flags(optimizer, batch, folder / "train.npz", workers=2),
+        validation_data=folder / "test.npz",
+        evaluation_steps=TRAIN // batch // ROUNDS,
+    ) as job:
+        job.finish(600)
+        rows = [json.loads(row) for row in (job.directory / "metrics.jsonl").open()]
+    first_at = next(row["at"] for row in rows if row["kind"] == "training")
+    rounds = [row for row in rows if row["kind"] == "evaluation"]
+    return Run(
+        steady,
+        first_at - began_at,
+        tuple((row["version"] * batch, row["values"]["auc"]) for row in rounds),
+        tuple(row["at"] - began_at for row in rounds),
+    )
+
+
+def measure() -> dict[str, Row]:
+    """For each point and system: medians over interleaved rounds."""
+    rounds = int(os.environ.get("E2E_ROUNDS", "3"))
+    points = [POINTS[int(number)] for number in os.environ.get("E2E_POINTS", "0 1 2 3").split()]
+    figures: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write(folder)
         for optimizer, batch in points:
-            seen: dict[str, list[float]] = {name: [] for name in ("elasticdl", *PEERS)}
+            runs: dict[str, list[Run]] = {name: [] for name in ("elasticdl", *PEERS)}
             for _ in range(rounds):
-                seen["elasticdl"].append(run_ours(optimizer, batch, data))
+                runs["elasticdl"].append(run_ours(optimizer, batch, folder))
                 for name, module in PEERS.items():
-                    seen[name].append(run_peer(module, optimizer, batch))
-            figures[f"{optimizer} {batch}"] = {
-                name: statistics.median(rates) for name, rates in seen.items()
-            }
-            print_row(f"{optimizer} {batch}", figures[f"{optimizer} {batch}"])
+                    runs[name].append(run_peer(module, optimizer, batch, folder))
+            row = figures[f"{optimizer} {batch}"] = medians(runs)
+            print_row(f"{optimizer} {batch}", row)
     return figures
 
 
-def print_row(point: str, row: dict[str, float]) -> None:
-    ours = row["elasticdl"]
-    ratios = "  ".join(f"{ours / row[name]:.2f} x {name} ({row[name]:,.0f})" for name in PEERS)
-    print(f"{point:14} elasticdl {ours:10,.0f} samples/s   {ratios}", flush=True)
+def medians(runs: Mapping[str, Sequence[Run]]) -> Row:
+    aim = SHARE * statistics.median(run.auc for run in runs["keras_fit"])
+    row: Row = {}
+    for name, found in runs.items():
+        figures = {
+            "samples_per_s": [run.rate for run in found],
+            "auc": [run.auc for run in found],
+            "samples_to_aim": [run.samples_to(aim) for run in found],
+            "seconds_to_aim": [run.samples_to(aim) / run.rate for run in found],
+            "seconds_with_start": [run.seconds_known(aim) for run in found],
+        }
+        row[name] = {what: statistics.median(values) for what, values in figures.items()}
+    row["aim"] = {"auc": aim}
+    return row
+
+
+def print_row(point: str, row: Row) -> None:
+    print(f"{point}, to AUC {row['aim']['auc']:.4f}", flush=True)
+    for name in ("elasticdl", *PEERS):
+        one = row[name]
+        print(
+            f"  {name:10} {one['samples_per_s']:9,.0f} samples/s   AUC {one['auc']:.4f}"
+            f"   {one['seconds_to_aim']:6.2f} s ({one['samples_to_aim']:9,.0f} samples)"
+            f"   {one['seconds_with_start']:6.2f} s with start",
+            flush=True,
+        )

@@ -150,7 +150,7 @@ def _restarted(data: Path) -> float:
                 time.sleep(EVERY_S)
                 trained = job.live_status()["records"]["trained"]
                 _kill_by_file(job, "supervisor.json")
-                job.child.wait(30)
+                job.process.wait(30)
         return trained / (time.time() - begin_s)
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 class RunningJob:
     """An `elasticdl train` process with its own job directory."""
 
-    child: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]
     directory: Path
     log: IO[str]
 
@@ -57,13 +57,19 @@ class RunningJob:
             answer = found()
             if answer is not None:
                 return answer
-            if self.child.poll() is not None:
+            if self.process.poll() is not None:
                 self.log.seek(0)
                 raise RuntimeError(
                     f"the job ended by itself before {what}:\n{self.log.read()[-3000:]}"
                 )
             time.sleep(look_s)
         raise RuntimeError(f"not within {limit_s:g} s: {what}")
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for its end. Raises RuntimeError if it failed."""
+        if code := self.process.wait(limit_s):
+            self.log.seek(0)
+            raise RuntimeError(f"the job ended with {code}:\n{self.log.read()[-3000:]}")
 
     def live_status(self) -> dict[str, Any]:
         """Return the master's status. Raises RuntimeError if there is none."""
@@ -84,23 +90,17 @@ class RunningJob:
 def running(inside: Path | None = None, **flags: object) -> Iterator[RunningJob]:
     """Start a job, and stop it at the end of the block even after an error.
 
-    Takes the flags of `elasticdl train`. `inside`: a folder that keeps the job's directory.
+    Takes the flags of `elasticdl train`; the model zoo is the benchmarks' if none is given.
+    `inside`: a folder that keeps the job's directory.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = (inside or Path(folder)) / "job"
+        given = {"model_zoo": ROOT / "bench/zoo", **flags}
         arguments = [
             f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
-            for name, value in flags.items()
+            for name, value in given.items()
         ]
-        command = [
-            sys.executable,
-            "-m",
-            "elasticdl.cli.main",
-            "train",
-            "--model-zoo",
-            str(ROOT / "bench/zoo"),
-            *arguments,
-        ]
+        command = [sys.executable, "-m", "elasticdl.cli.main", "train", *arguments]
         with open(Path(folder) / "log", "w+") as log:
             child = subprocess.Popen(
                 [*command, "--job-dir", str(job)],

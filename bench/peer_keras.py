@@ -1,38 +1,47 @@
-"""Plain Keras `fit` of the same module in one process: `python -m bench.peer_keras OPTIMIZER BATCH`
-prints samples/s.
+"""Plain Keras `fit` of the same module in one process: `python -m bench.peer_keras OPTIMIZER BATCH
+FOLDER`.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any, final
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import statistics
 import sys
-import time
+from pathlib import Path
 
-from bench.deepfm_data import batches
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.deepfm_data import TRAIN, batches
+from bench.learning_curve import report
 from bench.zoo import deepfm
 
 
-def main(optimizer: str, batch: int) -> None:
-    count = max(8, min(64, 100_000 // batch))
-    data = batches(batch, count).map(
-        lambda features, labels: ({"numbers": features[0], "ids": features[1]}, labels)
-    )
-    model = deepfm.custom_model()
-    model.compile(optimizer=deepfm.optimizer(optimizer), loss=deepfm.loss)
+def _named(features: Any, labels: Any) -> Any:
+    return {"numbers": features[0], "ids": features[1]}, labels
 
-    def steps(number: int) -> float:
-        begin = time.perf_counter()
-        model.fit(data, steps_per_epoch=number, epochs=1, verbose=0)
-        return time.perf_counter() - begin
 
-    steps(2)
-    number = max(4, min(200, int(2.0 / (steps(3) / 3))))
-    print(statistics.median(number * batch / steps(number) for _ in range(5)))
+@final
+class KerasFit:
+    def __init__(self, optimizer: str, batch: int, folder: Path) -> None:
+        self._folder, self._batch, self._steps = folder, batch, 0
+        self._model = deepfm.custom_model()
+        self._model.compile(optimizer=deepfm.optimizer(optimizer), loss=deepfm.loss)
+
+    def advance(self, steps: int) -> None:
+        # `fit` takes no iterator of tf.data, and begins a dataset anew with each call.
+        data = batches(self._folder, self._batch, self._steps % (TRAIN // self._batch))
+        self._model.fit(data.map(_named), steps_per_epoch=steps, epochs=1, verbose=0)
+        self._steps += steps
+
+    def logits(self, dense: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        features: Any = {"numbers": dense, "ids": ids}
+        return np.asarray(self._model.predict_on_batch(features))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    batch = int(sys.argv[2])
+    report(KerasFit(sys.argv[1], batch, Path(sys.argv[3])), batch, Path(sys.argv[3]))

@@ -1,27 +1,28 @@
 """Measure the limit without distribution: one process, hand-written sparse updates.
 
-`python -m bench.peer_loop OPTIMIZER BATCH`.
+`python -m bench.peer_loop OPTIMIZER BATCH FOLDER`.
 
 Embedding gradients are merged per distinct id and applied to the touched rows only (lazy Adam
-without bias correction),
-dense weights by the Keras optimizer; data in memory.
+without bias correction), dense weights by the Keras optimizer.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, final
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import statistics
 import sys
-import time
+from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from bench.deepfm_data import DENSE, DIM, FIELDS, HIDDEN, LEARNING_RATE, VOCABULARY, batches
+from bench.learning_curve import report
 
 
 def logits(dense: Any, vectors: Any, wide: Any, mlp: Any, linear: Any) -> Any:
@@ -57,30 +58,34 @@ def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any) -> No
     table.scatter_sub(tf.IndexedSlices(rate * first / (tf.sqrt(second) + 1e-7), ids))
 
 
-def main(kind: str, batch: int) -> None:
-    tables = [
-        tf.Variable(tf.random.uniform((VOCABULARY, width), -0.05, 0.05)) for width in (DIM, 1)
-    ]
-    slots = [
-        [tf.Variable(tf.zeros_like(table)) for _ in range(2 if kind == "adam" else 1)]
-        for table in tables
-    ]
-    mlp = keras.Sequential(
-        [keras.layers.Dense(units, activation="relu") for units in HIDDEN] + [keras.layers.Dense(1)]
-    )
-    mlp.build((None, FIELDS * DIM + DENSE))
-    linear = keras.layers.Dense(1, use_bias=False)
-    linear.build((None, DENSE))
-    variables = mlp.trainable_variables + linear.trainable_variables
-    optimizer = {"adam": keras.optimizers.Adam, "adagrad": keras.optimizers.Adagrad}[kind](
-        LEARNING_RATE[kind]
-    )
-    optimizer.build(variables)
+@final
+class Loop:
+    def __init__(self, kind: str, batch: int, folder: Path) -> None:
+        self._kind, self._batches = kind, iter(batches(folder, batch))
+        self._tables = [
+            tf.Variable(tf.random.uniform((VOCABULARY, width), -0.05, 0.05)) for width in (DIM, 1)
+        ]
+        self._slots = [
+            [tf.Variable(tf.zeros_like(table)) for _ in range(2 if kind == "adam" else 1)]
+            for table in self._tables
+        ]
+        self._mlp = keras.Sequential(
+            [keras.layers.Dense(units, activation="relu") for units in HIDDEN]
+            + [keras.layers.Dense(1)]
+        )
+        self._mlp.build((None, FIELDS * DIM + DENSE))
+        self._linear = keras.layers.Dense(1, use_bias=False)
+        self._linear.build((None, DENSE))
+        self._variables = self._mlp.trainable_variables + self._linear.trainable_variables
+        self._optimizer = {"adam": keras.optimizers.Adam, "adagrad": keras.optimizers.Adagrad}[
+            kind
+        ](LEARNING_RATE[kind])
+        self._optimizer.build(self._variables)
+        self._step, self._predict = tf.function(self._train), tf.function(self._outputs)
 
-    @tf.function
-    def step(dense: Any, ids: Any, labels: Any) -> Any:
+    def _train(self, dense: Any, ids: Any, labels: Any) -> Any:
         distinct, positions = tf.unique(tf.reshape(ids, [-1]))
-        rows = [tf.gather(table, distinct) for table in tables]
+        rows = [tf.gather(table, distinct) for table in self._tables]
         with tf.GradientTape() as tape:
             tape.watch(rows)
             vectors, wide = (
@@ -88,33 +93,33 @@ def main(kind: str, batch: int) -> None:
             )
             loss = tf.reduce_mean(
                 tf.nn.sigmoid_cross_entropy_with_logits(
-                    labels, logits(dense, vectors, wide, mlp, linear)
+                    labels, logits(dense, vectors, wide, self._mlp, self._linear)
                 )
             )
-        gradients = tape.gradient(loss, rows + [variable.value for variable in variables])
-        for table, own, gradient in zip(tables, slots, gradients[:2], strict=True):
+        gradients = tape.gradient(loss, rows + [variable.value for variable in self._variables])
+        for table, own, gradient in zip(self._tables, self._slots, gradients[:2], strict=True):
             merged = tf.math.unsorted_segment_sum(
                 gradient.values, gradient.indices, tf.size(distinct)
             )
-            apply_rows(kind, table, own, merged, distinct)
-        optimizer.apply(gradients[2:], variables)
+            apply_rows(self._kind, table, own, merged, distinct)
+        self._optimizer.apply(gradients[2:], self._variables)
         return loss
 
-    iterator = iter(batches(batch, max(8, min(64, 200_000 // batch))))
+    def _outputs(self, dense: Any, ids: Any) -> Any:
+        vectors, wide = (tf.gather(table, ids) for table in self._tables)
+        return logits(dense, vectors, wide, self._mlp, self._linear)
 
-    def steps(number: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(number):
-            (dense, ids), labels = next(iterator)
-            loss = step(dense, ids, labels)
+    def advance(self, steps: int) -> None:
+        for _ in range(steps):
+            (dense, ids), labels = next(self._batches)
+            loss = self._step(dense, ids, labels)
         loss.numpy()
-        return time.perf_counter() - begin
 
-    steps(3)
-    number = max(4, min(300, int(2.0 / (steps(3) / 3))))
-    steps(number // 4)
-    print(statistics.median(number * batch / steps(number) for _ in range(5)))
+    def logits(self, dense: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        predicted: NDArray[np.float32] = self._predict(dense, ids).numpy()
+        return predicted
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    batch = int(sys.argv[2])
+    report(Loop(sys.argv[1], batch, Path(sys.argv[3])), batch, Path(sys.argv[3]))

@@ -1,29 +1,38 @@
 """tf.distribute.ParameterServerStrategy at its best: a custom loop of raw ops on the server
 instead of Keras `fit`.
 
-`python -m bench.peer_pss OPTIMIZER BATCH [WORKERS]` starts one server and the workers as processes,
-prints samples/s.
+`python -m bench.peer_pss OPTIMIZER BATCH FOLDER` starts one server and two workers as processes.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, final
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import itertools
 import json
 import socket
-import statistics
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
-from bench.deepfm_data import DENSE, DIM, FIELDS, HIDDEN, LEARNING_RATE, VOCABULARY, batches
+from bench.deepfm_data import (
+    DENSE,
+    DIM,
+    FIELDS,
+    HIDDEN,
+    LEARNING_RATE,
+    VOCABULARY,
+    batches,
+    shards,
+)
+from bench.learning_curve import report
 
 
 def free_port() -> int:
@@ -98,32 +107,42 @@ def logits(dense: Any, vectors: Any, wide: Any, weights: Any) -> Any:
     return hidden + pairs + tf.reduce_sum(wide, 1) + tf.matmul(dense, weights[-1])
 
 
-def measure(kind: str, batch: int, cluster: dict[str, list[str]]) -> float:
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), rpc_layer="grpc", task_type="chief", task_id=0
-    )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with strategy.scope():
-        tables = [
-            tf.Variable(tf.random.uniform((VOCABULARY, width), -0.05, 0.05)) for width in (DIM, 1)
-        ]
-        weights = [tf.Variable(value) for value in mlp_weights()]
+@final
+class ParameterServers:
+    """Workers read `train.bin` of their own working directory."""
 
-        def slots_of(variable: Any) -> list[Any]:
-            with strategy.extended.colocate_vars_with(variable):
-                return [
-                    tf.Variable(tf.zeros(variable.shape)) for _ in range(2 if kind == "adam" else 1)
-                ]
+    def __init__(self, kind: str, batch: int, cluster: dict[str, list[str]]) -> None:
+        self._kind = kind
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster), rpc_layer="grpc", task_type="chief", task_id=0
+        )
+        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        with self._strategy.scope():
+            self._tables = [
+                tf.Variable(tf.random.uniform((VOCABULARY, width), -0.05, 0.05))
+                for width in (DIM, 1)
+            ]
+            self._weights = [tf.Variable(value) for value in mlp_weights()]
+            self._table_slots = [self._slots_of(table) for table in self._tables]
+            self._weight_slots = [self._slots_of(weight) for weight in self._weights]
+        self._iterator = iter(
+            self._coordinator.create_per_worker_dataset(lambda: batches(Path(), batch))
+        )
+        self._step, self._predict = tf.function(self._train), tf.function(self._outputs)
 
-        table_slots, weight_slots = [slots_of(v) for v in tables], [slots_of(v) for v in weights]
+    def _slots_of(self, variable: Any) -> list[Any]:
+        with self._strategy.extended.colocate_vars_with(variable):
+            return [
+                tf.Variable(tf.zeros(variable.shape))
+                for _ in range(2 if self._kind == "adam" else 1)
+            ]
 
-    @tf.function
-    def step(iterator: Any) -> Any:
+    def _train(self, iterator: Any) -> Any:
         (dense, ids), labels = next(iterator)
         distinct, positions = tf.unique(tf.reshape(ids, [-1]))
-        rows = [tf.gather(table, distinct) for table in tables]
-        local = [tf.identity(weight) for weight in weights]
+        rows = [tf.gather(table, distinct) for table in self._tables]
+        local = [tf.identity(weight) for weight in self._weights]
         with tf.GradientTape() as tape:
             tape.watch(rows + local)
             vectors, wide = (
@@ -133,48 +152,54 @@ def measure(kind: str, batch: int, cluster: dict[str, list[str]]) -> float:
                 tf.nn.sigmoid_cross_entropy_with_logits(labels, logits(dense, vectors, wide, local))
             )
         gradients = tape.gradient(loss, rows + local)
-        for table, own, gradient in zip(tables, table_slots, gradients[:2], strict=True):
+        for table, own, gradient in zip(
+            self._tables, self._table_slots, gradients[:2], strict=True
+        ):
             merged = tf.math.unsorted_segment_sum(
                 gradient.values, gradient.indices, tf.size(distinct)
             )
-            apply_rows(kind, table, own, merged, distinct)
-        for weight, own, gradient in zip(weights, weight_slots, gradients[2:], strict=True):
-            apply_dense(kind, weight, own, gradient)
+            apply_rows(self._kind, table, own, merged, distinct)
+        for weight, own, gradient in zip(
+            self._weights, self._weight_slots, gradients[2:], strict=True
+        ):
+            apply_dense(self._kind, weight, own, gradient)
         return loss
 
-    iterator = iter(
-        coordinator.create_per_worker_dataset(
-            lambda: batches(batch, max(8, min(64, 100_000 // batch)))
-        )
-    )
+    def _outputs(self, dense: Any, ids: Any) -> Any:
+        vectors, wide = (tf.gather(table, ids) for table in self._tables)
+        return logits(dense, vectors, wide, [tf.identity(weight) for weight in self._weights])
 
-    def steps(number: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(number):
-            coordinator.schedule(step, args=(iterator,))
-        coordinator.join()
-        return time.perf_counter() - begin
+    def advance(self, steps: int) -> None:
+        for _ in range(steps):
+            self._coordinator.schedule(self._step, args=(self._iterator,))
+        self._coordinator.join()
 
-    steps(6)
-    number = max(10, min(400, int(2.5 / (steps(20) / 20))))
-    return statistics.median(number * batch / steps(number) for _ in range(5))
+    def logits(self, dense: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        predicted: NDArray[np.float32] = self._predict(dense, ids).numpy()
+        return predicted
 
 
-def main(kind: str, batch: int, workers: int) -> None:
-    names = {"ps": 1, "worker": workers, "chief": 1}
+def main(kind: str, batch: int, folder: Path) -> None:
+    names = {"ps": 1, "worker": len(shards(folder)), "chief": 1}
     cluster = {
         job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in names.items()
     }
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "bench.peer_pss", "serve", json.dumps(cluster), job, str(index)],
-            stderr=subprocess.DEVNULL,
-        )
-        for job in ("ps", "worker")
-        for index in range(names[job])
-    ]
+    children = []
+    for job, folders in {"ps": [folder], "worker": shards(folder)}.items():
+        for index, place in enumerate(folders):
+            command = [sys.executable, "-m", "bench.peer_pss", "serve", json.dumps(cluster)]
+            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+            children.append(
+                subprocess.Popen(
+                    [*command, job, str(index)],
+                    cwd=place,
+                    env=environment,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
     try:
-        print(measure(kind, batch, cluster), flush=True)
+        report(ParameterServers(kind, batch, cluster), batch, folder)
+        sys.stdout.flush()
     finally:
         for child in children:
             child.kill()
@@ -186,4 +211,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     else:
-        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 2)
+        main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

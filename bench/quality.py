@@ -1,5 +1,5 @@
 """The final metric after the same epochs: plain Keras, and jobs with default flags on 1, 2, 4 and 8
-workers.
+workers; of some also with workers that are killed every few seconds.
 
 `QUALITY_CASES`, `QUALITY_SEEDS` and `QUALITY_WORKERS` shorten it. Steps of 8 workers take 0.1 s
 more, without a processor: as if each had its own.
@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeAlias
 
-from bench.jobs import ROOT
+from bench.jobs import ROOT, RunningJob, running
 from bench.planted_images import write
 from model_zoo import make_data
+from tests import churn
 
 RECORDS = 8192
-CRITEO_RECORDS = 30_000
 PACED, PACE_S = 8, 0.1
+KILL_EVERY_S = (1.5, 3.0)
 LIMIT_S = 1200.0
 Figures: TypeAlias = dict[str, dict[str, list[dict[str, float]]]]
 
@@ -42,12 +45,17 @@ class Case:
     metric: str = "accuracy"
     zoo: Path = ROOT / "model_zoo"
     params: Mapping[str, Any] = field(default_factory=dict)
+    records: int = 30_000
+    """Of data that is made to any length."""
+    kills: bool = False
+    """Whether a job whose workers are killed is measured, too."""
     reader_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _cnn(optimizer: str, epochs: int = 6) -> Case:
     params = {"optimizer": optimizer, "steps": epochs * RECORDS // 64}
-    return Case("cnn", "planted", epochs, 64, zoo=ROOT / "bench/zoo", params=params)
+    kills = optimizer in ("momentum", "adam")
+    return Case("cnn", "planted", epochs, 64, zoo=ROOT / "bench/zoo", params=params, kills=kills)
 
 
 CASES: Mapping[str, Case] = {
@@ -60,6 +68,9 @@ CASES: Mapping[str, Case] = {
     "digits_two_outputs": Case("digits_two_outputs", "digits", 20, 32, metric="digit/accuracy"),
     "breast_cancer": Case("breast_cancer", "breast_cancer", 20, 32, "parquet"),
     "deepfm_ids": Case("deepfm_ids", "criteo", 2, 256, metric="auc"),
+    "deepfm_ids-long": Case(
+        "deepfm_ids", "criteo", 3, 256, metric="auc", records=120_000, kills=True
+    ),
     "deepfm": Case(
         "deepfm",
         "criteo",
@@ -75,13 +86,13 @@ SEEDS = [int(seed) for seed in os.environ.get("QUALITY_SEEDS", "1 2 3 4 5").spli
 WORKERS = [int(count) for count in os.environ.get("QUALITY_WORKERS", "1 2 4 8").split()]
 
 
-def make(name: str, folder: Path) -> None:
-    """Make a data set."""
+def make(case: Case, folder: Path) -> None:
+    """Make the data of a case."""
     folder.mkdir()
-    if name == "planted":
+    if case.data == "planted":
         write(folder, RECORDS)
     else:
-        make_data.MAKERS[name](folder, CRITEO_RECORDS)
+        make_data.MAKERS[case.data](folder, case.records)
 
 
 def run_keras(case: Case, data: Path, seed: int) -> float:
@@ -107,8 +118,10 @@ def run_keras(case: Case, data: Path, seed: int) -> float:
     return float(done.stdout.split()[-1])
 
 
-def run_ours(case: Case, data: Path, seed: int, workers: int) -> float:
-    """Return the metric of a job with default flags on one server."""
+def run_ours(case: Case, data: Path, seed: int, workers: int, kills: bool) -> dict[str, float]:
+    """Return the metric of a job with default flags on one server, and how many of its workers
+    were killed.
+    """
     flags: dict[str, Any] = {
         "model_zoo": case.zoo,
         "model_def": case.model_def,
@@ -125,19 +138,26 @@ def run_ours(case: Case, data: Path, seed: int, workers: int) -> float:
         flags["data_reader_params"] = json.dumps(dict(case.reader_params))
     if workers == PACED:
         flags["envs"] = f"PACED_STEP_S={PACE_S}"
-    with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder) / "job"
-        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-        command = [sys.executable, "-m", "elasticdl.cli.main", "train", "--job-dir", str(job)]
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise RuntimeError(f"the job failed:\n{done.stderr[-3000:]}")
-        metrics = json.loads((job / "status.json").read_text())["metrics"]
-        return float(metrics[case.metric.replace("/", "_")])
+    with running(**flags) as job:
+        killed = kill_workers(job, seed) if kills else 0
+        job.finish(LIMIT_S)
+        metrics = json.loads((job.directory / "status.json").read_text())["metrics"]
+    return {"metric": float(metrics[case.metric.replace("/", "_")]), "killed": killed}
+
+
+def kill_workers(job: RunningJob, seed: int) -> int:
+    """Kill a random worker every few seconds until the job ends. Others start in their place."""
+
+    def trains() -> bool | None:
+        status = job.status()
+        return True if status is not None and status["records"]["trained"] > 0 else None
+
+    job.until("it trains", trains)
+    return len(
+        churn.kill_until_it_ends(
+            job, random.Random(seed), every_s=KILL_EVERY_S, victims=churn.live("worker"), most=1000
+        )
+    )
 
 
 def measure() -> Figures:
@@ -145,25 +165,31 @@ def measure() -> Figures:
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in CHOSEN:
-            case, data = CASES[name], Path(folder) / CASES[name].data
+            case = CASES[name]
+            data = Path(folder) / f"{case.data}-{case.records}"
             if not data.exists():
-                make(case.data, data)
+                make(case, data)
             row = figures[name] = {}
-            # Only the module of the benchmark can be paced.
-            counts = [count for count in WORKERS if count != PACED or case.data == "planted"]
-            for workers in (0, *counts):
+            for system, run in systems(case, data).items():
                 for seed in SEEDS:
                     begin_s = time.perf_counter()
-                    metric = (
-                        run_ours(case, data, seed, workers)
-                        if workers
-                        else run_keras(case, data, seed)
-                    )
-                    seconds = round(time.perf_counter() - begin_s, 1)
-                    system = f"{workers} workers" if workers else "keras"
-                    row.setdefault(system, []).append({"metric": metric, "seconds": seconds})
+                    found = run(seed)
+                    found["seconds"] = round(time.perf_counter() - begin_s, 1)
+                    row.setdefault(system, []).append(found)
             print_row(name, row)
     return figures
+
+
+def systems(case: Case, data: Path) -> dict[str, Callable[[int], dict[str, float]]]:
+    """What to run with each seed, by name."""
+    made = {"keras": lambda seed: {"metric": run_keras(case, data, seed)}}
+    for count in WORKERS:
+        # Only the module of the benchmark can be paced.
+        if count != PACED or case.data == "planted":
+            made[f"{count} workers"] = partial(run_ours, case, data, workers=count, kills=False)
+    if case.kills:
+        made["4 workers, killed"] = partial(run_ours, case, data, workers=4, kills=True)
+    return made
 
 
 def print_row(name: str, row: Mapping[str, list[dict[str, float]]]) -> None:
@@ -172,5 +198,6 @@ def print_row(name: str, row: Mapping[str, list[dict[str, float]]]) -> None:
     for system, runs in row.items():
         values = [run["metric"] for run in runs]
         spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
-        cells.append(f"{system} {mean(values):.4f}{spread}")
+        killed = sum(run.get("killed", 0) for run in runs)
+        cells.append(f"{system} {mean(values):.4f}{spread}" + (f" ({killed})" if killed else ""))
     print(f"{name:18} {'   '.join(cells)}", flush=True)

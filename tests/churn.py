@@ -8,10 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tests.conftest import Job
+from typing import Any, Protocol
 
 SEEDS = int(os.environ.get("ELASTICDL_CHURN_SEEDS", "0"))
 """How many seeds a churn test is to run; 0: as many as it runs among all others."""
@@ -31,6 +28,16 @@ class Kill:
         return f"{self.name} ({self.place + 1} of {self.among})"
 
 
+class Running(Protocol):
+    """A job that runs as a child of this process."""
+
+    @property
+    def process(self) -> subprocess.Popen[Any]: ...
+
+    def status(self) -> dict[str, Any] | None:
+        """The master's view, or None while there is no master."""
+
+
 Victims = Callable[[dict[str, Any]], Sequence[str]]
 """From the master's status to the processes of which one may be killed now; none: look again in a
 moment.
@@ -38,7 +45,12 @@ moment.
 
 
 def kill_until_it_ends(
-    job: Job, choose: random.Random, *, every_s: tuple[float, float], victims: Victims, most: int
+    job: Running,
+    choose: random.Random,
+    *,
+    every_s: tuple[float, float],
+    victims: Victims,
+    most: int,
 ) -> list[Kill]:
     """Kill one of `victims` after a random time of `every_s`, at most so often, until the job ends
     by itself.
@@ -58,7 +70,7 @@ def kill_until_it_ends(
     return kills
 
 
-def _ended(job: Job, within_s: float) -> bool:
+def _ended(job: Running, within_s: float) -> bool:
     try:
         job.process.wait(timeout=within_s)
     except subprocess.TimeoutExpired:

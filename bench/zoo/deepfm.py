@@ -35,3 +35,7 @@ def optimizer(optimizer="adam"):
 
 def feed_batch(records, mode, metadata):
     return {"numbers": records["dense"], "ids": records["ids"]}, records["label"]
+
+
+def eval_metrics_fn():
+    return {"auc": keras.metrics.AUC(num_thresholds=2000, from_logits=True)}
