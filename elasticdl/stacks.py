@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 MOST_CHARS = 16_000
-_MOST_FRAMES = 12
+MOST_FRAMES = 12
 
 
 def stacks(first: int | None = None, *, most_chars: int = MOST_CHARS) -> str:
@@ -22,11 +24,43 @@ def stacks(first: int | None = None, *, most_chars: int = MOST_CHARS) -> str:
     parts = [_place(frames[0][1], str(names.get(frames[0][0], frames[0][0])))] if frames else []
     parts += [
         "thread"
-        f" {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-_MOST_FRAMES:])}"
+        f" {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-MOST_FRAMES:])}"
         for ident, frame in frames
     ]
     text = "\n".join(parts)
     return text if len(text) <= most_chars else f"{text[:most_chars]} …"
+
+
+def user_frames(folder: str, first: int | None = None) -> tuple[str, ...]:
+    """The innermost frames in files below `folder`, outermost first: `FILE:LINE, in FUNCTION`.
+
+    Of thread `first`, or else of a thread in which TensorFlow calls Python code for it; () if no
+    such thread is in a file of that folder.
+    """
+    frames = sys._current_frames()
+    of_first = _below(folder, frames.get(first) if first is not None else None)
+    return of_first or next(filter(None, _called_back(folder, frames)), ())
+
+
+def _called_back(folder: str, frames: Mapping[int, FrameType]) -> list[tuple[str, ...]]:
+    """Frames of threads that Python did not start: these are in the user's code for another."""
+    started = {
+        thread.ident
+        for thread in threading.enumerate()
+        # Python makes such a dummy for a foreign thread that asks for its name.
+        if not isinstance(thread, threading._DummyThread)
+    }
+    return [_below(folder, frame) for ident, frame in frames.items() if ident not in started]
+
+
+def _below(folder: str, frame: FrameType | None) -> tuple[str, ...]:
+    found: list[str] = []
+    while frame is not None and len(found) < MOST_FRAMES:
+        code = frame.f_code
+        if Path(code.co_filename).is_relative_to(folder):
+            found.append(f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}")
+        frame = frame.f_back
+    return tuple(reversed(found))
 
 
 def _place(frame: FrameType, name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.clock import Clock
+from elasticdl.cpu_share import CpuShare
 from elasticdl.native import _native
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -42,6 +43,7 @@ class Gauges:
         self._before = server.statistics()
         self._at_s = clock.now_s()
         self._cpu_s = sum(os.times()[:2])
+        self._cpu_share = CpuShare()
 
     def read(self) -> dict[str, float]:
         """Values by name, with their units."""
@@ -54,7 +56,9 @@ class Gauges:
             _difference(now, before, "push_times"),
         )
         staleness = _difference(now, before, "staleness")
+        share = self._cpu_share.take()
         return {
+            **({} if share is None else {"cpu_share": share}),
             "pulls_per_s": (now["pulls"] - before["pulls"]) / passed_s,
             "pushes_per_s": (now["pushes"] - before["pushes"]) / passed_s,
             "pull_ms": quantile_ms(pull_times, 0.5),

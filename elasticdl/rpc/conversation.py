@@ -137,11 +137,14 @@ class Activity:
 class State:
     """The answer to `TellState`: leases in hand with how far each is, where the threads are, and
     what it is at, in words.
+
+    `frames` are those of the user's code, outermost first (`stacks.user_frames`).
     """
 
     held: tuple[Applied, ...] = ()
     stacks: str = ""
     doing: str = ""
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

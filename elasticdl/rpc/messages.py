@@ -7,7 +7,7 @@ behind this module checks a number from the wire again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from elasticdl.formatting import START_PARTS
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -45,6 +45,7 @@ from elasticdl.shard import (
     Task,
     WorkItem,
 )
+from elasticdl.stacks import MOST_FRAMES
 
 _NONE = -1
 _MAX_PARTS = 10_000
@@ -54,6 +55,7 @@ _MAX_NAME_CHARS = 200
 _MAX_EXAMPLES = 3
 _MAX_TEXT_CHARS = 64_000
 MOST_STACK_CHARS = 16_000
+_MAX_FRAME_CHARS = 400
 
 
 def _count(value: int, what: str) -> int:
@@ -378,13 +380,22 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
 def _state_told_to_wire(state: State) -> pb.State:
     held = [applied_to_wire(applied) for applied in state.held]
     return pb.State(
-        held=held, stacks=state.stacks[:MOST_STACK_CHARS], doing=state.doing[:_MAX_NAME_CHARS]
+        held=held,
+        stacks=state.stacks[:MOST_STACK_CHARS],
+        doing=state.doing[:_MAX_NAME_CHARS],
+        frames=_innermost(state.frames),
     )
 
 
 def _state_told_from_wire(message: pb.State) -> State:
     held = tuple(applied_from_wire(applied) for applied in message.held[:_MAX_PARTS])
-    return State(held, message.stacks[:MOST_STACK_CHARS], message.doing[:_MAX_NAME_CHARS])
+    doing = message.doing[:_MAX_NAME_CHARS]
+    return State(held, message.stacks[:MOST_STACK_CHARS], doing, _innermost(message.frames))
+
+
+def _innermost(frames: Sequence[str]) -> tuple[str, ...]:
+    """The innermost frames, each bounded: the end of a path says more than its beginning."""
+    return tuple(frame[-_MAX_FRAME_CHARS:] for frame in frames[-MOST_FRAMES:])
 
 
 def _activity_from_wire(message: pb.Activity) -> Activity:

@@ -247,9 +247,9 @@ def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench: type[Bench
     commands = wait(job, 2)
     (stop,) = job.of(c.StopProcess, commands)
     assert (stop.name, stop.grace_s) == (job.worker(0), 0.0)
-    assert "it has been in feed for 601 s; the limit is 600 s" in stop.reason
+    assert "hung: in feed for 601 s; the limit is 600 s" in stop.reason
     gone = next(one for one in job.state.status().processes if one.name == "worker-0")
-    assert (gone.state, gone.cause) == ("lost", "stalled")
+    assert (gone.state, gone.cause) == ("lost", "hung")
 
 
 def test_code_that_has_taken_long_before_may_take_ten_times_that(bench: type[Bench]) -> None:

@@ -372,7 +372,7 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
         step, link.parameters, context, bounds, Clock(scheduler), link.turns
     )
     tasks: Mapping[Task, TaskRunner] = {
-        Task.TRAINING: TrainingTask(trainer, callbacks),  # type: ignore[arg-type]
+        Task.TRAINING: TrainingTask(trainer, callbacks, context.watch),  # type: ignore[arg-type]
         Task.EVALUATION: EvaluationTask(metrics, context),
         Task.SUMMARY: SummaryTask(metrics, callbacks, context.outbox),
         Task.EXPORT: ExportTask(trainer, _NO_PARAMETERS, data.nothing, "export", context.outbox),  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.paces import LONGEST_S, SHORTEST_S
 from elasticdl.master.core.events import ActivityReported
 from elasticdl.master.core.job_context import JobContext
 from elasticdl.master.core.processes.table import Life, Process
@@ -16,6 +17,11 @@ _USUAL_S = 60.0
 _SHOWN_S = 30.0
 """Shorter activities are not shown as waits."""
 _BUSY_TIMES = 10.0
+_INPUTS = ("feed", "reading a shard")
+_STEP = " step"
+"""The end of the name of an activity that may compile: each new shape of a batch does."""
+_CALLBACKS = "what callbacks do"
+_SINGLETONS = ("a summary step", "a export step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Activities:
         self._running: dict[ProcessName, Activity] = {}
         self._longest_s: dict[str, float] = {}
         """By activity: the longest that came to an end."""
+        self._hung: dict[str, int] = {}
+        """By activity: workers that were replaced because it did not end."""
 
     def __bool__(self) -> bool:
         return bool(self._running)
@@ -62,17 +70,39 @@ class Activities:
         """Whether the worker is in its own code."""
         return process.name in self._running
 
-    def excuses(self, process: Process) -> bool:
-        """Whether a bounded activity of its own code keeps the worker from being a straggler."""
-        return self.acts and self.busy(process)
+    def of(self, process: Process) -> Activity | None:
+        """What the worker has been doing for long, if anything."""
+        return self._running.get(process.name)
 
     def running(self) -> list[tuple[Process, Activity]]:
         """Activities of ready workers."""
         found = ((self._context.worker(name), one) for name, one in self._running.items())
         return [(process, one) for process, one in found if process and process.life is Life.READY]
 
+    def hung(self, what: str) -> None:
+        """Double the limit of an activity: a worker was replaced for it."""
+        self._hung[what] = self._hung.get(what, 0) + 1
+
+    def usual_limit_s(self, activity: Activity) -> float | None:
+        """How long the activity may take while other workers get on; None if that is no measure.
+
+        Ten times the longest that came to an end, and for a step at least as long as a worker has
+        for its first one. Callbacks, summaries and exports are not alike every time.
+        """
+        what = activity.what
+        if self._context.spec.trains_on_ring or what in _SINGLETONS:
+            return None
+        if what in _INPUTS:
+            least_s = SHORTEST_S
+        elif what.endswith(_STEP) and not what.startswith(_CALLBACKS):
+            least_s = self._leasing.paces.first_limit_s
+        else:
+            return None
+        usual_s = max(least_s, _BUSY_TIMES * self._longest_s.get(what, 0.0))
+        return min(LONGEST_S, usual_s * 2.0 ** min(self._hung.get(what, 0), 10))
+
     def limit_s(self, process: Process, activity: Activity) -> float:
-        """How long the activity may take."""
+        """How long the activity may take, whatever the others do."""
         # The job's own longest `feed` or step sets the bound: slow user code is slow every time.
         longest_s = self._longest_s.get(activity.what, 0.0)
         return max(

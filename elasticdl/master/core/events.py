@@ -237,13 +237,15 @@ class ActivityReported(Event):
 class StateReported(Event):
     """A process answered AskState with its leases, its position in each, and its thread stacks.
 
-    `doing` describes its current activity in words.
+    `doing` describes its current activity in words. `frames` are the frames of the user's code
+    there, outermost first, as `FILE:LINE, in FUNCTION`.
     """
 
     process: ProcessName
     held: tuple[Applied, ...] = ()
     stacks: str = ""
     doing: str = ""
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +403,26 @@ class StepDelayed(Event):
 
     reason: str = ""
     missing: tuple[ProcessName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepsWaited(Event):
+    """Of the last `of_s` seconds of synchronous steps, `waited_s` had all gradients but its own."""
+
+    worker: ProcessName
+    waited_s: float
+    of_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CpuShareReported(Event):
+    """A process gets this share of the CPU time that its threads ask for, from 0 to 1.
+
+    Reported when it changed by much.
+    """
+
+    name: ProcessName
+    share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ accounts for it; the next progress ends it. Its steps, each done once:
 3. replace the debtor that is most likely to blame
 4. end the job with exit code STALLED, after a last checkpoint if possible
 
-Long user code is no stall, because workers report what they are doing. It has its own bound, ten
-times as long.
+Long user code is no stall, because workers report what they are doing: see `stragglers.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from elasticdl.job_status import StallStatus
 from elasticdl.master.core import events
 from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.commands import (
-    AskState,
     Command,
     GrantItem,
     GrantLease,
@@ -37,16 +35,14 @@ from elasticdl.master.core.commands import (
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import Obligation, listed
 from elasticdl.master.core.obligations import Obligations
-from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.progress_marks import Mark, ProgressMarks
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.stall import Rung, Stall
+from elasticdl.master.core.state_questions import StateQuestions
 
 _TIMES_LONGEST = 5.0
 _WITHOUT_PROGRESS_TIMES = 10.0
 """Bounds that a moving job without progress gets, such as a ring that forms again and again."""
-_LOOK_S = 5.0
-_MOST_BUSY_ENDS = 3
 _MOST_TOLD = 3
 _DIAGNOSIS_CHARS = 2_000
 
@@ -83,23 +79,19 @@ class Stalls:
         activities: Activities,
         obligations: Obligations,
         remedies: Remedies,
+        questions: StateQuestions,
     ) -> None:
         self._context = context
         self._marks = marks
         self._activities = activities
         self._obligations = obligations
         self._remedies = remedies
+        self._questions = questions
         self._least_s = activities.bound_s
         self._clock = _Clock()
         self._stall: Stall | None = None
         self._words: dict[ProcessName, tuple[bool, int, int, bool]] = {}
         """What each ring member last reported about itself."""
-        self._asked: dict[ProcessName, float] = {}
-        """Processes that were asked for their state and have not answered, with the time."""
-        self._busy_ends = 0
-        """How many workers in a row were replaced because their code did not end."""
-        self._shown: set[ProcessName] = set()
-        """Workers whose long activity was already examined."""
 
     # what happens
 
@@ -122,14 +114,12 @@ class Stalls:
         match event:
             case events.ActivityReported():
                 self._activities.reported(event)
-                self._shown.discard(event.worker)
             case events.StateReported():
                 self._told_state(event)
             case events.ProcessEnded() | events.ProcessSilent():
                 self._activities.forget(event.name)
                 self._words.pop(event.name, None)
-                self._asked.pop(event.name, None)
-                self._shown.discard(event.name)
+                self._questions.forget(event.name)
             case _:
                 pass
 
@@ -142,6 +132,8 @@ class Stalls:
                 | events.ConnectionLost()
                 | events.MessagesDropped()
                 | events.StalenessChosen()
+                | events.StepsWaited()
+                | events.CpuShareReported()
             ):
                 return False
             case events.LeaseRequested():
@@ -190,7 +182,7 @@ class Stalls:
         better = [now > best for now, best in zip(clock.mark, clock.best, strict=True)]
         if any(better):
             clock.best = [max(now, best) for now, best in zip(clock.mark, clock.best, strict=True)]
-            clock.progress_s, self._busy_ends = now_s, 0
+            clock.progress_s = now_s
             self._over()
 
     def _someone_accounts(self) -> bool:
@@ -205,36 +197,6 @@ class Stalls:
             or bool(self._context.servers_away())
         )
 
-    def _look_at_busy(self) -> None:
-        """Ask workers in long code for their stacks once; replace a worker beyond its limit."""
-        now_s = self._context.now_s
-        for process, activity in self._activities.running():
-            name, age_s = process.name, now_s - activity.since_s
-            if age_s >= self._least_s and name not in self._shown:
-                self._shown.add(name)
-                self._ask(name)
-            limit_s = self._activities.limit_s(process, activity)
-            # Only act with `--stall-seconds` above 0; 0 asks for reports only.
-            if self._activities.acts and age_s > limit_s:
-                self._activities.forget(name)
-                self._replace_busy(
-                    process,
-                    f"in {activity.what} for {age_s:.0f} s; the limit is {limit_s:.0f} s",
-                )
-
-    def _replace_busy(self, process: Process, why: str) -> None:
-        """Replace a worker whose code does not end; end the job after several in a row."""
-        self._busy_ends += 1
-        if self._busy_ends < _MOST_BUSY_ENDS:
-            self._remedies.replace(process, f"it has been {why}")
-            return
-        text = (
-            f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row whose"
-            " code does not return"
-        )
-        self._announce(f"the job is stalled: {text}", meaning(EventKind.FAILED))
-        self._remedies.end(text)
-
     # time
 
     @property
@@ -246,6 +208,11 @@ class Stalls:
     def moved_s(self) -> float:
         """When anything last moved."""
         return self._clock.moved_s
+
+    @property
+    def progress_s(self) -> float:
+        """When the job last made progress."""
+        return self._clock.progress_s
 
     @property
     def bound_s(self) -> float:
@@ -263,7 +230,6 @@ class Stalls:
         """Check whether the job stands still, and take the next step if so."""
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return
-        self._look_at_busy()
         if _changes_processes(self._context.orders.given):
             # A process is being replaced right now, which changes who owes what.
             return
@@ -367,14 +333,7 @@ class Stalls:
         stall.rung = Rung.ASKED
         debtors = dict.fromkeys(name for one in stall.owed[:_MOST_TOLD] for name in one.debtors)
         for name in list(debtors)[: 2 * _MOST_TOLD]:
-            self._ask(name)
-
-    def _ask(self, name: ProcessName) -> None:
-        process = self._context.processes.going.get(name)
-        if process is not None and process.life in (Life.READY, Life.STOPPING):
-            # Remember when we asked: `reconcile` must ignore leases granted later.
-            self._asked[name] = self._context.now_s
-            self._context.orders.give(AskState(name))
+            self._questions.ask(name)
 
     def _replace(self, stall: Stall) -> None:
         candidates = [
@@ -424,20 +383,11 @@ class Stalls:
 
         Void leases on which worker and master disagree, so that they are leased again.
         """
-        # Answer each question once. An unasked or late answer describes a state that may be
-        # outdated.
-        asked_s = self._asked.pop(event.process, None)
+        level = "warning" if self._stall is not None else "info"
+        asked_s = self._questions.answered(event, level)
         process = self._context.processes.going.get(event.process)
-        if asked_s is None or process is None or not process.heard:
+        if asked_s is None or process is None:
             return
-        if event.stacks:
-            doing = f", {event.doing}" if event.doing else ""
-            text = f"stacks of {event.process}{doing}:\n{event.stacks}"
-            details: dict[str, float | int | str] = {"asked_s": round(asked_s, 3)}
-            level = "warning" if self._stall is not None else "info"
-            self._context.orders.announce(
-                "stall", text, process=event.process, level=level, details=details
-            )
         if self._stall is not None and event.process.role is Role.WORKER and self._activities.acts:
             held = {(one.shard, one.attempt) for one in event.held}
             self._remedies.reconcile(process, held, asked_s)

@@ -30,6 +30,7 @@ from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.resuming import ledger_json
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
+from elasticdl.master.core.data.takeovers import Takeovers
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.image import Plain, image_of, restore
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
@@ -47,7 +48,10 @@ from elasticdl.master.core.ps.outlook import outlook_of
 from elasticdl.master.core.ps.steps import Outlook
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
+from elasticdl.master.core.slow_workers import SlowWorkers
 from elasticdl.master.core.stalls import Stalls
+from elasticdl.master.core.state_questions import StateQuestions
+from elasticdl.master.core.stragglers import Stragglers
 from elasticdl.master.core.takeover import Takeover
 from elasticdl.master.core.waits import Waits
 from elasticdl.shard import Applied, SnapshotId, Task
@@ -78,13 +82,13 @@ class JobState:
         self._scaling = Scaling(context, self._evaluation, self._coordination)
         self._pending = PendingProcesses(context, self._scaling)
         activities = Activities(context, self._leasing)
+        questions = StateQuestions(context)
         self._lifecycle = ProcessLifecycle(
             context,
             self._leasing,
             self._scaling,
             self._evaluation,
             self._checkpointing,
-            activities,
         )
         self._waits = Waits(context, self._coordination, self._pending, activities)
         self._phases = Phases(
@@ -95,7 +99,26 @@ class JobState:
             self._coordination,
             self._waits,
         )
-        self._stalls = self._watch_stalls(activities)
+        remedies = Remedies(
+            context,
+            self._coordination,
+            self._leasing,
+            self._scaling,
+            self._lifecycle,
+            self._phases,
+        )
+        self._stalls = self._watch_stalls(activities, remedies, questions)
+        self._slow_workers = SlowWorkers(context, self._leasing, self._scaling)
+        self._takeovers = Takeovers(context, self._leasing, self._evaluation)
+        self._stragglers = Stragglers(
+            context,
+            self._leasing,
+            activities,
+            self._lifecycle,
+            remedies,
+            self._stalls,
+            questions,
+        )
         self._takeover = Takeover(context, self._leasing, self._evaluation, self._scaling)
         self._story: deque[events.Event] = deque(maxlen=_STORY)
         self._started: events.JobStarted | None = None
@@ -116,7 +139,9 @@ class JobState:
             return None
         return image_of(self, _constants(spec, self._started))
 
-    def _watch_stalls(self, activities: Activities) -> Stalls:
+    def _watch_stalls(
+        self, activities: Activities, remedies: Remedies, questions: StateQuestions
+    ) -> Stalls:
         context, evaluation, checkpointing = self._context, self._evaluation, self._checkpointing
         obligations = Obligations(
             context,
@@ -126,16 +151,8 @@ class JobState:
             checkpointing,
             self._snapshots,
         )
-        remedies = Remedies(
-            context,
-            self._coordination,
-            self._leasing,
-            self._scaling,
-            self._lifecycle,
-            self._phases,
-        )
         marks = ProgressMarks(context, evaluation, checkpointing)
-        return Stalls(context, marks, activities, obligations, remedies)
+        return Stalls(context, marks, activities, obligations, remedies, questions)
 
     # for readers
 
@@ -251,6 +268,8 @@ class JobState:
         try:
             self._dispatch(event)
             self._decide()
+            self._stragglers.saw(event)
+            self._slow_workers.saw(event)
             self._stalls.saw(event, self._context.orders.given)
         except ImpossibleTransition as error:
             raise ImpossibleTransition(
@@ -335,8 +354,8 @@ class JobState:
                 self._coordination.member_reported(event)
             case events.StateReported():
                 self._leasing.revocation.state_reported(event)
-            case events.ActivityReported():
-                pass  # `Stalls.saw` takes it in.
+            case events.ActivityReported() | events.StepsWaited() | events.CpuShareReported():
+                pass  # `Stalls`, `Stragglers` and `SlowWorkers` take it in.
             case events.ConnectionLost():
                 self._coordination.lost_connection(event)
             case events.MessagesDropped():
@@ -382,6 +401,10 @@ class JobState:
         self._leasing.revocation.tick()
         self._reconciliation.tick()
         self._checkpointing.tick()
+        self._stragglers.tick()
+        if not self._context.servers_away():
+            self._slow_workers.tick()
+            self._takeovers.tick()
         self._stalls.tick()
         cut = self._coordination.unanswered_cut()
         if cut is not None:

@@ -17,6 +17,7 @@ from elasticdl.errors import Refused
 from elasticdl.master.core.events import (
     ActivityReported,
     ConnectionLost,
+    CpuShareReported,
     LeaseRequested,
     LeaseReturned,
     MessagesDropped,
@@ -189,6 +190,8 @@ class ProcessGateway:
             self._dropped(name, cause, count)
         if choice := presence.staleness_choice():
             self._queue.post(StalenessChosen(self._queue.at_s(), name, *choice))
+        if (share := presence.cpu_share_changed()) is not None:
+            self._queue.post(CpuShareReported(self._queue.at_s(), name, share))
         if sequence <= presence.reports:
             # Events are handled in order, so when this one is on disk, so is the original report.
             await self._dropped(name, DropCause.REPEATED_REPORT)

@@ -67,7 +67,7 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
 
 def state_reported(name: ProcessName, state: State, at_s: float) -> StateReported:
     """Return the answer of a process to a request for its state."""
-    return StateReported(at_s, name, state.held, state.stacks, state.doing)
+    return StateReported(at_s, name, state.held, state.stacks, state.doing, state.frames)
 
 
 def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> ProgressReported:

@@ -19,6 +19,10 @@ A suspended or starved master has not read its messages, and must not blame the 
 much of a late step counts.
 """
 
+_NEWEST = 0.2
+"""Weight of the newest report in the mean share of CPU time."""
+_CHANGED = 1.5
+
 
 @dataclass(slots=True)
 class Session:
@@ -39,6 +43,10 @@ class Session:
     """Its newest limit that the core knows."""
     dropped: dict[DropCause, int] = field(default_factory=dict)
     """Its dropped messages so far, by cause."""
+    cpu_share: float = 1.0
+    """Its mean share of the CPU time that it asks for; newer reports count more."""
+    told_share: float = 1.0
+    """The share that the core knows of."""
 
     def reported(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
         """Store its newest gauges; return the messages dropped since the previous report."""
@@ -57,6 +65,18 @@ class Session:
             return None
         self.staleness_limit = limit
         return int(limit), share
+
+    def cpu_share_changed(self) -> float | None:
+        """Return its mean share of CPU time if it changed by much; see `CpuShareReported`."""
+        share = self.gauges.get("cpu_share")
+        if share is None or not 0.0 <= share <= 1.0:
+            return None
+        self.cpu_share += _NEWEST * (share - self.cpu_share)
+        low, high = sorted((max(self.cpu_share, 0.01), self.told_share))
+        if high < _CHANGED * low:
+            return None
+        self.told_share = max(self.cpu_share, 0.01)
+        return round(self.told_share, 3)
 
 
 @final

@@ -17,6 +17,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError
 from elasticdl.master.core.events import GradientDropped, StepDelayed
+from elasticdl.master.core.ps.step_waits import StepWaits
 from elasticdl.master.core.ps.steps import Contribution, LeasePart, Outlook, Steps
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.order_streams import OrderStreams
@@ -70,6 +71,7 @@ class StepTurns:
         """Workers whose leases are about to be revoked: a gradient of theirs was dropped."""
         self._outcomes: dict[ProcessName, _Outcomes] = {}
         self._delay = StepDelayed(0.0)
+        self._waits = StepWaits()
         self._opened_s = queue.at_s()
         self._recovered = asyncio.Event()
         """Unset while an earlier master's last step is being looked for: no turn is given."""
@@ -197,6 +199,8 @@ class StepTurns:
         # An earlier master may have accepted it, and its answer was lost.
         applied = contribution is not None and all(self._recent_with(worker, contribution.sequence))
         accepted = number == 0 or applied or self._steps.end(worker, number, contribution, lease)
+        if accepted and contribution is not None and not applied:
+            self._waits.came(worker, self._queue.at_s())
         if not accepted and contribution is not None:
             self._drop(worker, "its gradient came too late for its step")
         elif last and worker not in self._barred:
@@ -217,6 +221,7 @@ class StepTurns:
     def leave(self, worker: ProcessName) -> None:
         """Forget a worker that has ended or was given up."""
         self._steps.forget(worker)
+        self._waits.forget(worker)
         self._end_poll(worker)
         self._revocations.pop(worker, None)
         self._outcomes.pop(worker, None)
@@ -242,6 +247,10 @@ class StepTurns:
             poll.set_result(turn.step)
         complete = self._steps.complete(outlook)
         if complete:
+            workers = [one.worker for one in complete]
+            waited = self._waits.completed(workers, self._opened_s, self._queue.at_s())
+            if waited is not None:
+                self._queue.post(waited)
             # These servers have the gradients; one that attaches from now on does not.
             servers = self._registry.attached()
             self._queue.spawn(f"step {self._steps.step}", self._apply(complete, servers))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from elasticdl.master.core.commands import Command, NoLeaseNow
 from elasticdl.master.core.events import (
     ActivityReported,
+    CpuShareReported,
     Event,
     LeaseRequested,
     MessagesDropped,
@@ -14,6 +15,7 @@ from elasticdl.master.core.events import (
     ProgressReported,
     StalenessChosen,
     StepDelayed,
+    StepsWaited,
     Tick,
     VersionAdvanced,
 )
@@ -44,6 +46,8 @@ def may_free_work(event: Event) -> bool:
             | MessagesDropped()
             | StalenessChosen()
             | StepDelayed()
+            | StepsWaited()
+            | CpuShareReported()
         ):
             return False
         case ProgressReported():

@@ -68,6 +68,7 @@ export const CAUSES = {
   stranded: ["lost", "✕", "stranded"],
   silent: ["lost", "✕", "silent"],
   straggler: ["lost", "✕", "straggler"],
+  hung: ["error", "!", "hung"],
   stalled: ["lost", "✕", "stalled"],
   image_unavailable: ["error", "!", "image unavailable"],
   start_error: ["error", "!", "could not start"],

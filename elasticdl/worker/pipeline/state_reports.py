@@ -39,6 +39,7 @@ class StateReports:
             held,
             self._watch.stacks(),
             f"in {activity.what} for {activity.age_s:.0f} s" if activity else "",
+            self._watch.frames(),
         )
 
     def complete(self, report: Report, state: State | None) -> Report:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import final
 
 from elasticdl.clock import Clock
+from elasticdl.cpu_share import CpuShare
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -39,6 +40,7 @@ class Gauges:
         self._levels: dict[str, float] = {}
         self._taken_at_s = clock.now_s()
         self._cpu_s = sum(os.times()[:2])
+        self._cpu_share = CpuShare()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -79,6 +81,8 @@ class Gauges:
         taken["cpu_cores"] = (cpu_s - self._cpu_s) / elapsed_s
         taken["cpu_s"] = cpu_s
         taken["rss_bytes"] = float(resident_bytes())
+        if (share := self._cpu_share.take()) is not None:
+            taken["cpu_share"] = share
         self._taken_at_s, self._cpu_s = now_s, cpu_s
         for name, mean in means.items():
             taken[f"{name}_mean" if name == "staleness" else name] = mean.total / mean.count

@@ -20,7 +20,7 @@ from typing import IO, final
 from elasticdl.clock import Clock
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.rpc.conversation import Activity
-from elasticdl.stacks import stacks
+from elasticdl.stacks import stacks, user_frames
 from elasticdl.worker.process.shutdown import Shutdown
 
 _log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ class HangWatch:
         self._doing: dict[int, _Doing] = {}
         self._longest_s: dict[str, float] = {}
         self._dumped = False
+        self._user_code = ""
+        """The folder of the user's code; '' until a start names it."""
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -114,9 +116,8 @@ class HangWatch:
         If it stays at one place, `check` raises StoodStill.
         """
         now_s = self._clock.now_s()
-        with self._entered(
-            _Doing(what, now_s, user_code=os.path.abspath(user_code), stack_s=now_s)
-        ):
+        self._user_code = os.path.abspath(user_code)
+        with self._entered(_Doing(what, now_s, user_code=self._user_code, stack_s=now_s)):
             yield
 
     @contextmanager
@@ -131,6 +132,18 @@ class HangWatch:
         # A duration that includes waiting for others must not raise the limit for the work itself.
         if not doing.waited:
             self.learn(what, self._clock.now_s() - doing.since_s)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The block waits for other processes: what this thread does begins anew after it."""
+        thread = threading.get_ident()
+        around = self._doing.pop(thread, None)
+        try:
+            yield
+        finally:
+            if around is not None:
+                around.since_s = self._clock.now_s()
+                self._doing[thread] = around
 
     def learn(self, what: str, took_s: float) -> None:
         """Record that this normally takes `took_s`."""
@@ -189,6 +202,11 @@ class HangWatch:
         """The stacks of all threads, bounded; first the thread that has been busy for longest."""
         thread, _ = self._longest()
         return stacks(thread)
+
+    def frames(self) -> tuple[str, ...]:
+        """The user's frames where some thread has been for longest, outermost first."""
+        thread, _ = self._longest()
+        return user_frames(self._user_code, thread) if self._user_code else ()
 
     def _longest(self) -> tuple[int | None, _Doing | None]:
         busy = [

@@ -194,7 +194,7 @@ class PsTrainer:
     def _train_in_turn(self, loaded: Loaded, turns: Turns) -> float:
         """Compute a gradient of a synchronous step, at the version that all of it has."""
         batch = loaded.batch
-        with self._context.gauges.timed("turn_wait_ms"):
+        with self._context.gauges.timed("turn_wait_ms"), self._context.watch.waiting():
             turn = turns.take(batch)
         try:
             assert loaded.lookups is not None
@@ -313,7 +313,8 @@ class PsTrainer:
                 ids, dense=wish.dense, snapshot=wish.snapshot, timeout_s=timeout_s
             )
 
-        with self._one_pull, self._context.gauges.timed("pull_ms"):
+        watch, gauges = self._context.watch, self._context.gauges
+        with self._one_pull, gauges.timed("pull_ms"), watch.waiting():
             return self._context.retry.call(attempt, "pull", wish.wanted)
 
     def _frozen_pull(self, ids: Sequence[Int64s], wish: _PullRequest) -> Pulled:

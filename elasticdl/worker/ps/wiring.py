@@ -134,7 +134,7 @@ def put_together(
     trainer = PsTrainer(step, parameters, context, _bounds(assignment.spec, ps_model), turns=turns)
     callbacks = _callbacks(pieces, trainer, context)
     tasks: Mapping[Task, TaskRunner] = {
-        Task.TRAINING: TrainingTask(trainer, callbacks),
+        Task.TRAINING: TrainingTask(trainer, callbacks, context.watch),
         Task.EVALUATION: EvaluationTask(step, context),
         Task.SUMMARY: SummaryTask(step, callbacks, context.outbox),
         Task.PREDICTION: PredictionTask(step, _sink(assignment, module, context), context),

@@ -20,9 +20,9 @@ from elasticdl.master.core.commands import (
 )
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.paces import Paces
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.data.revocation import Revocation
-from elasticdl.master.core.data.stragglers import StragglerBounds
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
 from elasticdl.master.core.events import (
@@ -51,7 +51,7 @@ class Leasing:
         self._evaluation = evaluation
         self._reconciliation = reconciliation
         self.revocation = Revocation(context, evaluation)
-        self.pace = StragglerBounds()
+        self.paces = Paces()
 
     # requests
 
@@ -97,10 +97,11 @@ class Leasing:
             return f"waiting for parameter servers: {away}"
         return (
             # Evaluation first: a frozen view costs memory on every server while the round lasts.
-            self._evaluation.lease(process.name)
+            self._evaluation_lease(process.name)
             or self._work_lease(process.name)
             or self._export_lease(process.name)
             or (self.revocation.is_open(process.name) and "its revoked shards are not back yet")
+            or self._slow_reason(process)
             or self.idle_reason()
         )
 
@@ -131,10 +132,52 @@ class Leasing:
         work = self._context.work
         if work is None or self._context.phase is not Phase.WORKING:
             return None
-        if self.revocation.is_open(worker):
+        if self.revocation.is_open(worker) or self._would_be_last(worker, work):
             return None
         held = work.take(worker, self._context.now_s)
         return work.lease(held) if held else None
+
+    def _evaluation_lease(self, worker: ProcessName) -> Lease | None:
+        current = self._evaluation.round
+        shards = current is not None and current.stage is RoundStage.LEASING
+        if current is not None and shards and self._would_be_last(worker, current.ledger):
+            return None
+        return self._evaluation.lease(worker)
+
+    def _would_be_last(self, worker: ProcessName, ledger: Ledger) -> bool:
+        """Whether the others finish all that is left before this slow worker finishes a shard.
+
+        Synchronous steps wait for each worker with a lease, so they do better without a slow one.
+        """
+        process = self._context.worker(worker)
+        if process is None or not process.slow_times:
+            return False
+        others = self.healthy_workers(but=worker)
+        if ledger is self._context.work and self._context.spec.trains_in_steps:
+            return bool(others)
+        usual_s = self.paces.usual(ledger.task, others)
+        if usual_s is None:
+            return False
+        pace_s = self.paces.of(worker, ledger.task) or process.slow_times * usual_s
+        remaining = ledger.remaining
+        records = min(ledger.plan.shard_records, remaining)
+        return records * pace_s > remaining * usual_s / len(others)
+
+    def healthy_workers(self, *, but: ProcessName | None = None) -> list[ProcessName]:
+        """Workers that are up and not slow."""
+        workers = self._context.processes.live_workers()
+        return [one.name for one in workers if one.up and not one.slow_times and one.name != but]
+
+    def left_s(self, but: ProcessName) -> float | None:
+        """How long the healthy workers without `but` need for the rest; None if that is unknown."""
+        current, work = self._evaluation.round, self._context.work
+        if self._context.phase is not Phase.WORKING:
+            work = current.ledger if current is not None else None
+        others = self.healthy_workers(but=but)
+        usual_s = self.paces.usual(work.task, others) if work else None
+        if work is None or usual_s is None:
+            return None
+        return work.remaining * usual_s / len(others)
 
     def _export_lease(self, worker: ProcessName) -> Lease | None:
         export = self._context.export
@@ -146,6 +189,12 @@ class Leasing:
             return None
         export.holder = worker
         return Lease(Task.EXPORT, None, export.attempt, version=self._context.version)
+
+    def _slow_reason(self, process: Process) -> str:
+        work = self._context.work
+        if work is None or not process.slow_times or not (work.available or work.epochs_left):
+            return ""
+        return f"{process.name} is slow: the others finish what is left sooner without it"
 
     def idle_reason(self) -> str:
         """Why there is nothing to lease now, in words."""
@@ -221,9 +270,11 @@ class Leasing:
         self, event: ProgressReported, process: Process, records: int, by: Iterable[ProcessName]
     ) -> None:
         """Book `records` new records of a report of `process`; the workers `by` did the work."""
-        self.pace.saw(event.task, event.at_s - process.busy_since_s, records)
+        workers = tuple(by)
+        alone = workers[0] if len(workers) == 1 else None
+        self.paces.saw(alone, event.task, event.at_s - process.busy_since_s, records)
         self._context.budgets.progressed()
-        for name in by:
+        for name in workers:
             worker = self._context.worker(name)
             if worker is not None and not worker.works:
                 worker.works = True
@@ -399,6 +450,7 @@ class Leasing:
         True if `blame` was counted against some work that it held.
         """
         name, export = process.name, self._context.export
+        self.paces.forget(name)
         # One end blames one piece of work: three ends must not park several shards.
         blamed = self._evaluation.lost(name, blame)
         if export is not None and export.holder == name:
@@ -432,25 +484,30 @@ class Leasing:
 
     def limit_s(self, process: Process) -> float | None:
         """How long the worker may go without progress on its leases; None without leases."""
-        name, warm, limits = process.name, process.done_records > 0, list[float]()
+        name, limits = process.name, list[float]()
         current, work = self._evaluation.round, self._context.work
         for ledger in (work, current.ledger if current else None):
             held = ledger.held_by(name) if ledger else []
             if ledger is work and self._context.waits_for_others(name):
                 continue
-            limits += [
-                self.pace.limit_s(ledger.task, one.piece.shard.records, warm=warm)
-                for one in held
-                if ledger
-            ]
-        if errand_s := self.singleton_limit_s(process):
-            limits.append(errand_s)
+            limits += [self._lease_limit_s(ledger, one) for one in held if ledger]
+        if singleton_s := self.singleton_limit_s(process):
+            limits.append(singleton_s)
         return max(limits, default=None)
+
+    def _lease_limit_s(self, ledger: Ledger, held: HeldShard) -> float:
+        """The time until the next report of progress with this lease."""
+        records = held.piece.shard.records
+        if ledger.keeps_progress:
+            batch = self._context.spec.data.minibatch_size
+            records = min(records, self.paces.stride(ledger.task, batch))
+        warm = self.paces.knows(held.worker, ledger.task)
+        return self.paces.limit_s(ledger.task, records, warm=warm)
 
     def singleton_limit_s(self, process: Process) -> float:
         """How long the summary or export that a worker holds may take; 0 if it holds neither."""
         current, export = self._evaluation.round, self._context.export
         if export is not None and export.holder == process.name:
-            return self.pace.limit_s(Task.EXPORT, 0, warm=True)
+            return self.paces.limit_s(Task.EXPORT, 0, warm=True)
         summary = current is not None and current.summary.holder == process.name
-        return self.pace.limit_s(Task.SUMMARY, 0, warm=True) if summary else 0.0
+        return self.paces.limit_s(Task.SUMMARY, 0, warm=True) if summary else 0.0

@@ -155,6 +155,13 @@ class Ledger:
         return len(self.returned) + self.fresh
 
     @property
+    def remaining(self) -> int:
+        """Records of all epochs that are neither done nor given up."""
+        total = self.totals()
+        left_out = total.trained + total.bad + total.parked
+        return total.expected + self.epochs_left * self.plan.records - left_out
+
+    @property
     def finished(self) -> bool:
         """Whether nothing is left to lease and nothing is held."""
         return not self.held and not self.available and not (self.epochs_left and self.plan.shards)

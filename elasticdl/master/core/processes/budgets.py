@@ -99,6 +99,7 @@ class Budgets:
                 Cause.INFRASTRUCTURE
                 | Cause.SILENT
                 | Cause.STRAGGLER
+                | Cause.HUNG
                 | Cause.STALLED
                 | Cause.FENCED
                 | Cause.STRANDED

@@ -40,7 +40,9 @@ class Cause(StrEnum):
     SILENT = "silent"
     """Alive as far as known, but it sends nothing."""
     STRAGGLER = "straggler"
-    """No progress with a shard for much longer than usual."""
+    """Far slower than the other workers, or without progress for much longer than usual."""
+    HUNG = "hung"
+    """The user's code in it does not return."""
     STALLED = "stalled"
     """The job stood still and waited for it."""
     STRANDED = "stranded"
@@ -76,13 +78,14 @@ class Verdict:
     """A cause and its description.
 
     `blames_work`: what the process was working on may have killed it. `permanent`: every other
-    process would end the same way.
+    process would end the same way. `frames`: where it was in the user's code, outermost first.
     """
 
     cause: Cause
     text: str
     blames_work: bool = False
     permanent: bool = False
+    frames: tuple[str, ...] = ()
 
 
 _DISRUPTIONS = {

@@ -9,7 +9,6 @@ from elasticdl.dropped import DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import FIRST_PART, START_PARTS, amount
 from elasticdl.history.job_event import EventKind, Value, meaning
-from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.commands import PublishServers, RevokeLeases, StopProcess
 from elasticdl.master.core.data.leasing import Leasing
@@ -54,7 +53,6 @@ class ProcessLifecycle:
         scaling: Scaling,
         evaluation: Evaluation,
         checkpointing: Checkpointing,
-        activities: Activities,
     ) -> None:
         self._context = context
         self._leasing = leasing
@@ -65,7 +63,6 @@ class ProcessLifecycle:
         self._begun = False
         self._failed_starts = 0
         """Workers in a row that were given up because a part of their start took too long."""
-        self._activities = activities
 
     # coming up
 
@@ -243,6 +240,8 @@ class ProcessLifecycle:
             )
         if verdict.cause is Cause.DRAINED and process.message:
             verdict = Verdict(Cause.DRAINED, f"{verdict.text} ({process.message})")
+            if process.cause is not None:  # The master had a reason that is no ordinary one.
+                verdict = Verdict(process.cause, process.message)
         self._context.processes.end(process, verdict.cause, verdict.text, event.at_s)
         self._account(process, verdict, event.exit_status)
 
@@ -302,6 +301,7 @@ class ProcessLifecycle:
             "records": records,
             **_how(context),
             **self._held(process),
+            **_frames(verdict),
         }
         self._context.orders.announce(
             "process", text, process=name, cause=verdict.cause, level=level, details=details
@@ -385,7 +385,7 @@ class ProcessLifecycle:
                     "wait", f"{process.name} has not appeared; ordered again", process=process.name
                 )
             elif process.life is Life.READY and process.name.role is Role.WORKER and not stalled:
-                self._check_pace(process)
+                self._check_start(process)
 
     def _overdue(self, process: Process) -> None:
         match process.life:
@@ -393,10 +393,8 @@ class ProcessLifecycle:
                 text = f"it runs, but did not attach to the master within {_ATTACH_LIMIT_S:.0f} s"
                 self.give_up(process, Verdict(Cause.INFRASTRUCTURE, text, blames_work=True))
             case Life.STOPPING if not process.message.startswith("killed"):
-                self.give_up(
-                    process,
-                    Verdict(Cause.DRAINED, f"killed: it did not end in time ({process.message})"),
-                )
+                text = f"killed: it did not end in time ({process.message})"
+                self.give_up(process, Verdict(process.cause or Cause.DRAINED, text))
             case Life.STOPPING | Life.LOST:
                 text = f"{process.message}; its end was never seen"
                 self._context.processes.end(
@@ -415,17 +413,8 @@ class ProcessLifecycle:
             case _:
                 pass
 
-    def _check_pace(self, process: Process) -> None:
-        limit_s = self._leasing.limit_s(process)
-        idle_s = self._context.now_s - process.busy_since_s
-        if limit_s is not None and idle_s > limit_s and not self._activities.excuses(process):
-            # The bound may be too short for this model: the next cold worker gets twice the time.
-            self._leasing.pace.overran()
-            text = (
-                f"no progress for {idle_s:.0f} s; the limit is {limit_s:.0f} s, ten times the usual"
-            )
-            self.give_up(process, Verdict(Cause.STRAGGLER, text, blames_work=True))
-            return
+    def _check_start(self, process: Process) -> None:
+        """Give up a worker whose start takes too long."""
         starting_s = self._context.now_s - max(process.part_since_s, process.busy_since_s)
         if process.part and starting_s > _START_LIMIT_S:
             what = START_PARTS.get(process.part, process.part)
@@ -481,6 +470,11 @@ def _ended(process: Process, verdict: Verdict, now_s: float) -> dict[str, Value]
     if process.memory_bytes is not None:
         details["memory_bytes"] = process.memory_bytes
     return details
+
+
+def _frames(verdict: Verdict) -> dict[str, Value]:
+    """Where it was in the user's code, if that is known."""
+    return {"frames": "\n".join(verdict.frames)} if verdict.frames else {}
 
 
 def _how(context: ExitStatus | None) -> dict[str, Value]:

@@ -114,6 +114,14 @@ class Process:
     """The cluster was told to end it."""
     replaced: bool = False
     """Another was ordered in its place, or none will be."""
+    slow_times: float = 0.0
+    """How many times slower than the others it is, if that is announced; 0: it is not slow."""
+    slow_since_s: float = 0.0
+    """When it was found to be slow."""
+    cpu_share: float | None = None
+    """How much of the CPU time that it asks for it gets, from 0 to 1; None: unknown."""
+    takeovers: int = 0
+    """How often its leases were taken over by idle workers."""
 
     @property
     def live(self) -> bool:

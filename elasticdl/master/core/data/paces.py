@@ -1,0 +1,162 @@
+"""How long work takes here, and how long it may take: from the newest reports of progress.
+
+A deadline is ten times what nine of ten recent reports took per record, never below a floor and
+never above a cap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import exp
+from statistics import median
+from typing import final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.shard import Task
+
+SHORTEST_S = 30.0
+"""No deadline is shorter: a busy machine delays anybody by seconds."""
+LONGEST_S = 3600.0
+_FIRST_S = 300.0
+"""Time for the first progress while no worker has made any."""
+_FIRST_TIMES = 5.0
+"""Time for the first progress, in the longest that any worker took for its own."""
+_TIMES = 10.0
+_SHARE = 0.9
+_SAMPLES = 101
+_MEMORY_S = 30.0
+"""After this time a report counts a third in its worker's pace."""
+_JUDGED_S, _JUDGED_REPORTS = 15.0, 3
+"""A worker is compared with others after so much observed time and so many reports."""
+_SINGLETONS_S = {Task.SUMMARY: 300.0, Task.EXPORT: 1800.0}
+
+
+@dataclass(slots=True)
+class _Reports:
+    """The newest reports of progress of all workers: seconds since the one before, and records."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    records: deque[int] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+
+
+@dataclass(slots=True)
+class _Pace:
+    """A worker's pace: seconds and records, older ones counting less."""
+
+    seconds: float = 0.0
+    records: float = 0.0
+    observed_s: float = 0.0
+    reports: int = 0
+
+    def add(self, seconds: float, records: int) -> None:
+        kept = exp(-seconds / _MEMORY_S)
+        self.seconds = self.seconds * kept + seconds
+        self.records = self.records * kept + records
+        self.observed_s += seconds
+        self.reports += 1
+
+    @property
+    def each_s(self) -> float:
+        """Seconds per record."""
+        return self.seconds / self.records
+
+
+def _quantile(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(_SHARE * len(ordered)))]
+
+
+@final
+class Paces:
+    """Seconds per record: of each task, and of each worker at it."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Task, _Reports] = {}
+        self._workers: dict[ProcessName, dict[Task, _Pace]] = {}
+        self._first_s: float | None = None
+        """The longest time that a worker took for its first progress."""
+        self._overruns = 0
+        """Workers that were replaced before their first progress."""
+
+    # what was seen
+
+    def saw(self, worker: ProcessName | None, task: Task, seconds: float, records: int) -> None:
+        """A worker took `seconds` for `records` > 0 records.
+
+        `worker` is None if many worked on them together.
+        """
+        if worker is not None:
+            own = self._workers.setdefault(worker, {})
+            if task not in own:
+                # The first time of each worker compiles: it says nothing of the later ones.
+                own[task] = _Pace()
+                self._first_s = max(seconds, self._first_s or 0.0)
+                return
+            own[task].add(seconds, records)
+        reports = self._tasks.setdefault(task, _Reports())
+        reports.seconds.append(seconds)
+        reports.records.append(records)
+
+    def overran(self) -> None:
+        """Double the time for a first progress: it was too short for a worker."""
+        self._overruns += 1
+
+    def forget(self, worker: ProcessName) -> None:
+        """A worker has ended or was given up."""
+        self._workers.pop(worker, None)
+
+    # deadlines
+
+    def limit_s(self, task: Task, records: int, *, warm: bool) -> float:
+        """Return the time without progress that is allowed before the next `records` are done.
+
+        `warm` False: the worker has done nothing of this task yet, and may compile a model first.
+        """
+        if task in _SINGLETONS_S:
+            return _SINGLETONS_S[task]
+        reports = self._tasks.get(task)
+        if reports is None:
+            return self.first_limit_s
+        each_s = _quantile(
+            seconds / records
+            for seconds, records in zip(reports.seconds, reports.records, strict=True)
+        )
+        usual_s = min(LONGEST_S, max(SHORTEST_S, _TIMES * each_s * records))
+        return usual_s if warm else max(usual_s, self.first_limit_s)
+
+    @property
+    def first_limit_s(self) -> float:
+        """The time that a worker has for its first progress: it compiles its model first."""
+        usual_s = (
+            _FIRST_S if self._first_s is None else max(2 * SHORTEST_S, _FIRST_TIMES * self._first_s)
+        )
+        return min(LONGEST_S, usual_s * 2.0 ** min(self._overruns, 10))
+
+    def stride(self, task: Task, least: int) -> int:
+        """Return how many records a report of progress covers: nine of ten cover no more."""
+        reports = self._tasks.get(task)
+        return max(least, int(_quantile(reports.records))) if reports else least
+
+    # comparisons
+
+    def knows(self, worker: ProcessName, task: Task) -> bool:
+        """Whether this worker has made progress with this task."""
+        return task in self._workers.get(worker, {})
+
+    def of(self, worker: ProcessName, task: Task) -> float | None:
+        """Return a worker's recent seconds per record; None before it can be judged."""
+        pace = self._workers.get(worker, {}).get(task)
+        if pace is None or pace.observed_s < _JUDGED_S or pace.reports < _JUDGED_REPORTS:
+            return None
+        return pace.each_s
+
+    def usual(self, task: Task, workers: Iterable[ProcessName]) -> float | None:
+        """Return the median of these workers' seconds per record; None if none has progressed."""
+        found = [
+            pace.each_s
+            for worker in workers
+            if (pace := self._workers.get(worker, {}).get(task)) and pace.records
+        ]
+        return median(found) if found else None
