@@ -255,3 +255,17 @@ class Server:
     def version(self) -> int: ...
     @property
     def has_state(self) -> bool: ...
+
+class InterpreterWatch:
+    """Writes the stacks of all threads to a descriptor when no Python code has run for `limit_s`.
+
+    A thread of its own needs no interpreter lock. `signal` must be registered with faulthandler for
+    the descriptor `channel` before `start`; `signal - 1` is taken, too. One object in a process.
+    """
+
+    def __init__(self, limit_s: float, output: int, signal: int, folder: str) -> None: ...
+    @property
+    def channel(self) -> int: ...
+    def start(self) -> None: ...
+    def alive(self, threads: list[tuple[int, str]]) -> None:
+        """Python code runs; native ids and names of its threads. Call it about every second."""

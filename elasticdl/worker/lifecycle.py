@@ -37,6 +37,7 @@ from elasticdl.worker.pipeline.state_reports import StateReports
 from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
+from elasticdl.worker.process.interpreter_watch import watch_interpreter
 from elasticdl.worker.process.orders import Orders
 from elasticdl.worker.process.os_process import leave, log_to_stderr
 from elasticdl.worker.process.shutdown import (
@@ -202,6 +203,7 @@ def work(
 ) -> Worker | RingWorker:
     """Build the worker and let it work until it ends; `Shutdown` then has the reason."""
     outbox = link.context.outbox
+    watch_interpreter(link.attached.spec.model.model_zoo)
     importing.wait(link.context.shutdown)
     outbox.starting("build")
     spec = link.attached.spec

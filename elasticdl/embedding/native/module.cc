@@ -4,6 +4,7 @@ void bind_data(nanobind::module_&);
 void bind_embedding(nanobind::module_&);
 void bind_rpc(nanobind::module_&);
 void bind_ps(nanobind::module_&);
+void bind_worker(nanobind::module_&);
 
 NB_MODULE(_native, m) {
   m.doc() = "Hot paths of elasticdl.";
@@ -11,4 +12,5 @@ NB_MODULE(_native, m) {
   bind_embedding(m);
   bind_rpc(m);
   bind_ps(m);
+  bind_worker(m);
 }

@@ -60,10 +60,9 @@ class SlowWorkers:
         # Without it, steps would have taken the rest of the time.
         others_s = max(1e-3, event.of_s - event.waited_s)
         text = f"synchronous steps waited {event.waited_s:.0f} of {event.of_s:.0f} s for it alone"
-        slow_before = process.slow_times
         self._compared(process, event.of_s / others_s, text)
-        if process.slow_times and not slow_before and self._leasing.healthy_workers():
-            # The open step goes on without it at once.
+        if process.slow_times and self._leasing.healthy_workers():
+            # The open step goes on without it at once, and it gets no other lease (`Leasing`).
             self._leasing.revocation.revoke(process.name, "it is too slow for synchronous steps")
 
     def tick(self) -> None:

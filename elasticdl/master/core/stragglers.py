@@ -98,7 +98,8 @@ class Stragglers:
         if not self._activities.acts:
             return
         limit_s = self._activities.limit_s(process, activity)
-        if usual_s is not None and age_s > usual_s and self._others_get_on(process):
+        evident = self._others_get_on(process) or self._hung_before(process)
+        if usual_s is not None and age_s > usual_s and evident:
             self._replace_hung(process, activity, usual_s)
         elif age_s > limit_s:
             self._replace_busy(process, activity, limit_s)
@@ -127,10 +128,7 @@ class Stragglers:
 
     def _hung(self, process: Process, activity: Activity, limit_s: float) -> Verdict:
         age_s, place = self._context.now_s - activity.since_s, self._questions.place(process.name)
-        text = (
-            f"hung: in {activity.what} for {age_s:.0f} s{place} (limit {limit_s:.0f} s while other"
-            " workers get on)"
-        )
+        text = f"hung: in {activity.what} for {age_s:.0f} s{place} (limit {limit_s:.0f} s)"
         frames = self._questions.frames(process.name)
         return Verdict(Cause.HUNG, text, blames_work=True, frames=frames)
 
@@ -183,6 +181,10 @@ class Stragglers:
         others = self._others(process)
         stuck = sum(self._is_stuck(one) for one in others)
         return bool(others) and 2 * (stuck + 1) <= len(others) + 1
+
+    def _hung_before(self, process: Process) -> bool:
+        """Whether a shard that the worker holds has failed before: then others need not get on."""
+        return any(held.piece.failures for _, held in self._leasing.leased_to(process.name))
 
     def _others(self, process: Process) -> list[Process]:
         workers = self._context.processes.live_workers()

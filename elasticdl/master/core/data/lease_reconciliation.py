@@ -76,6 +76,14 @@ class LeaseReconciliation:
         if all(other.stage is Stage.SETTLING for other in work.held_by(process.name)):
             self._ask(process.name, None)
 
+    def blame(self, worker: ProcessName, blame: Blame) -> None:
+        """Count a failure of a shard of a lost worker, whether or not it is settled by now."""
+        waiting, work = self.open.get(worker), self._context.work
+        if waiting is not None:
+            waiting.blame = waiting.blame or blame
+        elif work is not None and (parked := work.blame(blame)) is not None:
+            self._context.give_up(work.task, parked)
+
     def _ask(self, worker: ProcessName, blame: Blame | None) -> None:
         if self._context.phase in (Phase.ENDING, Phase.ENDED):
             return

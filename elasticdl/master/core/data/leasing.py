@@ -34,7 +34,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
-from elasticdl.shard import Applied, Lease, Task
+from elasticdl.shard import Applied, Lease, ShardId, Task
 
 LEASES_PER_WORKER = 2
 _LEAVE_LIMIT_S = 60.0
@@ -464,6 +464,10 @@ class Leasing:
             self._reconciliation.lost(process, Blame(blame) if blame and not blamed else None)
             or blamed
         )
+
+    def blame(self, process: Process, shard: ShardId, reason: str) -> None:
+        """Count a failure of a shard that a worker had held: the cause of its end came later."""
+        self._reconciliation.blame(process.name, Blame(reason, shard))
 
     def stop_early(self, why: str) -> bool:
         """End training now without the shards that nobody has begun. False if it ended before."""

@@ -372,10 +372,33 @@ class Ledger:
             self.give_back(held)
             return False
         self._release(held)
+        self._park(piece)
+        return True
+
+    def _park(self, piece: Piece) -> None:
         self.counts[piece.epoch].parked += piece.rest
         self._end_piece(piece)
         self.parked.append(piece)
-        return True
+
+    def blame(self, blame: Blame) -> Piece | None:
+        """Count a failure of a piece that its holder has lost by now.
+
+        Returns the piece if that parked it. A piece that is held again goes on: its next failure
+        parks it.
+        """
+        held = self.held.get(blame.shard) if blame.shard is not None else None
+        if held is not None:
+            held.piece.failures.append(blame.reason)
+            return None
+        piece = next((one for one in self.returned if one.shard.id == blame.shard), None)
+        if piece is None:
+            return None
+        piece.failures.append(blame.reason)
+        if len(piece.failures) < MAX_FAILURES:
+            return None
+        self.returned.remove(piece)
+        self._park(piece)
+        return piece
 
     def settle(
         self,

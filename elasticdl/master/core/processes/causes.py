@@ -274,6 +274,29 @@ def _by_exit_code(status: ExitStatus, code: int, finished: bool) -> Verdict:
     return Verdict(Cause.INFRASTRUCTURE, f"{text}: {_last_line(status)}", blames_work=not killed)
 
 
+_HOLDS = re.compile(
+    r"thread .* has held the interpreter's lock for \d+ s(, in the user's code at:)?"
+)
+_HOLDS_AT = re.compile(r"  at (.*)")
+
+
+def blocked(status: ExitStatus) -> Verdict | None:
+    """Return where native code held the interpreter's lock until the end; None if it did not.
+
+    `worker/native/interpreter_watch.cc` writes it. Whatever Python logs after that means that the
+    lock was free again.
+    """
+    lines = status.log_tail.splitlines()
+    at = next((i for i in reversed(range(len(lines))) if _HOLDS.fullmatch(lines[i])), None)
+    if at is None or any(_OF_OUR_LOG.match(line.strip()) for line in lines[at:]):
+        return None
+    found = (_HOLDS_AT.fullmatch(line) for line in lines[at + 1 :])
+    frames = tuple(match[1] for match in found if match is not None)
+    place = f", at {frames[-1]}" if frames else ""
+    text = f"hung: native code holds the interpreter's lock{place}"
+    return Verdict(Cause.HUNG, text, blames_work=bool(frames), frames=frames)
+
+
 _OF_OUR_LOG = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ ([A-Z]) \S+: (.*)")
 """Level and message of a line as the processes log it."""
 

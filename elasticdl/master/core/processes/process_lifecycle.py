@@ -20,12 +20,14 @@ from elasticdl.master.core.processes.causes import (
     PROBLEMS,
     Cause,
     Verdict,
+    blocked,
     gibibytes,
     verdict_of,
 )
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.status_builder import main_ledger
+from elasticdl.shard import ShardId
 
 _ATTACH_LIMIT_S = 300.0
 _START_LIMIT_S = 1800.0
@@ -230,7 +232,7 @@ class ProcessLifecycle:
             worker=worker,
         )
         if process.life is Life.LOST:
-            self._explained(process, verdict)
+            self._explained(process, blocked(event.exit_status) or verdict)
             return
         if verdict.cause not in (Cause.IMAGE, Cause.START_ERROR):
             process.ran = (
@@ -251,20 +253,24 @@ class ProcessLifecycle:
         The reason for giving it up stays its cause. Only silence is replaced by the platform's
         later explanation.
         """
-        if process.cause is not Cause.SILENT or verdict.cause not in PLATFORM:
+        hung = verdict.cause is Cause.HUNG
+        if process.cause is not Cause.SILENT or not (hung or verdict.cause in PLATFORM):
             self._context.processes.end(
                 process, process.cause or verdict.cause, process.message, self._context.now_s
             )
             return
         self._context.processes.end(process, verdict.cause, verdict.text, self._context.now_s)
-        self._context.budgets.explained()
+        if not hung:
+            self._context.budgets.explained()
         text = f"cause of the silence of {process.name}: {verdict.text}"
-        details = meaning(EventKind.EXPLAINED, reason=verdict.text)
+        details = {**meaning(EventKind.EXPLAINED, reason=verdict.text), **_frames(verdict)}
         self._context.orders.announce(
             "process", text, process=process.name, cause=verdict.cause, details=details
         )
         if verdict.cause is Cause.OUT_OF_MEMORY:
             self._give_more(process)
+        elif verdict.blames_work and process.lost_shard is not None:
+            self._leasing.blame(process, process.lost_shard, f"{process.name}: {verdict.text}")
 
     def silent(self, event: ProcessSilent) -> None:
         """Give up a process that has sent nothing for too long, whatever it does later."""
@@ -278,8 +284,9 @@ class ProcessLifecycle:
 
     def give_up(self, process: Process, verdict: Verdict) -> None:
         """End a process at once and take its work back without waiting for its end."""
-        # `_explained` reads it when the process ends at last.
+        # `_explained` reads these when the process ends at last.
         process.cause = verdict.cause
+        process.lost_shard = self._first_shard(process)
         self._scaling.stop(process, 0.0, verdict.text, life=Life.LOST)
         self._account(process, verdict)
 
@@ -340,6 +347,11 @@ class ProcessLifecycle:
                 "offset": held.offset,
             }
         return {}
+
+    def _first_shard(self, process: Process) -> ShardId | None:
+        """The training shard that a worker worked on, if any."""
+        held = self._context.work.held_by(process.name) if self._context.work else []
+        return held[0].piece.shard.id if held else None
 
     def _take_back(self, process: Process, blame: str) -> bool:
         """Give the work of the process to others. True if `blame` was counted against some work."""

@@ -15,6 +15,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.processes.causes import Cause
+from elasticdl.shard import ShardId
 
 SHOWN_ENDED = 200
 """Ended processes that are shown; the record of the job has them all."""
@@ -114,6 +115,8 @@ class Process:
     """The cluster was told to end it."""
     replaced: bool = False
     """Another was ordered in its place, or none will be."""
+    lost_shard: ShardId | None = None
+    """The training shard that it worked on when it was given up."""
     slow_times: float = 0.0
     """How many times slower than the others it is, if that is announced; 0: it is not slow."""
     slow_since_s: float = 0.0

@@ -32,7 +32,6 @@ class StepWaits:
         self._of_s = 0.0
         self._worst: ProcessName | None = None
         """The worker that the steps of the last period waited for."""
-        self._reported: ProcessName | None = None
 
     def came(self, worker: ProcessName, at_s: float) -> None:
         """All servers have a gradient of this worker."""
@@ -47,8 +46,6 @@ class StepWaits:
         self._arrived.pop(worker, None)
         self._waited.pop(worker, None)
         self._new.discard(worker)
-        if self._reported == worker:
-            self._reported = None
 
     def completed(
         self, workers: Iterable[ProcessName], opened_s: float, at_s: float
@@ -68,15 +65,12 @@ class StepWaits:
         return self._report(at_s) if self._of_s >= _EVERY_S else None
 
     def _report(self, at_s: float) -> StepsWaited | None:
-        of_s, waited, before = self._of_s, self._waited, self._reported
+        of_s, waited = self._of_s, self._waited
         self._of_s, self._waited = 0.0, {}
         worst = max(waited, key=lambda name: (waited[name], name), default=None)
         if worst is None or waited[worst] <= _SHARE * of_s:
-            worst = None
-        again, self._worst, self._reported = worst == self._worst, worst, None
-        if worst is not None:
-            # Not for a single period: a new shape of a batch is compiled once.
-            self._reported = worst if again else before
-            return StepsWaited(at_s, worst, waited[worst], of_s) if again else None
-        # Once more, so that it is known to be over.
-        return None if before is None else StepsWaited(at_s, before, waited.get(before, 0.0), of_s)
+            self._worst = None
+            return None
+        # Not for a single period: a new shape of a batch is compiled once.
+        again, self._worst = worst == self._worst, worst
+        return StepsWaited(at_s, worst, waited[worst], of_s) if again else None
