@@ -61,6 +61,8 @@ class DiagnosisEntry:
     """The successor, `ring` or `others`."""
     records: int = 0
     """Of an exit: records that the process trained, including reconciled ones."""
+    frames: str = ""
+    """Where the process was in the user's code: a line a frame, outermost first."""
 
 
 @final
@@ -113,6 +115,7 @@ class Story:
             case "checkpoint" | "evaluation" if event.step in (EventKind.SAVED, EventKind.ENDED):
                 self._slow(event)
             case kind if event.level in ("warning", "error") or kind in (
+                "straggler",
                 "scale",
                 "staleness",
                 "memory",
@@ -182,6 +185,7 @@ class Story:
                         event.cause,
                         f"{event.process} {event.details.get('reason', event.text)}",
                     )
+                    entry.frames = _frames(event)
             case "" if event.level in ("warning", "error"):
                 self._note(event)
             case _:
@@ -274,6 +278,7 @@ class Story:
                 event.process,
                 cause,
                 level=level,
+                frames=_frames(event),
             )
         )
         if cause in _EXPECTED:
@@ -459,8 +464,13 @@ class Story:
                 event.process,
                 event.cause,
                 level=event.level,
+                frames=_frames(event),
             )
         )
+
+
+def _frames(event: JobEvent) -> str:
+    return str(event.details.get("frames", ""))
 
 
 def _shown(entry: DiagnosisEntry, now_s: float) -> dict[str, Any]:

@@ -43,6 +43,11 @@ def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
     return story
 
 
+def frame_lines(entry: Mapping[str, Any]) -> list[str]:
+    """Return where the process was in the user's code, a line a frame, outermost first."""
+    return [f"at {frame}" for frame in str(entry.get("frames", "")).splitlines()]
+
+
 def entry_text(entry: Mapping[str, Any]) -> str:
     """Return an entry as one line: what happened, how long it took, and what came of it."""
     text = str(entry["text"])

@@ -57,14 +57,14 @@ def why(query: JobQuery, lines: int, form: str) -> None:
 
 def shown(diagnosis: Diagnosis, most: int) -> list[str]:
     """Return the newest `most` entries by time (0: all), and their totals."""
-    from elasticdl.history.diagnosis_text import entry_text
+    from elasticdl.history.diagnosis_text import entry_text, frame_lines
 
     entries = sorted(diagnosis.story["entries"], key=lambda entry: entry["at_s"])
     left_out = int(diagnosis.story["dropped"]) + (max(0, len(entries) - most) if most else 0)
-    rows = [
-        f"{_clock(entry['at_s']):>9}  {_mark(entry)}{entry_text(entry)}"
-        for entry in (entries[-most:] if most else entries)
-    ]
+    rows = []
+    for entry in entries[-most:] if most else entries:
+        rows.append(f"{_clock(entry['at_s']):>9}  {_mark(entry)}{entry_text(entry)}")
+        rows += [f"{'':>9}      {line}" for line in frame_lines(entry)]
     head = (
         [f"{'…':>9}  {amount(left_out, 'earlier entry', 'earlier entries')} not shown"]
         if left_out
