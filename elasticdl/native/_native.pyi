@@ -163,9 +163,10 @@ class Pool:
         rows: list[Weights],
         newest: Weights | None,
         timeout_s: float,
-    ) -> list[int]:
-        """Fills `dense` and `rows` in place; returns the versions. A server without parameters gets
-        `newest`.
+    ) -> tuple[list[int], list[float]]:
+        """Fills `dense` and `rows` in place; returns the versions, and how long each server took.
+
+        A server without parameters gets `newest`.
         """
 
     def push(

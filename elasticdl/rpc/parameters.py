@@ -25,12 +25,14 @@ class Pulled:
     """Parameters as of `versions` (one per server).
 
     `dense` is the flat vector [trainable_size + additive_size], None if not requested.
-    `rows[t]` is [len(ids[t]), dim of table t], in the order of the requested ids.
+    `rows[t]` is [len(ids[t]), dim of table t], in the order of the requested ids. `seconds` is how
+    long each server took to answer; () if that is not known.
     """
 
     versions: tuple[int, ...]
     dense: Floats | None
     rows: tuple[Floats, ...]
+    seconds: tuple[float, ...] = ()
 
     @property
     def version(self) -> int:

@@ -86,7 +86,7 @@ class ServerPool:
             np.empty(spec.trainable_size + spec.additive_size, spec.dtype.value) if dense else None
         )
         with self._pulling:
-            versions = self._pool.pull(
+            versions, seconds = self._pool.pull(
                 list(ids),
                 _LIVE if snapshot is None else snapshot,
                 flat,
@@ -99,7 +99,7 @@ class ServerPool:
             # Values of a view are older and must not revive a server.
             if snapshot is None:
                 self._newest = flat
-        return Pulled(tuple(versions), flat, tuple(rows))
+        return Pulled(tuple(versions), flat, tuple(rows), tuple(seconds))
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
         """See `Parameters.push`.

@@ -415,6 +415,18 @@ class StepsWaited(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ServerDelayed(Event):
+    """Most workers wait `took_ms` for this server's part of a pull, and `others_ms` for the others.
+
+    `server` is its index; None: they no longer wait for any in particular.
+    """
+
+    server: int | None = None
+    took_ms: float = 0.0
+    others_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CpuShareReported(Event):
     """A process gets this share of the CPU time that its threads ask for, from 0 to 1.
 

@@ -133,6 +133,7 @@ class Stalls:
                 | events.MessagesDropped()
                 | events.StalenessChosen()
                 | events.StepsWaited()
+                | events.ServerDelayed()
                 | events.CpuShareReported()
             ):
                 return False

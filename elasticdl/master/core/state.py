@@ -45,6 +45,7 @@ from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.progress_marks import ProgressMarks
 from elasticdl.master.core.ps.coordination import CUT_LIMIT_S, PsCoordination
 from elasticdl.master.core.ps.outlook import outlook_of
+from elasticdl.master.core.ps.slow_servers import SlowServers
 from elasticdl.master.core.ps.steps import Outlook
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
@@ -109,6 +110,7 @@ class JobState:
         )
         self._stalls = self._watch_stalls(activities, remedies, questions)
         self._slow_workers = SlowWorkers(context, self._leasing, self._scaling)
+        self._slow_servers = SlowServers(context, self._checkpointing, self._scaling)
         self._takeovers = Takeovers(context, self._leasing, self._evaluation)
         self._stragglers = Stragglers(
             context,
@@ -270,6 +272,7 @@ class JobState:
             self._decide()
             self._stragglers.saw(event)
             self._slow_workers.saw(event)
+            self._slow_servers.saw(event)
             self._stalls.saw(event, self._context.orders.given)
         except ImpossibleTransition as error:
             raise ImpossibleTransition(
@@ -354,8 +357,13 @@ class JobState:
                 self._coordination.member_reported(event)
             case events.StateReported():
                 self._leasing.revocation.state_reported(event)
-            case events.ActivityReported() | events.StepsWaited() | events.CpuShareReported():
-                pass  # `Stalls`, `Stragglers` and `SlowWorkers` take it in.
+            case (
+                events.ActivityReported()
+                | events.StepsWaited()
+                | events.ServerDelayed()
+                | events.CpuShareReported()
+            ):
+                pass  # `Stalls`, `Stragglers`, `SlowWorkers` and `SlowServers` take it in.
             case events.ConnectionLost():
                 self._coordination.lost_connection(event)
             case events.MessagesDropped():
@@ -404,6 +412,7 @@ class JobState:
         self._stragglers.tick()
         if not self._context.servers_away():
             self._slow_workers.tick()
+            self._slow_servers.tick()
             self._takeovers.tick()
         self._stalls.tick()
         cut = self._coordination.unanswered_cut()

@@ -28,6 +28,7 @@ from elasticdl.master.core.events import (
     VersionAdvanced,
 )
 from elasticdl.master.core.presence import Presence
+from elasticdl.master.core.ps.server_delays import ServerDelays
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
@@ -93,6 +94,7 @@ class ProcessGateway:
         """Which item of the ring each worker wants, and whether it waits at a barrier before it."""
         self._busy: dict[ProcessName, tuple[str, float]] = {}
         """The long activity of each process, and its start."""
+        self._delays = ServerDelays()
 
     def train_in_steps(self, turns: Callable[[OrderStreams], StepTurns]) -> None:
         """Give turns of synchronous steps. Call it before the first process attaches."""
@@ -192,6 +194,8 @@ class ProcessGateway:
             self._queue.post(StalenessChosen(self._queue.at_s(), name, *choice))
         if (share := presence.cpu_share_changed()) is not None:
             self._queue.post(CpuShareReported(self._queue.at_s(), name, share))
+        if name.role is Role.WORKER:
+            self._delays.reported(name, report.gauges, self._queue.at_s())
         if sequence <= presence.reports:
             # Events are handled in order, so when this one is on disk, so is the original report.
             await self._dropped(name, DropCause.REPEATED_REPORT)
@@ -234,6 +238,7 @@ class ProcessGateway:
         self.throughput.leave(name)
         self._items.pop(name, None)
         self._busy.pop(name, None)
+        self._delays.forget(name)
         if self.ring is not None:
             self.ring.leave(name)
         if self.turns is not None and name.role is Role.WORKER:
@@ -250,6 +255,8 @@ class ProcessGateway:
         """Advance the time, and find silent processes."""
         if self.turns is not None:
             self.turns.tick()
+        if (delayed := self._delays.tick(self._queue.at_s())) is not None:
+            self._queue.post(delayed)
         now_s = self._queue.clock.now_s()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
         for name, silent_s in self.sessions.pass_time(elapsed_s):

@@ -13,6 +13,7 @@ from elasticdl.master.core.events import (
     MessagesDropped,
     ProcessSeen,
     ProgressReported,
+    ServerDelayed,
     StalenessChosen,
     StepDelayed,
     StepsWaited,
@@ -47,6 +48,7 @@ def may_free_work(event: Event) -> bool:
             | StalenessChosen()
             | StepDelayed()
             | StepsWaited()
+            | ServerDelayed()
             | CpuShareReported()
         ):
             return False

@@ -85,8 +85,9 @@ std::vector<std::pair<bool, std::string>> initialise(Pool& pool, const Spec& spe
   return answers;
 }
 
-std::vector<int64_t> pull(Pool& pool, const std::vector<IdArray>& ids, int64_t snapshot, const std::optional<OutVector>& dense,
-                          const std::vector<OutMatrix>& rows, const std::optional<InVector>& newest, double timeout_s) {
+std::pair<std::vector<int64_t>, std::vector<double>> pull(
+    Pool& pool, const std::vector<IdArray>& ids, int64_t snapshot, const std::optional<OutVector>& dense,
+    const std::vector<OutMatrix>& rows, const std::optional<InVector>& newest, double timeout_s) {
   std::vector<Ids> wanted = as_ids(ids);
   require_rows(pool.spec(), wanted, rows);
   std::vector<void*> outs;
@@ -94,7 +95,8 @@ std::vector<int64_t> pull(Pool& pool, const std::vector<IdArray>& ids, int64_t s
   void* dense_out = checked_dense(pool.spec(), dense);
   const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
-  return pool.pull(wanted, snapshot, dense_out, outs, seed, timeout_s).versions;
+  PullAnswer answer = pool.pull(wanted, snapshot, dense_out, outs, seed, timeout_s);
+  return {std::move(answer.versions), std::move(answer.seconds)};
 }
 
 std::pair<std::vector<int64_t>, std::vector<int64_t>> push(Pool& pool, int64_t sequence, const std::vector<int64_t>& applied,

@@ -37,20 +37,25 @@ Lane::Lane(Identity identity, std::vector<std::string> addresses, std::function<
     : identity_(std::move(identity)), idle_(std::move(idle)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   uint32_t count = static_cast<uint32_t>(addresses.size());
   for (uint32_t k = 0; k < count; ++k) links_.push_back(std::make_unique<Link>(identity_, k, count, addresses[k]));
+  answered_s_.resize(count);
 }
 
 Lane::~Lane() { ::close(wake_); }
 
 void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, const char* what) {
-  Time deadline = now() + std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(timeout_s));
+  Time begin = now(), deadline = begin + std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(timeout_s));
   listen_to_owner();
   Abandon abandon{links_};
   bool held = identity_.pushes;
   for (Part& part : parts) links_[part.server]->start(part, seed, held);
   for (;;) {
     bool waiting = false, all_met = true;
-    for (const auto& link : links_) {
-      if (link->waiting()) link->advance(now());
+    for (size_t k = 0; k < links_.size(); ++k) {
+      const auto& link = links_[k];
+      if (link->waiting()) {
+        link->advance(now());
+        if (!link->waiting()) answered_s_[k] = std::chrono::duration<double>(now() - begin).count();
+      }
       waiting = waiting || link->waiting();
       all_met = all_met && (!link->waiting() || link->met());
     }

@@ -72,6 +72,8 @@ class Lane {
   void move(std::vector<std::string> addresses);
   void close();
   uint32_t servers() const { return static_cast<uint32_t>(links_.size()); }
+  // How long each server took to answer in the last run, if it was asked. For the thread that runs.
+  const std::vector<double>& answered_s() const { return answered_s_; }
 
  private:
   void wait(Time deadline);
@@ -80,6 +82,7 @@ class Lane {
 
   Identity identity_;
   std::vector<std::unique_ptr<Link>> links_;
+  std::vector<double> answered_s_;
   std::function<void()> idle_;
   int wake_;
   std::mutex mutex_;

@@ -136,6 +136,7 @@ PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense
   pulls_.run(parts, seed(newest), timeout_s, "pull");
   PullAnswer answer;
   for (const wire::PullReply& reply : replies) answer.versions.push_back(reply.version);
+  answer.seconds = pulls_.answered_s();
   return answer;
 }
 

@@ -40,6 +40,7 @@ class Split {
 
 struct PullAnswer {
   std::vector<int64_t> versions;
+  std::vector<double> seconds;  // how long each server took
 };
 struct PushAnswer {
   std::vector<int64_t> versions;

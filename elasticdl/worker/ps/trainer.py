@@ -28,6 +28,7 @@ from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.process.shutdown import NonFinite
 from elasticdl.worker.ps.pusher import Pusher, Trained
+from elasticdl.worker.ps.server_times import ServerTimes
 from elasticdl.worker.ps.staleness_limit import StalenessLimit
 from elasticdl.worker.ps.turns import Turns
 
@@ -108,6 +109,7 @@ class PsTrainer:
             context.shutdown, context.gauges, bounds.max_staleness, adaptive=bounds.adaptive
         )
         self._pusher = Pusher(parameters, context, self._staleness_limit, self._clock, turns)
+        self._server_times = ServerTimes(context.gauges)
         # A repeated step pulls from the loop's thread, while the loader may pull for the next one.
         self._one_pull = threading.Lock()
         self._tables = 0
@@ -315,7 +317,9 @@ class PsTrainer:
 
         watch, gauges = self._context.watch, self._context.gauges
         with self._one_pull, gauges.timed("pull_ms"), watch.waiting():
-            return self._context.retry.call(attempt, "pull", wish.wanted)
+            pulled = self._context.retry.call(attempt, "pull", wish.wanted)
+            self._server_times.saw(pulled.seconds)
+            return pulled
 
     def _frozen_pull(self, ids: Sequence[Int64s], wish: _PullRequest) -> Pulled:
         """Pull from a frozen view; its dense weights travel only once."""
