@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+STOPPED = "Stopped"
+"""The condition of a process that SIGSTOP had stopped before its end."""
+
 
 class Role(StrEnum):
     """The purpose of a process."""

@@ -89,6 +89,11 @@ class Story:
         """Ends by process, for facts that arrive later."""
         self._replacing: dict[str, DiagnosisEntry] = {}
         """Exits by the process that replaces the one that ended."""
+        self._early: dict[str, str] = {}
+        """Successors that were ordered before the end of the process that they replace.
+
+        '' if the successor works by now: nothing is left to wait for.
+        """
         self._waits: dict[str, DiagnosisEntry] = {}
         self._shards: Counter[tuple[str, str, int]] = Counter()
         """Ends by role, cause and current shard."""
@@ -192,11 +197,18 @@ class Story:
                 pass
 
     def _ordered(self, event: JobEvent) -> None:
-        entry = self._exits.pop(str(event.details.get("replaces", "")), None)
+        before = str(event.details.get("replaces", ""))
+        entry = self._exits.pop(before, None)
         if entry is not None:
-            entry.replaced_by = event.process
-            _make_room(self._replacing)
-            self._replacing[event.process] = entry
+            self._replaces(event.process, entry)
+        elif before in self._going:
+            _make_room(self._early)
+            self._early[before] = event.process
+
+    def _replaces(self, process: str, entry: DiagnosisEntry) -> None:
+        entry.replaced_by = process
+        _make_room(self._replacing)
+        self._replacing[process] = entry
 
     def _ready(self, event: JobEvent) -> None:
         after_s, pending_s, start_s = (
@@ -224,6 +236,9 @@ class Story:
 
     def _working(self, event: JobEvent) -> None:
         self._worked = True
+        for before, successor in self._early.items():
+            if successor == event.process:
+                self._early[before] = ""
         after_s = event.number("after_s")
         if after_s >= SLOW_S:
             text = f"{event.process} made its first progress {spoken(after_s)} after it was ready"
@@ -294,6 +309,11 @@ class Story:
         entry.records = int(event.number("records"))
         _make_room(self._ends)
         self._ends[event.process] = entry
+        successor = self._early.pop(event.process, None)
+        if successor:
+            self._replaces(successor, entry)
+        if successor is not None:
+            return
         _make_room(self._exits)
         self._exits[event.process] = entry
 
@@ -390,6 +410,7 @@ class Story:
         self._waits.clear()
         self._exits.clear()
         self._replacing.clear()
+        self._early.clear()
         away_s = event.number("away_s")
         if self._has_ended:
             self._going.clear()

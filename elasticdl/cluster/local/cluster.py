@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import final
 
 from elasticdl.cluster.base import (
+    STOPPED,
     CreateRefused,
     ExitStatus,
     ProcessExited,
@@ -65,6 +66,8 @@ class _Child:
     log: Path
     log_begin: int
     asked: bool = False
+    stopped: bool = False
+    """SIGSTOP had stopped it when it was killed."""
     kill_timer: asyncio.TimerHandle | None = None
     kill_at_s: float = float("inf")
 
@@ -155,6 +158,7 @@ class LocalCluster:
                 loop.call_later(grace_s, _kill_group, child.process.pid) if grace_s > 0 else None
             )
         if grace_s <= 0:
+            child.stopped = child.stopped or _state(child.process.pid).startswith("T")
             _kill_group(child.process.pid)
 
     @asynccontextmanager
@@ -309,6 +313,7 @@ class LocalCluster:
             signal=-code if code < 0 else None,
             log_tail=read_tail(child.log, child.log_begin),
             asked=child.asked,
+            conditions=(STOPPED,) if child.stopped else (),
         )
         self._bus.post(ProcessExited(name, status))
         if not self._children:

@@ -13,6 +13,7 @@ from elasticdl.master.core import events
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.causes import Cause
+from elasticdl.master.core.processes.cpu_time import lack_of_cpu
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.shard import Task
@@ -102,11 +103,8 @@ class SlowWorkers:
     def _compared(self, process: Process, times: float, text: str) -> None:
         if not process.slow_times and times > SLOW_TIMES:
             process.slow_times, process.slow_since_s = times, self._context.now_s
-            share = process.cpu_share
-            starved = "" if share is None else f"; it gets {share:.0%} of the CPU time it asks for"
-            self._announce(
-                process, f"is slow, {times:.0f} times the others: {text}{starved}", "warning"
-            )
+            text += lack_of_cpu(process, self._context.processes)
+            self._announce(process, f"is slow, {times:.0f} times the others: {text}", "warning")
         elif process.slow_times and times < _NOT_SLOW_TIMES:
             process.slow_times = 0.0
             self._announce(process, f"is no longer slow: {text}", "info")

@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elasticdl.cluster.base import ExitStatus
+from elasticdl.cluster.base import STOPPED, ExitStatus
 from elasticdl.errors import ExitCode
 
 
@@ -272,6 +272,13 @@ def _by_exit_code(status: ExitStatus, code: int, finished: bool) -> Verdict:
     # Somebody outside sent these two; other codes come from what the process was doing.
     killed = code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
     return Verdict(Cause.INFRASTRUCTURE, f"{text}: {_last_line(status)}", blames_work=not killed)
+
+
+def silence(status: ExitStatus) -> Verdict | None:
+    """Return why a process that was given up for its silence was silent; None if unknown."""
+    if STOPPED in status.conditions:
+        return Verdict(Cause.SILENT, "no message: it was stopped (SIGSTOP)")
+    return blocked(status)
 
 
 _HOLDS = re.compile(

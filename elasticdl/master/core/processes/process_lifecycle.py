@@ -20,8 +20,8 @@ from elasticdl.master.core.processes.causes import (
     PROBLEMS,
     Cause,
     Verdict,
-    blocked,
     gibibytes,
+    silence,
     verdict_of,
 )
 from elasticdl.master.core.processes.scaling import Scaling
@@ -232,7 +232,7 @@ class ProcessLifecycle:
             worker=worker,
         )
         if process.life is Life.LOST:
-            self._explained(process, blocked(event.exit_status) or verdict)
+            self._explained(process, silence(event.exit_status) or verdict)
             return
         if verdict.cause not in (Cause.IMAGE, Cause.START_ERROR):
             process.ran = (
@@ -253,14 +253,14 @@ class ProcessLifecycle:
         The reason for giving it up stays its cause. Only silence is replaced by the platform's
         later explanation.
         """
-        hung = verdict.cause is Cause.HUNG
-        if process.cause is not Cause.SILENT or not (hung or verdict.cause in PLATFORM):
+        own = verdict.cause in (Cause.HUNG, Cause.SILENT)
+        if process.cause is not Cause.SILENT or not (own or verdict.cause in PLATFORM):
             self._context.processes.end(
                 process, process.cause or verdict.cause, process.message, self._context.now_s
             )
             return
         self._context.processes.end(process, verdict.cause, verdict.text, self._context.now_s)
-        if not hung:
+        if not own:
             self._context.budgets.explained()
         text = f"cause of the silence of {process.name}: {verdict.text}"
         details = {**meaning(EventKind.EXPLAINED, reason=verdict.text), **_frames(verdict)}

@@ -11,6 +11,7 @@ from elasticdl.master.core import events
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.causes import Cause
+from elasticdl.master.core.processes.cpu_time import lack_of_cpu
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Process
 
@@ -54,11 +55,10 @@ class SlowServers:
             self._announce(process, "is no longer slow", "info")
             return
         process.slow_times = event.took_ms / max(event.others_ms, 1e-3)
-        share = process.cpu_share
-        starved = "" if share is None else f"; it gets {share:.0%} of the CPU time it asks for"
         text = (
             f"is slow: workers wait {event.took_ms:.3g} ms for its part of a pull,"
-            f" {event.others_ms:.3g} ms for the others{starved}"
+            f" {event.others_ms:.3g} ms for the others"
+            f"{lack_of_cpu(process, self._context.processes)}"
         )
         self._announce(process, text, "warning")
 

@@ -1,0 +1,24 @@
+"""Whether a process lacks CPU time, in comparison with the others of its job."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from elasticdl.master.core.processes.table import Process, Processes
+
+_TIMES = 3.0
+
+
+def lack_of_cpu(process: Process, processes: Processes) -> str:
+    """Return the lack of CPU time as the end of a sentence; '' if others lack it as much.
+
+    A process that never reported its share gets all that it asks for.
+    """
+    share = process.cpu_share
+    others = [one.cpu_share for one in processes.going.values() if one.up and one is not process]
+    if share is None or not others:
+        return ""
+    usual = median(1.0 if one is None else one for one in others)
+    if share * _TIMES > usual:
+        return ""
+    return f"; it gets {share:.0%} of the CPU time that it asks for, the others {usual:.0%}"
