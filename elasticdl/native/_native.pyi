@@ -180,8 +180,8 @@ class Pool:
         gradients: list[Weights],
         newest: Weights | None,
         timeout_s: float,
-    ) -> tuple[list[int], list[int]]:
-        """(versions, staleness), one a server."""
+    ) -> tuple[list[int], list[int], list[float]]:
+        """(versions, staleness, seconds until the answer), one a server."""
 
     def rows(
         self, table: int, snapshot: int, newest: Weights | None, timeout_s: float

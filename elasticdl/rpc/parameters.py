@@ -32,7 +32,7 @@ class Pulled:
     versions: tuple[int, ...]
     dense: Floats | None
     rows: tuple[Floats, ...]
-    seconds: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = field(default=(), compare=False)
 
     @property
     def version(self) -> int:
@@ -64,10 +64,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Versions after the update, and updates of others between pull and push, per server."""
+    """Versions after the update, and updates of others between pull and push, per server.
+
+    `seconds` is how long each server took to answer; () if that is not known.
+    """
 
     versions: tuple[int, ...]
     staleness: tuple[int, ...]
+    seconds: tuple[float, ...] = field(default=(), compare=False)
 
 
 class Parameters(Protocol):

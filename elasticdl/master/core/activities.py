@@ -43,6 +43,8 @@ class Activities:
         self.acts = given_s > 0
         self.bound_s = given_s or _USUAL_S
         self._running: dict[ProcessName, Activity] = {}
+        self._ended_s: dict[ProcessName, float] = {}
+        """When the last activity of a worker ended."""
         self._longest_s: dict[str, float] = {}
         """By activity: the longest that came to an end."""
         self._hung: dict[str, int] = {}
@@ -57,6 +59,7 @@ class Activities:
         before = self._running.pop(event.worker, None)
         if before is not None:
             took_s = event.at_s - before.since_s
+            self._ended_s[event.worker] = event.at_s
             self._longest_s[before.what] = max(took_s, self._longest_s.get(before.what, 0.0))
         if event.what and self._context.worker(event.worker) is not None:
             # The report is up to two seconds late, so the worker sends the age.
@@ -65,6 +68,11 @@ class Activities:
     def forget(self, name: ProcessName) -> None:
         """Forget the activity of a worker that ended or is replaced."""
         self._running.pop(name, None)
+        self._ended_s.pop(name, None)
+
+    def ended_s(self, process: Process) -> float:
+        """When the last long activity of the worker ended; 0.0 if it had none."""
+        return self._ended_s.get(process.name, 0.0)
 
     def busy(self, process: Process) -> bool:
         """Whether the worker is in its own code."""
@@ -92,7 +100,7 @@ class Activities:
         what = activity.what
         if self._context.spec.trains_on_ring or what in _SINGLETONS:
             return None
-        if what in _INPUTS:
+        if self.is_input(activity):
             least_s = SHORTEST_S
         elif what.endswith(_STEP) and not what.startswith(_CALLBACKS):
             least_s = self._leasing.paces.first_limit_s
@@ -100,6 +108,11 @@ class Activities:
             return None
         usual_s = max(least_s, _BUSY_TIMES * self._longest_s.get(what, 0.0))
         return min(LONGEST_S, usual_s * 2.0 ** min(self._hung.get(what, 0), 10))
+
+    @staticmethod
+    def is_input(activity: Activity) -> bool:
+        """Whether it reads or feeds records, which compiles nothing."""
+        return activity.what in _INPUTS
 
     def limit_s(self, process: Process, activity: Activity) -> float:
         """How long the activity may take, whatever the others do."""

@@ -416,7 +416,7 @@ class StepsWaited(Event):
 
 @dataclass(frozen=True, slots=True)
 class ServerDelayed(Event):
-    """Most workers wait `took_ms` for this server's part of a pull, and `others_ms` for the others.
+    """Most workers wait `took_ms` for this server in a pull and push, `others_ms` for the others.
 
     `server` is its index; None: they no longer wait for any in particular.
     """

@@ -205,6 +205,15 @@ class JobContext:
         """Whether a worker has no progress only because a step waits for other workers."""
         return bool(self.step_delay) and worker not in self.step_misses
 
+    def step_delayed(self, reason: str, missing: tuple[ProcessName, ...]) -> None:
+        """Note what a synchronous step waits for, and for whom; '' if it does no longer."""
+        waited = [one for one in self.processes.live_workers() if self.waits_for_others(one.name)]
+        self.step_delay, self.step_misses = reason, missing
+        for process in waited:
+            if not self.waits_for_others(process.name):
+                # The time that it waited for others is not its own.
+                process.busy_since_s = self.now_s
+
     def servers_away(self) -> str:
         """Why no work can use the servers now, in words; '' if it can."""
         parts = []

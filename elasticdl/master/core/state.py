@@ -25,12 +25,12 @@ from elasticdl.master.core.checkpoint.snapshots import Snapshots
 from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.commands import Command, DropSnapshot, Purpose
 from elasticdl.master.core.coordination import Coordination
+from elasticdl.master.core.data.backup_leases import BackupLeases
 from elasticdl.master.core.data.beginning import announce_repeated, first_ledger
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.resuming import ledger_json
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
-from elasticdl.master.core.data.takeovers import Takeovers
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.image import Plain, image_of, restore
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
@@ -111,7 +111,7 @@ class JobState:
         self._stalls = self._watch_stalls(activities, remedies, questions)
         self._slow_workers = SlowWorkers(context, self._leasing, self._scaling)
         self._slow_servers = SlowServers(context, self._checkpointing, self._scaling)
-        self._takeovers = Takeovers(context, self._leasing, self._evaluation)
+        self._backup_leases = BackupLeases(context, self._leasing, self._evaluation)
         self._stragglers = Stragglers(
             context,
             self._leasing,
@@ -318,8 +318,7 @@ class JobState:
                     self._context.work.repeated_at_least = True
                 self._leasing.revocation.revoke(event.worker, event.reason)
             case events.StepDelayed():
-                self._context.step_delay = event.reason
-                self._context.step_misses = event.missing
+                self._context.step_delayed(event.reason, event.missing)
             case _:
                 self._dispatch_more(event)
 
@@ -413,7 +412,7 @@ class JobState:
         if not self._context.servers_away():
             self._slow_workers.tick()
             self._slow_servers.tick()
-            self._takeovers.tick()
+            self._backup_leases.tick()
         self._stalls.tick()
         cut = self._coordination.unanswered_cut()
         if cut is not None:

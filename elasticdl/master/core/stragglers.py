@@ -109,7 +109,9 @@ class Stragglers:
         usual_s = self._activities.usual_limit_s(activity)
         if usual_s is None:
             return None
-        return max(usual_s, self._leasing.limit_s(process) or 0.0)
+        # The time for a compilation is no measure of `feed`.
+        compiles = not self._activities.is_input(activity)
+        return max(usual_s, self._leasing.limit_s(process, compiles=compiles) or 0.0)
 
     def _suspect(self, process: Process, since_s: float) -> None:
         """Ask a worker once where its threads are."""
@@ -157,11 +159,11 @@ class Stragglers:
     # no progress
 
     def _look_at_progress(self, process: Process) -> None:
-        limit_s = self._leasing.limit_s(process)
-        idle_s = self._context.now_s - process.busy_since_s
+        limit_s, since_s = self._leasing.limit_s(process), self._idle_since_s(process)
+        idle_s = self._context.now_s - since_s
         if limit_s is None or idle_s <= _SUSPECT * limit_s:
             return
-        self._suspect(process, process.busy_since_s)
+        self._suspect(process, since_s)
         if not self._others(process):
             # There is nobody to compare it with.
             limit_s = max(limit_s, _ALONE_S)
@@ -199,7 +201,11 @@ class Stragglers:
         if activity is not None and usual_s is not None:
             return now_s - activity.since_s > _SUSPECT * usual_s
         limit_s = self._leasing.limit_s(process)
-        return limit_s is not None and now_s - process.busy_since_s > _SUSPECT * limit_s
+        return limit_s is not None and now_s - self._idle_since_s(process) > _SUSPECT * limit_s
+
+    def _idle_since_s(self, process: Process) -> float:
+        """When the worker last got on: what a long step yields is not pushed yet when it ends."""
+        return max(process.busy_since_s, self._activities.ended_s(process))
 
     # revoked shards
 

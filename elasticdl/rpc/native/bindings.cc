@@ -4,10 +4,12 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <system_error>
+#include <tuple>
 
 #include "elasticdl/embedding/native/arrays.h"
 #include "elasticdl/rpc/native/pool.h"
@@ -99,11 +101,10 @@ std::pair<std::vector<int64_t>, std::vector<double>> pull(
   return {std::move(answer.versions), std::move(answer.seconds)};
 }
 
-std::pair<std::vector<int64_t>, std::vector<int64_t>> push(Pool& pool, int64_t sequence, const std::vector<int64_t>& applied,
-                                                           const std::vector<int64_t>& versions, double learning_rate,
-                                                           const std::optional<InVector>& dense, const std::vector<IdArray>& ids,
-                                                           const std::vector<InMatrix>& gradients, const std::optional<InVector>& newest,
-                                                           double timeout_s) {
+std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>> push(
+    Pool& pool, int64_t sequence, const std::vector<int64_t>& applied, const std::vector<int64_t>& versions, double learning_rate,
+    const std::optional<InVector>& dense, const std::vector<IdArray>& ids, const std::vector<InMatrix>& gradients,
+    const std::optional<InVector>& newest, double timeout_s) {
   require(applied.size() == 3, "applied is (shard, attempt, offset)");
   PushRequest request{sequence, applied[0], applied[1], applied[2], versions, learning_rate, nullptr, as_ids(ids), {}};
   require_rows(pool.spec(), request.ids, gradients);
@@ -112,7 +113,7 @@ std::pair<std::vector<int64_t>, std::vector<int64_t>> push(Pool& pool, int64_t s
   const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
   PushAnswer answer = pool.push(request, seed, timeout_s);
-  return {std::move(answer.versions), std::move(answer.staleness)};
+  return {std::move(answer.versions), std::move(answer.staleness), std::move(answer.seconds)};
 }
 
 // The bytes of a vector as a NumPy array, without a copy.

@@ -170,6 +170,7 @@ PushAnswer Pool::push(const PushRequest& request, const void* newest, double tim
   }
   pushes_.run(parts, seed(newest), timeout_s, "push");
   PushAnswer answer;
+  answer.seconds = pushes_.answered_s();
   for (const wire::PushReply& reply : replies) {
     answer.versions.push_back(reply.version);
     answer.staleness.push_back(reply.staleness);

@@ -45,6 +45,7 @@ struct PullAnswer {
 struct PushAnswer {
   std::vector<int64_t> versions;
   std::vector<int64_t> staleness;
+  std::vector<double> seconds;  // how long each server took
 };
 struct InitialiseAnswer {
   bool took;

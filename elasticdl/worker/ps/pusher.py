@@ -21,6 +21,7 @@ from elasticdl.worker.pipeline.outbox import Advance
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
 from elasticdl.worker.process.shutdown import Failed
+from elasticdl.worker.ps.server_times import ServerTimes
 from elasticdl.worker.ps.staleness_limit import StalenessLimit
 from elasticdl.worker.ps.turns import Turns
 
@@ -57,6 +58,7 @@ class Pusher:
         context: WorkerContext,
         staleness_limit: StalenessLimit,
         clock: Clock,
+        server_times: ServerTimes,
         turns: Turns | None = None,
     ) -> None:
         """`turns`: pushes are gradients of synchronous steps."""
@@ -65,6 +67,7 @@ class Pusher:
         self._context = context
         self._staleness_limit = staleness_limit
         self._clock = clock
+        self._server_times = server_times
         self._queue: Channel[_Item] = Channel(_DEPTH)
         self._sequence = 0
         self._version = 0
@@ -188,6 +191,7 @@ class Pusher:
         with self._context.gauges.timed("push_ms"):
             pushed = self._context.retry.call(attempt, "push")
         self._staleness_limit.pushed(self._clock.now_s() - begin_s)
+        self._server_times.pushed(pushed.seconds)
         # Only after all servers have it: a retry must carry the same number, so that servers that
         # applied it already skip it.
         self._sequence += 1

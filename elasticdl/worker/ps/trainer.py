@@ -108,8 +108,10 @@ class PsTrainer:
         self._staleness_limit = StalenessLimit(
             context.shutdown, context.gauges, bounds.max_staleness, adaptive=bounds.adaptive
         )
-        self._pusher = Pusher(parameters, context, self._staleness_limit, self._clock, turns)
         self._server_times = ServerTimes(context.gauges)
+        self._pusher = Pusher(
+            parameters, context, self._staleness_limit, self._clock, self._server_times, turns
+        )
         # A repeated step pulls from the loop's thread, while the loader may pull for the next one.
         self._one_pull = threading.Lock()
         self._tables = 0
@@ -318,7 +320,7 @@ class PsTrainer:
         watch, gauges = self._context.watch, self._context.gauges
         with self._one_pull, gauges.timed("pull_ms"), watch.waiting():
             pulled = self._context.retry.call(attempt, "pull", wish.wanted)
-            self._server_times.saw(pulled.seconds)
+            self._server_times.pulled(pulled.seconds)
             return pulled
 
     def _frozen_pull(self, ids: Sequence[Int64s], wish: _PullRequest) -> Pulled:

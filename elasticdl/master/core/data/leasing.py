@@ -486,25 +486,30 @@ class Leasing:
         work.stop()
         return True
 
-    def limit_s(self, process: Process) -> float | None:
-        """How long the worker may go without progress on its leases; None without leases."""
+    def limit_s(self, process: Process, *, compiles: bool = True) -> float | None:
+        """How long the worker may go without progress on its leases; None without leases.
+
+        `compiles` False: without the time that a worker has for its first step.
+        """
         name, limits = process.name, list[float]()
         current, work = self._evaluation.round, self._context.work
         for ledger in (work, current.ledger if current else None):
             held = ledger.held_by(name) if ledger else []
             if ledger is work and self._context.waits_for_others(name):
                 continue
-            limits += [self._lease_limit_s(ledger, one) for one in held if ledger]
+            limits += [self._lease_limit_s(ledger, one, compiles) for one in held if ledger]
         if singleton_s := self.singleton_limit_s(process):
             limits.append(singleton_s)
         return max(limits, default=None)
 
-    def _lease_limit_s(self, ledger: Ledger, held: HeldShard) -> float:
+    def _lease_limit_s(self, ledger: Ledger, held: HeldShard, compiles: bool) -> float:
         """The time until the next report of progress with this lease."""
         records = held.piece.shard.records
         if ledger.keeps_progress:
             batch = self._context.spec.data.minibatch_size
             records = min(records, self.paces.stride(ledger.task, batch))
+        if not compiles:
+            return self.paces.usual_limit_s(ledger.task, records)
         warm = self.paces.knows(held.worker, ledger.task)
         return self.paces.limit_s(ledger.task, records, warm=warm)
 

@@ -116,15 +116,20 @@ class Paces:
         """
         if task in _SINGLETONS_S:
             return _SINGLETONS_S[task]
+        usual_s = self.usual_limit_s(task, records)
+        # A first report is no measure, so there may be none although the worker has compiled.
+        return usual_s if warm and task in self._tasks else max(usual_s, self.first_limit_s)
+
+    def usual_limit_s(self, task: Task, records: int) -> float:
+        """Return ten times what the next `records` take here, at least the shortest limit."""
         reports = self._tasks.get(task)
         if reports is None:
-            return self.first_limit_s
+            return SHORTEST_S
         each_s = _quantile(
             seconds / records
             for seconds, records in zip(reports.seconds, reports.records, strict=True)
         )
-        usual_s = min(LONGEST_S, max(SHORTEST_S, _TIMES * each_s * records))
-        return usual_s if warm else max(usual_s, self.first_limit_s)
+        return min(LONGEST_S, max(SHORTEST_S, _TIMES * each_s * records))
 
     @property
     def first_limit_s(self) -> float:

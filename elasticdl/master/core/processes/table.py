@@ -123,8 +123,8 @@ class Process:
     """When it was found to be slow."""
     cpu_share: float | None = None
     """How much of the CPU time that it asks for it gets, from 0 to 1; None: unknown."""
-    takeovers: int = 0
-    """How often its leases were taken over by idle workers."""
+    backups: int = 0
+    """How often idle workers got its leases."""
 
     @property
     def live(self) -> bool:

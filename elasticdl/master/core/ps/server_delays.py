@@ -1,4 +1,4 @@
-"""Finds the parameter server that workers wait for, from what they measure of their pulls.
+"""Finds the parameter server that workers wait for, from the times of their pulls and pushes.
 
 Like `steps.py` it is fed by the gateway, and nothing of it is journaled.
 """

@@ -56,7 +56,7 @@ class SlowServers:
             return
         process.slow_times = event.took_ms / max(event.others_ms, 1e-3)
         text = (
-            f"is slow: workers wait {event.took_ms:.3g} ms for its part of a pull,"
+            f"is slow: workers wait {event.took_ms:.3g} ms for its part of a pull and push,"
             f" {event.others_ms:.3g} ms for the others"
             f"{lack_of_cpu(process, self._context.processes)}"
         )

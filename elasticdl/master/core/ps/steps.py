@@ -252,7 +252,7 @@ class Steps:
     def why_open(self, outlook: Outlook) -> str:
         """Why the open step is not complete, in words; '' if nobody waits for it."""
         made = [one.worker for one in self._turns.values() if one is not None]
-        if self._closing or not made:
+        if self._closing or not (made or self._asks):
             return ""
         computing = {key[0] for key, one in self._turns.items() if one is None}
         missing = [

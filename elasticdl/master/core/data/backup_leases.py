@@ -1,4 +1,4 @@
-"""Has idle workers take over the last shards of a slow one.
+"""Backup leases: idle workers get the last shards of a slow one.
 
 While all shards are leased and some workers are idle, the job ends with the slowest holder. Its
 leases are revoked as any others: it gives the unread rest back, which is then leased again with
@@ -21,11 +21,11 @@ from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
 
 _GAIN_S, _GAIN_SHARE = 5.0, 0.25
-"""What a takeover must save: of time, and of the holder's time that is left."""
+"""What a backup lease must save: of time, and of the holder's time that is left."""
 _HANDOVER_S = 3.0
 """From the order to the first record of the next worker, beside the batch in progress."""
 _MOST = 3
-"""Takeovers from one worker."""
+"""Times that one worker loses its leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Late:
 
 
 @final
-class Takeovers:
+class BackupLeases:
     """Looks for a holder at each tick, one at a time."""
 
     def __init__(self, context: JobContext, leasing: Leasing, evaluation: Evaluation) -> None:
@@ -61,7 +61,7 @@ class Takeovers:
             return
         late = [one for one in self._holders(ledger, idle) if self._is_worth(one)]
         if late:
-            self._take_over(ledger, max(late, key=lambda one: one.gain_s))
+            self._lease_again(ledger, max(late, key=lambda one: one.gain_s))
 
     def _ledger(self) -> Ledger | None:
         """The ledger whose last shards are leased, if any."""
@@ -91,7 +91,7 @@ class Takeovers:
             process = self._context.worker(name)
             if process is None or process.life is not Life.READY or usual_s is None:
                 continue
-            if process.takeovers < _MOST and (
+            if process.backups < _MOST and (
                 late := self._late(ledger, process, shards, usual_s, idle)
             ):
                 found.append(late)
@@ -120,17 +120,17 @@ class Takeovers:
     def _is_worth(self, late: _Late) -> bool:
         return late.gain_s > max(_GAIN_S, _GAIN_SHARE * late.left_s)
 
-    def _take_over(self, ledger: Ledger, late: _Late) -> None:
+    def _lease_again(self, ledger: Ledger, late: _Late) -> None:
         process, shards = late.process, late.shards
-        process.takeovers += 1
+        process.backups += 1
         rest = sum(one.piece.shard.records - one.offset for one in shards)
         text = (
-            f"idle workers take over {amount(len(shards), f'{ledger.task} shard')} of"
+            f"idle workers get {amount(len(shards), f'{ledger.task} shard')} of"
             f" {process.name}: it needs about {late.left_s:.0f} s for the last"
             f" {amount(rest, 'record')}, with their help {late.after_s:.0f} s"
         )
-        details = {"takeover_s": round(late.gain_s, 3), "shards": len(shards), "records": rest}
+        details = {"saved_s": round(late.gain_s, 3), "shards": len(shards), "records": rest}
         self._context.orders.announce(
             "straggler", text, process=process.name, level="warning", details=details
         )
-        self._leasing.revocation.revoke(process.name, "idle workers take over its shards")
+        self._leasing.revocation.revoke(process.name, "idle workers get its shards")
