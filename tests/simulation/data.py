@@ -55,8 +55,12 @@ def sources_of(
     minibatch_size: int,
     slow_s: float,
     bad: Bad,
+    may_hang: Callable[[], None],
 ) -> Sources:
-    """`slow_s`: how long a `feed` takes at most. `bad`: which training records cannot be read."""
+    """`slow_s`: how long a `feed` takes at most. `bad`: which training records cannot be read.
+
+    `may_hang` is called in each `feed`, and may not return.
+    """
     readers = {
         Task.TRAINING: Reader(training, bad),
         Task.EVALUATION: Reader(validation, lambda numbers: np.zeros(len(numbers), np.bool_)),
@@ -64,7 +68,8 @@ def sources_of(
 
     def feed(window: Records) -> tuple[Any, Any] | None:
         if slow_s:
-            scheduler.sleep(slow_s * scheduler.random.random())
+            scheduler.work(slow_s * scheduler.random.random())
+        may_hang()
         return (window, window) if len(window) else None
 
     def feed_of(task: Task) -> Any:
@@ -76,7 +81,7 @@ def sources_of(
 
 @final
 class Gauges:
-    """Numbers for people: nobody looks.
+    """Numbers for people; the master looks at the levels only.
 
     `before_report` is called before what is to be reported is taken.
     """
@@ -85,6 +90,7 @@ class Gauges:
 
     def __init__(self, before_report: Callable[[], None] = lambda: None) -> None:
         self._before_report = before_report
+        self._levels: dict[str, float] = {}
 
     def timed(self, name: str) -> Any:
         return self._nothing
@@ -95,12 +101,15 @@ class Gauges:
     def count_records(self, records: int) -> None:
         """Not kept."""
 
-    def level(self, name: str, value: float) -> None:
-        """Not kept."""
+    def level(self, name: str, value: float | None) -> None:
+        if value is None:
+            self._levels.pop(name, None)
+        else:
+            self._levels[name] = value
 
     def take(self) -> dict[str, float]:
         self._before_report()
-        return {}
+        return dict(self._levels)
 
 
 @final
@@ -144,7 +153,7 @@ class MetricStep:
 
     def evaluate(self, features: Any, labels: Any, lookups: Any, pulled: Any) -> None:
         if self._step_s:
-            self._scheduler.sleep(self._step_s * self._scheduler.random.random())
+            self._scheduler.work(self._step_s * self._scheduler.random.random())
         self._seen = (self._seen[0] + len(features), self._seen[1] + float(features.sum()))
 
     def metric_states(self) -> dict[str, Any]:

@@ -37,6 +37,10 @@ class Process:
         self.name = name
         self.dead = False
         self.stopped = False
+        self.slowness = 1.0
+        """How many times longer its own work takes."""
+        self.at_go_on: list[Callable[[], None]] = []
+        """What comes to it while it is stopped."""
         self.held: list[Task] = []
         """Those that would run if the process were not stopped."""
         self.tasks: list[Task] = []
@@ -58,6 +62,9 @@ class Process:
         self.stopped = False
         self.scheduler.ready.extend(self.held)
         self.held.clear()
+        waiting, self.at_go_on = self.at_go_on, []
+        for call in waiting:
+            call()
 
     def kill(self) -> None:
         """End all its threads where they are. They run no further, but for what unwinds them."""
@@ -206,6 +213,11 @@ class Scheduler:
     def sleep(self, seconds: float) -> None:
         """Let simulated time pass."""
         self.park(seconds)
+
+    def work(self, seconds: float) -> None:
+        """Let a process work for so long, or longer if it is slow."""
+        assert self.current is not None
+        self.park(seconds * self.current.process.slowness)
 
     def give_way(self) -> None:
         """Now and then let others run."""

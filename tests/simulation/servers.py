@@ -29,6 +29,8 @@ Key: TypeAlias = tuple[str, int]
 
 _HEARTBEAT_S = 2.0
 _AGAIN_S = 0.1
+_SERVED_S = 0.02
+"""How long a request takes at most, on a slow server so many times longer."""
 
 
 @dataclass(slots=True)
@@ -380,7 +382,12 @@ class Control:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def arrive() -> None:
-            if self._server.dead or self._server.running.process.stopped:
+            if self._server.dead:
+                return
+            process = self._server.running.process
+            if process.stopped:
+                # It stays in the socket, and is handled whether or not anybody waits by then.
+                process.at_go_on.append(arrive)
                 return
             killed = self._world.master.term != self._term or self._world.master.dead
             # Some requests of a killed master arrive, others had not left it.
@@ -429,6 +436,8 @@ class _Fan:
     caller: Task
     left: int
     results: list[Any] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    begin_s: float = 0.0
     error: BaseException | None = None
     over: bool = False
 
@@ -451,7 +460,7 @@ class Parameters:
             took, server.has_state = not server.has_state, True
             reply(took, None)
 
-        return any(self._all(ask, timeout_s))
+        return any(self._all(ask, timeout_s).results)
 
     def pull(
         self,
@@ -470,8 +479,10 @@ class Parameters:
             else:
                 reply(None, TransientError(f"there is no snapshot {snapshot} here"))
 
-        versions = tuple(self._all(ask, timeout_s))
-        return Pulled(versions, np.asarray([min(versions)], np.float32) if dense else None, ())
+        fan = self._all(ask, timeout_s)
+        versions = tuple(fan.results)
+        newest = np.asarray([min(versions)], np.float32) if dense else None
+        return Pulled(versions, newest, (), tuple(fan.seconds))
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
         self._world.truth.pushing(self._name, update)
@@ -489,10 +500,12 @@ class Parameters:
             )
             if kill_s is not None:
                 self._scheduler.after(kill_s, lambda: self._world.kill(self._process))
-        versions = tuple(self._all(ask, timeout_s, first, late_s))
+        fan = self._all(ask, timeout_s, first, late_s)
+        versions = tuple(fan.results)
         return Pushed(
             versions,
             tuple(max(0, one - at) for one, at in zip(versions, update.versions, strict=True)),
+            tuple(fan.seconds),
         )
 
     def _meet(self, timeout_s: float) -> None:
@@ -523,12 +536,12 @@ class Parameters:
         timeout_s: float,
         first: int = 0,
         late_s: float = 0.0,
-    ) -> list[Any]:
+    ) -> _Fan:
         """Ask every server; all but the `first` so much later."""
         scheduler = self._scheduler
         assert scheduler.current is not None
         count = len(self._addresses)
-        fan = _Fan(scheduler.current, count, [None] * count)
+        fan = _Fan(scheduler.current, count, [None] * count, [0.0] * count, scheduler.now_s)
         for index in range(count):
             self._send(fan, index, ask, 0.0 if index == first % count else late_s)
         end_s = scheduler.now_s + timeout_s
@@ -546,7 +559,7 @@ class Parameters:
             fan.over = True
         if fan.error is not None:
             raise fan.error
-        return fan.results
+        return fan
 
     def _send(self, fan: _Fan, index: int, ask: Any, after_s: float = 0.0) -> None:
         self._scheduler.after(
@@ -558,6 +571,21 @@ class Parameters:
             return
         server = self._world.servers.get(self._addresses[index])
         if server is None or server.dead or self._world.network.loses():
+            self._again(fan, index, ask)
+            return
+        process = server.running.process
+        if process.stopped:
+            # It stays in the socket, and is handled later, whether or not anybody waits by then.
+            process.at_go_on.append(lambda: self._handle(server, fan, index, ask))
+        elif process.slowness > 1.0:
+            delay_s = _SERVED_S * process.slowness * self._scheduler.random.random()
+            self._scheduler.after(delay_s, lambda: self._handle(server, fan, index, ask))
+        else:
+            self._handle(server, fan, index, ask)
+
+    def _handle(self, server: Server, fan: _Fan, index: int, ask: Any) -> None:
+        """The server gets to a request."""
+        if server.dead:
             self._again(fan, index, ask)
             return
         answered = False
@@ -592,5 +620,6 @@ class Parameters:
             fan.error = error
         else:
             fan.results[index] = result
+            fan.seconds[index] = self._scheduler.now_s - fan.begin_s
             fan.left -= 1
         self._scheduler.wake(fan.caller)

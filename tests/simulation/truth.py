@@ -57,7 +57,8 @@ class Truth:
         """When something moved last."""
         self.announced_s = -1.0
         """When the master last announced that the job stands still."""
-        self._progress: object = None
+        self._offsets: dict[tuple[int, int], int] = {}
+        """By shard and attempt: how far a worker has told to be."""
         self._pushes: dict[Key, tuple[int, NDArray[np.int64], set[int]]] = {}
         """By push: its epoch, its records, and the servers that have it."""
         self._pushing: dict[Key, Update] = {}
@@ -241,9 +242,14 @@ class Truth:
 
     def _look_for_progress(self, event: happened.Event, commands: Sequence[do.Command]) -> None:
         match event:
+            case happened.ProgressReported():
+                # A worker that is asked for its state tells the same once more.
+                lease = (event.applied.shard, event.applied.attempt)
+                if event.done or event.applied.offset > self._offsets.get(lease, 0):
+                    self._offsets[lease] = event.applied.offset
+                    self.progress_s = self._world.scheduler.now_s
             case (
-                happened.ProgressReported()
-                | happened.ProcessAttached()
+                happened.ProcessAttached()
                 | happened.ProcessEnded()
                 | happened.SummaryReported()
                 | happened.SnapshotSaved()

@@ -61,6 +61,8 @@ class World(Protocol):
 
     def parameters(self, running: Running) -> Any: ...
 
+    def may_hang(self) -> None: ...
+
 
 class Works(Protocol):
     """`working.wind_down` wants this of a worker."""
@@ -252,7 +254,13 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     exchange = worker.exchange = Exchange(ring, truth.violated)
     step = Step(scheduler, ring, exchange, plan.step_s, truth.violated)
     sources = data.sources_of(
-        scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s, plan.bad
+        scheduler,
+        plan.training,
+        plan.validation,
+        plan.minibatch_size,
+        plan.feed_s,
+        plan.bad,
+        world.may_hang,
     )
     metrics = data.MetricStep(
         scheduler, sum(one.records for one in plan.validation), plan.step_s, truth.violated
@@ -341,7 +349,7 @@ class _PsStep:
 
     def train(self, features: Any, labels: Any, lookups: Any, pulled: Any) -> Any:
         if self._step_s:
-            self._scheduler.sleep(self._step_s * (0.5 + self._scheduler.random.random()))
+            self._scheduler.work(self._step_s * (0.5 + self._scheduler.random.random()))
         return SimpleNamespace(
             loss=1.0,
             dense=features,
@@ -357,7 +365,13 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
     plan, scheduler, context = world.plan, world.scheduler, link.context
     sources = replace(
         data.sources_of(
-            scheduler, plan.training, plan.validation, plan.minibatch_size, plan.feed_s, plan.bad
+            scheduler,
+            plan.training,
+            plan.validation,
+            plan.minibatch_size,
+            plan.feed_s,
+            plan.bad,
+            world.may_hang,
         ),
         training_window=plan.spec.training_window,
     )

@@ -114,6 +114,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
     epochs = draw.choice([1, 1, 1, 2, 3])
     steps = int(_spread(draw, 1, 120 if large else 40))
     rows = max(1, min(5000, int(steps * batch / epochs * draw.uniform(0.7, 1.3))))
+    stragglers = _stragglers(seed, strategy, rows * epochs // batch)
     training = tuple(Source(f"t{i}", part) for i, part in enumerate(_split(draw, rows)))
     validation = tuple(
         Source(f"v{i}", part)
@@ -167,8 +168,12 @@ def plan_of(seed: int, strategy: str) -> Plan:
         # Drawn apart, so that seeds keep the rest of their jobs.
         shared = random.Random(f"global batch {seed}")
         flags["global_batch"] = shared.choice(["fixed", "scaled"])
-    spec = spec_of(flags)
+    # Nothing is drawn between: seeds keep their jobs.
     calm = draw.random() < 0.5
+    if stragglers and not calm:
+        # What is slow shows after a while only.
+        training = tuple(Source(one.name, 4 * one.records) for one in training)
+    spec = spec_of(flags)
     # Drawn apart, so that seeds keep the jobs that they had before there were bad records.
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
@@ -180,7 +185,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
         validation,
         start_s=draw.choice([0.1, 1.0, 3.0]),
         build_s=draw.choice([0.1, 1.0, 3.0]),
-        step_s=draw.choice([0.0, 0.01, 0.1, 0.5]),
+        step_s=max(draw.choice([0.0, 0.01, 0.1, 0.5]), 1.0 if stragglers and not calm else 0.0),
         feed_s=draw.choice([0.0, 0.0, 0.01, 0.2]),
         save_s=draw.choice([0.01, 0.5, 3.0]),
         gives_way=draw.choice([0.0, 0.02, 0.2]),
@@ -188,6 +193,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
         weather=Weather() if calm else _weather(draw),
         faults=(
             *(() if calm else _faults(draw, strategy, rows * epochs // batch)),
+            *(() if calm else stragglers),
             *_master_faults(strategy, seed, rows * epochs // batch),
         ),
     )
@@ -260,6 +266,27 @@ def _master_faults(strategy: str, seed: int, steps: int) -> list[Fault]:
         )
         for _ in range(draw.choice([1, 1, 2, 4]))
     ]
+
+
+_STRAGGLERS = ("slow", "slow", "slow", "hang", "hang", "stop", "slow server", "stop server")
+
+
+def _stragglers(seed: int, strategy: str, steps: int) -> tuple[Fault, ...]:
+    """Workers and servers that are slow, stand still or hang."""
+    # Drawn apart, so that seeds keep the rest of their jobs.
+    draw = random.Random(f"stragglers {strategy} {seed}")
+    if strategy == RING or draw.random() < 0.5:
+        return ()
+    return tuple(
+        Fault(
+            draw.choice(_STRAGGLERS),
+            round(draw.random(), 4),
+            draw.random(),
+            round(_spread(draw, 2.0, 20.0), 3),
+            draw.randint(0, max(1, steps // 2)),
+        )
+        for _ in range(draw.choice([1, 1, 2]))
+    )
 
 
 def _faults(draw: random.Random, strategy: str, steps: int) -> tuple[Fault, ...]:

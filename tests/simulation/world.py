@@ -28,6 +28,8 @@ from tests.simulation.workload import Fault, Plan, plan_of
 CALM_LIMIT_S = 90.0
 FAULTS_LIMIT_S = 120.0
 """Without progress. The master announces a stall before."""
+STRAGGLERS_LIMIT_S = 1000.0
+"""Code of the only worker may take ten minutes, and a slow one reports a shard at its end only."""
 _LONGEST_S = 7200.0
 _LOOK_S = 5.0
 LATE_PHASES = ("evaluating", "checkpointing", "exporting", "ending")
@@ -68,6 +70,8 @@ class World:
         """The next push comes to one server at once, and to the others late; after so many seconds
         its worker is killed.
         """
+        self.hangs = 0
+        """So many calls of `feed` do not return."""
         self.finish: do.FinishJob | None = None
         self.numbers = itertools.count(1)
         """Of checkpoints, over all masters."""
@@ -189,12 +193,21 @@ class World:
     def _look(self) -> None:
         """Whether anything moves."""
         limit_s = FAULTS_LIMIT_S if self.plan.faults else CALM_LIMIT_S
+        if any(one.kind in ("hang", "slow") for one in self.plan.faults):
+            limit_s = STRAGGLERS_LIMIT_S
         now_s = self.scheduler.now_s
         if now_s - self.truth.progress_s > limit_s or now_s > _LONGEST_S:
             raise Violation(self.truth.stands_still())
         self.scheduler.after(_LOOK_S, self._look)
 
     # Faults
+
+    def may_hang(self) -> None:
+        """Called in user code: it hangs if that is due."""
+        if self.hangs:
+            self.hangs -= 1
+            while True:
+                self.scheduler.sleep(_LONGEST_S)
 
     def stepped(self) -> None:
         """A step was done, somewhere."""
@@ -211,7 +224,26 @@ class World:
             if running.process is process and not process.dead:
                 self.cluster.kill(running)
 
+    def _strike_master(self, fault: Fault) -> None:
+        stage = ("flush", "act", "command")[int(fault.draw * 3)]
+        match fault.kind:
+            case "kill master":
+                self.kill_master(fault.away_s)
+            case "kill master in its work":
+                self.master_tears.append(_Tear(stage, int(fault.seconds * 3), fault.away_s))
+            case "kill master in a step":
+                self.master_tears.append(_Tear("step", int(fault.draw * 5), fault.away_s))
+            case "kill master in a phase":
+                phase = LATE_PHASES[int(fault.draw * 100) % len(LATE_PHASES)]
+                tear = _Tear(stage, int(fault.seconds) % 4, fault.away_s, phase)
+                self.master_tears.append(tear)
+            case _:
+                raise AssertionError(f"nobody knows {fault}")
+
     def _strike(self, fault: Fault) -> None:
+        if fault.kind.startswith("kill master"):
+            self._strike_master(fault)
+            return
         role = Role.PS if fault.kind.endswith("server") else Role.WORKER
         there = sorted(
             name
@@ -220,22 +252,6 @@ class World:
         )
         at_s = self.scheduler.now_s
         match fault.kind:
-            case "kill master":
-                self.kill_master(fault.away_s)
-                return
-            case "kill master in its work":
-                stage = ("flush", "act", "command")[int(fault.draw * 3)]
-                self.master_tears.append(_Tear(stage, int(fault.seconds * 3), fault.away_s))
-                return
-            case "kill master in a step":
-                self.master_tears.append(_Tear("step", int(fault.draw * 5), fault.away_s))
-                return
-            case "kill master in a phase":
-                stage = ("flush", "act", "command")[int(fault.draw * 3)]
-                phase = LATE_PHASES[int(fault.draw * 100) % len(LATE_PHASES)]
-                tear = _Tear(stage, int(fault.seconds) % 4, fault.away_s, phase)
-                self.master_tears.append(tear)
-                return
             case "scale":
                 low = 1 + int(fault.draw * 3)
                 self.master.post(happened.ScaleRequested(at_s, low, low + int(fault.seconds) % 2))
@@ -248,6 +264,9 @@ class World:
                 return
             case "slow push":
                 self.push_tears.append(None)
+                return
+            case "hang":
+                self.hangs += 1
                 return
             case "break ring":
                 self.hub.break_newest()
@@ -276,9 +295,11 @@ class World:
                 )
             case "replace":
                 self.master.post(happened.ReplaceRequested(at_s, name))
-            case "stop":
+            case "stop" | "stop server":
                 running.process.stop()
                 self.scheduler.after(fault.seconds, running.process.go_on)
+            case "slow" | "slow server":
+                running.process.slowness = 2.0 * fault.seconds
             case _:
                 raise AssertionError(f"nobody knows {fault}")
 
