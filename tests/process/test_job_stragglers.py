@@ -1,0 +1,221 @@
+"""Whole jobs with a worker or server that is stopped, hangs or is slow: the job names it, goes on
+without it, and trains every record once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.model.tensorflow_import import load_tensorflow
+from tests.conftest import ROOT, Job
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+RECORDS, SIZE = 4096, 16
+MODULE = """
+import ctypes, os, time
+import keras
+import tensorflow as tf
+from elasticdl.model.layers import Embedding
+
+def custom_model(rows):
+    ids = keras.Input((), dtype="int64", name="id")
+    zeros = keras.initializers.Zeros()
+    row = Embedding(1, input_dim=rows, served=True, embeddings_initializer=zeros)
+    return keras.Model(ids, row(ids))
+
+def wait():
+    slow = os.environ.get("ELASTICDL_PROCESS") == os.environ.get("SLOW_WORKER", "none")
+    time.sleep(float(os.environ["SLOW_S" if slow else "STEP_S"]))
+    return 0.0
+
+def loss(labels, predictions):
+    # A sum: each time that a record is trained adds 1 to its row.
+    return -tf.reduce_sum(predictions) + tf.py_function(wait, [], tf.float32)
+
+def optimizer():
+    return keras.optimizers.SGD(1.0)
+
+def hang():
+    if os.environ["HANG"] == "native":
+        # Unlike a sleep, it goes on after a signal.
+        ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+    else:
+        time.sleep(100000)
+
+def is_first():
+    try:
+        os.close(os.open(os.environ["HANG_FILE"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+def number(text):
+    # The check of the model reads the first records only.
+    if "HANG" in os.environ and int(text) == 2000 and is_first():
+        hang()
+    return int(text)
+
+def feed(dataset, mode, metadata):
+    def parse(record):
+        one = tf.numpy_function(number, [record[0]], tf.int64)
+        one.set_shape(())
+        return one, one
+    return dataset.map(parse)
+"""
+
+
+@pytest.fixture
+def start_counting(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
+    """A job on the ids 0 to RECORDS - 1, with these variables in its processes."""
+    (tmp_path / "counting.py").write_text(MODULE)
+    (tmp_path / "ids.csv").write_text("\n".join(["id", *map(str, range(RECORDS))]) + "\n")
+
+    def start(variables: dict[str, str], **flags: object) -> Job:
+        return start_job(
+            "train",
+            model_zoo=tmp_path,
+            model_def="counting",
+            model_params=f"rows={RECORDS}",
+            training_data=tmp_path / "ids.csv",
+            minibatch_size=SIZE,
+            output=tmp_path / "export",
+            envs=";".join(f"{name}={value}" for name, value in variables.items()),
+            **{"records_per_task": 8 * SIZE, "num_workers": 3, "num_ps_pods": 1, **flags},
+        )
+
+    return start
+
+
+def check_each_record_counts_once(job: Job) -> None:
+    code, output = job.finish()
+    assert code == 0, output
+    total = job.receipt()["total"]
+    assert (total["trained"], total["lost"]) == (RECORDS, 0), total
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    load_tensorflow()
+    import tensorflow as tf
+
+    serve = tf.saved_model.load(job.spec()["checkpoint"]["output"]).signatures["serving_default"]
+    [name] = serve.structured_input_signature[1]
+    [outputs] = serve(**{name: tf.range(RECORDS, dtype=tf.int64)}).values()
+    np.testing.assert_array_equal(np.asarray(outputs.numpy()).ravel(), 1.0)
+
+
+def why(job: Job) -> str:
+    command = [sys.executable, "-m", "elasticdl.cli.main", "why", "--job-dir", str(job.directory)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def pid_of(job: Job, name: str) -> int:
+    wanted = f"ELASTICDL_PROCESS={name}".encode()
+    for pid in job.pids(name.partition("-")[0]):
+        with suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if wanted in variables:
+                return pid
+    raise AssertionError(f"there is no {name}")
+
+
+def facts(job: Job, kind: str, process: str) -> list[dict[str, Any]]:
+    return [one for one in job.events() if (one["kind"], one["process"]) == (kind, process)]
+
+
+def in_training(status: dict[str, Any]) -> bool:
+    return bool(status["records"]["trained"] > RECORDS // 8)
+
+
+def test_a_stopped_worker_is_named_and_its_shards_go_to_others(
+    start_counting: Callable[..., Job],
+) -> None:
+    job = start_counting({"STEP_S": "0.1"})
+    job.wait_until("an eighth is trained", in_training)
+    os.kill(pid_of(job, "worker-1"), signal.SIGSTOP)
+    check_each_record_counts_once(job)
+    assert any("SIGSTOP" in one["text"] for one in facts(job, "process", "worker-1"))
+    assert "it was stopped (SIGSTOP)" in why(job)
+
+
+@pytest.mark.parametrize("kind", ["native", "python"])
+def test_a_worker_whose_code_hangs_is_replaced_and_why_shows_where_it_was(
+    start_counting: Callable[..., Job], tmp_path: Path, kind: str
+) -> None:
+    """`native`: a call of C that holds the interpreter's lock."""
+    (tmp_path / "hang").mkdir()
+    job = start_counting(
+        {"STEP_S": "0.2", "HANG": kind, "HANG_FILE": str(tmp_path / "hang" / "there")},
+        records_per_task=4 * SIZE,
+    )
+    check_each_record_counts_once(job)
+    ended = [one for one in job.events() if one["cause"] == "hung"]
+    assert len({one["process"] for one in ended}) == 1, ended
+    [frames] = {one["details"].get("frames") for one in ended if one["details"].get("frames")}
+    assert [line.rpartition(", in ")[2] for line in frames.splitlines()] == ["number", "hang"]
+    told = why(job)
+    assert f"at {tmp_path / 'counting.py'}:" in told, told
+
+
+def test_idle_workers_get_the_last_shards_of_a_slow_one(
+    start_counting: Callable[..., Job],
+) -> None:
+    job = start_counting(
+        {"STEP_S": "0.01", "SLOW_WORKER": "worker-1", "SLOW_S": "4"}, records_per_task=16 * SIZE
+    )
+    check_each_record_counts_once(job)
+    told = facts(job, "straggler", "worker-1")
+    assert any("idle workers get" in one["text"] for one in told), job.events()
+
+
+@contextmanager
+def throttled(pid: int, share: float) -> Iterator[None]:
+    """The process runs for that share of the time only, as behind a CPU limit."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.2 * share):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.2 * (1.0 - share))
+            os.kill(pid, signal.SIGCONT)
+
+    def until_it_is_gone() -> None:
+        with suppress(ProcessLookupError):
+            run()
+
+    thread = threading.Thread(target=until_it_is_gone)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_server_that_gets_little_cpu_time_is_named_and_replaced(
+    start_counting: Callable[..., Job],
+) -> None:
+    job = start_counting({"STEP_S": "0.02"}, num_ps_pods=2, num_epochs=10, checkpoint_seconds=0)
+    job.wait_until("an eighth is trained", in_training)
+    with throttled(pid_of(job, "ps-1"), 0.05):
+        job.wait_until(
+            "it is named",
+            lambda _: any("is slow" in one["text"] for one in facts(job, "straggler", "ps-1")),
+        )
+        job.wait_until(
+            "it is replaced",
+            lambda _: any(one["cause"] == "straggler" for one in facts(job, "process", "ps-1")),
+        )
+    code, output = job.finish()
+    assert code == 0, output
