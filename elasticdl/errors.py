@@ -12,6 +12,7 @@ A foreign exception is mapped to it where it enters, with `from`.
         ├── ClusterRefused  the cluster is unreachable or refuses the request: exit code 3
         ├── CannotRun    no process of this installation can do its part: the job ends at once
         ├── Refused      the peer refuses this process (fenced, replaced, wrong token)
+        ├── MasterSuperseded  another master runs the job: this one leaves
         └── Corrupted    bytes on disk or wire are not what was written
 
 A message says what happened, the value, what was expected and what to do next.
@@ -38,6 +39,8 @@ class ExitCode(IntEnum):
     FENCED = 65
     DRAINED = 66
     """From a master in a pod: it left as requested, and is to be started again."""
+    SUPERSEDED = 67
+    """From a master in a pod: another one runs the job."""
     UNAVAILABLE = 69
     """A dependency was unavailable for too long; the process is to be started again."""
     CANNOT_RUN = 70
@@ -64,6 +67,7 @@ class ExitCode(IntEnum):
                 ExitCode.USER_ERROR
                 | ExitCode.FENCED
                 | ExitCode.DRAINED
+                | ExitCode.SUPERSEDED
                 | ExitCode.UNAVAILABLE
                 | ExitCode.CANNOT_RUN
             ):
@@ -121,6 +125,12 @@ class Refused(PermanentError):
     """The peer refuses this process: it is fenced, replaced, or has a wrong token."""
 
     exit_code = ExitCode.FENCED
+
+
+class MasterSuperseded(PermanentError):
+    """Another master runs the job, or is about to: this one must not act any more."""
+
+    exit_code = ExitCode.SUPERSEDED
 
 
 class NoSuchJob(PermanentError):

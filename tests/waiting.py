@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,16 @@ def until(
         if time.monotonic() > end_s:
             raise AssertionError(_failure(f"not within {limit_s:g} s: {what}", value, context))
         time.sleep(every_s)
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that has nothing to wait for. Raises AssertionError if it waits."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    work.close()
+    raise AssertionError(f"{work} waits")
 
 
 async def until_async(

@@ -12,6 +12,8 @@ from elasticdl.errors import PermanentError
 
 TOKEN = "ELASTICDL_TOKEN"  # noqa: S105 - a name
 AUTHORITY = "ELASTICDL_AUTHORITY"
+MASTER_AWAY_S = 120.0
+_AWAY = "ELASTICDL_MASTER_AWAY_S"
 
 
 @final
@@ -29,17 +31,21 @@ class RoleEnvironment:
     """Where the process listens; '' for this machine only."""
     authority: str | None = None
     """The certificate, as PEM, that verifies the job's processes; None: they use no TLS."""
+    master_away_s: float = MASTER_AWAY_S
+    """How long to wait for a master that does not answer, in seconds."""
 
     def variables(self) -> dict[str, str]:
         """All but the token, which is a secret."""
         bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
         trusted = {AUTHORITY: self.authority} if self.authority else {}
+        away = {} if self.master_away_s == MASTER_AWAY_S else {_AWAY: f"{self.master_away_s:g}"}
         return {
             "ELASTICDL_MASTER": self.master,
             "ELASTICDL_PROCESS": str(self.name),
             "ELASTICDL_JOB_DIR": str(self.job_dir),
             **bind,
             **trusted,
+            **away,
         }
 
     @classmethod
@@ -57,6 +63,7 @@ class RoleEnvironment:
                 Path(os.environ["ELASTICDL_JOB_DIR"]),
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
                 os.environ.get(AUTHORITY) or None,
+                float(os.environ.get(_AWAY, MASTER_AWAY_S)),
             )
         except (KeyError, ValueError) as error:
             raise PermanentError(

@@ -1,5 +1,7 @@
 """The master's only loop: take events, let the core handle them, journal them, carry out commands.
 
+It waits for the journal, and nothing else. Others run meanwhile, and see the state as decided.
+
 gRPC handlers, the cluster watch and the clock only post events. Everything runs on one asyncio
 loop, so there are no locks.
 """
@@ -30,13 +32,16 @@ class Core(Protocol):
 
 
 class Journal(Protocol):
-    """Events on disk, in order."""
+    """Events, kept for a next master, in order."""
 
     def append(self, event: Event) -> None:
         """Add an event; it is safe after the next `flush`."""
 
-    def flush(self) -> None:
-        """Return when all appended events are on disk."""
+    async def flush(self) -> None:
+        """Return when all appended events are safe, and this master may act upon them.
+
+        Raises MasterSuperseded.
+        """
 
 
 @final
@@ -68,12 +73,12 @@ class Driver:
         self._queue.spawn("clock", self._keep_time())
         try:
             while self._executor.finish is None:
-                self._handle(await self._queue.take())
+                await self._handle(await self._queue.take())
             return self._executor.finish
         finally:
             await self._queue.close()
 
-    def _handle(self, entries: Sequence[QueuedEvent]) -> None:
+    async def _handle(self, entries: Sequence[QueuedEvent]) -> None:
         """Decide, journal, act: in this order, so that no effect precedes its cause on disk."""
         decided = []
         for entry in entries:
@@ -82,7 +87,7 @@ class Driver:
                 self._journal.append(entry.event)
             decided.append(commands)
         # One flush for the batch. Only then do commands act: a replay can explain every effect.
-        self._journal.flush()
+        await self._journal.flush()
         for entry, commands in zip(entries, decided, strict=True):
             for command in commands:
                 self._executor.carry_out(command)

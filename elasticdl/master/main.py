@@ -7,16 +7,19 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
 from elasticdl.cluster.local.parent_death import die_with_parent
-from elasticdl.errors import ElasticDLError, ExitCode
+from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.master_address import read_master
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import StopRequested
-from elasticdl.master.journal.recovery import Recovered, recover
+from elasticdl.master.core.job_context import Limits
+from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.master import Master
 from elasticdl.master.outcome import (
     leave_outcome,
@@ -25,12 +28,14 @@ from elasticdl.master.outcome import (
     tell_story,
 )
 from elasticdl.master.platform.local import LocalPlatform
-from elasticdl.master.platform.platform import MasterEnvironment, Platform
+from elasticdl.master.platform.platform import JobHasEnded, MasterEnvironment, Platform
 from elasticdl.master.read_spec import read_spec
 from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.tokens import run_name
 
 _LOG = logging.getLogger("elasticdl.master")
+_CONTINUED = (ExitCode.DRAINED, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
+"""The job goes on under another master."""
 
 
 def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> None:
@@ -50,42 +55,19 @@ def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> 
         loop.add_signal_handler(number, caught, number)
 
 
-async def serve(
-    environment: MasterEnvironment,
-    spec: JobSpec,
-    platform: Platform,
-    recovered: Recovered | None = None,
-) -> FinishJob:
-    """Run the job and save its outcome, unless the next master continues the job."""
+async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob:
+    """Run the job and save its outcome, unless the next master continues the job.
+
+    Raises ElasticDLError if it cannot begin.
+    """
+    spec = read_spec(environment.directory)
+    environment, recovered = await _recovered(environment, spec, platform.limits)
+    if recovered is None and environment.replaces:
+        environment = await platform.begin_anew(environment)
+        spec = read_spec(environment.directory)
     master = Master(environment, spec, platform, recovered)
-    running = asyncio.ensure_future(master.run())
-    departing: list[asyncio.Future[None]] = []
-    if platform.has_next:
-        # The node is being drained or the pod preempted, so the next master continues the job.
-        on_signals(
-            lambda _: departing.append(asyncio.ensure_future(master.leave(running))),
-            lambda: master.leave_now(running),
-        )
-    else:
-        on_signals(
-            lambda reason: master.queue.post(StopRequested(master.queue.at_s(), reason)),
-            running.cancel,
-        )
-    try:
-        finish = await running
-    except asyncio.CancelledError:
-        finish = _cut_short(master)
-    except Exception as error:  # noqa: BLE001 - the top of the process: it ends the job visibly
-        _LOG.exception("the master failed")
-        hint = (
-            f"check {error.filename or environment.directory.path}"
-            if isinstance(error, OSError)
-            else "this is a bug in ElasticDL"
-        )
-        finish = FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
-    for task in departing:
-        task.cancel()
-    if not master.has_left and finish.exit_code is not ExitCode.UNAVAILABLE:
+    finish = await _run(master, environment, platform)
+    if not master.has_left and finish.exit_code not in _CONTINUED:
         finish = master.with_resume_command(finish)
         master.close_record(finish)
         outcome, status = master.outcome(finish)
@@ -94,11 +76,77 @@ async def serve(
             leave_report(environment.directory, lambda: master.snapshot(outcome, status))
         if platform.has_next:
             tell_story(master.record.event_log)
-        platform.tell(outcome)
+        await platform.tell(outcome)
     return finish
 
 
+async def _recovered(
+    environment: MasterEnvironment, spec: JobSpec, limits: Limits
+) -> tuple[MasterEnvironment, Recovered | None]:
+    """Return the environment with our term, and the job as an earlier master left it.
+
+    None: there was none, or its journal cannot continue the job, which is logged.
+    """
+    directory, name = environment.directory, run_name(environment.token)
+    # A master that died may not have removed its file.
+    before = read_master(directory)
+    term = max(environment.term, before.term + 1 if before is not None else 0)
+    try:
+        term = claim(directory.journal, name, term)
+    except OSError as error:
+        _LOG.error("cannot continue with the journal in %s: %s", directory.journal, error)
+        return replace(environment, term=term), None
+    # A replay may take seconds, and the tenure needs this loop meanwhile.
+    recovered = await asyncio.to_thread(recover, directory.journal, name, spec, limits)
+    return replace(environment, term=term), recovered
+
+
+async def _run(master: Master, environment: MasterEnvironment, platform: Platform) -> FinishJob:
+    """Run the master to its end, whatever that is."""
+    running = asyncio.ensure_future(master.run())
+    beside: list[asyncio.Future[None]] = [
+        asyncio.ensure_future(_give_way(master, environment, running))
+    ]
+    if platform.has_next:
+        # The node is being drained or the pod preempted, so the next master continues the job.
+        on_signals(
+            lambda _: beside.append(asyncio.ensure_future(master.leave(running))),
+            lambda: master.leave_now(running),
+        )
+    else:
+        on_signals(
+            lambda reason: master.queue.post(StopRequested(master.queue.at_s(), reason)),
+            running.cancel,
+        )
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return _cut_short(master)
+    except MasterSuperseded as superseded:
+        return FinishJob(superseded.exit_code, superseded.message)
+    except Exception as error:  # noqa: BLE001 - the top of the process: it ends the job visibly
+        _LOG.exception("the master failed")
+        hint = (
+            f"check {error.filename or environment.directory.path}"
+            if isinstance(error, OSError)
+            else "this is a bug in ElasticDL"
+        )
+        return FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
+    finally:
+        for task in beside:
+            task.cancel()
+
+
+async def _give_way(
+    master: Master, environment: MasterEnvironment, running: asyncio.Future[FinishJob]
+) -> None:
+    """Leave when another master takes the job over."""
+    master.give_way(running, await environment.tenure.lost())
+
+
 def _cut_short(master: Master) -> FinishJob:
+    if master.superseded_by:
+        return FinishJob(ExitCode.SUPERSEDED, master.superseded_by)
     if master.has_left:
         return FinishJob(ExitCode.DRAINED, "the master exits; the next one continues the job")
     status = master.core.status()
@@ -148,29 +196,49 @@ def _work(platform: Platform) -> FinishJob:
 
     Raises ElasticDLError if even the platform cannot record the error.
     """
-    directory: JobDirectory | None = None
+    opened: list[JobDirectory] = []
     try:
-        environment = platform.open()
-        directory = environment.directory
-        spec = read_spec(directory)
-        recovered = recover(directory.journal, run_name(environment.token), spec, platform.limits)
-        if recovered is None and environment.restart:
-            environment = platform.begin_anew(environment)
-            spec = read_spec(directory)
-        return asyncio.run(serve(environment, spec, platform, recovered))
-    except ElasticDLError as error:
-        if directory is None and not platform.has_next:
-            raise
-        code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
-        finish = FinishJob(code, error.message, error.hint)
+        return asyncio.run(_part(platform, opened))
     except KeyboardInterrupt:
         code = ExitCode.DRAINED if platform.has_next else ExitCode.INTERRUPTED
         finish = FinishJob(code, "interrupted before any process started")
-    if finish.exit_code not in (ExitCode.DRAINED, ExitCode.UNAVAILABLE):
+        return asyncio.run(_failed(finish, platform, opened))
+
+
+async def _part(platform: Platform, opened: list[JobDirectory]) -> FinishJob:
+    """Serve the job on its platform. `opened` gets the job's directory once it is known."""
+    try:
+        async with platform.opened() as environment:
+            opened.append(environment.directory)
+            try:
+                return await serve(environment, platform)
+            except ElasticDLError as error:
+                return await _failed(_finish_of(error), platform, opened)
+    except JobHasEnded as ended:
+        outcome = ended.outcome
+        await platform.tell(outcome)
+        return FinishJob(ExitCode(outcome.exit_code), outcome.message, outcome.hint)
+    except ElasticDLError as error:
+        if not platform.has_next:
+            raise
+        return await _failed(_finish_of(error), platform, opened)
+
+
+def _finish_of(error: ElasticDLError) -> FinishJob:
+    code = ExitCode.JOB_FAILED if error.exit_code is ExitCode.USER_ERROR else error.exit_code
+    return FinishJob(code, error.message, error.hint)
+
+
+async def _failed(
+    finish: FinishJob, platform: Platform, opened: Sequence[JobDirectory]
+) -> FinishJob:
+    """Leave the outcome of a job that ends before any process started, if that is its end."""
+    if finish.exit_code not in _CONTINUED:
+        directory = opened[-1] if opened else None
         outcome = outcome_of(finish, directory)
         if directory is not None:
             leave_outcome(directory, outcome)
-        platform.tell(outcome)
+        await platform.tell(outcome)
     return finish
 
 

@@ -15,12 +15,13 @@ from typing import final
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessExited, ProcessName, ProcessObserved
 from elasticdl.cluster.logs.log_tails import ends_in
+from elasticdl.errors import MasterSuperseded
 from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.last_status import cut_short
-from elasticdl.jobdir.master_address import MasterAddress, read_master, write_master
+from elasticdl.jobdir.master_address import MasterAddress, write_master
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import after_a_stop
 from elasticdl.master.certificates import certificates
@@ -88,13 +89,15 @@ class Master:
         """The job as it was submitted, and with what the preflight decides."""
         self._platform = platform
         self._handover = Handover()
+        self.superseded_by = ""
+        """Which master acts in place of this one; '' if none does."""
         directory = environment.directory
         clock = SystemClock()
         self.record = JobRecord(spec, directory, clock)
         self._recovered = recovered
-        self._term = _next_term(environment, recovered)
-        if not environment.restart:
-            # Nobody listens at the old address any more. A restarted master will.
+        self._term = environment.term
+        if not environment.replaces:
+            # Nobody listens at the old address any more. The next master of a launch will.
             directory.master.unlink(missing_ok=True)
         self.core = recovered.core if recovered else JobState(spec, platform.limits)
         self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
@@ -123,6 +126,7 @@ class Master:
         )
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
+        self._journal: JournalFile | None = None
         if self._recovered is not None:
             # Before anything listens: processes of the earlier master attach again at once.
             self._continue()
@@ -195,11 +199,15 @@ class Master:
         """
         environment, directory = self._environment, self._environment.directory
         port = await self._server.start(environment.host, environment.port)
-        journal = JournalFile(
+        journal = self._journal = JournalFile(
             directory.journal,
-            Header(run_name(environment.token), self._term),
+            Header(
+                run_name(environment.token), self._term, self._recovered and self._recovered.end
+            ),
             lambda: self.core.image(self._spec),
             run=self._recovered.run if self._recovered else None,
+            tenure=environment.tenure,
+            limits=environment.journal,
         )
         try:
             if self._gateway.ring is not None:
@@ -273,6 +281,9 @@ class Master:
         driver = Driver(self.core, journal, self.queue, self._gateway, executor)
         try:
             return await driver.run(self._observed(cluster))
+        except MasterSuperseded:
+            self._handover.to_the_next = True
+            raise
         except asyncio.CancelledError:
             for process in () if self.has_left else self.core.status().processes:
                 await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
@@ -366,21 +377,34 @@ class Master:
             yield event
 
     async def leave(self, running: asyncio.Future[FinishJob]) -> None:
-        """Leave the job to the next master, with a checkpoint if there is time.
+        """Leave the job to the next master.
 
-        A job that is about to end may do so.
+        If that cannot continue from the journal, take a checkpoint first, if there is time. A job
+        that is about to end may do so.
         """
         spec = self._spec
-        kept = spec.action is Action.TRAIN and spec.keeps_checkpoints
-        await checkpoint_in_time(
-            self.core, self.queue, running, lambda: kept and bool(self._registry.attached())
-        )
+        if not self._is_kept:
+            saves = spec.action is Action.TRAIN and spec.keeps_checkpoints
+            await checkpoint_in_time(
+                self.core, self.queue, running, lambda: saves and bool(self._registry.attached())
+            )
         self.leave_now(running)
 
     def leave_now(self, running: asyncio.Future[FinishJob]) -> None:
-        """Leave at once. A job that a person stopped has no next master: it ends."""
-        self._handover.to_the_next = self.core.status().exit_code is None
+        """Leave at once. A job that a person stopped ends, unless the next master can end it."""
+        self._handover.to_the_next = self._is_kept or self.core.status().exit_code is None
         running.cancel()
+
+    def give_way(self, running: asyncio.Future[FinishJob], why: str) -> None:
+        """Leave at once, because another master acts."""
+        self.superseded_by, self._handover.to_the_next = why, True
+        running.cancel()
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the next master can continue where this one is."""
+        journal = self._journal
+        return self._environment.outlives and journal is not None and journal.whole
 
     def with_resume_command(self, finish: FinishJob) -> FinishJob:
         """Add the next step to the end of the job."""
@@ -414,10 +438,3 @@ class Master:
         trusted = self._environment.trusted if token else None
         master = MasterAddress(address, page, os.getpid(), self._term, token, trusted or "")
         write_master(self._environment.directory, master)
-
-
-def _next_term(environment: MasterEnvironment, recovered: Recovered | None) -> int:
-    """Exceed the term of a master that died without removing its file."""
-    before = read_master(environment.directory)
-    known = (before.term if before is not None else 0, recovered.term if recovered else 0)
-    return max(environment.term, *(term + 1 for term in known))

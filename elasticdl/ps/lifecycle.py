@@ -22,7 +22,7 @@ from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import Attached, Drain, Finish, Report, State, TellState
 from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_server
-from elasticdl.rpc.master_client import AWAY_S, MasterClient
+from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.secured import bound_port
 from elasticdl.stacks import stacks
 from elasticdl.tls import CertifiedKey
@@ -80,7 +80,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
 
     Returns the exit code.
     """
-    client = _client(environment, AWAY_S)
+    client = _client(environment, environment.master_away_s)
     pair = KeyPair.new() if environment.authority is not None else None
     attached = client.attach(public_key=pair.public if pair is not None else b"")
     certified = CertifiedKey(attached.certificate, pair.private) if pair is not None else None

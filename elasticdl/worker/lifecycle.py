@@ -323,6 +323,7 @@ def run(shutdown: Shutdown) -> None:
         environment.master,
         environment.token,
         str(environment.name),
+        away_s=environment.master_away_s,
         authority=environment.authority,
     )
     link = Link.make(client, ProcessContext.real(environment, shutdown), shutdown)

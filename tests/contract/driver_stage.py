@@ -108,7 +108,7 @@ class ListJournal:
     def append(self, event: Event) -> None:
         self._pending.append(event)
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         self.safe += self._pending
         self.log += [type(event).__name__ for event in self._pending]
         self._pending = []

@@ -40,12 +40,14 @@ class SmallCluster:
         """Names that were asked for and are taken."""
         self.stubborn: set[str] = set()
         """Pods that go by force only."""
+        self._versions = 100
         self.held: set[str] = set()
         """Pods that do not go at all: somebody's finalizer holds them."""
 
     def put(self, path: str, made: dict[str, Any]) -> dict[str, Any]:
         made["metadata"].setdefault("uid", uuid.uuid4().hex)
         made["metadata"].setdefault("creationTimestamp", CREATED)
+        self._touch(made)
         self.objects[f"{path}/{made['metadata']['name']}"] = made
         return made
 
@@ -70,6 +72,10 @@ class SmallCluster:
                 return self._posted(request, body)
             case "DELETE":
                 return self._deleted(request.path, body)
+            case "PUT" if request.path in self.objects:
+                return self._replaced(request.path, body)
+            case "PATCH" if request.path in self.objects:
+                return 200, self._changed(request.path, body)
             case _ if request.path in self.objects:
                 return 200, self.objects[request.path]
             case _ if _is_collection(request.path):
@@ -86,6 +92,31 @@ class SmallCluster:
             self.taken.append(name)
             return 409, status(409, "AlreadyExists", f'"{name}" already exists')
         return 201, body if request.query.get("dryRun") else self.put(request.path, body)
+
+    def _replaced(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if body["metadata"].get("resourceVersion") != self.version(path):
+            return 409, status(409, "Conflict", f"{path} has been modified")
+        self.objects[path] = body
+        self._touch(body)
+        return 200, body
+
+    def _changed(self, path: str, change: dict[str, Any]) -> dict[str, Any]:
+        """A strategic merge patch of what masters change: finalizers, and fields of `spec`."""
+        found, metadata = self.objects[path], change.get("metadata", {})
+        gone = metadata.get("$deleteFromPrimitiveList/finalizers", [])
+        kept = [one for one in found["metadata"].get("finalizers", []) if one not in gone]
+        added = [one for one in metadata.get("finalizers", []) if one not in kept]
+        found["metadata"]["finalizers"] = [*kept, *added]
+        found.setdefault("spec", {}).update(change.get("spec", {}))
+        self._touch(found)
+        return found
+
+    def version(self, path: str) -> str:
+        return str(self.objects[path]["metadata"].get("resourceVersion", ""))
+
+    def _touch(self, made: dict[str, Any]) -> None:
+        self._versions += 1
+        made["metadata"]["resourceVersion"] = str(self._versions)
 
     def _deleted(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name, grace_s = path.rpartition("/")[2], int(body.get("gracePeriodSeconds", 30))

@@ -55,7 +55,7 @@ class NoJournal:
     def append(self, event: Event) -> None:
         """Nothing is replayed here."""
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """Nothing is on disk."""
 
 

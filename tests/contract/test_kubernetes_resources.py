@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, labels
 from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY, services, token_secret
+from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.errors import ElasticDLError, ExitCode
@@ -31,7 +33,9 @@ from tests.waiting import until_async
 pytestmark = pytest.mark.contract
 OWNER, BEFORE = Owner("ns", "iris", "uid-1"), Owner("ns", "iris", "uid-0")
 CORE = "/api/v1/namespaces/ns"
-MADE = ["iris", "iris", "iris-abcde", "iris-master", "iris-token", "iris-viewer"]
+MADE = ["iris", "iris", "iris-abcde", "iris-master", "iris-master", "iris-token", "iris-viewer"]
+TERM = 1795255207
+"""The second in which the API server made the master's pod."""
 
 
 @pytest.fixture
@@ -55,19 +59,33 @@ def furnish(
     timing: Timing = QUICK,
     *,
     secured: bool = False,
+    anew: bool = False,
 ) -> ProvisionedResources:
-    """`beside` happens as soon as `when` holds."""
+    """`beside` happens as soon as `when` holds. `anew`: without what an earlier master left."""
 
     async def story() -> ProvisionedResources:
         async with serving(cluster) as api:
-            work = asyncio.ensure_future(
-                KubernetesResources(api, OWNER, "iris-abcde", folder, timing, secured=secured).run()
+            resources = KubernetesResources(
+                api, OWNER, "iris-abcde", folder, timing, secured=secured
             )
+            work = asyncio.ensure_future(provided(api, resources, anew=anew))
             await until_async("the time has come", when)
             beside()
             return await work
 
     return asyncio.run(story())
+
+
+async def provided(
+    api: Any, resources: KubernetesResources, *, anew: bool = False
+) -> ProvisionedResources:
+    """As a master does it at its start."""
+    term = await resources.take_over(MasterLease(api, OWNER, "iris-abcde", SystemClock()))
+    assert term >= TERM
+    found = await resources.provide()
+    if anew:
+        await resources.end_earlier()
+    return found
 
 
 def mount(folder: Path, token: str, uid: str) -> None:
@@ -89,7 +107,6 @@ def test_the_first_master_makes_the_token_and_what_its_processes_need(
         and len(found.token) > 30
     )
     assert cluster.names() == MADE and not found.replaces
-    assert found.term == 1795255207, "the second in which the API server made its pod"
     assert found.token not in repr(found)
 
 
@@ -111,15 +128,24 @@ def test_all_masters_of_a_job_with_tls_have_one_authority(
     assert Authority(first.authority).certificate == own["ca.crt"]
 
 
-def test_the_next_master_ends_what_the_one_before_left_and_keeps_its_token(
+def test_the_next_master_keeps_the_token_and_leaves_the_processes_alone(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
+    mount(tmp_path, "opensesame", OWNER.uid)
+    pod(cluster, "iris-worker-0")
+    found = furnish(cluster, tmp_path)
+    assert (found.token, found.replaces) == ("opensesame", True)
+    assert not cluster.deleted
+
+
+def test_a_master_that_begins_anew_ends_what_the_one_before_left(
     cluster: SmallCluster, tmp_path: Path
 ) -> None:
     mount(tmp_path, "opensesame", OWNER.uid)
     for name in ("iris-worker-0", "iris-ps-0"):
         pod(cluster, name)
     pod(cluster, "other-worker-0", "uid-9")
-    found = furnish(cluster, tmp_path)
-    assert (found.token, found.replaces) == ("opensesame", True)
+    furnish(cluster, tmp_path, anew=True)
     assert sorted(cluster.deleted) == [("iris-ps-0", 1), ("iris-worker-0", 1)]
     assert "other-worker-0" in cluster.names() and "iris-master" in cluster.names()
 
@@ -130,7 +156,7 @@ def test_a_pod_that_does_not_go_is_taken_off_the_books(
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     cluster.stubborn = {"iris-worker-0"}
-    assert furnish(cluster, tmp_path, timing=replace(QUICK, force_after_s=0.2)).replaces
+    furnish(cluster, tmp_path, timing=replace(QUICK, force_after_s=0.2), anew=True)
     assert cluster.deleted == [("iris-worker-0", 1), ("iris-worker-0", 0)]
 
 
@@ -283,11 +309,12 @@ def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
     pod(cluster, "iris-worker-0")
     pod(cluster, "iris-worker-1")
     cluster.held = {"iris-worker-0"}
-    assert furnish(
+    furnish(
         cluster,
         tmp_path,
         timing=replace(QUICK, force_after_s=0.1, stuck_after_s=0.1, look_every_s=0.3),
-    ).replaces
+        anew=True,
+    )
     assert ("iris-worker-0", 0) in cluster.deleted and "iris-worker-1" not in cluster.names()
     assert "iris-master" in cluster.names()
 
@@ -311,7 +338,7 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
             furnishing_ = KubernetesResources(
                 api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
             )
-            token = (await furnishing_.run()).token
+            token = (await provided(api, furnishing_)).token
             tokens = ProcessSecrets(api, OWNER, lambda name: f"token of {name}")
             await tokens.provide(ProcessName.parse("worker-3"))
             before = cluster.objects.pop(f"{CORE}/{gone}")

@@ -16,6 +16,7 @@ RESTARTED = {
     ExitCode.USER_ERROR,
     ExitCode.FENCED,
     ExitCode.DRAINED,
+    ExitCode.SUPERSEDED,
     ExitCode.UNAVAILABLE,
     ExitCode.CANNOT_RUN,
 }

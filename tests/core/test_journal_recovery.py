@@ -6,22 +6,25 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from elasticdl.errors import MasterSuperseded
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Header
-from elasticdl.master.journal.recovery import Recovered, recover
+from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
+from elasticdl.master.tenure import Tenure
 from tests.core.random_history import SPEC, Script, canonical
+from tests.waiting import at_once
 
 pytestmark = pytest.mark.core
 
@@ -41,9 +44,12 @@ class Life:
         header: Header = HEADER,
         limits: JournalLimits = OFTEN,
         before: Recovered | None = None,
+        tenure: Tenure | None = None,
     ) -> None:
         self.directory = directory
         self.script = Script(random.Random(seed))
+        if before is not None:
+            header = replace(header, after=before.end)
         self.state = before.core if before else JobState(SPEC)
         self.now_s = 0.0
         self.journal = JournalFile(
@@ -51,6 +57,7 @@ class Life:
             header,
             lambda: self.state.image(SPEC),
             run=before.run if before else None,
+            tenure=tenure,
             limits=limits,
             now_s=lambda: self.now_s,
         )
@@ -61,7 +68,7 @@ class Life:
             commands = self.state.handle(event)
             if worth_keeping(event, commands):
                 self.journal.append(event)
-            self.journal.flush()
+            at_once(self.journal.flush())
             self.script.heard(commands)
 
     def next(self, run_name: str = HEADER.run) -> Recovered | None:
@@ -206,13 +213,101 @@ def test_lines_for_people_that_were_not_written_are_given_back(life: Life) -> No
         event = life.script.next()
         commands = life.state.handle(event)
         life.journal.append(event)
-        life.journal.flush()
+        at_once(life.journal.flush())
         life.script.heard(commands)
         if event.at_s > since_s:
             told += [one for one in commands if isinstance(one, c.Announce | c.RecordMetrics)]
     recovered = life.next()
     assert recovered is not None and recovered.records_after(since_s) == told
     assert not recovered.records_after(life.state.now_s)
+
+
+class InDoubt:
+    """The tenure of a master that nothing but its journal tells whether it was replaced."""
+
+    async def confirm(self, fenced: Callable[[], bool]) -> None:
+        assert fenced()
+
+    async def lost(self) -> str:
+        raise AssertionError("nobody asks")
+
+
+@pytest.fixture
+def replaced(tmp_path: Path) -> Iterator[tuple[Life, Life]]:
+    """A master that does not know that it was replaced, and the one that has replaced it."""
+    old = Life(tmp_path, tenure=InDoubt())
+    old.live(30)
+    term = claim(tmp_path, HEADER.run, 1)
+    assert term == HEADER.term + 1
+    before = equal(old.next(), old.state)
+    new = Life(tmp_path, 2, header=Header(HEADER.run, term), before=before, tenure=InDoubt())
+    yield old, new
+    os.close(old.journal._file)
+    os.close(new.journal._file)
+
+
+@pytest.mark.parametrize("later", [0, 30, 200])
+def test_what_a_replaced_master_still_writes_has_no_effect_and_does_not_count(
+    replaced: tuple[Life, Life], later: int
+) -> None:
+    old, new = replaced
+    new.live(later)
+    old.journal.append(e.StopRequested(old.state.now_s, "nobody asked"))
+    with pytest.raises(MasterSuperseded, match="term 4"):
+        at_once(old.journal.flush())
+    equal(new.next(), new.state)
+    new.live(40)
+    equal(new.next(), new.state)
+
+
+def test_a_replaced_master_cannot_make_an_image_or_a_segment_or_a_gap(
+    replaced: tuple[Life, Life],
+) -> None:
+    old, new = replaced
+    before = {path.name for path in old.directory.iterdir()}
+    for _ in range(30):
+        old.journal.append(e.Tick(old.state.now_s))
+    with pytest.raises(MasterSuperseded):
+        at_once(old.journal.flush())
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), old.journal._file)
+    old.journal.append(e.Tick(old.state.now_s))
+    with pytest.raises(MasterSuperseded):
+        at_once(old.journal.flush())
+    assert {path.name for path in old.directory.iterdir()} == before
+    equal(new.next(), new.state)
+
+
+def test_a_segment_that_a_replaced_master_had_begun_just_before_does_not_count(
+    tmp_path: Path,
+) -> None:
+    old = Life(tmp_path, limits=JournalLimits())
+    old.live(30)
+    before = equal(old.next(), old.state)
+    kept = canonical(before.core)
+    old.journal._rotate()
+    old.live(10)
+    new = Life(tmp_path, 2, header=Header(HEADER.run, 4), before=before)
+    assert [one.number for one in files.segments(tmp_path)] == [1, 2, 3]
+    recovered = old.next()
+    assert recovered is not None and canonical(recovered.core) == kept
+    new.live(30)
+    equal(old.next(), new.state)
+    for life in (old, new):
+        life.journal.close()
+
+
+def test_a_master_in_doubt_acts_while_no_later_one_has_read_its_journal(tmp_path: Path) -> None:
+    life = Life(tmp_path, tenure=InDoubt())
+    life.live(60)
+    equal(life.next(), life.state)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), life.journal._file)
+    life.journal.append(e.Tick(life.state.now_s))
+    with pytest.raises(AssertionError):
+        # Without a journal nothing tells.
+        at_once(life.journal.flush())
+    os.close(life.journal._file)
 
 
 def test_a_journal_of_format_1_still_replays(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from elasticdl.master.journal.recovery import replay
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from tests.core.random_history import SPEC, Script, canonical
+from tests.waiting import at_once
 
 pytestmark = pytest.mark.core
 
@@ -86,7 +87,7 @@ def write(directory: Path, events: list[Tick], **options: Any) -> None:
     journal = JournalFile(directory, HEADER, limits=JournalLimits(**options))
     for event in events:
         journal.append(event)
-        journal.flush()
+        at_once(journal.flush())
     journal.close()
 
 
@@ -165,7 +166,7 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_job(
     """
     journal = JournalFile(tmp_path, HEADER)
     journal.append(e.Tick(1.0))
-    journal.flush()
+    at_once(journal.flush())
     (file,) = [
         int(fd.name)
         for fd in Path("/proc/self/fd").iterdir()
@@ -175,12 +176,12 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_job(
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), file)
     journal.append(e.Tick(2.0))
-    journal.flush()
+    at_once(journal.flush())
     os.dup2(kept, file)
     os.close(kept)
     for second in (3.0, 4.0):
         journal.append(e.Tick(second))
-        journal.flush()
+        at_once(journal.flush())
     journal.close()
     assert list(replay(tmp_path)) == [e.Tick(1.0)]
     (said,) = [record.getMessage() for record in caplog.records]
@@ -197,16 +198,16 @@ def test_flush_gives_events_to_the_kernel_and_waits_for_the_disk_only_when_due(
     synced.clear()
     journal.append(e.Tick(1.0))
     assert list(replay(tmp_path)) == []
-    journal.flush()
+    at_once(journal.flush())
     assert list(replay(tmp_path)) == [e.Tick(1.0)]
     assert synced == []
     clock[0] = 0.3
-    journal.flush()
+    at_once(journal.flush())
     assert len(synced) == 1
-    journal.flush()
+    at_once(journal.flush())
     assert len(synced) == 1
     journal.append(e.StopRequested(1.0, "enough"))
-    journal.flush()
+    at_once(journal.flush())
     assert len(synced) == 2
     journal.close()
 

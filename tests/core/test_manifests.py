@@ -40,7 +40,6 @@ from elasticdl.cluster.kubernetes.plans import (
     Resources,
     Volume,
 )
-from elasticdl.errors import ExitCode
 
 pytestmark = pytest.mark.core
 GOLDEN = Path(__file__).parent / "golden/job_objects.yaml"
@@ -299,10 +298,19 @@ def test_a_toleration_of_the_users_own_is_not_given_twice() -> None:
     assert [each["tolerationSeconds"] for each in given if each["key"] == mine["key"]] == [600]
 
 
-def test_a_master_is_relaunched_for_crashes_and_never_for_its_own_verdict() -> None:
+def test_a_master_is_replaced_although_its_pod_may_never_be_seen_to_end() -> None:
     body = the_job()["spec"]
-    taken, left, final = body["podFailurePolicy"]["rules"]
-    assert (taken["action"], left["action"], final["action"]) == ("Ignore", "Ignore", "FailJob")
-    assert left["onExitCodes"]["values"] == [ExitCode.DRAINED]
-    assert final["onExitCodes"]["values"] == [1, 2, 3, 4, 5, 124, 130]
-    assert body["podReplacementPolicy"] == "Failed" and body["completions"] == 1
+    # A policy for failures would have the Job wait for a pod on a lost node, for ever.
+    assert "podFailurePolicy" not in body
+    assert body["podReplacementPolicy"] == "TerminatingOrFailed" and body["completions"] == 1
+    assert body["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_a_master_leaves_a_lost_node_before_its_processes() -> None:
+    def seconds(made: Any) -> set[int]:
+        found = [one for one in made["tolerations"] if "tolerationSeconds" in one]
+        return {one["tolerationSeconds"] for one in found}
+
+    (master,) = seconds(the_job()["spec"]["template"]["spec"])
+    (worker,) = seconds(pod(OWNER, WORKERS, spec(WORKER))["spec"])
+    assert master < worker <= 30

@@ -15,12 +15,13 @@ from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.state import JobState
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.shutdown_checkpoint import LIMIT_S, checkpoint_in_time
-from elasticdl.master.platform.kubernetes import open_directory
+from elasticdl.master.platform.kubernetes import begin_anew, open_directory
 from elasticdl.shard import Source
 
 pytestmark = pytest.mark.core
@@ -83,12 +84,26 @@ def test_a_resume_needs_a_job(tmp_path: Path) -> None:
         open_directory(job(tmp_path, resume=True), OURS, replaces=False)
 
 
-def test_the_next_master_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path: Path) -> None:
+def test_the_next_master_finds_the_job_as_the_one_before_left_it(tmp_path: Path) -> None:
+    spec = job(tmp_path, num_workers="1:3")
+    directory, _ = open_directory(spec, OURS, replaces=False)
+    before = directory.spec.read_text()
+    keep_scale(directory, spec.cluster.num_workers, 2, 2)
+    assert open_directory(spec, OURS, replaces=True) == (directory, ())
+    assert directory.spec.read_text() == before, "the journal knows that it was scaled"
+    (scaled,) = begin_anew(spec, directory, lost=False)
+    assert "2 workers" in scaled and read(spec).cluster.num_workers.high == 2
+
+
+def test_a_master_that_begins_anew_resumes_from_the_newest_checkpoint_and_says_so(
+    tmp_path: Path,
+) -> None:
     spec = job(tmp_path, checkpoint_steps=10)
     directory, _ = open_directory(spec, OURS, replaces=False)
     directory.preflight.write_text("{}")
     checkpoint(spec)
-    _, (warning,) = open_directory(spec, OURS, replaces=True)
+    assert open_directory(spec, OURS, replaces=True)[1] == ()
+    (warning,) = begin_anew(spec, directory, lost=False)
     assert read(spec).checkpoint.resume and "resumes from its newest checkpoint" in warning
     assert directory.preflight.exists(), "the same job need not look at its data again"
     told = (directory.path / "job.yaml").read_text()
@@ -96,11 +111,13 @@ def test_the_next_master_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path
 
 
 @pytest.mark.parametrize("passing", [True, False])
-def test_without_a_checkpoint_the_next_master_begins_afresh_and_says_it_aloud(
+def test_without_a_checkpoint_a_job_whose_processes_are_lost_starts_over_and_says_so(
     tmp_path: Path, passing: bool
 ) -> None:
     spec = job(tmp_path, **({"volume": "claim_name=c,mount_path=/elsewhere"} if passing else {}))
-    _, (warning,) = open_directory(spec, OURS, replaces=True)
+    directory, _ = open_directory(spec, OURS, replaces=True)
+    assert begin_anew(spec, directory, lost=False) == (), "nothing had begun"
+    (warning,) = begin_anew(spec, directory, lost=True)
     assert read(spec).checkpoint.resume != passing, "what was trained before counts as repeated"
     assert "has no checkpoint" in warning and "starts over" in warning
     assert ("--job-dir to make jobs resumable" in warning) == passing
@@ -110,7 +127,8 @@ def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:
     flags = {**job(tmp_path).flags(), "validation_data": "v", "checkpoint_dir_for_init": "/c"}
     spec = JobSpec.from_flags(Action.EVALUATE, flags)
     checkpoint(spec)
-    _, (warning,) = open_directory(spec, OURS, replaces=True)
+    directory, _ = open_directory(spec, OURS, replaces=True)
+    (warning,) = begin_anew(spec, directory, lost=True)
     assert not read(spec).checkpoint.resume and "starts over" in warning
 
 

@@ -17,7 +17,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
-from elasticdl.master.platform.kubernetes import open_directory
+from elasticdl.master.platform.kubernetes import begin_anew, open_directory
 from elasticdl.master.read_spec import read_spec
 from tests.core.conftest import Bench
 
@@ -133,7 +133,9 @@ def test_a_master_in_a_pod_goes_on_as_the_one_before_it_was_scaled(tmp_path: Pat
     spec, owner = on_cluster(tmp_path / "j"), Owner("ns", "a", "uid-1")
     directory, _ = open_directory(spec.replace(workers_anew=True), owner, replaces=False)
     scale(directory, "4")
-    _, warnings = open_directory(spec.replace(workers_anew=True), owner, replaces=True)
+    anew = spec.replace(workers_anew=True)
+    open_directory(anew, owner, replaces=True)
+    warnings = begin_anew(anew, directory, lost=False)
     assert str(read_spec(directory).cluster.num_workers) == "4" and SCALED in warnings
     resumes = spec.replace(resume=True)
     open_directory(resumes, Owner("ns", "a-2", "uid-2"), replaces=False)

@@ -90,7 +90,7 @@ def test_a_submitted_job_makes_its_processes_and_takes_all_of_them_with_it(
         "--validate=strict",
         "-f",
         "-",
-        text=json.dumps(job(JobPlan(namespace, "digits", plan, relaunches=0), spec)),
+        text=json.dumps(job(JobPlan(namespace, "digits", plan, failures=0), spec)),
     )
     ended = _ended(place, namespace)
     said = place.kubectl("-n", namespace, "logs", "job/digits")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cluster.kubernetes.job_accounting import FINALIZER
 from elasticdl.cluster.kubernetes.planning import CHECK_MARK
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.errors import ElasticDLError, ExitCode, Refused
@@ -35,7 +37,8 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
-PODS = "/api/v1/namespaces/ns/pods"
+PODS, JOBS = "/api/v1/namespaces/ns/pods", "/apis/batch/v1/namespaces/ns/jobs"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/iris-master"
 LIMIT_S = 240.0
 """Against a hang: on a machine that is busy, two masters one after the other take more than a
 minute.
@@ -84,7 +87,8 @@ else:
 def cluster() -> Iterator[tuple[SmallCluster, str]]:
     """An API server in a thread of its own, and its address."""
     made, told, over = SmallKubelet(), threading.Event(), threading.Event()
-    made.put(PODS, {"metadata": {"name": "iris-abcde"}})
+    made.put(PODS, {"metadata": {"name": "iris-abcde", "finalizers": [FINALIZER]}})
+    made.put(JOBS, {"metadata": {"name": "iris"}, "spec": {"backoffLimit": 6}})
     address: list[str] = []
 
     async def serve() -> None:
@@ -221,30 +225,92 @@ def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
     ]
 
 
-def test_the_next_master_ends_them_and_begins_again(
+PROCESSES = {"iris-worker-0", "iris-ps-0"}
+
+
+def killed(first: Pod, cluster: SmallCluster) -> dict[str, str]:
+    """Kill a master whose processes were made; return their uids."""
+    first.until("its processes are made", lambda: set(cluster.names()) >= PROCESSES)
+    first.process.kill()
+    first.finish()
+    secret = cluster.objects["/api/v1/namespaces/ns/secrets/iris-token"]
+    for key, text in secret["stringData"].items():
+        (first.folder / "token" / key).write_text(text)
+    return uids(cluster)
+
+
+def uids(cluster: SmallCluster) -> dict[str, str]:
+    return {name: cluster.objects[f"{PODS}/{name}"]["metadata"]["uid"] for name in PROCESSES}
+
+
+def test_the_next_master_continues_with_the_processes_of_one_that_was_killed(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    before = killed(start(), cluster[0])
+    term = int(cluster[0].objects[LEASE]["metadata"]["annotations"]["elasticdl.org/term"])
+    second = start()
+    second.until(
+        "it says so", lambda: any("another master continues" in text for text in second.events())
+    )
+    assert uids(cluster[0]) == before and cluster[0].deleted == [("iris-check-1", 1)]
+    lease = cluster[0].objects[LEASE]
+    assert int(lease["metadata"]["annotations"]["elasticdl.org/term"]) > term
+    second.process.send_signal(signal.SIGTERM)
+    assert second.finish() == ExitCode.DRAINED, second.log()
+    assert cluster[0].objects[LEASE]["spec"]["holderIdentity"] == ""
+
+
+def test_without_a_journal_the_next_master_ends_them_and_begins_anew(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
 ) -> None:
     first = start()
-    first.until(
-        "its processes are made", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names())
-    )
-    first.process.kill()
-    first.finish()
-    for key, text in (
-        cluster[0].objects["/api/v1/namespaces/ns/secrets/iris-token"]["stringData"].items()
-    ):
-        (first.folder / "token" / key).write_text(text)
+    before = killed(first, cluster[0])
+    shutil.rmtree(first.folder / "job/journal")
     second = start()
     second.until(
-        "it says so",
-        lambda: "the master restarted" in (second.folder / "job/events.jsonl").read_text(),
+        "they are made anew",
+        lambda: (
+            set(cluster[0].names()) >= PROCESSES and not before.items() & uids(cluster[0]).items()
+        ),
     )
-    assert {"iris-worker-0", "iris-ps-0"} <= {name for name, _ in cluster[0].deleted}
-    second.until(
-        "they are made anew", lambda: {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names())
-    )
+    assert any("state of the previous master is lost" in text for text in second.events())
     second.process.send_signal(signal.SIGTERM)
     assert second.finish() == ExitCode.DRAINED, second.log()
+
+
+def test_a_master_leaves_with_its_own_exit_code_when_another_pod_takes_the_job_over(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    pod = start()
+    pod.until("its processes are made", lambda: set(cluster[0].names()) >= PROCESSES)
+    lease = cluster[0].objects[LEASE]
+    lease["metadata"]["annotations"]["elasticdl.org/successor"] = "iris-fghij"
+    lease["metadata"]["resourceVersion"] = "changed"
+    assert pod.finish() == ExitCode.SUPERSEDED, pod.log()
+    assert pod.left() is None and set(cluster[0].names()) >= PROCESSES
+    assert cluster[0].objects[LEASE]["spec"]["holderIdentity"] == ""
+
+
+def test_a_master_that_has_run_for_a_while_is_not_counted_and_its_verdict_is(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    pod = start(model_def="slow")
+    master, job = cluster[0].objects[f"{PODS}/iris-abcde"], cluster[0].objects[f"{JOBS}/iris"]
+    job["status"] = {"failed": 3}
+    pod.until("its end does not count", lambda: not master["metadata"]["finalizers"])
+    assert job["spec"]["backoffLimit"] == 9
+    client = MasterClient(
+        pod.address, token_of(cluster[0]), "cli", authority=authority_of(cluster[0])
+    )
+    client.stop("enough")
+    client.close()
+    assert pod.finish() == ExitCode.INTERRUPTED, pod.log()
+    assert master["metadata"]["finalizers"] == [FINALIZER] and job["spec"]["backoffLimit"] == 3
+    # If its pod had been deleted meanwhile, the next one would say the same.
+    again = start(model_def="slow")
+    assert again.finish() == ExitCode.INTERRUPTED, again.log()
+    left = again.left()
+    assert left is not None and left.message == "stopped: enough"
 
 
 def test_a_master_that_is_told_to_leave_in_the_check_is_started_again(

@@ -57,7 +57,7 @@ class Journal:
     def append(self, event: happened.Event) -> None:
         self._waiting.append(event)
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         self._world.at_moment("flush")
         self.events += self._waiting
         self._waiting.clear()

@@ -35,6 +35,7 @@ _MAX_RETRY_AFTER_S = 120.0
 _CONNECTIONS = 1024
 """Each followed log has one."""
 _HEADERS = {"Accept": "application/json, */*", "Content-Type": "application/json"}
+_PATCH_TYPE = "application/strategic-merge-patch+json"
 _GOODBYE_S = 0.1
 _NO_WAY = b"it does not reach the pod's node"
 """The usual cause of a failure on the way to a pod; the answer itself is not available."""
@@ -121,6 +122,20 @@ class ApiServer:
         return await self._json(
             "DELETE", path, None, {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})}
         )
+
+    async def replace(self, path: str, body: Json) -> Json:
+        """Replace an object, if it still has the `resourceVersion` of `body`.
+
+        Raises ApiRefused (409 if another client has changed it), ApiAway.
+        """
+        return await self._json("PUT", path, {"fieldValidation": "Strict"}, body)
+
+    async def patch(self, path: str, change: Json) -> Json:
+        """Change the fields of an object that `change` has; lists merge as their type says.
+
+        Raises ApiRefused, ApiAway.
+        """
+        return await self._json("PATCH", path, {"fieldValidation": "Strict"}, change)
 
     async def text(self, path: str, query: Mapping[str, str] | None = None) -> str:
         """Read something other than JSON, such as a log. Raises ApiRefused, ApiAway."""
@@ -215,12 +230,13 @@ class ApiServer:
         limits = aiohttp.ClientTimeout(
             total=limit_s if whole else None, sock_connect=CONNECT_S, sock_read=limit_s
         )
+        sent = {**_HEADERS, **({"Content-Type": _PATCH_TYPE} if method == "PATCH" else {})}
         try:
             _, url, headers, _, _ = await self._client.param_serialize(
                 method,
                 path,
                 query_params=list((query or {}).items()),
-                header_params=_HEADERS,
+                header_params=sent,
                 auth_settings=["BearerToken"],
             )
             answer = (

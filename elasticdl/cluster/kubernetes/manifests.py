@@ -33,8 +33,7 @@ from elasticdl.cluster.kubernetes.plans import (
     Owner,
     PodPlan,
 )
-from elasticdl.cluster.kubernetes.pod_spec import CONTAINER, from_field, mount, pod_spec
-from elasticdl.errors import ExitCode
+from elasticdl.cluster.kubernetes.pod_spec import from_field, mount, pod_spec
 from elasticdl.tls import CertifiedKey
 
 TOKEN_KEY, UID_KEY = "ELASTICDL_TOKEN", "ELASTICDL_JOB_UID"
@@ -99,11 +98,11 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
             "suspend": plan.suspended,
             "completions": 1,
             "parallelism": 1,
-            "backoffLimit": plan.relaunches,
+            "backoffLimit": plan.failures,
             "ttlSecondsAfterFinished": plan.ttl_s,
-            # Never two masters: the next one starts after the last one has ended.
-            "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _failure_rules()},
+            # A pod on a lost node stays in deletion for ever, so its end must not be waited for.
+            # By the Lease only one master acts.
+            "podReplacementPolicy": "TerminatingOrFailed",
             "template": {
                 "metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()},
                 "spec": _master_pod(plan, spec),
@@ -230,6 +229,16 @@ def services(owner: Owner, *, secured: bool = False) -> tuple[Json, Json]:
     return master, names
 
 
+def master_lease(owner: Owner) -> Json:
+    """The Lease that says which pod is the job's master; nobody holds it yet."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": _of_job(owner, f"{owner.job}-master"),
+        "spec": {"holderIdentity": ""},
+    }
+
+
 def network_policy(owner: Owner) -> Json:
     """Allow only processes of the job to connect to its processes."""
     peers = {"podSelector": {"matchLabels": selector(owner.job)}}
@@ -280,27 +289,3 @@ def _of_job(owner: Owner, name: str) -> Json:
 def _annotations() -> dict[str, str]:
     # A pod without a controller would block the scale-down of its node. Ours may go at any time.
     return {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
-
-
-def _failure_rules() -> list[Json]:
-    """Disruptions cost no retry, the master's own verdict is final, anything else is a crash."""
-    return [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {
-            "action": "Ignore",
-            "onExitCodes": {
-                "containerName": CONTAINER,
-                "operator": "In",
-                "values": [int(ExitCode.DRAINED)],
-            },
-        },
-        {
-            "action": "FailJob",
-            "onExitCodes": {
-                "containerName": CONTAINER,
-                "operator": "In",
-                # 0 is success; the API refuses it in a rule.
-                "values": sorted(int(code) for code in ExitCode if code and code.is_final),
-            },
-        },
-    ]

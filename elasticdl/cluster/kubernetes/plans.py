@@ -120,19 +120,24 @@ class Owner:
     uid: str
 
 
+MASTER_FAILURES = 6
+"""How often in a row a master may end soon after its start. Kubernetes waits in between."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class JobPlan:
     """The Job with its master's pod.
 
-    `relaunches` limits the restarts of a failing master; preemptions and evictions do not count.
+    `failures` limits how often the master may fail before it has run for a while; later ends do not
+    count.
     If the namespace is empty, the creator of the Job sets it.
     """
 
     namespace: str
     name: str
     master: PodPlan
-    relaunches: int = 20
+    failures: int = MASTER_FAILURES
     ttl_s: int = 24 * 3600
     suspended: bool = False
     page_secret: str | None = None

@@ -13,8 +13,11 @@ from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, selector
 from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
 
 CONTAINER = "process"
-_NODE_GONE_AFTER_S = 30
-"""Kubernetes keeps the pods of a silent node for 5 min by default, which is too long for a job."""
+_NODE_GONE_AFTER_S = {Role.MASTER: 20, Role.WORKER: 30, Role.PS: 30}
+"""Kubernetes keeps the pods of a silent node for 5 min by default, which is too long for a job.
+
+The master goes first: the next one then sees to the others.
+"""
 
 
 def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
@@ -33,7 +36,10 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
         # reaped.
         "shareProcessNamespace": True,
         "securityContext": _pod_security(plan),
-        "tolerations": [*map(dict, placement.tolerations), *_lost_node_tolerations(placement)],
+        "tolerations": [
+            *map(dict, placement.tolerations),
+            *_lost_node_tolerations(role, placement),
+        ],
         "affinity": (
             dict(placement.affinity) if placement.affinity is not None else _affinity(job, role)
         ),
@@ -139,7 +145,7 @@ def _pod_security(plan: PodPlan) -> Json:
     return context
 
 
-def _lost_node_tolerations(placement: Placement) -> list[Json]:
+def _lost_node_tolerations(role: Role, placement: Placement) -> list[Json]:
     """How long a pod stays on a lost node, unless the user configures it."""
     said = {toleration.get("key") for toleration in placement.tolerations}
     return [
@@ -147,7 +153,7 @@ def _lost_node_tolerations(placement: Placement) -> list[Json]:
             "key": key,
             "operator": "Exists",
             "effect": "NoExecute",
-            "tolerationSeconds": _NODE_GONE_AFTER_S,
+            "tolerationSeconds": _NODE_GONE_AFTER_S[role],
         }
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
         if key not in said

@@ -74,6 +74,14 @@ def has_ended(pod: Pod) -> bool:
     return _status(pod).get("phase") in _ENDED or _terminated(pod) is not None
 
 
+def has_terminated(pod: Pod) -> bool:
+    """Whether its node has seen the end of its process.
+
+    A controller may call a pod failed whose node it cannot reach: its process may still run.
+    """
+    return _terminated(pod) is not None
+
+
 def is_running(pod: Pod) -> bool:
     """Whether its container runs."""
     return "running" in _state(pod)

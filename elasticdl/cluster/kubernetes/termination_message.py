@@ -48,9 +48,15 @@ def read_outcome(pod: Mapping[str, Any]) -> Outcome | None:
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated")
         if container.get("name") == CONTAINER and ended:
-            with suppress(ValueError, RecursionError):
-                parsed = json.loads(str(ended.get("message") or ""))
-                return Outcome.from_json(parsed) if isinstance(parsed, dict) else None
+            return parsed_outcome(str(ended.get("message") or ""))
+    return None
+
+
+def parsed_outcome(text: str) -> Outcome | None:
+    """The inverse of `outcome_text`; None for any other text."""
+    with suppress(ValueError, RecursionError):
+        parsed = json.loads(text)
+        return Outcome.from_json(parsed) if isinstance(parsed, dict) else None
     return None
 
 

@@ -6,6 +6,7 @@
 | `run-0001-000003-65536.image` | the core's state after the first 65,536 bytes of segment 3 |
 | `run-0001.start` | the event JobStarted, which images refer to |
 | `run-0001.gap` | events of the run are missing: it cannot be continued |
+| `run-0001.term-7` | empty: the master of term 7 continues, and earlier ones may not act any more |
 
 A run is one launch of the job, whatever number of masters it has. A line is `<crc32 of the rest, 8
 hex digits> <JSON>`.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -32,20 +34,36 @@ from elasticdl.master.core.events import Event
 FORMAT = 1
 """Of segments. Another format is refused, not guessed."""
 _SEGMENT = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
+_TERM = re.compile(r"run-(\d{4,})\.term-(\d+)")
 _IMAGE = re.compile(r"run-(\d{4,})-(\d{6,})-(\d+)\.image")
 
 
 @final
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """The first `bytes` of a segment."""
+
+    segment: int
+    bytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Header:
-    """The first line of a segment. `run` names the launch, `term` the master that wrote it."""
+    """The first line of a segment. `run` names the launch, `term` the master that wrote it.
+
+    `after` is what this segment continues. What else there is between the two does not count: a
+    master that was replaced may have written it. None: it continues all of the segment before.
+    """
 
     run: str
     term: int
+    after: Extent | None = None
 
     def line(self) -> bytes:
         """Encode it."""
-        return line({"format": FORMAT, "run": self.run, "term": self.term})
+        after = {} if self.after is None else {"after": [self.after.segment, self.after.bytes]}
+        return line({"format": FORMAT, "run": self.run, "term": self.term, **after})
 
 
 def line(plain: object) -> bytes:
@@ -132,6 +150,17 @@ def gap_path(directory: Path, run: int) -> Path:
     return directory / f"run-{run:04d}.gap"
 
 
+def term_path(directory: Path, run: int, term: int) -> Path:
+    """Return the path of the mark that a master continues a run."""
+    return directory / f"run-{run:04d}.term-{term}"
+
+
+def terms(directory: Path, run: int) -> list[int]:
+    """Return the terms of the masters that continue a run. Raises OSError."""
+    named = _named(directory, _TERM)
+    return sorted(int(name[2]) for _, name in named if int(name[1]) == run)
+
+
 def header_of(path: Path) -> Header:
     """Read the header of a segment. Raises OSError, Corrupted."""
     with path.open("rb") as lines:
@@ -145,11 +174,15 @@ def _header(text: bytes, where: str) -> Header:
             f"{where}: not a journal of format {FORMAT}",
             hint="check whether another version wrote this journal",
         )
-    return Header(str(plain["run"]), int(plain["term"]))
+    after = plain.get("after")
+    extent = None if after is None else Extent(int(after[0]), int(after[1]))
+    return Header(str(plain["run"]), int(plain["term"]), extent)
 
 
-def events_of(path: Path, *, last: bool, offset: int = 0) -> Iterator[Event]:
-    """Yield the events of a segment, from a byte that begins a line.
+def events_of(
+    path: Path, *, last: bool, offset: int = 0, end: int | None = None
+) -> Iterator[Event]:
+    """Yield the events of a segment, from a byte that begins a line up to `end`.
 
     A crash may leave a partial last line in the `last` segment. It was never acted upon, so it is
     ignored. Any other invalid line raises Corrupted with file and line.
@@ -157,7 +190,11 @@ def events_of(path: Path, *, last: bool, offset: int = 0) -> Iterator[Event]:
     with path.open("rb") as lines:
         lines.seek(offset)
         since = f" of those after byte {offset}" if offset else ""
+        at = offset
         for number, text in enumerate(lines, 1):
+            at += len(text)
+            if end is not None and at > end:
+                return
             where = f"{path}:{number}{since}"
             if not text.endswith(b"\n"):
                 if last:
@@ -189,11 +226,15 @@ def event_in(text: bytes, where: str) -> Event:
         ) from error
 
 
-def trim(path: Path) -> None:
-    """Cut a partial last line off, so that further segments may follow. Raises OSError."""
-    with path.open("r+b") as file:
-        end = file.read().rfind(b"\n") + 1
-        file.truncate(end)
+def whole_bytes(path: Path) -> int:
+    """Return the size of a file without a partial last line. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read().rfind(b"\n") + 1
+
+
+def trim(path: Path, size: int) -> None:
+    """Cut a file, so that further segments may follow. Raises OSError."""
+    os.truncate(path, size)
 
 
 @cache

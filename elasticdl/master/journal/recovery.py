@@ -16,7 +16,7 @@ from elasticdl.master.core.events import Event, JobStarted, StopRequested
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
-from elasticdl.master.journal.files import Image, Segment
+from elasticdl.master.journal.files import Extent, Image, Segment
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,14 +27,15 @@ class Recovered:
     """A job as its last master left it.
 
     `at_s` is the time of the newest event, and `term` the term of the master that wrote it. `run`
-    is the number of the journal's run. `records` are commands to record something for people, with
-    their times, since the newest image of the state.
+    is the number of the journal's run, and `end` what of it the state is made of. `records` are
+    commands to record something for people, with their times, since the newest image of the state.
     """
 
     core: JobState
     at_s: float
     term: int
     run: int
+    end: Extent
     records: tuple[tuple[float, Command], ...] = ()
 
     def records_after(self, since_s: float) -> list[Command]:
@@ -42,27 +43,52 @@ class Recovered:
         return [command for at_s, command in self.records if at_s > since_s]
 
 
+def claim(directory: Path, run_name: str, term: int) -> int:
+    """Become the newest master of this launch; return the term, at least `term`.
+
+    From now on no earlier master acts upon what it writes. Call it before `recover`. Raises
+    OSError.
+    """
+    try:
+        newest = _newest_of(directory, run_name)
+        if newest is None:
+            return term
+        term = max(term, files.header_of(newest.path).term + 1)
+    except Corrupted:
+        return term
+    files.term_path(directory, newest.run, term).touch(0o600)
+    for earlier in files.terms(directory, newest.run):
+        if earlier < term:
+            files.term_path(directory, newest.run, earlier).unlink(missing_ok=True)
+    return term
+
+
 def recover(directory: Path, run_name: str, spec: JobSpec, limits: Limits) -> Recovered | None:
     """Return the job of this launch; None if its journal cannot continue it, which is logged."""
     try:
-        newest = files.segments(directory)[-1:]
-        if not newest or files.header_of(newest[0].path).run != run_name:
+        newest = _newest_of(directory, run_name)
+        if newest is None:
             return None
-        run = newest[0].run
-        if files.gap_path(directory, run).exists():
+        if files.gap_path(directory, newest.run).exists():
             _LOG.warning("the journal in %s lacks events, since the disk was full", directory)
             return None
-        return _replayed(directory, run, spec, limits)
+        return _replayed(directory, newest.run, spec, limits)
     except (Corrupted, ImpossibleTransition, OSError) as error:
         _LOG.error("cannot continue with the journal in %s: %s", directory, error)
         return None
 
 
+def _newest_of(directory: Path, run_name: str) -> Segment | None:
+    """Return the newest segment, if it is of this launch. Raises OSError, Corrupted."""
+    newest = files.segments(directory)[-1:]
+    return newest[0] if newest and files.header_of(newest[0].path).run == run_name else None
+
+
 def _replayed(directory: Path, run: int, spec: JobSpec, limits: Limits) -> Recovered | None:
-    of_run = [one for one in files.segments(directory) if one.run == run]
-    core, events = _from_image(directory, of_run, spec, limits) or (
+    parts = _parts(directory, run)
+    core, events = _from_image(directory, parts, spec, limits) or (
         JobState(spec, limits),
-        _all_events(directory, of_run),
+        _all_events(directory, parts),
     )
     records: list[tuple[float, Command]] = []
     for event in events:
@@ -73,9 +99,11 @@ def _replayed(directory: Path, run: int, spec: JobSpec, limits: Limits) -> Recov
         ]
     if not core.begun:
         return None
-    files.trim(of_run[-1].path)
-    term = files.header_of(of_run[-1].path).term
-    return Recovered(core, core.now_s, term, run, tuple(records))
+    last = parts[-1]
+    files.trim(last.segment.path, last.end)
+    term = files.header_of(last.segment.path).term
+    end = Extent(last.segment.number, last.end)
+    return Recovered(core, core.now_s, term, run, end, tuple(records))
 
 
 def replay(directory: Path) -> Iterator[Event]:
@@ -84,9 +112,9 @@ def replay(directory: Path) -> Iterator[Event]:
     It is how a developer reads a journal, and how tests check that events restore the state. Raises
     Corrupted.
     """
-    known = files.segments(directory)
-    newest = max((one.run for one in known), default=0)
-    yield from _all_events(directory, [one for one in known if one.run == newest])
+    newest = max((one.run for one in files.segments(directory)), default=0)
+    if newest:
+        yield from _all_events(directory, _parts(directory, newest))
 
 
 def last_start(directory: Path) -> JobStarted | None:
@@ -107,43 +135,74 @@ def last_stop(directory: Path, run_name: str) -> StopRequested | None:
 
     Other lines may be damaged. Raises OSError, Corrupted.
     """
-    known, stop = files.segments(directory), None
-    if not known or files.header_of(known[-1].path).run != run_name:
+    newest, stop = _newest_of(directory, run_name), None
+    if newest is None:
         return None
-    for one in (one for one in known if one.run == known[-1].run):
+    for one in (one for one in files.segments(directory) if one.run == newest.run):
         for event in files.events_named(one.path, StopRequested.__name__):
             stop = event if isinstance(event, StopRequested) else stop
     return stop
 
 
-def _all_events(directory: Path, of_run: Sequence[Segment]) -> Iterator[Event]:
-    numbers = [one.number for one in of_run]
-    if numbers != list(range(1, len(numbers) + 1)):
+@final
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A segment, up to where it counts."""
+
+    segment: Segment
+    end: int
+
+
+def _parts(directory: Path, run: int) -> list[_Part]:
+    """Return the segments of a run that count. Raises OSError, Corrupted."""
+    parts: list[_Part] = []
+    for one in files.segments(directory):
+        if one.run != run:
+            continue
+        after = files.header_of(one.path).after
+        if after is not None:
+            # An earlier master wrote the rest when it did not know yet that it was replaced.
+            kept = [part for part in parts if part.segment.number <= after.segment]
+            parts = [*kept[:-1], *(_Part(part.segment, after.bytes) for part in kept[-1:])]
+        parts.append(_Part(one, one.path.stat().st_size))
+    last = parts[-1].segment
+    return [*parts[:-1], _Part(last, files.whole_bytes(last.path))]
+
+
+def _all_events(directory: Path, parts: Sequence[_Part]) -> Iterator[Event]:
+    numbers = [one.segment.number for one in parts]
+    present = {one.number for one in files.segments(directory) if one.run == parts[-1].segment.run}
+    if present != set(range(1, numbers[-1] + 1)):
         raise Corrupted(
-            f"{directory}: run {of_run[-1].run} has segments {numbers}, expected 1 to {numbers[-1]}"
+            f"{directory}: run {parts[-1].segment.run} has segments {sorted(present)}, expected 1"
+            f" to {numbers[-1]}"
         )
-    yield from _events(of_run, 0)
+    yield from _events(parts, 0)
 
 
-def _events(of_run: Sequence[Segment], offset: int) -> Iterator[Event]:
-    for one in of_run:
-        yield from files.events_of(one.path, last=one is of_run[-1], offset=offset)
+def _events(parts: Sequence[_Part], offset: int) -> Iterator[Event]:
+    for one in parts:
+        last = one is parts[-1]
+        yield from files.events_of(one.segment.path, last=last, offset=offset, end=one.end)
         offset = 0
 
 
 def _from_image(
-    directory: Path, of_run: Sequence[Segment], spec: JobSpec, limits: Limits
+    directory: Path, parts: Sequence[_Part], spec: JobSpec, limits: Limits
 ) -> tuple[JobState, Iterator[Event]] | None:
     """Return the newest readable image's state, and the events after it; None if there is none."""
-    for image in reversed([one for one in files.images(directory) if one.run == of_run[-1].run]):
-        later = [one for one in of_run if one.number >= image.segment]
-        if later[:1] != [one for one in of_run if one.number == image.segment]:
+    ends = {one.segment.number: one.end for one in parts}
+    run = parts[-1].segment.run
+    for image in reversed([one for one in files.images(directory) if one.run == run]):
+        # An earlier master may have made one of a state in which nobody acts.
+        if image.offset > ends.get(image.segment, -1):
             continue
         try:
             core = _read_image(directory, image, spec, limits)
         except (OSError, ValueError, Corrupted) as error:
             _LOG.warning("cannot use %s: %s", image.path, error)
             continue
+        later = [one for one in parts if one.segment.number >= image.segment]
         return core, _events(later, image.offset)
     return None
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from elasticdl.errors import MasterSuperseded
 from elasticdl.master.core.events import Event, JobStarted, SnapshotSaved, StopRequested
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Header
+from elasticdl.master.tenure import SoleMaster, Tenure
 from elasticdl.private_file import make_private, replace_atomically
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +32,9 @@ class JournalLimits:
     `kept_bytes` limits all runs together, in whole segments, so that a long job does not fill the
     disk. An image is due after `image_events`, which bounds the replay, and after `image_times` the
     time that the last image took, which bounds its share of the master's time.
+
+    With `sync_every_s` 0 each batch of events waits for the disk: the next master may run on
+    another machine.
     """
 
     segment_bytes: int = 64 << 20
@@ -49,6 +55,9 @@ class JournalFile:
 
     After `flush` the kernel has the events, so the end of this process does not lose them. A
     machine failure loses at most the events of `sync_every_s`.
+
+    Two masters may write at once, if one does not know that it was replaced. The later one says in
+    its first segment from where it goes on, so what the earlier one still writes does not count.
     """
 
     def __init__(
@@ -58,31 +67,40 @@ class JournalFile:
         image: Callable[[], Any] = lambda: None,
         *,
         run: int | None = None,
+        tenure: Tenure | None = None,
         limits: JournalLimits = JournalLimits(),
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`image` returns the state after all appended events; None: there is none yet.
 
-        `run` is the number of a run to continue; None begins another.
+        `run` is the number of a run to continue, after the extent in `header`; None begins another.
+        `tenure`: see `flush`.
         """
         make_private(directory)
         self._directory = directory
         self._header = header
         self._image = image
+        self._tenure = tenure or SoleMaster()
         self._limits = limits
         self._now_s = now_s
         known = files.segments(directory)
         self._run = run or max((one.run for one in known), default=0) + 1
         self._segment = max((one.number for one in known if one.run == self._run), default=0)
         self._waiting: list[bytes] = []
-        self._dirty = self._urgent = False
+        self._dirty = self._urgent = self._unconfirmed = False
         self._synced_s = self._failed_s = now_s()
         self._since_image, self._image_s, self._took_s = 0, now_s(), 0.0
         self._gap = False
         self._file = self._next_segment()
 
+    @property
+    def whole(self) -> bool:
+        """Whether it has all events: another master can continue from it."""
+        return not self._gap
+
     def append(self, event: Event) -> None:
         """Add an event; it is safe after the next `flush`."""
+        self._unconfirmed = True
         if isinstance(event, JobStarted):
             self._keep_start(event)
         if self._gap:
@@ -91,38 +109,77 @@ class JournalFile:
         self._since_image += 1
         self._urgent = self._urgent or isinstance(event, _SYNCED)
 
-    def flush(self) -> None:
-        """Write all appended events to the kernel at once; wait for the disk if that is due."""
+    async def flush(self) -> None:
+        """Write all appended events to the kernel at once; wait for the disk if that is due.
+
+        Then wait until the tenure allows to act upon them. Raises MasterSuperseded.
+        """
+        await self._guarded(self._write)
+        if self._unconfirmed:
+            await self._tenure.confirm(self._is_newest)
+            self._unconfirmed = False
+        await self._guarded(self._maintain)
+
+    def close(self) -> None:
+        """Write what is appended, wait for the disk, and close the file."""
+        if not self._gap:
+            try:
+                self._write_lines()
+                self._sync()
+            except OSError as error:
+                self._failed(error)
+        os.close(self._file)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         if self._gap and self._now_s() - self._failed_s < self._limits.retry_s:
             return
         try:
-            if self._gap:
-                self._continue()
-            self._flush()
+            await work()
         except OSError as error:
             self._failed(error)
 
-    def close(self) -> None:
-        """Flush, wait for the disk, and close the file."""
-        self._urgent = True
-        if not self._gap:
-            self.flush()
-        os.close(self._file)
+    async def _write(self) -> None:
+        if self._gap:
+            return
+        self._write_lines()
+        overdue = self._now_s() - self._synced_s >= self._limits.sync_every_s
+        if not self._dirty or not (self._urgent or overdue):
+            return
+        if self._limits.sync_every_s:
+            self._sync()
+        else:
+            # Each batch: the loop has other work meanwhile.
+            await asyncio.to_thread(self._sync)
 
-    def _flush(self) -> None:
+    def _write_lines(self) -> None:
         if self._waiting:
             data, self._waiting = b"".join(self._waiting), []
             # One write for the whole batch: a crash can cut only the last line.
             _write(self._file, data)
             self._dirty = True
-        overdue = self._now_s() - self._synced_s >= self._limits.sync_every_s
-        if self._dirty and (self._urgent or overdue):
-            self._sync()
-        if self._image_due():
+
+    async def _maintain(self) -> None:
+        """Continue after a gap, put an image, and begin another segment, where that is due."""
+        if self._gap:
+            self._continue()
+        elif self._image_due():
             self._put_image()
         if os.fstat(self._file).st_size >= self._limits.segment_bytes:
             self._sync()
             self._rotate()
+
+    def _is_newest(self) -> bool:
+        """Whether no later master had read the journal before this one's last write.
+
+        False if that is unknown. Raises MasterSuperseded.
+        """
+        try:
+            newest = max(files.terms(self._directory, self._run), default=0)
+        except OSError:
+            return False
+        if newest > self._header.term:
+            raise MasterSuperseded(f"the master of term {newest} continues the job")
+        return not self._gap
 
     def _image_due(self) -> bool:
         pause_s = self._limits.image_times * self._took_s
@@ -132,6 +189,8 @@ class JournalFile:
         )
 
     def _rotate(self) -> None:
+        # All of the segment before counts, and it is this master's.
+        self._header = replace(self._header, after=None)
         # Open the next segment first: if that fails, the old one is still usable.
         full, self._file = self._file, self._next_segment()
         os.close(full)
@@ -170,7 +229,11 @@ class JournalFile:
         self._waiting.clear()
         mark = files.gap_path(self._directory, self._run)
         try:
+            # Not in the journal of a later master.
+            self._is_newest()
             mark.touch()
+        except MasterSuperseded:
+            return
         except OSError:
             # A full disk may refuse even that, but it never refuses to remove a file.
             with suppress(OSError):
@@ -191,8 +254,16 @@ class JournalFile:
         self._synced_s = self._now_s()
 
     def _next_segment(self) -> int:
-        path = files.segment_path(self._directory, self._run, self._segment + 1)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        while True:
+            path = files.segment_path(self._directory, self._run, self._segment + 1)
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+                break
+            except FileExistsError:
+                # An earlier master may have begun one just now.
+                if self._header.after is None:
+                    raise
+                self._segment += 1
         self._segment += 1
         try:
             _write(file, self._header.line())
@@ -219,6 +290,8 @@ class JournalFile:
                 # Nobody continues an earlier run.
                 files.start_path(self._directory, one.run).unlink(missing_ok=True)
                 files.gap_path(self._directory, one.run).unlink(missing_ok=True)
+                for term in files.terms(self._directory, one.run):
+                    files.term_path(self._directory, one.run, term).unlink(missing_ok=True)
 
 
 def _write(file: int, data: bytes) -> None:

@@ -14,20 +14,25 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
+from itertools import chain, repeat
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import final
 
 from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.checkpoint.strategy import as_trained
+from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, Role
 from elasticdl.cluster.kubernetes import manifests
-from elasticdl.cluster.kubernetes.apiserver import ApiServer, connect
+from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
+from elasticdl.cluster.kubernetes.job_accounting import JobAccounting
 from elasticdl.cluster.kubernetes.labels import MASTER
 from elasticdl.cluster.kubernetes.manifests import PAGE_FOLDER, master_address, master_names
+from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import (
+    MASTER_FAILURES,
     MASTER_PORT,
     RENDEZVOUS_PORT,
     STATUS_PORT,
@@ -36,9 +41,9 @@ from elasticdl.cluster.kubernetes.plans import (
 )
 from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
-from elasticdl.cluster.kubernetes.termination_message import outcome_text
+from elasticdl.cluster.kubernetes.termination_message import outcome_text, parsed_outcome
 from elasticdl.cluster.logs.log_files import log_path
-from elasticdl.errors import ElasticDLError, SpecError
+from elasticdl.errors import ElasticDLError, ExitCode, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.flags_file import write_flags
@@ -49,10 +54,13 @@ from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.platform.check_pod import check_pod
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
+from elasticdl.master.platform.lease_tenure import LeaseTenure
 from elasticdl.master.platform.platform import (
     Handover,
+    JobHasEnded,
     MasterEnvironment,
     PageAddress,
     invalid_environment,
@@ -66,6 +74,13 @@ from elasticdl.tokens import process_token
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
 LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+_OUTCOME = "outcome"
+_SETTLED_S = 10.0
+"""A master that has run for so long can start: its end is a disruption, and costs no delay."""
+_SETTLE_AGAIN_S = (2.0, 5.0, 15.0, 60.0)
+_MASTER_AWAY_S = 900.0
+"""The next master's pod may have to wait for a node, or for the Job: at most 10 minutes."""
+_CONCLUDE_LIMIT_S = 300.0
 _ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what listens there
 
 
@@ -112,37 +127,79 @@ class KubernetesPlatform:
         self._pod_env = MasterPodEnv.read()
         self._token = ""
         self._api: ApiServer | None = None
+        self._lease: MasterLease | None = None
         self._authority: CertifiedKey | None = None
 
-    def open(self) -> MasterEnvironment:
-        furnished = asyncio.run(self._furnish())
-        directory, warnings = open_directory(
-            self._pod_env.spec, self._pod_env.owner, replaces=furnished.replaces
-        )
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[MasterEnvironment]:
+        api = await connect()
+        lease = MasterLease(api, self._pod_env.owner, self._pod_env.pod_name, SystemClock())
+        try:
+            resources = self._resources(api)
+            term = await resources.take_over(lease)
+            self._lease = lease
+            async with LeaseTenure(lease) as tenure:
+                if (ended := parsed_outcome(lease.note(_OUTCOME))) is not None:
+                    raise JobHasEnded(ended)
+                provided = await resources.provide()
+                settling = asyncio.ensure_future(self._settle(api))
+                try:
+                    yield self._environment(provided, term, tenure)
+                finally:
+                    settling.cancel()
+                    await asyncio.gather(settling, return_exceptions=True)
+        finally:
+            if self._lease is not None:
+                await lease.release()
+            self._lease = None
+            await api.close()
+
+    def _environment(
+        self, provided: ProvisionedResources, term: int, tenure: LeaseTenure
+    ) -> MasterEnvironment:
+        spec, owner = self._pod_env.spec, self._pod_env.owner
+        directory, warnings = open_directory(spec, owner, replaces=provided.replaces)
         _keep_own_log(directory, self._pod_env.pod_name)
-        self._token = furnished.token
-        self._authority = furnished.authority
+        self._token = provided.token
+        self._authority = provided.authority
         host = "[::]" if _v6() else _ANY
-        owner = self._pod_env.owner
-        certified = _page_certificate() if self._pod_env.spec.page_secret else None
+        certified = _page_certificate() if spec.page_secret else None
         own = names_in(certified.certificate) if certified is not None else ()
         names = (*master_names(owner), *own)
-        page = PageAddress(host.strip("[]"), STATUS_PORT, names, owner.namespace, certified)
         return MasterEnvironment(
             directory,
-            furnished.token,
+            provided.token,
             host,
             MASTER_PORT,
-            furnished.term,
+            term,
             RENDEZVOUS_PORT,
             warnings,
-            page,
+            PageAddress(host.strip("[]"), STATUS_PORT, names, owner.namespace, certified),
             Authority(self._authority) if self._authority is not None else None,
+            replaces=provided.replaces,
+            tenure=tenure,
+            # The next master may run on another node, which sees only what the volume has.
+            journal=JournalLimits(sync_every_s=0.0),
+            outlives=spec.kubernetes.keeps(spec.cluster.job_dir),
         )
 
-    def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
-        """Do nothing: `open` has ended the earlier pods."""
-        return environment
+    async def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
+        async with self._connection() as api:
+            ended = await self._resources(api).end_earlier()
+        warnings = begin_anew(self._pod_env.spec, environment.directory, lost=ended > 0)
+        return replace(environment, warnings=(*environment.warnings, *warnings))
+
+    async def _settle(self, api: ApiServer) -> None:
+        """Once this master has run for a while, have its end not count against the job."""
+        await asyncio.sleep(_SETTLED_S)
+        accounting = JobAccounting(api, self._pod_env.owner, self._pod_env.pod_name)
+        for again_s in chain(_SETTLE_AGAIN_S, repeat(_SETTLE_AGAIN_S[-1])):
+            try:
+                await accounting.exempt(MASTER_FAILURES)
+                return
+            except (ApiAway, ApiRefused) as error:
+                _LOG.warning("the end of this pod would count against the job: %s", error.message)
+            await asyncio.sleep(again_s)
 
     def process_env(self, spec: JobSpec, environment: MasterEnvironment, port: int) -> ProcessEnv:
         address = master_address(self._pod_env.owner.job)
@@ -154,6 +211,7 @@ class KubernetesPlatform:
             None,
             "::" if _v6() else _ANY,
             environment.trusted,
+            _MASTER_AWAY_S,
         )
 
     @asynccontextmanager
@@ -201,16 +259,39 @@ class KubernetesPlatform:
     def progressed(self, records: int) -> None:
         """Do nothing: the cluster restarts a pod whether its job makes progress or not."""
 
-    def tell(self, outcome: Outcome) -> None:
+    async def tell(self, outcome: Outcome) -> None:
+        """Leave the outcome in the pod and in the Lease, and have the Job count the pod's end.
+
+        Without an API server the next master finds the outcome in the journal, if there is one.
+        """
+        text = outcome_text(outcome)
         try:
-            self._pod_env.outcome.write_text(outcome_text(outcome), encoding="utf-8")
+            self._pod_env.outcome.write_text(text, encoding="utf-8")
         except OSError as error:
             _LOG.error("cannot write the outcome to %s: %s", self._pod_env.outcome, error)
+        try:
+            async with asyncio.timeout(_CONCLUDE_LIMIT_S), self._connection() as api:
+                await self._concluded(api, text, failure=outcome.exit_code != ExitCode.DONE)
+        except (ElasticDLError, TimeoutError) as error:
+            _LOG.error("cannot tell the cluster how the job ended: %s", error or "timed out")
 
-    async def _furnish(self) -> ProvisionedResources:
+    async def _concluded(self, api: ApiServer, text: str, *, failure: bool) -> None:
+        accounting = JobAccounting(api, self._pod_env.owner, self._pod_env.pod_name)
+        while True:
+            try:
+                if self._lease is not None:
+                    await self._lease.record({_OUTCOME: text})
+                await accounting.count(failure=failure)
+                return
+            except ApiAway as away:
+                _LOG.warning("%s; retrying in %g s", away.message, away.retry_after_s)
+                await asyncio.sleep(away.retry_after_s)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[ApiServer]:
         api = await connect()
         try:
-            return await self._resources(api).run()
+            yield api
         finally:
             await api.close()
 
@@ -281,6 +362,9 @@ def open_directory(
     try:
         make_private(directory.path)
         ours = _uid(claim) == owner.uid
+        if replaces and ours and directory.spec.exists():
+            # As the master before left it: its journal is of that job.
+            return directory, ()
         if directory.spec.exists() and not ours and not spec.checkpoint.resume:
             raise SpecError(
                 f"{directory.path} already contains a job",
@@ -297,15 +381,32 @@ def open_directory(
         write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
         spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew and not ours)
         forget_scale_unless(spec, directory)
-        resumed, warnings = (
-            (_with_resume(spec, directory), _loss(spec, directory)) if replaces else (spec, ())
-        )
-        warnings = (*warnings, *([scaled] if scaled else ()))
-        write_flags(spec, directory)
-        write_atomically(directory.spec, as_trained(resumed).model_dump_json(indent=2) + "\n")
+        _write_spec(spec, directory)
     except OSError as error:
         raise _unusable(directory.path, error) from error
-    return directory, warnings
+    return directory, ((scaled,) if scaled else ())
+
+
+def begin_anew(spec: JobSpec, directory: JobDirectory, *, lost: bool) -> tuple[str, ...]:
+    """Have the job begin again from its newest checkpoint; return warnings. Raises SpecError.
+
+    Without a checkpoint it starts over, and the receipt counts what was trained before. `lost`: it
+    had processes. A master that ended before that has lost nothing.
+    """
+    try:
+        spec, scaled = as_scaled(spec, directory, anew=False)
+        forget_scale_unless(spec, directory)
+        resumable = spec.action is Action.TRAIN and spec.keeps_checkpoints
+        _write_spec(spec.replace(resume=True) if resumable else spec, directory)
+    except OSError as error:
+        raise _unusable(directory.path, error) from error
+    loss = _loss(spec, directory) if lost or directory.preflight.exists() else ()
+    return (*loss, *((scaled,) if scaled else ()))
+
+
+def _write_spec(spec: JobSpec, directory: JobDirectory) -> None:
+    write_flags(spec, directory)
+    write_atomically(directory.spec, as_trained(spec).model_dump_json(indent=2) + "\n")
 
 
 def _uid(claim: Path) -> str:
@@ -315,18 +416,10 @@ def _uid(claim: Path) -> str:
         return ""
 
 
-def _with_resume(spec: JobSpec, directory: JobDirectory) -> JobSpec:
-    """Return the job with --resume if it can be resumed.
-
-    Without a checkpoint it starts over, and the receipt counts what was trained before.
-    """
-    resumable = spec.action is Action.TRAIN and spec.keeps_checkpoints
-    return spec.replace(resume=True) if resumable else spec
-
-
 def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
+    lost = "the state of the previous master is lost"
     if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
-        return ("the master restarted: the job resumes from its newest checkpoint",)
+        return (f"{lost}: the job resumes from its newest checkpoint",)
     why = (
         f"{directory.checkpoints} has no checkpoint"
         if spec.action is Action.TRAIN
@@ -337,7 +430,7 @@ def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
         if spec.kubernetes.keeps(spec.cluster.job_dir)
         else "; set --volume and --job-dir to make jobs resumable"
     )
-    return (f"the master restarted and {why}: the job starts over{hint}",)
+    return (f"{lost}, and {why}: the job starts over{hint}",)
 
 
 def _unusable(path: Path, error: OSError) -> ElasticDLError:

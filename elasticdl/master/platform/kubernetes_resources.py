@@ -1,6 +1,6 @@
-"""What a pod provides before its master starts: rights, tokens, Kubernetes objects, cleanup.
+"""What a pod provides before its master starts: rights, the Lease, tokens, Kubernetes objects.
 
-Cleanup ends the processes of an earlier master.
+It can also end the processes of an earlier master, if this one cannot take them over.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -31,8 +31,9 @@ from elasticdl.cluster.kubernetes.manifests import (
     token_secret,
     viewer_secret,
 )
+from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
-from elasticdl.cluster.kubernetes.pods import has_ended
+from elasticdl.cluster.kubernetes.pods import has_ended, is_process, uid
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.errors import (
     ClusterRefused,
@@ -70,13 +71,12 @@ class Timing:
 @final
 @dataclass(frozen=True, slots=True)
 class ProvisionedResources:
-    """`term` exceeds that of every earlier master of the job. `replaces`: there was one.
+    """`replaces`: there was an earlier master of the job.
 
     Token and authority are those of all masters of the job; `authority` is None without TLS.
     """
 
     token: str = field(repr=False)
-    term: int
     replaces: bool
     authority: CertifiedKey | None = None
 
@@ -101,37 +101,49 @@ class KubernetesResources:
         self._pod_name, self._token_folder = pod_name, token_folder
         self._pods = f"/api/v1/namespaces/{owner.namespace}/pods"
 
-    async def run(self) -> ProvisionedResources:
-        """Do all steps.
+    async def take_over(self, lease: MasterLease) -> int:
+        """Check the rights, and acquire the Lease once no other master acts; return the term.
 
         Raises PermanentError (exit code 3) if the cluster refuses, TransientError (69) after three
         minutes.
         """
+        async with self._in_time():
+            lacking = await self._heard(
+                lambda: rights.lasting(self._missing, self._timing.rights_limit_s)
+            )
+            if lacking:
+                raise _refused(rights.in_words(lacking, self._owner.namespace))
+            await self._await_previous_master()
+            least = await self._heard(self._created_s)
+            return await self._heard(lambda: lease.acquire(least))
+
+    async def provide(self) -> ProvisionedResources:
+        """Create what is missing. Raises as `take_over`."""
+        async with self._in_time():
+            found = self._mounted()
+            token, authority = found or await self._made()
+            # A Secret of an earlier job of this name is in the way until the cluster deletes it;
+            # `keep` creates ours then.
+            with suppress(FileExistsError):
+                await self._heard_but_taken(self._viewer(token, authority))
+            await self._objects()
+        return ProvisionedResources(token, found is not None, authority)
+
+    async def end_earlier(self) -> int:
+        """End the processes of an earlier master; return their number. Raises as `take_over`."""
+        async with self._in_time():
+            return await self._heard(self._end_earlier)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._timing.limit_s):
-                lacking = await self._heard(
-                    lambda: rights.lasting(self._missing, self._timing.rights_limit_s)
-                )
-                if lacking:
-                    raise _refused(rights.in_words(lacking, self._owner.namespace))
-                await self._await_previous_master()
-                term = await self._heard(self._created_s)
-                found = self._mounted()
-                replaces = found is not None
-                if replaces:
-                    await self._heard(self._end_earlier)
-                token, authority = found or await self._made()
-                # A Secret of an earlier job of this name is in the way until the cluster deletes
-                # it; `keep` creates ours then.
-                with suppress(FileExistsError):
-                    await self._heard_but_taken(self._viewer(token, authority))
-                await self._objects()
+                yield
         except TimeoutError as error:
             raise _unavailable(
                 f"could not create the job's Kubernetes resources within"
                 f" {self._timing.limit_s:g} s; see the log"
             ) from error
-        return ProvisionedResources(token, term, replaces, authority)
 
     async def _missing(self) -> rights.Rights:
         return await rights.missing(self._api, self._owner.namespace)
@@ -157,7 +169,7 @@ class KubernetesResources:
     async def _created_s(self) -> int:
         """Return our pod's creation time by the API server's clock.
 
-        A job's masters run in sequence, so it orders them whatever the clocks of their nodes say.
+        It orders the terms of a job's masters also if somebody deletes their Lease.
         """
         own = await self._api.get(f"{self._pods}/{self._pod_name}")
         return int(datetime.fromisoformat(own["metadata"]["creationTimestamp"]).timestamp())
@@ -255,7 +267,7 @@ class KubernetesResources:
 
     # pods and objects
 
-    async def _end_earlier(self) -> None:
+    async def _end_earlier(self) -> int:
         """End the pods of an earlier master and wait until their names are free.
 
         The master gives up pods that do not end. Their processes have an earlier term, so everyone
@@ -265,10 +277,12 @@ class KubernetesResources:
         loop = asyncio.get_running_loop()
         force_at_s, stuck_at_s = loop.time() + self._timing.force_after_s, math.inf
         asked: set[tuple[str, int]] = set()
+        processes: set[str] = set()
         while pods := (
             await self._api.get(self._pods, {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"})
         )["items"]:
             now_s = loop.time()
+            processes |= {uid(pod) for pod in pods if is_process(pod)}
             if now_s > stuck_at_s:
                 held = ", ".join(str(pod["metadata"]["name"]) for pod in pods)
                 _LOG.warning(
@@ -276,7 +290,7 @@ class KubernetesResources:
                     " continuing without waiting",
                     held,
                 )
-                return
+                break
             grace_s = 1 if now_s < force_at_s else 0
             if not grace_s:
                 # Count from the request, which may be late if this process was suspended.
@@ -286,14 +300,15 @@ class KubernetesResources:
                     asked.add(key)
                     await self._end(pod, grace_s)
             await asyncio.sleep(self._timing.look_every_s)
+        return len(processes)
 
     async def _end(self, pod: Json, grace_s: int) -> None:
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        name = pod["metadata"]["name"]
         _LOG.info("deleting %s of the previous master%s", name, "" if grace_s else " by force")
         try:
             await self._api.delete(
                 f"{self._pods}/{name}",
-                {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid}},
+                {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid(pod)}},
             )
         except ApiRefused as refused:
             if refused.status.code not in (404, 409):

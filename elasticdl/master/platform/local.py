@@ -58,7 +58,11 @@ class LocalPlatform:
     def limits(self) -> Limits:
         return Limits(starting=max(2, int(self._cores)))
 
-    def open(self) -> MasterEnvironment:
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[MasterEnvironment]:
+        yield self._open()
+
+    def _open(self) -> MasterEnvironment:
         """Read the environment, and get from the supervisor what earlier masters had.
 
         The token is in `master.json` and in the memory of supervisor and master only: an
@@ -85,12 +89,12 @@ class LocalPlatform:
             page=PageAddress(port=ports.get("page", 0)),
             authority=_authority(link, kept, spec) if spec and spec.uses_tls else None,
             reserved=frozenset(ports.values()),
-            restart=restart,
+            replaces=restart > 0,
             predecessor=welcome.before,
             stopped_for=kept.get(_STOP, ""),
         )
 
-    def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
+    async def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
         """Have the job resume from its newest checkpoint, without the processes that run.
 
         Raises UserError, PermanentError.
@@ -157,7 +161,7 @@ class LocalPlatform:
             self._told = records
             self._cluster.progressed(records)
 
-    def tell(self, outcome: Outcome) -> None:
+    async def tell(self, outcome: Outcome) -> None:
         """Tell the supervisor that the job is over."""
         if self._link is not None:
             self._link.tell({"finished": int(outcome.exit_code)})

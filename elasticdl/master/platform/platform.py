@@ -15,7 +15,9 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.preflight import CheckProcess
+from elasticdl.master.tenure import SoleMaster, Tenure
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority
 
@@ -56,15 +58,19 @@ class MasterEnvironment:
     """None: the processes use no TLS."""
     reserved: frozenset[int] = frozenset()
     """Ports that the platform holds for all masters of the job: listen with SO_REUSEPORT."""
-    restart: int = 0
-    """How many masters of a local job were before this one. Token, authority and ports are theirs.
+    replaces: bool = False
+    """An earlier master of this launch may have left a journal and processes.
 
-    0 on a cluster, where `term` counts them.
+    Token, authority and ports are those of the earlier one.
     """
     predecessor: Predecessor | None = None
-    """How the master before a restart ended."""
+    """How the master before this one ended, if the platform knows."""
     stopped_for: str = ""
     """A person stopped the job for this reason, under an earlier master."""
+    tenure: Tenure = field(default_factory=SoleMaster)
+    journal: JournalLimits = field(default_factory=JournalLimits)
+    outlives: bool = True
+    """The job's directory outlives this master, so that the next one finds the journal there."""
 
     @property
     def trusted(self) -> str | None:
@@ -100,11 +106,14 @@ class Platform(Protocol):
     def limits(self) -> Limits:
         """Limits of the place."""
 
-    def open(self) -> MasterEnvironment:
-        """Prepare the place first of all; blocks. Raises ElasticDLError with its exit code."""
+    def opened(self) -> AbstractAsyncContextManager[MasterEnvironment]:
+        """Prepare the place first of all, and let go of it last.
 
-    def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
-        """Prepare to begin a job again that no journal continues; blocks.
+        Raises ElasticDLError with its exit code, JobHasEnded.
+        """
+
+    async def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
+        """Prepare to begin a job again that no journal continues, from its newest checkpoint.
 
         Its earlier processes end before the cluster opens. Raises ElasticDLError.
         """
@@ -130,5 +139,13 @@ class Platform(Protocol):
     def progressed(self, records: int) -> None:
         """Tell the starter of this master how many records the job has done."""
 
-    def tell(self, outcome: Outcome) -> None:
-        """Leave the outcome where the starter of this master reads it."""
+    async def tell(self, outcome: Outcome) -> None:
+        """Leave the outcome where the starter of this master reads it. The master exits next."""
+
+
+class JobHasEnded(Exception):
+    """An earlier master has ended the job, and could not tell everyone."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
