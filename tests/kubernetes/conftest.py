@@ -18,6 +18,7 @@ from tests.kubernetes.jobs import Jobs, jobs_in
 from tests.kubernetes.target_cluster import TargetCluster
 
 LONGEST_FIRST = (
+    "takeover",
     "job_faults",
     "verbs",
     "training",

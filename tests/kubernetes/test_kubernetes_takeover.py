@@ -1,0 +1,251 @@
+"""Masters of one job end in every way that a cluster has for them. The job's other processes run
+on, and the next master continues with them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.kubernetes.job_accounting import FINALIZER
+from elasticdl.cluster.kubernetes.labels import master_selector
+from elasticdl.errors import ExitCode
+from tests.kubernetes.faults import kubectl
+from tests.kubernetes.jobs import DATA, Job, Jobs
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
+STEP_LIMIT_S = 120.0
+REPLACED_WITHIN_S = 60.0
+"""From the taint of a node that fell silent until the Job has another master's pod."""
+STAYS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+KILL = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    arguments = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+    if b"elasticdl.master.main" in arguments:
+        os.kill(int(pid), 9)
+"""
+
+
+@pytest.mark.usefixtures("fake_nodes")
+def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
+    """The nodes that pretend are there because Kubernetes takes no node for lost if all are."""
+    jobs.make_data("digits")
+    job = jobs.submit(
+        "masters",
+        model_def="counted",
+        training_data=f"{DATA}/digits/train.npz",
+        validation_data=f"{DATA}/digits/test.npz",
+        num_epochs=60,
+        minibatch_size=32,
+        num_workers=2,
+        num_ps_pods=1,
+        envs=f"PACED_FOLDER={DATA};PACED_S=0.3",
+    )
+    killed_in_the_check(job)
+    job.until_workers(2)
+    job.until("training has begun", lambda _: trained(job) > 0)
+    before = processes(job)
+    assert len(before) == 3
+    for end in (delete_by_force, kill, evict, lose_node):
+        taken_over(job, end)
+        assert processes(job) == before, job.story()
+    taken_over_by_a_second_master(job)
+    assert processes(job) == before, job.story()
+    taken_over(job, kill_in_a_hurry)
+    job.done()
+    total = job.receipt()
+    assert total["repeated"] == 0, job.story()
+    assert job.metrics()["count"] == total["trained"], "the weights have each record once"
+    told = [event["text"] for event in job.events()]
+    assert not [text for text in told if "resumes from" in text or "starts over" in text]
+    status = jobs.place.read("job", job.name, "-n", jobs.namespace)["status"]
+    assert (status["succeeded"], status.get("failed", 0)) == (1, 1), "only the one in the check"
+
+
+def killed_in_the_check(job: Job) -> None:
+    """Nothing has begun: the next master starts the check again, after the Job's pause of 10 s."""
+    check = f"{job.name}-check-1"
+    until("the check runs", lambda: check in names(job, "pods"), STEP_LIMIT_S)
+    kill(job, master(job)["metadata"]["name"])
+
+
+def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
+    """End the master; wait until the next one has continued with all processes."""
+    earlier, first = len(takeovers(job.events())), master(job)["metadata"]["name"]
+    until("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
+    began_s = time.monotonic()
+    end(job, first)
+    event = job.until(
+        f"another master continues after {end.__name__}",
+        lambda events: takeovers(events)[earlier:],
+        STEP_LIMIT_S,
+    )[0]
+    assert "; 3 processes kept running" in event["text"], job.story()
+    continues(job)
+    took_s = time.monotonic() - began_s
+    print(f"{end.__name__}: training seen {took_s:.1f} s later; {event['text']}")
+
+
+def continues(job: Job) -> None:
+    records = trained(job)
+    job.until("training continues", lambda _: trained(job) > records, STEP_LIMIT_S)
+
+
+def delete_by_force(job: Job, master: str) -> None:
+    kubectl(job, "delete", "pod", master, "--force", "--grace-period=0")
+
+
+def kill(job: Job, master: str) -> None:
+    try:
+        kubectl(job, "exec", master, "--", "python3", "-c", KILL)
+    except RuntimeError as error:
+        # The container ends, and this command with it.
+        assert "137" in str(error), error
+
+
+def kill_in_a_hurry(job: Job, master: str) -> None:
+    """When workers ask for leases all the time."""
+    (job.jobs.folder / "hurry").touch()
+    kill(job, master)
+
+
+def evict(job: Job, master: str) -> None:
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": master, "namespace": job.jobs.namespace},
+    }
+    path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{master}/eviction"
+    kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
+
+
+def lose_node(job: Job, first: str) -> None:
+    """Its node falls silent. The Job does not wait for the end of a pod that nobody sees."""
+    own = job.jobs.place.own
+    assert own is not None
+    for pod in processes(job):
+        stay(job, pod)
+    own.kill("kubelet")
+    try:
+        until("the Job has another master", lambda: _name(master(job)) != first, 180.0)
+        tainted = [
+            taint["timeAdded"]
+            for node in job.jobs.place.read("nodes")["items"]
+            for taint in node["spec"].get("taints", [])
+            if taint["key"] in STAYS and taint["effect"] == "NoExecute"
+        ]
+        made = master(job)["metadata"]["creationTimestamp"]
+        took_s = (_at(made) - _at(min(tainted))).total_seconds()
+        assert took_s < REPLACED_WITHIN_S
+        # The first one still acts: only its node is silent.
+        continues(job)
+    finally:
+        own.start("kubelet")
+    print(f"the Job replaced the master {took_s:.0f} s after the taint")
+    job.jobs.place.wait_until_node_is_back()
+
+
+def stay(job: Job, pod: str) -> None:
+    """On a silent node. There is no other one that could start the pod's successor."""
+    spec = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)["spec"]
+    for toleration in spec["tolerations"]:
+        if toleration.get("key") in STAYS:
+            toleration["tolerationSeconds"] = 600
+    change = {"spec": {"tolerations": spec["tolerations"]}}
+    kubectl(job, "patch", "pod", pod, "--type=merge", "-p", json.dumps(change))
+
+
+def taken_over_by_a_second_master(job: Job) -> None:
+    """Somebody copies the pod. Each master leaves when another asks it to: never do two act."""
+    second = f"{job.name}-second"
+    first = _name(master(job))
+    taken_over(job, _copy)
+    for pod in (first, second):
+        until(f"{pod} has left", partial(_has_left, job, pod), STEP_LIMIT_S, context=job.story)
+        assert _exit_code(job, pod) == ExitCode.SUPERSEDED, job.story()
+    continues(job)
+
+
+def _copy(job: Job, first: str) -> None:
+    place, namespace = job.jobs.place, job.jobs.namespace
+    pod = place.read("pod", first, "-n", namespace)
+    labels = pod["metadata"]["labels"]
+    for key in [key for key in labels if "controller-uid" in key or "job-name" in key]:
+        # The Job would take the copy for one of its own, and end one of the two.
+        del labels[key]
+    (owner,) = pod["metadata"]["ownerReferences"]
+    spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
+    for variable in spec["containers"][0]["env"]:
+        if variable["name"] == "ELASTICDL_JOB_UID":
+            variable.pop("valueFrom", None)
+            variable["value"] = owner["uid"]
+    metadata = {"name": f"{job.name}-second", "namespace": namespace, "labels": labels}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    place.kubectl("create", "-f", "-", text=json.dumps(body))
+
+
+def master(job: Job) -> dict[str, Any]:
+    """The newest pod of the Job's."""
+    found = job.jobs.place.read(
+        "pods", "-n", job.jobs.namespace, "-l", f"job-name={job.name},{master_selector(job.name)}"
+    )["items"]
+    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
+
+
+def processes(job: Job) -> dict[str, tuple[str, str]]:
+    """Uid and start of each worker and server that runs."""
+    pods = job.jobs.place.read("pods", "-n", job.jobs.namespace)["items"]
+    return {
+        _name(pod): (pod["metadata"]["uid"], state["running"]["startedAt"])
+        for pod in pods
+        if _name(pod).startswith((f"{job.name}-worker-", f"{job.name}-ps-"))
+        for one in pod["status"]["containerStatuses"]
+        if "running" in (state := one["state"])
+    }
+
+
+def takeovers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in events if one["text"].startswith("another master continues the job")]
+
+
+def trained(job: Job) -> int:
+    """Records by now, by the newest measurement of progress."""
+    if not (job.directory / "metrics.jsonl").exists():
+        return 0
+    return max((int(row["records"]) for row in job.rows() if "records" in row), default=0)
+
+
+def names(job: Job, kind: str) -> list[str]:
+    return [_name(one) for one in job.jobs.place.read(kind, "-n", job.jobs.namespace)["items"]]
+
+
+def _is_counted(job: Job, pod: str) -> bool:
+    metadata = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)["metadata"]
+    return FINALIZER in metadata.get("finalizers", [])
+
+
+def _has_left(job: Job, pod: str) -> bool:
+    return _exit_code(job, pod) is not None
+
+
+def _exit_code(job: Job, pod: str) -> int | None:
+    read = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)
+    (container,) = read["status"]["containerStatuses"]
+    ended = container["state"].get("terminated")
+    return None if ended is None else int(ended["exitCode"])
+
+
+def _name(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
