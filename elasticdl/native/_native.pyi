@@ -204,8 +204,27 @@ class Server:
         certificate: str = "",
         private_key: str = "",
         turns: int = 0,
+        memory: str = "",
+        run: str = "",
     ) -> None:
-        """`turns` of a synchronous step: pushes wait until `apply_step` names them. 0: no steps."""
+        """`turns` of a synchronous step: pushes wait until `apply_step` names them. 0: no steps.
+
+        `memory` is the path of a file without a disk, in which the state of a server of this `run`
+        outlives the process; '': it does not. Raises TransientError if another process still uses
+        it, OSError.
+        """
+
+    def take_on(self) -> bool:
+        """Take on what the process before has kept, before anything else.
+
+        False if there is nothing, or nothing of use: `discarded` says why.
+        """
+
+    @property
+    def discarded(self) -> str: ...
+    @property
+    def memory_id(self) -> int:
+        """Tells this server's state from any other that is not its continuation; 0: not kept."""
 
     def listen(self, host: str, port: int = 0) -> int:
         """Serve the bulk plane from now on; the port."""
@@ -224,6 +243,9 @@ class Server:
 
     def gate(self, timeout_s: float) -> dict[str, int]: ...
     def ungate(self) -> None: ...
+    def recent_steps(self) -> list[tuple[int, list[tuple[str, int, float]]]]:
+        """The newest steps in their order, and the pushes (worker, sequence, examples) of each."""
+
     def cut(self, snapshot: int, admit_until: dict[str, int], timeout_s: float) -> dict[str, Any]:
         """Facts of the view, as `view` has them."""
 

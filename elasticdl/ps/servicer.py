@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,6 @@ T = TypeVar("T")
 
 MAX_WAIT_S = 120.0
 """Longest gate or cut, whatever the request says."""
-
-
-_STEPS_KEPT = 256
-"""Steps that a master that takes over may ask for: more than workers can be behind."""
 
 
 @final
@@ -73,7 +68,6 @@ class ControlService(ParameterServerServicer):
         """Held while a step is applied: a master that takes over must not miss it."""
         self._views: set[int] = set()
         """Frozen views that were not released; a set is safe to use from several threads."""
-        self._steps: deque[pb.ApplyStepRequest] = deque(maxlen=_STEPS_KEPT)
 
     def Fence(self, request: pb.FenceRequest, context: grpc.ServicerContext) -> pb.FenceReply:
         known = self._do(context, lambda: self._server.fence(request.worker))
@@ -113,16 +107,18 @@ class ControlService(ParameterServerServicer):
         with self._stepping:
             self._refuse_replaced(context)
             version = self._do(context, lambda: self._server.apply_step(request.number, named))
-            # The master applies one step at a time, and repeats a call that was not answered.
-            if not self._steps or self._steps[-1].number < request.number:
-                self._steps.append(request)
         return pb.ApplyStepReply(version=version)
 
     def RecentSteps(
         self, request: pb.RecentStepsRequest, context: grpc.ServicerContext
     ) -> pb.RecentStepsReply:
         with self._stepping:
-            return pb.RecentStepsReply(version=self._server.version, steps=tuple(self._steps))
+            reply = pb.RecentStepsReply(version=self._server.version, memory=self._server.memory_id)
+            for number, contributions in self._server.recent_steps():
+                step = reply.steps.add(number=number)
+                for worker, sequence, examples in contributions:
+                    step.contributions.add(worker=worker, sequence=sequence, examples=examples)
+        return reply
 
     def Ungate(self, request: pb.UngateRequest, context: grpc.ServicerContext) -> pb.Done:
         self._do(context, self._server.ungate)

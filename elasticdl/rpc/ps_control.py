@@ -69,11 +69,13 @@ class ServerSaved:
 class RecentSteps:
     """The newest synchronous steps of one server, by number, and its version with them.
 
-    A step is the pushes (worker, sequence, examples) that it is the mean of.
+    A step is the pushes (worker, sequence, examples) that it is the mean of. `memory` is the number
+    of the server's kept memory, 0 for none.
     """
 
     version: int
     steps: Mapping[int, tuple[tuple[str, int, float], ...]]
+    memory: int = 0
 
     @property
     def newest(self) -> int:
@@ -201,7 +203,7 @@ class GrpcServerControl:
             )
             for step in reply.steps
         }
-        return RecentSteps(reply.version, steps)
+        return RecentSteps(reply.version, steps, reply.memory)
 
     async def ungate(self, *, timeout_s: float) -> None:
         await self._call("Ungate", pb.UngateRequest(), timeout_s)

@@ -52,8 +52,10 @@ class SteppedStage(Stage):
         workers: int,
         spec: ParametersSpec = SPEC,
         values: Floats | None = None,
+        turns: int = 0,
     ) -> None:
-        super().__init__(servers, turns=workers)
+        """`turns` of a step; 0: one for each worker."""
+        super().__init__(servers, turns=turns or workers)
         self.pools = [self.pool(f"worker-{index}") for index in range(workers)]
         if values is None:
             values = np.zeros(spec.trainable_size + spec.additive_size, spec.dtype.value)
@@ -225,7 +227,7 @@ def test_the_same_gradients_give_the_same_bits_in_any_order() -> None:
     seen = set()
     for seed in range(4):
         choose = random.Random(seed)
-        stage = SteppedStage(1 + seed % 2, 3, spec)
+        stage = SteppedStage(1 + seed % 2, 3, spec, turns=len(parts))
         try:
             for number in range(1, 4):
                 order = list(parts)
@@ -359,7 +361,7 @@ def trained_in_steps(
         module, {"rows": ROWS}, threshold_bytes=0 if served else 1 << 30, seed=3, features=None
     )
     step = CompiledStep(ps_model, module)
-    stage = SteppedStage(servers, workers, ps_model.parameters, ps_model.dense())
+    stage = SteppedStage(servers, workers, ps_model.parameters, ps_model.dense(), SLOTS)
     try:
         start = stage.weights(ps_model)
         sequences = [0] * workers

@@ -43,8 +43,8 @@ struct TestServer {
   ps::Server core;
   ps::Listener listener;
   int port = 0;
-  TestServer(uint32_t server, uint32_t servers, uint32_t turns = 0)
-      : core({server, servers, "key", 17, certified(server), turns}), listener(core) {
+  TestServer(uint32_t server, uint32_t servers, uint32_t turns = 0, const std::string& memory = "")
+      : core({server, servers, "key", 17, certified(server), turns, memory, "run"}), listener(core) {
     port = listener.listen("127.0.0.1", 0);
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port); }

@@ -19,9 +19,10 @@ namespace {
 using Servers = std::vector<std::unique_ptr<TestServer>>;
 using Contributions = std::vector<ps::Contribution>;
 
+// Five turns a step: `any_contributions` names no more.
 Servers stepping(uint32_t count) {
   Servers servers;
-  for (uint32_t k = 0; k < count; ++k) servers.push_back(std::make_unique<TestServer>(k, count, 3));
+  for (uint32_t k = 0; k < count; ++k) servers.push_back(std::make_unique<TestServer>(k, count, 5));
   return servers;
 }
 

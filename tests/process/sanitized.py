@@ -33,6 +33,7 @@ _FLAGS = [
     "-Wextra",
     "-Werror",
     "-pthread",
+    "-DELASTICDL_KILL_POINTS",
     f"-I{ROOT}",
 ]
 

@@ -1,4 +1,4 @@
-"""Servers, clients, the wire and synchronous steps in C++ alone, under the sanitizers."""
+"""Servers, clients, the wire, steps and kept memory in C++ alone, under the sanitizers."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ SOURCES = [
     ROOT / "tests/native/bulk_test.cc",
 ]
 STEPS = [*SOURCES[:-1], ROOT / "tests/native/steps_test.cc"]
+KEPT = [*SOURCES[:-1], ROOT / "tests/native/kept_test.cc"]
 
 
 @pytest.mark.parametrize("sanitizers", SANITIZERS)
@@ -42,3 +43,9 @@ def test_servers_and_clients_hold_under_the_sanitizers(sanitizers: str, tmp_path
 @pytest.mark.parametrize("sanitizers", SANITIZERS)
 def test_synchronous_steps_hold_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
     check_held(STEPS, sanitizers, tmp_path)
+
+
+@pytest.mark.parametrize("sanitizers", SANITIZERS)
+def test_kept_memory_holds_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
+    """Its servers are killed at each of hundreds of points, and at random."""
+    check_held(KEPT, sanitizers, tmp_path)

@@ -3,11 +3,12 @@
 // a branch for each slot is mispredicted every other time, which costs more than the cache miss.
 #pragma once
 #include <cstdint>
+#include <stdexcept>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
-#include "elasticdl/embedding/native/mapping.h"
+#include "elasticdl/embedding/native/memory.h"
 
 namespace elasticdl {
 
@@ -15,7 +16,20 @@ class Index {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  Index() : buckets_(sizeof(Bucket) << bits_) {}
+  // In kept memory `head` is where the place and the size of the buckets are kept, and an index of `count` rows that is there
+  // already is taken on. Throws std::invalid_argument if it is of another size.
+  explicit Index(Memory* memory = nullptr, uint32_t table = 0, uint64_t* head = nullptr, size_t count = 0)
+      : memory_(memory), table_(table), head_(head) {
+    if (head == nullptr || *head == 0) {
+      buckets_ = take(bits_);
+      keep();
+      return;
+    }
+    bits_ = static_cast<unsigned>(*head & kBitsMask);
+    buckets_ = memory->held_at(*head & ~kBitsMask);
+    count_ = count;
+    if (bits_ > 32 || buckets_.bytes() < sizeof(Bucket) << bits_ || count > (mask() + 1) * kSlots) throw std::invalid_argument("an index of another size");
+  }
 
   // A bijection (MurmurHash3's fmix64): different ids differ, high bits are well mixed.
   static uint64_t hash(int64_t id) {
@@ -84,15 +98,35 @@ class Index {
       for (size_t slot = 0; slot < kSlots; ++slot) {
         if (b.row_plus_one[slot] != 0) continue;
         b.tag[slot] = tag;
+        in_order();
         b.row_plus_one[slot] = row_plus_one;
         return;
       }
     }
   }
 
+  Region take(unsigned bits) const {
+    const size_t bytes = sizeof(Bucket) << bits;
+    Region made = take_region(memory_, {Use::INDEX, table_, bits}, bytes, bytes >= 2 * Mapping::kHugePage);
+    try {
+      made.back(0, bytes);
+    } catch (...) {
+      made.release();
+      throw;
+    }
+    return made;
+  }
+
+  // One store: a process that is killed leaves the old index or the new one, and the next frees the other.
+  void keep() {
+    if (head_ == nullptr) return;
+    in_order();
+    *head_ = buckets_.offset() | bits_;
+    in_order();
+  }
+
   void grow() {
-    const size_t bytes = sizeof(Bucket) << (bits_ + 1);
-    Mapping old(bytes, bytes >= 2 * Mapping::kHugePage);
+    Region old = take(bits_ + 1);
     std::swap(old, buckets_);
     const size_t count = mask() + 1;
     ++bits_;
@@ -102,11 +136,18 @@ class Index {
         if (from[at].row_plus_one[slot] != 0) put(from[at].tag[slot], from[at].row_plus_one[slot]);
       }
     }
+    keep();
+    old.release();
   }
 
+  static constexpr uint64_t kBitsMask = 63;  // regions begin at multiples of more
+
+  Memory* memory_;
+  uint32_t table_;
+  uint64_t* head_;  // null in private memory
   unsigned bits_ = 6;
   size_t count_ = 0;
-  Mapping buckets_;
+  Region buckets_;
 };
 
 }  // namespace elasticdl

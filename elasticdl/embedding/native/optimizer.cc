@@ -72,6 +72,8 @@ RowUpdate update_of(const OptimizerSpec& spec, Scalar scalar) {
   return scalar == Scalar::FLOAT64 ? ELASTICDL_BEST(row_update<double>)(spec) : ELASTICDL_BEST(row_update<float>)(spec);
 }
 
+RowCopy row_copy() { return ELASTICDL_BEST(copy_wide); }
+
 void initialise_slot(const OptimizerSpec& spec, Scalar scalar, int slot, size_t n, void* values) {
   with_type(scalar, [&](auto zero) { std::fill_n(static_cast<decltype(zero)*>(values), n, cast<decltype(zero)>(initial_slot(spec, slot))); });
 }

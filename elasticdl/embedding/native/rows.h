@@ -1,17 +1,21 @@
 // Rows of bytes with their ids, numbered in insertion order, in chunks that never move.
 #pragma once
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
-#include "elasticdl/embedding/native/mapping.h"
+#include "elasticdl/embedding/native/memory.h"
 
 namespace elasticdl {
 
 class Rows {
  public:
-  // row_bytes >= 1.
-  explicit Rows(size_t row_bytes) : row_bytes_(row_bytes) {
+  // row_bytes >= 1. In kept memory `size` is where the number of rows is kept, and rows that are there already are taken on.
+  // Throws std::invalid_argument if those are of another shape.
+  explicit Rows(size_t row_bytes, Memory* memory = nullptr, uint32_t table = 0, uint64_t* size = nullptr)
+      : row_bytes_(row_bytes), memory_(memory), table_(table), kept_size_(size) {
     while (bit_ < 20 && row_bytes << (bit_ + 1) <= kChunkBytes) ++bit_;
+    if (memory != nullptr) take_on();
   }
 
   size_t size() const { return size_; }
@@ -22,17 +26,28 @@ class Rows {
   size_t within(uint32_t row) const { return row & (chunk_rows() - 1); }
   size_t chunk_rows() const { return size_t{1} << bit_; }
 
-  // A new row of zeros. Throws std::length_error when row numbers run out, std::bad_alloc.
-  uint32_t append(int64_t id) {
+  // Room for one more row, which is a row only after `add_next`. Throws std::length_error when row numbers run out,
+  // std::bad_alloc.
+  uint32_t next(int64_t id) {
     if (size_ >= kMostRows) throw std::length_error("a table holds at most 2^31 rows on one server: use more servers");
     if (size_ >> bit_ == chunks_.size()) grow();
-    const auto row = static_cast<uint32_t>(size_++);
+    if (size_ >= backed_) back_more();
+    const auto row = static_cast<uint32_t>(size_);
     this->id(row) = id;
     return row;
   }
 
-  // Undoes the last append.
-  void drop_last() { --size_; }
+  void add_next() {
+    in_order();
+    ++size_;
+    if (kept_size_ != nullptr) *kept_size_ = size_;
+    in_order();
+  }
+
+  // A process that was killed may have filled this one without counting it. Null if there is no memory for it.
+  const int64_t* id_after_last() const {
+    return size_ >> bit_ < chunks_.size() ? &chunks_[size_ >> bit_].ids[within(static_cast<uint32_t>(size_))] : nullptr;
+  }
 
   // Memory that the kernel has backed: a chunk's pages are touched in order.
   size_t memory_bytes() const {
@@ -45,23 +60,54 @@ class Rows {
   static constexpr size_t kMostRows = size_t{1} << 31;
   // Upper limit of a chunk (a power of two of rows): the last one wastes little, and common row sizes fill huge pages.
   static constexpr size_t kChunkBytes = size_t{8} << 20;
+  static constexpr size_t kFirstBacked = size_t{64} << 10;
 
   struct Chunk {
-    Mapping memory;
+    Region memory;
     char* values;
     int64_t* ids;
   };
 
-  void grow() {
-    const size_t ids_at = (chunk_rows() * row_bytes_ + 63) / 64 * 64;
-    Mapping memory(ids_at + chunk_rows() * sizeof(int64_t), !chunks_.empty());
+  size_t ids_at() const { return (chunk_rows() * row_bytes_ + 63) / 64 * 64; }
+  size_t chunk_bytes() const { return ids_at() + chunk_rows() * sizeof(int64_t); }
+
+  void put(Region memory) {
     char* start = memory.address();
-    chunks_.push_back({std::move(memory), start, reinterpret_cast<int64_t*>(start + ids_at)});
+    chunks_.push_back({std::move(memory), start, reinterpret_cast<int64_t*>(start + ids_at())});
+  }
+
+  void grow() {
+    put(take_region(memory_, {Use::CHUNK, table_, chunks_.size()}, chunk_bytes(), !chunks_.empty()));
+    if (memory_ == nullptr) backed_ = chunks_.size() << bit_;
+  }
+
+  void take_on() {
+    size_ = backed_ = *kept_size_;
+    for (Region& memory : memory_->held(Use::CHUNK, table_)) {
+      if (memory.bytes() < chunk_bytes()) throw std::invalid_argument("rows of another size");
+      put(std::move(memory));
+    }
+    if (size_ > chunks_.size() << bit_) throw std::invalid_argument("fewer rows than were counted");
+  }
+
+  // In growing steps: a table of ten rows costs little, and a large one gets whole huge pages.
+  void back_more() {
+    const size_t number = size_ >> bit_, begin = size_ - (number << bit_), used = begin * row_bytes_;
+    const size_t step = number == 0 ? std::clamp(used, kFirstBacked, Mapping::kHugePage) : Mapping::kHugePage;
+    const size_t end = std::min(std::max((used + step) / row_bytes_, begin + 1), chunk_rows());
+    Region& memory = chunks_[number].memory;
+    memory.back(used, end * row_bytes_);
+    memory.back(ids_at() + begin * sizeof(int64_t), ids_at() + end * sizeof(int64_t));
+    backed_ = (number << bit_) + end;
   }
 
   size_t row_bytes_;
   unsigned bit_ = 0;
+  Memory* memory_;
+  uint32_t table_;
+  uint64_t* kept_size_;  // null in private memory
   size_t size_ = 0;
+  size_t backed_ = 0;  // rows that may be written
   std::vector<Chunk> chunks_;
 };
 

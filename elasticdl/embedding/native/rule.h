@@ -32,6 +32,11 @@ using RowUpdate = void (*)(const Constants&, size_t n, void* weights, void* slot
 
 RowUpdate update_of(const OptimizerSpec& spec, Scalar scalar);
 
+// Copies a row before its update.
+using RowCopy = void (*)(char* to, const char* from, size_t bytes);
+
+RowCopy row_copy();
+
 // Fills n values of slot `slot` as before the first update.
 void initialise_slot(const OptimizerSpec& spec, Scalar scalar, int slot, size_t n, void* values);
 

@@ -37,12 +37,38 @@ size_t positive(int dim) {
   if (dim < 1 || dim > Table::kMaxDim) throw std::invalid_argument("a table's dim is " + std::to_string(dim) + ": expected 1 to 65536");
   return static_cast<size_t>(dim);
 }
+
+// What a table has in kept memory beside its rows and its index. The undo of the row being written follows.
+struct Head {
+  uint64_t rows;
+  uint64_t index;
+  uint64_t padding[2];
+};
+
+// The head of table `number`, as it was left or new; an empty region in private memory.
+Region head_region(Memory* memory, uint32_t number, size_t row_bytes) {
+  if (memory == nullptr) return Region();
+  const size_t bytes = sizeof(Head) + sizeof(Undo) + row_bytes;
+  std::vector<Region> held = memory->held(Use::TABLE, number);
+  Region region = held.empty() ? memory->take({Use::TABLE, number, 0}, bytes, false) : std::move(held.front());
+  if (region.bytes() < bytes) throw std::invalid_argument("a table of another size");
+  region.back(0, bytes);
+  return region;
+}
 }  // namespace
 
 struct Table::State {
-  State(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar)
+  State(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number)
       : dim(positive(dim)), slots(static_cast<size_t>(optimizer.slots())), scalar(scalar), weight_bytes(this->dim * bytes_of(scalar)),
-        initializer(initializer), optimizer(optimizer), seed(seed), update(update_of(optimizer, scalar)), rows(weight_bytes * (1 + slots)) {}
+        initializer(initializer), optimizer(optimizer), seed(seed), update(update_of(optimizer, scalar)),
+        kept(head_region(memory, number, weight_bytes * (1 + slots))), rows(weight_bytes * (1 + slots), memory, number, head() ? &head()->rows : nullptr),
+        index(memory, number, head() ? &head()->index : nullptr, rows.size()) {
+    if (memory != nullptr) count_last();
+  }
+
+  // Null in private memory.
+  Head* head() const { return reinterpret_cast<Head*>(kept.address()); }
+  Undo* undo() const { return reinterpret_cast<Undo*>(kept.address() + sizeof(Head)); }
 
   using Reading = std::shared_lock<Turnstile>;
   using Writing = std::lock_guard<Turnstile>;
@@ -54,22 +80,20 @@ struct Table::State {
     return index.find(Index::hash(id), [&](uint32_t row) { return is(row, id); });
   }
 
-  uint32_t add(int64_t id) {
-    const uint32_t row = rows.append(id);
-    try {
-      index.add(Index::hash(id), row);
-    } catch (...) {
-      rows.drop_last();
-      throw;
-    }
-    return row;
+  // Counts a row that a killed process had completed, as its place in the index shows.
+  void count_last() {
+    const int64_t* id = rows.id_after_last();
+    if (id == nullptr) return;
+    if (index.find(Index::hash(*id), [&](uint32_t row) { return row == rows.size(); }) != Index::kNone) rows.add_next();
   }
 
   uint32_t make(int64_t id) {
-    const uint32_t row = add(id);
+    const uint32_t row = rows.next(id);
     char* values = rows.values(row);
     initialise_weights(initializer, scalar, seed, id, dim, values);
     for (size_t slot = 0; slot < slots; ++slot) initialise_slot(optimizer, scalar, static_cast<int>(slot), dim, values + (1 + slot) * weight_bytes);
+    index.add(Index::hash(id), row);
+    rows.add_next();
     return row;
   }
 
@@ -132,13 +156,14 @@ struct Table::State {
   const uint64_t seed;
   const RowUpdate update;
   mutable Turnstile mutex;  // guards all below
+  Region kept;              // of the head and the undo; empty in private memory
   Rows rows;
   Index index;
   Views views;
 };
 
-Table::Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar)
-    : state_(std::make_unique<State>(dim, initializer, optimizer, seed, scalar)) {}
+Table::Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number)
+    : state_(std::make_unique<State>(dim, initializer, optimizer, seed, scalar, memory, number)) {}
 Table::~Table() = default;
 
 void Table::lookup(const int64_t* ids, size_t n, void* rows) {
@@ -167,17 +192,49 @@ void Table::peek(const int64_t* ids, size_t n, void* rows, int view) const {
   });
 }
 
-void Table::apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context) {
+void Table::apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, const Progress* progress) {
   State& s = *state_;
   const Constants constants = constants_of(s.optimizer, context, s.scalar);
   const char* sums = static_cast<const char*>(gradients);
-  State::Writing writing(s.mutex);
-  s.walk<true>(ids, n, s.rows.row_bytes(), [&](size_t i, uint32_t row) {
+  const auto written = [&](size_t i, uint32_t row) {
     if (row == Index::kNone) row = s.make(ids[i]);
     s.views.preserve(s.rows, row);
-    char* w = s.rows.values(row);
+    return row;
+  };
+  const auto update = [&](size_t i, char* w) {
     s.update(constants, s.dim, w, w + s.weight_bytes, w + 2 * s.weight_bytes, w + 3 * s.weight_bytes, sums + i * s.weight_bytes);
+  };
+  State::Writing writing(s.mutex);
+  const size_t row_bytes = s.rows.row_bytes();
+  if (progress == nullptr || s.head() == nullptr) {
+    return s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) { update(i, s.rows.values(written(i, row))); });
+  }
+  static const RowCopy copy = row_copy();
+  Undo& undo = *s.undo();
+  undo.begin(progress->serial);
+  s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
+    row = written(i, row);
+    char* w = s.rows.values(row);
+    const uint64_t item = progress->first + i + 1;
+    copy(undo.values(), w, row_bytes);
+    undo.set(item, row);
+    update(i, w);
+    in_order();
+    *progress->done = item;
+    in_order();
   });
+}
+
+void Table::repair(const std::function<bool(uint64_t, uint64_t)>& torn) {
+  State& s = *state_;
+  State::Writing writing(s.mutex);
+  if (s.head() == nullptr) return;
+  Undo& undo = *s.undo();
+  if (undo.mark != 0 && torn(undo.serial, undo.item())) {
+    if (undo.place() >= s.rows.size()) throw std::invalid_argument("an undo of a row that is not there");
+    std::memcpy(s.rows.values(static_cast<uint32_t>(undo.place())), undo.values(), s.rows.row_bytes());
+  }
+  undo.clear();
 }
 
 size_t Table::rows() const {
@@ -231,9 +288,13 @@ void Table::insert(const int64_t* ids, size_t n, const void* values) {
   const size_t row_bytes = s.rows.row_bytes();
   State::Writing writing(s.mutex);
   s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
-    if (row == Index::kNone) row = s.add(ids[i]);
-    s.views.preserve(s.rows, row);
+    const bool missing = row == Index::kNone;
+    if (missing) row = s.rows.next(ids[i]);
+    else s.views.preserve(s.rows, row);
     std::memcpy(s.rows.values(row), from + i * row_bytes, row_bytes);
+    if (!missing) return;
+    s.index.add(Index::hash(ids[i]), row);
+    s.rows.add_next();
   });
 }
 

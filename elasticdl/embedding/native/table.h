@@ -3,10 +3,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "elasticdl/embedding/native/unique_ids.h"
 #include "elasticdl/embedding/native/initializer.h"
+#include "elasticdl/embedding/native/memory.h"
 #include "elasticdl/embedding/native/optimizer.h"
 
 namespace elasticdl {
@@ -14,6 +16,9 @@ namespace elasticdl {
 // Thread-safe. Each call is one atomic unit (a lookup never sees half of an apply; a view never freezes half of one),
 // except that a lookup that makes rows copies the rows that were there before it makes the others.
 // Reading calls run beside one another, writing ones alone. Any int64 is a legal id. At most 2^31 rows.
+//
+// In kept memory rows and index survive the process at any instant, and so does an update with a `Progress`, which the next
+// process completes. A table takes on what is there under its number.
 //
 // Views: up to kViews frozen states at once. Freezing costs O(1); afterwards the first write to a row of the view
 // copies that row once. Rows made after the freeze are not in the view.
@@ -23,7 +28,9 @@ class Table {
   static constexpr int kMaxDim = 1 << 16;  // with its slots a row then has at most 2 MiB
 
   // 1 <= dim <= kMaxDim, else std::invalid_argument. `scalar` is the type of all weights, slots and gradients.
-  Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar = Scalar::FLOAT32);
+  // What kept memory has under `number` must be of the same shape, else std::invalid_argument too.
+  Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar = Scalar::FLOAT32,
+        Memory* memory = nullptr, uint32_t number = 0);
   ~Table();
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -34,7 +41,11 @@ class Table {
   void peek(const int64_t* ids, size_t n, void* out, int view) const;
   // One update of each row, by gradients[n, dim]; creates missing rows first. Ids must be distinct: sum duplicates
   // with merge_rows. The lazy rule: rows not named do not move (no decay of their momentum or weights either).
-  void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context);
+  // In kept memory `progress` makes that survive, and counts each row; without it an update may be left half done.
+  void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, const Progress* progress = nullptr);
+  // Kept memory, before anything else: undoes what an update did to the row at which it was killed. `torn(serial, item)`:
+  // whether that item of that update was begun and not done.
+  void repair(const std::function<bool(uint64_t, uint64_t)>& torn);
 
   size_t rows() const;
   size_t memory_bytes() const;  // of rows, ids, index and views

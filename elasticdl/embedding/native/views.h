@@ -12,7 +12,8 @@
 
 namespace elasticdl {
 
-// One frozen state: the first `rows` rows. `copies` has the old values of rows written since.
+// One frozen state: the first `rows` rows. `copies` has the old values of rows written since, in private memory: a view ends
+// with its process.
 class View {
  public:
   explicit View(const Rows& live) : rows_(live.size()), copies_(live.row_bytes()) {}
@@ -34,8 +35,9 @@ class View {
       chunk = std::make_unique<uint32_t[]>(live.chunk_rows());
       place_bytes_ += live.chunk_rows() * sizeof(uint32_t);
     }
-    const uint32_t copy = copies_.append(live.id(row));
+    const uint32_t copy = copies_.next(live.id(row));
     std::memcpy(copies_.values(copy), live.values(row), live.row_bytes());
+    copies_.add_next();
     chunk[live.within(row)] = copy + 1;
   }
 

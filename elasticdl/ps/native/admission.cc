@@ -1,14 +1,13 @@
 #include "elasticdl/ps/native/admission.h"
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 
 #include "elasticdl/rpc/native/errors.h"
 
 namespace elasticdl::ps {
 namespace {
-
-constexpr size_t kOwnKept = 16;      // more than --max-staleness may be
-constexpr size_t kRetiredKept = 16;
 
 std::chrono::steady_clock::time_point after(Admission::Seconds wait) {
   using Clock = std::chrono::steady_clock;
@@ -17,19 +16,63 @@ std::chrono::steady_clock::time_point after(Admission::Seconds wait) {
 
 }  // namespace
 
+// Not there yet: it is added, in kept memory first.
+Admission::Worker& Admission::worker(const std::string& name) {
+  const auto found = workers_.find(name);
+  if (found != workers_.end()) return found->second;
+  Worker added;
+  if (keeping_) added.number = kept_->add_worker(name, added.state);
+  return workers_.emplace(name, added).first->second;
+}
+
+void Admission::keep(const Worker& worker) {
+  if (keeping_) kept_->worker(worker.number).keep(worker.state);
+}
+
+void Admission::keep_version() {
+  if (keeping_) kept_->keep_version(version_);
+}
+
 void Admission::start(int64_t version, int64_t step_base) {
   Lock lock(mutex_);
   version_ = begun_ = version;
   step_base_ = step_base;
+  if (kept_ == nullptr) return;
+  for (auto& [name, worker] : workers_) worker.number = kept_->add_worker(name, worker.state);
+  keeping_ = true;
 }
 
-void Admission::restore(const std::string& worker, const Pushes& pushes) {
+void Admission::restore(const std::string& name, const Pushes& pushes) {
   Lock lock(mutex_);
-  workers_[worker].pushes = pushes;
+  Worker& worker = this->worker(name);
+  worker.state.pushes = pushes;
+  keep(worker);
+}
+
+void Admission::take_on() {
+  Lock lock(mutex_);
+  keeping_ = true;
+  version_ = begun_ = kept_->version();
+  step_base_ = kept_->step_base();
+  for (uint64_t number = 0; number < kept_->workers(); ++number) {
+    const KeptWorker& kept = kept_->worker(number);
+    Worker worker;
+    worker.state = kept.state();
+    worker.number = number;
+    worker.here = worker.state.pushes.session != 0;
+    workers_.emplace(kept_name(number), worker);
+  }
+}
+
+void Admission::forget() {
+  Lock lock(mutex_);
+  keeping_ = false;
+  workers_.clear();
+  version_ = begun_ = step_base_ = 0;
 }
 
 void Admission::refuse_fenced(const std::string& name, const Worker& worker) const {
-  if (worker.fenced) throw Refused(name + " was fenced: its shards went to other workers");
+  if (worker.state.fenced) throw Refused(name + " was fenced: its shards went to other workers");
 }
 
 void Admission::check(const std::string& worker) const {
@@ -40,17 +83,20 @@ void Admission::check(const std::string& worker) const {
 
 void Admission::greet(const std::string& name, uint64_t session) {
   Lock lock(mutex_);
-  Worker& worker = workers_[name];
+  Worker& worker = this->worker(name);
+  WorkerState& state = worker.state;
   refuse_fenced(name, worker);
   if (session == 0) return;
-  if (worker.retired.count(session) != 0) throw Refused(name + " has connected anew since: its earlier connections are void");
+  if (std::find(std::begin(state.retired), std::end(state.retired), session) != std::end(state.retired)) {
+    throw Refused(name + " has connected anew since: its earlier connections are void");
+  }
   // One thread at a time may change a worker's count.
   changed_.wait(lock, [&] { return !worker.busy || stopped_; });
-  if (worker.pushes.session != session) {
-    if (worker.pushes.session != 0) worker.retired.insert(worker.pushes.session);
-    if (worker.retired.size() > kRetiredKept) worker.retired.erase(worker.retired.begin());
-    worker.pushes.session = session;
-    worker.pushes.sequence = 0;
+  if (state.pushes.session != session) {
+    if (state.pushes.session != 0) state.retired[state.next_retired++ % WorkerState::kRetired] = state.pushes.session;
+    state.pushes.session = session;
+    state.pushes.sequence = 0;
+    keep(worker);
   }
   worker.here = true;
 }
@@ -70,15 +116,15 @@ bool Admission::kept_out(const std::string& name, int64_t sequence) {
   return found == admit_until_.end() || sequence > found->second;
 }
 
-Outcome Admission::admit(const std::string& name, const PushStamp& stamp) {
+Outcome Admission::admit(const std::string& name, const PushStamp& stamp, Redo* redo, uint64_t bytes) {
   Lock lock(mutex_);
-  Worker& worker = workers_[name];
+  Worker& worker = this->worker(name);
   for (;;) {
     if (stopped_) throw TransientError("the server is shutting down");
     refuse_fenced(name, worker);
-    if (stamp.session != worker.pushes.session) throw Refused(name + " has connected anew since: this push came too late");
-    if (!worker.busy && stamp.sequence <= worker.pushes.sequence) {
-      Outcome outcome = worker.last;
+    if (stamp.session != worker.state.pushes.session) throw Refused(name + " has connected anew since: this push came too late");
+    if (!worker.busy && stamp.sequence <= worker.state.pushes.sequence) {
+      Outcome outcome = worker.state.last;
       outcome.repeated = true;
       outcome.version = std::max(outcome.version, version_);
       return outcome;
@@ -101,27 +147,61 @@ Outcome Admission::admit(const std::string& name, const PushStamp& stamp) {
   Outcome outcome;
   outcome.staleness = staleness(worker, stamp.version);
   outcome.step = ++begun_ - step_base_;
+  if (redo != nullptr) redo->begin(worker.number, stamp, outcome.step, bytes);
   return outcome;
 }
 
 int64_t Admission::staleness(const Worker& worker, int64_t told) const {
   const int64_t pulled = std::clamp<int64_t>(told, 0, version_);  // a client may send any number
   int64_t since = version_ - pulled;
-  for (int64_t own : worker.own) since -= own > pulled ? 1 : 0;
+  for (int64_t own : worker.state.own) since -= own > pulled ? 1 : 0;
   return std::max<int64_t>(since, 0);
 }
 
-void Admission::finish(const std::string& name, const PushStamp& stamp, Outcome& outcome) {
+void Admission::count(Worker& worker, const PushStamp& stamp, Outcome& outcome) {
+  WorkerState& state = worker.state;
+  outcome.version = version_;
+  state.pushes = {stamp.session, stamp.sequence, stamp.applied, true};
+  state.last = outcome;
+  state.own[state.next_own++ % WorkerState::kOwn] = version_;
+  keep_version();
+  keep(worker);
+}
+
+void Admission::finish(const std::string& name, const PushStamp& stamp, Outcome& outcome, Redo* redo) {
   Lock lock(mutex_);
-  Worker& worker = workers_[name];
+  Worker& worker = this->worker(name);
   worker.busy = false;
   --under_way_;
-  outcome.version = ++version_;
-  worker.pushes = {stamp.session, stamp.sequence, stamp.applied, true};
-  worker.last = outcome;
-  worker.own.push_back(version_);
-  if (worker.own.size() > kOwnKept) worker.own.pop_front();
+  ++version_;
+  if (redo != nullptr) redo->end(version_);
+  count(worker, stamp, outcome);
+  // Here, so that no later push of this worker is counted before: the next process would count this one after it.
+  if (redo != nullptr) redo->free();
   changed_.notify_all();
+}
+
+void Admission::finish_left(Redo& redo) {
+  Lock lock(mutex_);
+  if (redo.head().state == RedoHead::ENDING) version_ = redo.head().version;
+  else redo.end(++version_);
+  begun_ = version_;
+  if (redo.head().number != 0) return count_step(left_pushes(redo));
+  Outcome outcome;
+  outcome.step = redo.head().step;
+  count(worker(kept_name(redo.head().worker)), redo.head().stamp, outcome);
+  redo.free();
+}
+
+std::string Admission::kept_name(uint64_t number) const {
+  const char* name = kept_->worker(number).name;
+  return std::string(name, strnlen(name, KeptWorker::kMostName));
+}
+
+std::vector<CountedPush> Admission::left_pushes(const Redo& redo) const {
+  std::vector<CountedPush> pushes;
+  for (const StepPush* one = redo.pushes(); one < redo.pushes() + redo.head().pushes; ++one) pushes.push_back({kept_name(one->worker), one->stamp, one->examples});
+  return pushes;
 }
 
 bool Admission::check_push(const std::string& name, const PushStamp& stamp) const {
@@ -130,8 +210,14 @@ bool Admission::check_push(const std::string& name, const PushStamp& stamp) cons
   auto found = workers_.find(name);
   if (found == workers_.end()) throw Refused(name + " has not greeted this server");
   refuse_fenced(name, found->second);
-  if (stamp.session != found->second.pushes.session) throw Refused(name + " has connected anew since: this push came too late");
-  return stamp.sequence > found->second.pushes.sequence;
+  const Pushes& pushes = found->second.state.pushes;
+  if (stamp.session != pushes.session) throw Refused(name + " has connected anew since: this push came too late");
+  return stamp.sequence > pushes.sequence;
+}
+
+uint64_t Admission::kept_number(const std::string& name) const {
+  Lock lock(mutex_);
+  return workers_.at(name).number;
 }
 
 int64_t Admission::begin_step() {
@@ -142,27 +228,36 @@ int64_t Admission::begin_step() {
   return ++begun_ - step_base_;
 }
 
-int64_t Admission::finish_step(const std::vector<std::pair<std::string, PushStamp>>& pushes) {
+int64_t Admission::finish_step(const std::vector<CountedPush>& pushes, Redo* redo) {
   Lock lock(mutex_);
-  for (const auto& [name, stamp] : pushes) {
-    Worker& worker = workers_[name];
-    // A worker may have several pushes in a step, in any order.
-    if (stamp.session != worker.pushes.session || stamp.sequence <= worker.pushes.sequence) continue;
-    worker.pushes = {stamp.session, stamp.sequence, stamp.applied, true};
-  }
   --under_way_;
   ++version_;
+  if (redo != nullptr) redo->end(version_);
+  count_step(pushes);
   changed_.notify_all();
   return version_;
 }
 
+void Admission::count_step(const std::vector<CountedPush>& pushes) {
+  keep_version();
+  for (const auto& [name, stamp, examples] : pushes) {
+    Worker& worker = this->worker(name);
+    Pushes& counted = worker.state.pushes;
+    // A worker may have several pushes in a step, in any order.
+    if (stamp.session != counted.session || stamp.sequence <= counted.sequence) continue;
+    counted = {stamp.session, stamp.sequence, stamp.applied, true};
+    keep(worker);
+  }
+}
+
 Pushes Admission::fence(const std::string& name) {
   Lock lock(mutex_);
-  Worker& worker = workers_[name];
-  worker.fenced = true;
+  Worker& worker = this->worker(name);
+  worker.state.fenced = true;
+  keep(worker);
   changed_.notify_all();
   changed_.wait(lock, [&] { return !worker.busy || stopped_; });
-  return worker.pushes;
+  return worker.state.pushes;
 }
 
 Sequences Admission::close(Seconds timeout) {
@@ -178,7 +273,7 @@ Sequences Admission::close(Seconds timeout) {
   }
   Sequences sequences;
   for (const auto& [name, worker] : workers_) {
-    if (worker.pushes.any) sequences[name] = worker.pushes.sequence;
+    if (worker.state.pushes.any) sequences[name] = worker.state.pushes.sequence;
   }
   return sequences;
 }
@@ -199,8 +294,9 @@ std::string Admission::missing(const Sequences& admit_until) const {
     auto found = workers_.find(name);
     if (found == workers_.end()) continue;
     const Worker& worker = found->second;
-    if (!worker.here || worker.fenced || worker.queued > number || worker.pushes.sequence >= number) continue;
-    return name + " is at push " + std::to_string(worker.pushes.sequence) + " of " + std::to_string(number);
+    const WorkerState& state = worker.state;
+    if (!worker.here || state.fenced || worker.queued > number || state.pushes.sequence >= number) continue;
+    return name + " is at push " + std::to_string(state.pushes.sequence) + " of " + std::to_string(number);
   }
   return under_way_ == 0 ? "" : "a push is under way";
 }
@@ -220,7 +316,7 @@ void Admission::cut(const Sequences& admit_until, Seconds timeout, const Freeze&
   if (!missing(admit_until).empty()) throw TransientError("no cut: " + missing(admit_until));
   std::map<std::string, Pushes> all;
   for (const auto& [name, worker] : workers_) {
-    if (worker.pushes.any) all[name] = worker.pushes;
+    if (worker.state.pushes.any) all[name] = worker.state.pushes;
   }
   freeze(version_, step_base_, all);
 }

@@ -1,51 +1,24 @@
 // Admits pushes: each once, none of a fenced worker, and at a checkpoint's gate only those that belong to the cut.
 //
 // Every push is one atomic unit here: it is admitted, applied by its connection's thread, and then counted. A cut sees
-// no push half applied.
+// no push half applied. With kept memory all but the gate survives the process, and so does a push that was admitted.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "elasticdl/ps/native/kept_state.h"
+#include "elasticdl/ps/native/pushes.h"
+
 namespace elasticdl::ps {
-
-struct Applied {
-  int64_t shard = 0;
-  int64_t attempt = 0;
-  int64_t offset = 0;
-};
-
-// The progress of a worker's pushes.
-struct Pushes {
-  uint64_t session = 0;   // of the client object that numbers the pushes
-  int64_t sequence = 0;   // of the last applied one; 0: none yet
-  Applied applied;
-  bool any = false;       // `applied` is set
-};
-
-struct PushStamp {
-  uint64_t session;
-  int64_t sequence;
-  Applied applied;
-  int64_t version;        // of the pull that it was computed on
-};
-
-struct Outcome {
-  bool repeated = false;  // was applied before: nothing to do
-  int64_t version = 0;    // after it
-  int64_t staleness = 0;  // updates of others between pull and push
-  int64_t step = 0;       // number of this update, for the optimizer
-};
 
 using Sequences = std::map<std::string, int64_t>;
 // (version, step_base, pushes of every worker)
@@ -55,30 +28,40 @@ class Admission {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  // `steps`: the master applies whole steps, so that a cut has no push to wait for.
-  explicit Admission(bool steps = false) : steps_(steps) {}
+  // `steps`: the master applies whole steps, so that a cut has no push to wait for. `kept` may be null.
+  explicit Admission(bool steps = false, KeptState* kept = nullptr) : steps_(steps), kept_(kept) {}
 
   // The optimizer's step of a push is its version minus `step_base`.
   void start(int64_t version, int64_t step_base);
   // Restores a worker's counts from a checkpoint. Only before the first push.
   void restore(const std::string& worker, const Pushes& pushes);
+  // Takes on what the process before has kept, but for updates under way; `forget` drops that again.
+  void take_on();
+  void forget();
 
   // A worker's connection; `session` of one that pushes, else 0. Throws Refused if the worker was fenced.
   void greet(const std::string& worker, uint64_t session);
   void check(const std::string& worker) const;
 
-  // Blocks while the gate keeps the push out. Unless it is repeated, `finish` must follow. Throws Refused or, when the
-  // server stops, TransientError.
-  Outcome admit(const std::string& worker, const PushStamp& stamp);
-  void finish(const std::string& worker, const PushStamp& stamp, Outcome& outcome);
+  // Blocks while the gate keeps the push out. Unless it is repeated, `finish` must follow, in the next process if need be: then
+  // `redo` has the push, of `bytes`. Throws Refused or, when the server stops, TransientError.
+  Outcome admit(const std::string& worker, const PushStamp& stamp, Redo* redo = nullptr, uint64_t bytes = 0);
+  void finish(const std::string& worker, const PushStamp& stamp, Outcome& outcome, Redo* redo = nullptr);
+  // Counts an update that the process before had begun, and which is applied now. A step's redo is ending after it.
+  void finish_left(Redo& redo);
+  // The pushes of a step that the process before had begun.
+  std::vector<CountedPush> left_pushes(const Redo& redo) const;
+  std::string kept_name(uint64_t number) const;
 
   // Synchronous training, where pushes wait for their step (steps.h) and only steps change the model. False if the push
   // was applied before. Throws Refused or, when the server stops, TransientError.
   bool check_push(const std::string& worker, const PushStamp& stamp) const;
+  // The number of a worker that has greeted in kept memory.
+  uint64_t kept_number(const std::string& worker) const;
   // Blocks while the gate is closed; returns the step's number for the optimizer. `finish_step` must follow.
   int64_t begin_step();
-  // Counts one update and these pushes as applied. Returns the version.
-  int64_t finish_step(const std::vector<std::pair<std::string, PushStamp>>& pushes);
+  // Counts one update and these pushes as applied. Returns the version. `redo` is ending after it.
+  int64_t finish_step(const std::vector<CountedPush>& pushes, Redo* redo = nullptr);
 
   // Refuses the worker from now on; returns its last push.
   Pushes fence(const std::string& worker);
@@ -101,16 +84,18 @@ class Admission {
   using Lock = std::unique_lock<std::mutex>;
 
   struct Worker {
-    Pushes pushes;
-    std::set<uint64_t> retired;          // sessions that a newer one replaced
-    std::deque<int64_t> own;             // versions after its newest pushes, to exclude its own updates from staleness
-    Outcome last;
+    WorkerState state;
+    uint64_t number = 0;                 // in kept memory
     int64_t queued = 0;                  // greatest sequence that waits at the gate
-    bool here = false;                   // it has connected to this process with push permission
-    bool fenced = false;
+    bool here = false;                   // it has connected with push permission, and will again if this process is not the first
     bool busy = false;                   // one of its pushes is being applied
   };
 
+  Worker& worker(const std::string& name);
+  void keep(const Worker& worker);
+  void keep_version();
+  void count(Worker& worker, const PushStamp& stamp, Outcome& outcome);
+  void count_step(const std::vector<CountedPush>& pushes);
   bool gated();
   bool kept_out(const std::string& name, int64_t sequence);
   void refuse_fenced(const std::string& name, const Worker& worker) const;
@@ -118,6 +103,8 @@ class Admission {
   int64_t staleness(const Worker& worker, int64_t told) const;
 
   const bool steps_;
+  KeptState* const kept_;
+  bool keeping_ = false;  // workers are in kept memory, too: once there is a model
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, Worker> workers_;

@@ -1,6 +1,7 @@
 // Python's view of a server: control and checkpoints. Pulls and pushes bypass Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -28,8 +29,8 @@ uint64_t random_instance() {
 class NativeServer {
  public:
   NativeServer(uint32_t server, uint32_t servers, const std::string& key, const std::string& certificate, const std::string& private_key,
-         uint32_t turns)
-      : core({server, servers, key, random_instance(), server_tls(certificate, private_key), turns}), listener(core) {
+               uint32_t turns, const std::string& memory, const std::string& run)
+      : core({server, servers, key, random_instance(), server_tls(certificate, private_key), turns, memory, run}), listener(core) {
     if (servers == 0 || server >= servers) throw UserError("server " + std::to_string(server) + " of " + std::to_string(servers));
   }
 
@@ -64,6 +65,18 @@ int64_t apply_step(NativeServer& native, int64_t number, const std::vector<std::
   std::vector<Contribution> all;
   for (const auto& [worker, sequence, examples] : contributions) all.push_back({worker, sequence, examples});
   return native.core.apply_step(number, all);
+}
+
+using StepTuple = std::pair<int64_t, std::vector<std::tuple<std::string, int64_t, double>>>;  // number, (worker, sequence, examples)
+
+std::vector<StepTuple> recent_steps(NativeServer& native) {
+  std::vector<StepTuple> all;
+  for (const AppliedStep& step : native.core.steps().recent()) {
+    auto& [number, contributions] = all.emplace_back();
+    number = step.number;
+    for (const Contribution& one : step.contributions) contributions.emplace_back(one.worker, one.sequence, one.examples);
+  }
+  return all;
 }
 
 nb::dict facts_of(const View& view) {
@@ -134,7 +147,8 @@ nb::tuple save(NativeServer& native, int64_t snapshot, const std::string& path, 
 void begin_restore(NativeServer& native, const Spec& spec) {
   if (native.core.model() != nullptr) throw std::logic_error("this server already has parameters");
   spec.check();
-  native.restored = std::make_shared<Model>(spec, native.core.config().server, native.core.config().servers);
+  native.restored = nullptr;  // of a try that failed
+  native.restored = native.core.new_model(spec);
 }
 
 // Reads `count` weights at `offset` of a file to [at, at + count) of a section: -2 additive weights, -1 trainable
@@ -187,6 +201,7 @@ nb::dict statistics(NativeServer& native) {
   for (const auto& [name, count] : counts) found[name] = count->load();
   found["rows"] = model ? model->rows() : 0;
   found["memory_bytes"] = model ? model->memory_bytes() : 0;
+  found["kept_bytes"] = native.core.kept() != nullptr ? native.core.kept()->bytes() : 0;
   found["staleness"] = as_list(all.staleness);
   found["pull_times"] = as_list(all.pull_time.counts());
   found["push_times"] = as_list(all.push_time.counts());
@@ -200,8 +215,11 @@ void bind_ps(nb::module_& m) {
   using namespace elasticdl::ps;
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<NativeServer>(m, "Server")
-      .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&, uint32_t>(), "server"_a, "servers"_a, "key"_a,
-           "certificate"_a = "", "private_key"_a = "", "turns"_a = 0)
+      .def(nb::init<uint32_t, uint32_t, const std::string&, const std::string&, const std::string&, uint32_t, const std::string&, const std::string&>(),
+           "server"_a, "servers"_a, "key"_a, "certificate"_a = "", "private_key"_a = "", "turns"_a = 0, "memory"_a = "", "run"_a = "", Released())
+      .def("take_on", [](NativeServer& native) { return native.core.take_on(); }, Released())
+      .def_prop_ro("memory_id", [](NativeServer& native) { return native.core.kept() != nullptr ? native.core.kept()->id() : uint64_t{0}; })
+      .def_prop_ro("discarded", [](NativeServer& native) { return native.core.discarded(); })
       .def("listen", [](NativeServer& native, const std::string& host, int port) { return native.listener.listen(host, port); },
            "host"_a, "port"_a = 0, Released())
       .def("stop", [](NativeServer& native) { native.listener.stop(); }, Released())
@@ -209,6 +227,7 @@ void bind_ps(nb::module_& m) {
       .def("gate", &gate, "timeout_s"_a, Released())
       .def("ungate", [](NativeServer& native) { native.core.admission().open(); }, Released())
       .def("apply_step", &apply_step, "number"_a, "contributions"_a, Released())
+      .def("recent_steps", &recent_steps, Released())
       .def("cut", &cut, "snapshot"_a, "admit_until"_a, "timeout_s"_a)
       .def("view", &view_facts, "snapshot"_a)
       .def("drop", [](NativeServer& native, int64_t snapshot) { native.core.views().drop(snapshot); }, "snapshot"_a, Released())

@@ -70,6 +70,7 @@ void Connection::serve() {
     fail(wire::Status::transient, error.what());
   }
   look_.reset();
+  redo_ = Redo();
   for (Buffer* buffer : {&payload_, &room_, &dense_}) buffer->trim(0);
   socket_.shutdown();
 }
@@ -158,22 +159,34 @@ bool Connection::next() {
   if (!budget_.take(counted)) {
     return fail(wire::Status::transient, "too many large frames at the same time"), false;
   }
-  bool received = socket_.receive(payload_.room(std::max<uint64_t>(bytes, 1)), bytes);
+  char* const at = room();
+  received_ = at;
+  bool received = socket_.receive(at, bytes);
   bool good = received && answer();
   payload_.trim(kPayloadKept);
+  if (redo_) redo_.trim(kPayloadKept);
   budget_.give_back(counted);
   return good;
+}
+
+// Where the payload of the frame at hand goes. A push goes to kept memory, from where the next process can complete it.
+char* Connection::room() {
+  const uint64_t bytes = std::max<uint64_t>(header_.payload_bytes, 1);
+  kept_ = header_.kind == wire::Kind::push && session_ != 0 && server_.kept() != nullptr && server_.model() != nullptr;
+  if (!kept_) return payload_.room(bytes);
+  if (!redo_) redo_ = server_.kept()->take_redo();
+  return redo_.room(bytes);
 }
 
 bool Connection::answer() {
   try {
     server_.admission().check(name_);
-    wire::Cursor cursor(payload_.data(), header_.payload_bytes);
+    wire::Cursor cursor(received_, header_.payload_bytes);
     if (header_.kind == wire::Kind::initialise) return initialise(cursor);
     if (server_.model() == nullptr) return fail(wire::Status::empty, "this server has no parameters yet");
     switch (header_.kind) {
       case wire::Kind::pull: return pull(cursor);
-      case wire::Kind::push: return push(cursor);
+      case wire::Kind::push: return push();
       case wire::Kind::rows: return rows(cursor);
       default: break;
     }

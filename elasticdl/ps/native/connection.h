@@ -66,11 +66,12 @@ class Connection {
   void challenge(std::chrono::steady_clock::time_point deadline);
   bool next();
   bool receive_header();
+  char* room();
   bool answer();
   bool fail(wire::Status status, const std::string& message);
   bool initialise(wire::Cursor cursor);
   bool pull(wire::Cursor cursor);
-  bool push(wire::Cursor cursor);
+  bool push();
   bool rows(wire::Cursor cursor);
   bool put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const char* values, size_t row_bytes);
   void put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count);
@@ -83,6 +84,9 @@ class Connection {
   uint64_t session_ = 0;  // 0: may not push
   wire::Header header_;
   Buffer payload_;
+  Redo redo_;  // of pushes, with kept memory: their payload
+  bool kept_ = false;               // the payload of the frame at hand is in redo_
+  const char* received_ = nullptr;  // the payload, in one of the two
   Buffer room_;
   Buffer dense_;
   std::shared_ptr<View> look_;  // the view for `rows` requests without a snapshot

@@ -4,12 +4,11 @@
 #include <cstring>
 #include <mutex>
 
-#include "elasticdl/embedding/native/rule.h"
-
 namespace elasticdl::ps {
 namespace {
 
 constexpr size_t kRowsAtOnce = 8192;
+constexpr size_t kBlock = 256;  // with its slots and their undo it stays in the first-level cache
 
 // Checks sizes before any allocation: a frame of 200 bytes may name gigabytes.
 Spec with_values(Spec spec, uint32_t server, uint32_t servers, uint64_t count) {
@@ -18,25 +17,73 @@ Spec with_values(Spec spec, uint32_t server, uint32_t servers, uint64_t count) {
   return spec;
 }
 
+uint64_t blocks_of(uint64_t size) { return (size + kBlock - 1) / kBlock; }
+
+Memory* memory_of(KeptState* kept) { return kept == nullptr ? nullptr : &kept->memory(); }
+
 }  // namespace
 
-Dense::Dense(const Spec& spec, uint64_t trainable, uint64_t additive)
+Region Dense::take(KeptState* kept, size_t bytes) {
+  Region made = take_region(memory_of(kept), {Use::DENSE, 0, 0}, std::max<size_t>(bytes, 1), bytes >= 2 * Mapping::kHugePage);
+  try {
+    made.back(0, bytes);
+  } catch (...) {
+    made.release();
+    throw;
+  }
+  return made;
+}
+
+Dense::Dense(const Spec& spec, uint64_t trainable, uint64_t additive, Region left)
     : weight_bytes_((trainable + additive) * bytes_of(spec.scalar)), slot_bytes_(trainable * bytes_of(spec.scalar)),
-      slots_(static_cast<size_t>(spec.optimizer.slots())), values_(weight_bytes_ + slots_ * slot_bytes_) {
+      slots_(static_cast<size_t>(spec.optimizer.slots())), memory_(std::move(left)) {
+  if (memory_.bytes() < bytes()) throw Corrupted("its dense weights are of another size");
+}
+
+Dense::Dense(const Spec& spec, uint64_t trainable, uint64_t additive, KeptState* kept)
+    : weight_bytes_((trainable + additive) * bytes_of(spec.scalar)), slot_bytes_(trainable * bytes_of(spec.scalar)),
+      slots_(static_cast<size_t>(spec.optimizer.slots())), memory_(take(kept, bytes())) {
   for (size_t s = 0; s < slots_; ++s) initialise_slot(spec.optimizer, spec.scalar, static_cast<int>(s), trainable, slot(s));
 }
 
-Model::Model(Spec spec, uint32_t server, uint32_t servers, const void* dense, uint64_t count)
-    : Model(with_values(std::move(spec), server, servers, count), server, servers) {
+Dense::Dense(const Dense& other, KeptState* kept)
+    : weight_bytes_(other.weight_bytes_), slot_bytes_(other.slot_bytes_), slots_(other.slots_), memory_(take(kept, other.bytes())) {
+  std::memcpy(memory_.address(), other.memory_.address(), bytes());
+}
+
+Dense::~Dense() {
+  if (replaced_) memory_.release();
+}
+
+Model::Model(Spec spec, uint32_t server, uint32_t servers, const void* dense, uint64_t count, KeptState* kept)
+    : Model(with_values(std::move(spec), server, servers, count), server, servers, kept) {
   if (count > 0) std::memcpy(dense_->weights(), dense, dense_bytes());
 }
 
-Model::Model(Spec spec, uint32_t server, uint32_t servers)
+Model::Model(Spec spec, uint32_t server, uint32_t servers, KeptState* kept)
     : spec_(std::move(spec)), server_(server), servers_(servers), trainable_(even_slice(spec_.trainable, server, servers)),
-      additive_(even_slice(spec_.additive, server, servers)), dense_(std::make_shared<Dense>(spec_, trainable_.size(), additive_.size())) {
-  for (const TableShape& table : spec_.tables) {
-    tables_.push_back(std::make_unique<Table>(static_cast<int>(table.dim), table.initializer, spec_.optimizer, table.seed, spec_.scalar));
+      additive_(even_slice(spec_.additive, server, servers)), kept_(kept), update_(update_of(spec_.optimizer, spec_.scalar)) {
+  if (kept != nullptr && kept->dense() != 0) {
+    dense_ = std::make_shared<Dense>(spec_, trainable_.size(), additive_.size(), kept->memory().held_at(kept->dense()));
+  } else {
+    dense_ = std::make_shared<Dense>(spec_, trainable_.size(), additive_.size(), kept);
+    if (kept != nullptr) kept->keep_dense(dense_->offset());
   }
+  open_undo();
+  for (size_t t = 0; t < spec_.tables.size(); ++t) {
+    const TableShape& table = spec_.tables[t];
+    tables_.push_back(std::make_unique<Table>(static_cast<int>(table.dim), table.initializer, spec_.optimizer, table.seed, spec_.scalar,
+                                              memory_of(kept), static_cast<uint32_t>(t)));
+  }
+}
+
+void Model::open_undo() {
+  if (kept_ == nullptr) return;
+  const size_t bytes = sizeof(Undo) + kBlock * (1 + dense_->slots()) * weight_bytes();
+  std::vector<Region> held = kept_->memory().held(Use::DENSE_UNDO, 0);
+  undo_ = held.empty() ? kept_->memory().take({Use::DENSE_UNDO, 0, 0}, bytes, false) : std::move(held.front());
+  if (undo_.bytes() < bytes) throw Corrupted("its dense weights are of another kind");
+  undo_.back(0, bytes);
 }
 
 void Model::copy_dense(void* out) const {
@@ -44,26 +91,103 @@ void Model::copy_dense(void* out) const {
   std::memcpy(out, dense_->weights(), dense_bytes());
 }
 
-void Model::apply_dense(const void* gradients, const StepContext& context) {
+void Model::apply(const Update& update, const StepContext& context, Redo* redo) {
+  Progress progress;
+  if (redo != nullptr) progress = redo->progress();
+  const Progress* counted = redo != nullptr ? &progress : nullptr;
+  if (update.dense != nullptr) {
+    apply_dense(update.dense, context, counted);
+    progress.first += blocks();
+  }
+  for (size_t t = 0; t < update.tables.size(); ++t) {
+    apply_rows(t, update.tables[t], context, counted);
+    progress.first += update.tables[t].count;
+  }
+}
+
+uint64_t Model::blocks() const { return blocks_of(trainable_.size()) + blocks_of(additive_.size()); }
+
+Model::Block Model::block(uint64_t number) const {
+  const uint64_t before = blocks_of(trainable_.size());
+  const bool additive = number >= before;
+  const uint64_t begin = (additive ? number - before : number) * kBlock;
+  return {additive, begin, std::min<uint64_t>(kBlock, (additive ? additive_ : trainable_).size() - begin)};
+}
+
+void Model::apply_dense(const char* gradients, const StepContext& context, const Progress* progress) {
   std::unique_lock lock(mutex_);
   // A view may still read the old values: it keeps them, and updates continue on a copy.
-  if (dense_.use_count() > 1) dense_ = std::make_shared<Dense>(*dense_);
-  std::vector<void*> slots;
-  for (size_t s = 0; s < dense_->slots(); ++s) slots.push_back(dense_->slot(s));
-  update_dense(spec_.optimizer, spec_.scalar, context, trainable_.size(), dense_->weights(), slots.data(), gradients);
+  if (dense_.use_count() > 1) {
+    auto copy = std::make_shared<Dense>(*dense_, kept_);
+    if (kept_ != nullptr) kept_->keep_dense(copy->offset());
+    dense_->replaced();
+    dense_ = std::move(copy);
+  }
+  const Constants constants = constants_of(spec_.optimizer, context, spec_.scalar);
+  if (progress == nullptr) {
+    write_block({false, 0, trainable_.size()}, constants, gradients);
+    return write_block({true, 0, additive_.size()}, constants, gradients);
+  }
+  Undo& undo = *reinterpret_cast<Undo*>(undo_.address());
+  undo.begin(progress->serial);
+  for (uint64_t number = *progress->done - std::min(*progress->done, progress->first); number < blocks(); ++number) {
+    const Block block = this->block(number);
+    char* to = undo.values();
+    each_array(block, [&](char* values, size_t bytes) {
+      std::memcpy(to, values, bytes);
+      to += bytes;
+    });
+    undo.set(progress->first + number + 1, number);
+    write_block(block, constants, gradients);
+    in_order();
+    *progress->done = progress->first + number + 1;
+    in_order();
+  }
+}
+
+template <class Visit>
+void Model::each_array(const Block& block, Visit visit) {
+  const size_t at = block.begin * weight_bytes(), bytes = block.size * weight_bytes();
+  visit(dense_->weights() + (block.additive ? trainable_.size() * weight_bytes() : 0) + at, bytes);
+  for (size_t s = 0; s < dense_->slots() && !block.additive; ++s) visit(dense_->slot(s) + at, bytes);
+}
+
+void Model::write_block(const Block& block, const Constants& constants, const char* gradients) {
+  const size_t at = block.begin * weight_bytes();
+  if (!block.additive) {
+    const auto slot = [&](size_t s) { return s < dense_->slots() ? dense_->slot(s) + at : nullptr; };
+    return update_(constants, block.size, dense_->weights() + at, slot(0), slot(1), slot(2), gradients + at);
+  }
   with_type(spec_.scalar, [&](auto zero) {
     using T = decltype(zero);
-    T* sums = reinterpret_cast<T*>(dense_->weights()) + trainable_.size();
-    const T* differences = static_cast<const T*>(gradients) + trainable_.size();
-    for (uint64_t i = 0; i < additive_.size(); ++i) sums[i] += differences[i];
+    T* sums = reinterpret_cast<T*>(dense_->weights()) + trainable_.size() + block.begin;
+    const T* differences = reinterpret_cast<const T*>(gradients) + trainable_.size() + block.begin;
+    for (uint64_t i = 0; i < block.size; ++i) sums[i] += differences[i];
   });
 }
 
-void Model::apply_rows(size_t t, const int64_t* ids, size_t count, const void* gradients, const StepContext& context) {
-  const char* sums = static_cast<const char*>(gradients);
-  for (size_t begin = 0; begin < count; begin += kRowsAtOnce) {
-    tables_[t]->apply(ids + begin, std::min(kRowsAtOnce, count - begin), sums + begin * row_bytes(t), context);
+void Model::apply_rows(size_t t, const Update::Rows& rows, const StepContext& context, const Progress* progress) {
+  const uint64_t done = progress == nullptr ? 0 : *progress->done - std::min(*progress->done, progress->first);
+  for (size_t begin = std::min<size_t>(done, rows.count); begin < rows.count; begin += kRowsAtOnce) {
+    Progress here;
+    if (progress != nullptr) here = {progress->serial, progress->done, progress->first + begin};
+    tables_[t]->apply(rows.ids + begin, std::min(kRowsAtOnce, rows.count - begin), rows.gradients + begin * row_bytes(t), context,
+                      progress == nullptr ? nullptr : &here);
   }
+}
+
+void Model::repair(const std::function<bool(uint64_t, uint64_t)>& torn) {
+  Undo& undo = *reinterpret_cast<Undo*>(undo_.address());
+  if (undo.mark != 0 && torn(undo.serial, undo.item())) {
+    if (undo.place() >= blocks()) throw Corrupted("an undo of dense weights that are not there");
+    const char* from = undo.values();
+    each_array(block(undo.place()), [&](char* values, size_t bytes) {
+      std::memcpy(values, from, bytes);
+      from += bytes;
+    });
+  }
+  undo.clear();
+  for (const auto& table : tables_) table->repair(torn);
 }
 
 std::shared_ptr<const Dense> Model::freeze_dense() const {

@@ -1,8 +1,6 @@
 // A connection's replies to each kind of frame. Validates everything before the first byte of a reply.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "elasticdl/ps/native/connection.h"
@@ -25,28 +23,11 @@ std::vector<uint64_t> take_counts(wire::Cursor& cursor, uint32_t tables, const M
   return std::vector<uint64_t>(counts, counts + tables);
 }
 
-void check_dense(uint64_t count, const Model& model) {
-  if (count == 0 || count == model.dense_size()) return;
-  throw UserError(std::to_string(count) + " dense values for a slice of " + std::to_string(model.dense_size()));
-}
-
 std::vector<const int64_t*> take_ids(wire::Cursor& cursor, const std::vector<uint64_t>& counts) {
   std::vector<const int64_t*> ids;
   for (uint64_t count : counts) ids.push_back(cursor.array<int64_t>(count));
   return ids;
 }
-
-// A push that fails half-way leaves inconsistent parameters, so the process ends: the job restores a dead server from
-// its checkpoint.
-class OrDie {
- public:
-  ~OrDie() {
-    if (succeeded) return;
-    std::fputs("ps: cannot complete a push (out of memory, or a table above 2^31 rows); exiting\n", stderr);
-    std::abort();
-  }
-  bool succeeded = false;
-};
 
 size_t sum(const std::vector<uint64_t>& counts) {
   size_t total = 0;
@@ -67,11 +48,7 @@ bool Connection::initialise(wire::Cursor cursor) {
   Spec spec = Spec::decode(spec_at, request.spec_bytes);
   const char* dense = cursor.elements(request.dense_count, bytes_of(spec.scalar));
   cursor.end();
-  bool took = false;
-  if (server_.model() == nullptr) {
-    auto model = std::make_shared<Model>(std::move(spec), server_.config().server, server_.config().servers, dense, request.dense_count);
-    took = server_.give(std::move(model), request.version, request.version);
-  }
+  const bool took = server_.initialise(std::move(spec), dense, request.dense_count, request.version);
   const std::string& json = server_.model()->spec().json;
   wire::InitialiseReply result{took, static_cast<uint32_t>(json.size())};
   Reply reply(socket_, room_);
@@ -135,17 +112,14 @@ void Connection::put_rows(Reply& reply, Model& model, const View* view, size_t t
   }
 }
 
-bool Connection::push(wire::Cursor cursor) {
+bool Connection::push() {
   auto model = server_.model();
-  auto request = cursor.take<wire::Push>();
-  auto counts = take_counts(cursor, request.tables, *model);
-  auto ids = take_ids(cursor, counts);
-  check_dense(request.dense_count, *model);
-  const char* dense = cursor.elements(request.dense_count, model->weight_bytes());
-  std::vector<const char*> gradients;
-  for (size_t t = 0; t < counts.size(); ++t) gradients.push_back(cursor.elements(counts[t], model->row_bytes(t)));
-  cursor.end();
+  const size_t bytes = header_.payload_bytes;
+  Update update = Update::read(received_, bytes, *model);
+  const wire::Push& request = update.head;
   if (session_ == 0) throw UserError("this connection does not push");
+  // Its parameters came between the two ends of the frame.
+  if (server_.kept() != nullptr && !kept_) throw TransientError("this server was about to get its parameters");
   if (request.sequence < 1) throw UserError("push number " + std::to_string(request.sequence) + ": numbers begin at 1");
   // The server names it to the master in every later cut and fence, also when the worker is gone.
   if (request.shard < 0 || request.attempt < 0 || request.offset < 0) {
@@ -153,34 +127,22 @@ bool Connection::push(wire::Cursor cursor) {
                     std::to_string(request.offset) + ": expected numbers from 0");
   }
   PushStamp stamp{session_, request.sequence, {request.shard, request.attempt, request.offset}, request.version};
+  const size_t rows = update.rows();
   auto begin = Clock::now();
   Statistics& statistics = server_.statistics();
   Outcome outcome;
   if (server_.config().turns > 0) {
-    Gradient gradient{stamp, request.learning_rate, {dense, dense + request.dense_count * model->weight_bytes()}, {}, {}};
-    for (size_t t = 0; t < counts.size(); ++t) {
-      gradient.ids.emplace_back(ids[t], ids[t] + counts[t]);
-      gradient.gradients.emplace_back(gradients[t], gradients[t] + counts[t] * model->row_bytes(t));
-    }
-    outcome.repeated = !server_.steps().stage(name_, std::move(gradient));
+    // The gradient keeps what it was received into; the next frame gets new room.
+    outcome.repeated = !server_.steps().stage(name_, {stamp, std::move(update), bytes, std::move(payload_), std::move(redo_)});
     outcome.version = server_.admission().version();
   } else {
-    outcome = server_.admission().admit(name_, stamp);
-    begin = Clock::now();
+    outcome = server_.push(name_, stamp, update, bytes, kept_ ? &redo_ : nullptr, begin);
   }
   if (outcome.repeated) {
     ++statistics.repeated_pushes;
   } else {
-    if (server_.config().turns == 0) {
-      OrDie applying;
-      const StepContext context{request.learning_rate, outcome.step};
-      if (request.dense_count > 0) model->apply_dense(dense, context);
-      for (size_t t = 0; t < counts.size(); ++t) model->apply_rows(t, ids[t], counts[t], gradients[t], context);
-      applying.succeeded = true;
-      server_.admission().finish(name_, stamp, outcome);
-    }
     ++statistics.pushes;
-    statistics.pushed_rows += sum(counts);
+    statistics.pushed_rows += rows;
     statistics.pushed_bytes += header_.payload_bytes;
     statistics.count_staleness(outcome.staleness);
     statistics.push_time.add(Clock::now() - begin);

@@ -1,15 +1,118 @@
 #include "elasticdl/ps/native/server.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
 #include "elasticdl/rpc/native/errors.h"
 
 namespace elasticdl::ps {
+namespace {
 
-bool Server::give(std::shared_ptr<Model> model, int64_t version, int64_t step_base) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (this->model() != nullptr) return false;
+constexpr double kPatienceS = 10.0;  // for the process before to be gone; its end takes as long as to free its memory
+
+std::unique_ptr<KeptState> kept_state(const ServerConfig& config) {
+  if (config.memory.empty()) return nullptr;
+  return std::make_unique<KeptState>(config.memory, kPatienceS, Identity{config.run, config.server, config.servers, config.turns > 0});
+}
+
+// A push that fails half-way leaves inconsistent parameters, so the process ends: the job starts another one, from what was
+// kept or from a checkpoint.
+class OrDie {
+ public:
+  ~OrDie() {
+    if (succeeded) return;
+    std::fputs("ps: cannot complete a push (out of memory, or a table above 2^31 rows); exiting\n", stderr);
+    std::abort();
+  }
+  bool succeeded = false;
+};
+
+}  // namespace
+
+Server::Server(ServerConfig config)
+    : config_(std::move(config)), kept_(kept_state(config_)), admission_(config_.turns > 0, kept_.get()),
+      steps_(admission_, config_.turns, kept_.get()) {}
+
+bool Server::take_on() {
+  if (kept_ == nullptr || !kept_->used()) return false;
+  try {
+    kept_->take_on();
+    auto model = std::make_shared<Model>(kept_->spec(), config_.server, config_.servers, kept_.get());
+    model->repair([&](uint64_t serial, uint64_t item) { return kept_->torn(serial, item); });
+    complete(model);
+    kept_->settle();
+    std::atomic_store(&model_, std::move(model));
+    return true;
+  } catch (const std::bad_alloc&) {
+    discarded_ = "there is not enough memory to complete its updates";
+  } catch (const std::exception& error) {
+    discarded_ = error.what();
+  }
+  steps_.forget();
+  admission_.forget();
+  kept_->reset(true);
+  return false;
+}
+
+// First what had begun to be counted, then what had begun, in its order.
+void Server::complete(const std::shared_ptr<Model>& model) {
+  admission_.take_on();
+  steps_.take_on();
+  std::vector<Redo> left = kept_->left_redos();
+  std::stable_partition(left.begin(), left.end(), [](const Redo& redo) { return redo.head().state != RedoHead::BEGUN; });
+  for (Redo& redo : left) {
+    if (redo.head().state == RedoHead::STAGED) steps_.take_on_staged(*model, std::move(redo));
+  }
+  for (Redo& redo : left) {
+    if (!redo) continue;
+    if (redo.head().number != 0) {
+      steps_.take_on_step(*model, std::move(redo));
+      continue;
+    }
+    if (redo.head().state == RedoHead::BEGUN) {
+      const Update update = Update::read(redo.data(), redo.head().bytes, *model);
+      model->apply(update, {update.head.learning_rate, redo.head().step}, &redo);
+    }
+    admission_.finish_left(redo);
+  }
+}
+
+std::shared_ptr<Model> Server::new_model(const Spec& spec) {
+  if (kept_ != nullptr) {
+    kept_->reset(false);
+    kept_->begin_model(spec);
+  }
+  return std::make_shared<Model>(spec, config_.server, config_.servers, kept_.get());
+}
+
+void Server::give(std::shared_ptr<Model> model, int64_t version, int64_t step_base) {
   admission_.start(version, step_base);
+  if (kept_ != nullptr) kept_->complete_model(version, step_base);
   std::atomic_store(&model_, std::move(model));
+}
+
+bool Server::initialise(Spec spec, const void* dense, uint64_t count, int64_t version) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (model() != nullptr) return false;
+  if (kept_ != nullptr) {
+    kept_->reset(false);  // of a try that failed
+    kept_->begin_model(spec);
+  }
+  give(std::make_shared<Model>(std::move(spec), config_.server, config_.servers, dense, count, kept_.get()), version, version);
   return true;
+}
+
+Outcome Server::push(const std::string& worker, const PushStamp& stamp, const Update& update, size_t bytes, Redo* redo,
+                     std::chrono::steady_clock::time_point& admitted) {
+  Outcome outcome = admission_.admit(worker, stamp, redo, bytes);
+  admitted = std::chrono::steady_clock::now();
+  if (outcome.repeated) return outcome;
+  OrDie applying;
+  model()->apply(update, {update.head.learning_rate, outcome.step}, redo);
+  applying.succeeded = true;
+  admission_.finish(worker, stamp, outcome, redo);
+  return outcome;
 }
 
 std::shared_ptr<View> Server::cut(int64_t snapshot, const Sequences& admit_until, Admission::Seconds timeout) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,11 +23,14 @@ struct ServerConfig {
   uint64_t instance = 0;  // random
   TlsContext tls = nullptr;  // null: clear text
   uint32_t turns = 0;     // of a step of synchronous training (see steps.h); 0: no steps
+  std::string memory;     // a file without a disk that outlives the process (see kept_memory.h); empty: private memory
+  std::string run;        // of the job: memory of another run is of no use
 };
 
 class Server {
  public:
-  explicit Server(ServerConfig config) : config_(std::move(config)), admission_(config_.turns > 0) {}
+  // Throws TransientError if the process before this one does not end, std::system_error.
+  explicit Server(ServerConfig config);
 
   const ServerConfig& config() const { return config_; }
   Admission& admission() { return admission_; }
@@ -34,11 +38,25 @@ class Server {
   Statistics& statistics() { return statistics_; }
   Views& views() { return views_; }
 
+  // Null in private memory.
+  KeptState* kept() { return kept_.get(); }
+  // Takes on what the process before this one has kept, and completes its updates; before anything else. False if there is
+  // nothing, or nothing of use: `discarded` says why.
+  bool take_on();
+  const std::string& discarded() const { return discarded_; }
+
   // nullptr until the server gets parameters, which it gets once.
   std::shared_ptr<Model> model() const { return std::atomic_load(&model_); }
-  // False if the server had parameters already.
-  bool give(std::shared_ptr<Model> model, int64_t version, int64_t step_base);
+  // A model to restore, which `give` completes. What an earlier one left is dropped.
+  std::shared_ptr<Model> new_model(const Spec& spec);
+  void give(std::shared_ptr<Model> model, int64_t version, int64_t step_base);
+  // Gives the server its first parameters, unless it has some: false then. Throws UserError if `count` is not the slice's.
+  bool initialise(Spec spec, const void* dense, uint64_t count, int64_t version);
 
+  // Applies a push once, now or in the next process. `redo` has it, or is null without kept memory.
+  // `admitted` is set once it was.
+  Outcome push(const std::string& worker, const PushStamp& stamp, const Update& update, size_t bytes, Redo* redo,
+               std::chrono::steady_clock::time_point& admitted);
   // One update of synchronous training: see Steps::apply.
   int64_t apply_step(int64_t number, const std::vector<Contribution>& contributions);
   // With the gate closed. Idempotent: repeating a snapshot number returns the earlier result.
@@ -47,11 +65,15 @@ class Server {
   std::shared_ptr<View> look();
 
  private:
+  void complete(const std::shared_ptr<Model>& model);
+
   const ServerConfig config_;
+  std::unique_ptr<KeptState> kept_;
+  std::string discarded_;
   std::mutex mutex_;
   std::shared_ptr<Model> model_;
   Admission admission_;
-  Steps steps_{admission_, config_.turns};
+  Steps steps_;
   Views views_;
   Statistics statistics_;
 };

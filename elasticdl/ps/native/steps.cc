@@ -1,7 +1,11 @@
 #include "elasticdl/ps/native/steps.h"
 
 #include <algorithm>
+#include <cstring>
 #include <tuple>
+#include <utility>
+
+#include "elasticdl/rpc/native/errors.h"
 
 namespace elasticdl::ps {
 namespace {
@@ -30,24 +34,121 @@ struct Row {
   const char* values;
 };
 
+// The mean of several gradients, as one push has it. Without a gradient that counts it is one of nothing.
+class Mean {
+ public:
+  struct Source {
+    const Update* update;
+    double examples;
+  };
+
+  Mean(const Model& model, std::vector<Source> sources) : model_(model), sources_(std::move(sources)) {
+    for (const Source& one : sources_) {
+      examples_ += one.examples;
+      if (one.update->dense != nullptr) dense_.push_back({one.update->dense, one.examples});
+    }
+    if (!(examples_ > 0)) {
+      sources_.clear();
+      dense_.clear();
+    }
+    for (size_t t = 0; t < model.tables(); ++t) sort(t);
+  }
+
+  size_t bytes() const {
+    size_t bytes = sizeof(wire::Push) + model_.tables() * sizeof(uint64_t) + (dense_.empty() ? 0 : model_.dense_bytes());
+    for (size_t t = 0; t < model_.tables(); ++t) bytes += ids_[t] * (sizeof(int64_t) + model_.row_bytes(t));
+    return bytes;
+  }
+
+  // Writes bytes(), which Update::read takes.
+  void write(char* out) const {
+    wire::Push head{};
+    // All were computed at one version, so all have the same rate.
+    if (!sources_.empty()) head.learning_rate = sources_.front().update->head.learning_rate;
+    head.dense_count = dense_.empty() ? 0 : model_.dense_size();
+    head.tables = static_cast<uint32_t>(model_.tables());
+    out = put(out, &head, sizeof head);
+    for (size_t t = 0; t < model_.tables(); ++t) out = put(out, &ids_[t], sizeof(uint64_t));
+    for (size_t t = 0; t < model_.tables(); ++t) {
+      each_id(t, [&](const Row* first, const Row*) { out = put(out, &first->id, sizeof first->id); });
+    }
+    const Scalar scalar = model_.spec().scalar;
+    if (!dense_.empty()) mean(scalar, dense_, examples_, model_.dense_size(), std::exchange(out, out + model_.dense_bytes()));
+    for (size_t t = 0; t < model_.tables(); ++t) {
+      std::vector<Part> parts;
+      each_id(t, [&](const Row* first, const Row* last) {
+        parts.clear();
+        for (const Row* row = first; row != last; ++row) parts.push_back({row->values, sources_[row->part].examples});
+        mean(scalar, parts, examples_, model_.spec().tables[t].dim, std::exchange(out, out + model_.row_bytes(t)));
+      });
+    }
+  }
+
+ private:
+  static char* put(char* out, const void* from, size_t bytes) {
+    std::memcpy(out, from, bytes);
+    return out + bytes;
+  }
+
+  void sort(size_t t) {
+    std::vector<Row> rows;
+    for (size_t s = 0; s < sources_.size(); ++s) {
+      const Update::Rows& part = sources_[s].update->tables[t];
+      for (size_t i = 0; i < part.count; ++i) rows.push_back({part.ids[i], s, part.gradients + i * model_.row_bytes(t)});
+    }
+    std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return std::tie(a.id, a.part) < std::tie(b.id, b.part); });
+    rows_.push_back(std::move(rows));
+    uint64_t ids = 0;
+    each_id(t, [&](const Row*, const Row*) { ++ids; });
+    ids_.push_back(ids);
+  }
+
+  // visit(first, last) of the rows of each id.
+  template <class Visit>
+  void each_id(size_t t, Visit visit) const {
+    const Row *at = rows_[t].data(), *end = at + rows_[t].size();
+    while (at != end) {
+      const Row* next = std::find_if(at, end, [&](const Row& row) { return row.id != at->id; });
+      visit(std::exchange(at, next), next);
+    }
+  }
+
+  const Model& model_;
+  std::vector<Source> sources_;
+  double examples_ = 0;
+  std::vector<Part> dense_;
+  std::vector<std::vector<Row>> rows_;  // by table, sorted
+  std::vector<uint64_t> ids_;           // by table: distinct ones
+};
+
 }  // namespace
 
 bool Steps::stage(const std::string& worker, Gradient gradient) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!admission_.check_push(worker, gradient.stamp)) return false;
-  auto& mine = staged_[worker];
-  // Numbers of another session mean other pushes.
-  if (!mine.empty() && mine.begin()->second.stamp.session != gradient.stamp.session) mine.clear();
-  const int64_t sequence = gradient.stamp.sequence;
-  mine.insert_or_assign(sequence, std::move(gradient));
-  // A worker has a turn for each push, so it has at most one step's here beside those that were late for the step
-  // before. Only a worker that pushes without turns loses one.
-  if (mine.size() > most_) mine.erase(mine.begin());
+  if (gradient.redo) gradient.redo.stage(admission_.kept_number(worker), gradient.stamp, gradient.bytes);
+  keep(worker, std::move(gradient));
   return true;
 }
 
-std::vector<Steps::Share> Steps::take(const std::vector<Contribution>& contributions,
-                                      std::vector<std::pair<std::string, PushStamp>>& stamps) const {
+void Steps::keep(const std::string& worker, Gradient gradient) {
+  auto& mine = staged_[worker];
+  const auto drop = [&](auto one) {
+    one->second.drop();
+    return mine.erase(one);
+  };
+  for (auto one = mine.begin(); one != mine.end();) {
+    // Numbers of another session mean other pushes.
+    one = one->first == gradient.stamp.sequence || one->second.stamp.session != gradient.stamp.session ? drop(one) : std::next(one);
+  }
+  const int64_t sequence = gradient.stamp.sequence;
+  mine.emplace(sequence, std::move(gradient));
+  // A worker has a turn for each push, so it has at most one step's here beside those that were late for the step
+  // before. Only a worker that pushes without turns loses one.
+  if (mine.size() > most_) drop(mine.begin());
+}
+
+std::vector<Steps::Share> Steps::take(const std::vector<Contribution>& contributions, std::vector<CountedPush>& pushes) const {
   std::vector<Share> shares;
   for (const Contribution& one : contributions) {
     auto worker = staged_.find(one.worker);
@@ -55,7 +156,7 @@ std::vector<Steps::Share> Steps::take(const std::vector<Contribution>& contribut
     auto found = worker->second.find(one.sequence);
     if (found == worker->second.end()) continue;
     shares.push_back({&found->second, one.examples});
-    stamps.emplace_back(one.worker, found->second.stamp);
+    pushes.push_back({one.worker, found->second.stamp, one.examples});
   }
   // In the order of the data, whoever computed what: the same gradients give the same bits.
   std::sort(shares.begin(), shares.end(), [](const Share& a, const Share& b) {
@@ -65,52 +166,100 @@ std::vector<Steps::Share> Steps::take(const std::vector<Contribution>& contribut
   return shares;
 }
 
-// Ends the process if memory runs out half-way (noexcept), as a push does: the job restores a dead server.
 int64_t Steps::apply(Model& model, int64_t number, const std::vector<Contribution>& contributions) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (number <= applied_) return admission_.version();
+  if (contributions.size() > turns_) {
+    throw UserError("step " + std::to_string(number) + " of " + std::to_string(contributions.size()) + " gradients, but a step has " + std::to_string(turns_) + " turns");
+  }
+  if (kept_ != nullptr) kept_->prepare_steps(turns_);
+  std::vector<CountedPush> pushes;
+  std::vector<Mean::Source> sources;
+  for (const Share& share : take(contributions, pushes)) sources.push_back({&share.gradient->update, share.examples});
+  const Mean mean(model, std::move(sources));
+  const size_t bytes = mean.bytes();
+  Buffer buffer;
+  Redo redo = kept_ != nullptr ? kept_->take_redo() : Redo();
+  char* const at = redo ? redo.room(Redo::bytes_with(bytes, pushes.size())) : buffer.room(bytes);
+  mean.write(at);
+  if (redo) {
+    auto* push = reinterpret_cast<StepPush*>(at + Redo::bytes_with(bytes, 0));
+    for (const auto& [worker, stamp, examples] : pushes) *push++ = {admission_.kept_number(worker), stamp, examples};
+  }
+  const Update update = Update::read(at, bytes, model);
   const int64_t step = admission_.begin_step();
-  std::vector<std::pair<std::string, PushStamp>> stamps;
+  // Ends the process if memory runs out half-way, as a push does: the job starts another one.
   [&]() noexcept {
-    const std::vector<Share> shares = take(contributions, stamps);
-    double examples = 0;
-    for (const Share& share : shares) examples += share.examples;
-    if (shares.empty() || !(examples > 0)) return;
-    // All were computed at one version, so all have the same rate.
-    const StepContext context{shares.front().gradient->learning_rate, step};
-    std::vector<Part> parts;
-    const Scalar scalar = model.spec().scalar;
-    std::vector<char> result(model.dense_bytes());
-    for (const Share& share : shares) {
-      if (!share.gradient->dense.empty()) parts.push_back({share.gradient->dense.data(), share.examples});
-    }
-    if (!parts.empty()) {
-      mean(scalar, parts, examples, model.dense_size(), result.data());
-      model.apply_dense(result.data(), context);
-    }
-    for (size_t t = 0; t < model.tables(); ++t) {
-      const size_t dim = model.spec().tables[t].dim, row_bytes = model.row_bytes(t);
-      std::vector<Row> rows;
-      for (size_t s = 0; s < shares.size(); ++s) {
-        const Gradient& gradient = *shares[s].gradient;
-        for (size_t i = 0; i < gradient.ids[t].size(); ++i) rows.push_back({gradient.ids[t][i], s, gradient.gradients[t].data() + i * row_bytes});
-      }
-      std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return std::tie(a.id, a.part) < std::tie(b.id, b.part); });
-      std::vector<int64_t> ids;
-      result.resize(rows.size() * row_bytes);
-      for (size_t begin = 0, end; begin < rows.size(); begin = end) {
-        parts.clear();
-        for (end = begin; end < rows.size() && rows[end].id == rows[begin].id; ++end) parts.push_back({rows[end].values, shares[rows[end].part].examples});
-        mean(scalar, parts, examples, dim, result.data() + ids.size() * row_bytes);
-        ids.push_back(rows[begin].id);
-      }
-      if (!ids.empty()) model.apply_rows(t, ids.data(), ids.size(), result.data(), context);
-    }
+    if (redo) redo.begin_step(number, step, bytes, pushes.size());
+    model.apply(update, {update.head.learning_rate, step}, redo ? &redo : nullptr);
   }();
+  const int64_t version = admission_.finish_step(pushes, redo ? &redo : nullptr);
+  end(number, pushes, redo);
+  return version;
+}
+
+void Steps::end(int64_t number, const std::vector<CountedPush>& pushes, Redo& redo) noexcept {
   applied_ = number;
+  AppliedStep& applied = recent_.emplace_back();
+  applied.number = number;
+  for (const CountedPush& one : pushes) applied.contributions.push_back({one.worker, one.stamp.sequence, one.examples});
+  if (recent_.size() > KeptState::kSteps) recent_.pop_front();
+  if (kept_ != nullptr) {
+    std::vector<KeptStep::Push> kept;
+    for (const CountedPush& one : pushes) kept.push_back({admission_.kept_number(one.worker), one.stamp.sequence, one.examples});
+    kept_->keep_step(number, kept);
+  }
   // What is left was computed for this step or an earlier one, and came too late.
+  for (auto& [worker, mine] : staged_) {
+    for (auto& [sequence, gradient] : mine) gradient.drop();
+  }
   staged_.clear();
-  return admission_.finish_step(stamps);
+  if (redo) redo.free();
+}
+
+void Steps::take_on() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  applied_ = kept_->step();
+  for (const auto& [number, pushes] : kept_->steps(turns_)) {
+    AppliedStep& applied = recent_.emplace_back();
+    applied.number = number;
+    for (const KeptStep::Push& one : pushes) applied.contributions.push_back({admission_.kept_name(one.worker), one.sequence, one.examples});
+  }
+}
+
+std::vector<AppliedStep> Steps::recent() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return {recent_.begin(), recent_.end()};
+}
+
+void Steps::forget() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  applied_ = 0;
+  recent_.clear();
+  staged_.clear();
+}
+
+void Steps::take_on_staged(const Model& model, Redo redo) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::string worker = admission_.kept_name(redo.head().worker);
+  Gradient gradient{redo.head().stamp, Update::read(redo.data(), redo.head().bytes, model), redo.head().bytes, Buffer(), std::move(redo)};
+  try {
+    if (admission_.check_push(worker, gradient.stamp)) return keep(worker, std::move(gradient));
+  } catch (const Refused&) {  // the worker was fenced, or has connected anew
+  }
+  gradient.drop();
+}
+
+void Steps::take_on_step(Model& model, Redo redo) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const RedoHead& head = redo.head();
+  const Update update = Update::read(redo.data(), head.bytes, model);
+  if (head.state == RedoHead::BEGUN) model.apply(update, {update.head.learning_rate, head.step}, &redo);
+  kept_->prepare_steps(turns_);
+  if (head.pushes > turns_) throw Corrupted("a step in it is damaged");
+  const std::vector<CountedPush> pushes = admission_.left_pushes(redo);
+  admission_.finish_left(redo);
+  end(head.number, pushes, redo);
 }
 
 }  // namespace elasticdl::ps

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -10,16 +11,22 @@
 
 #include "elasticdl/ps/native/admission.h"
 #include "elasticdl/ps/native/model.h"
+#include "elasticdl/rpc/native/buffer.h"
 
 namespace elasticdl::ps {
 
-// A push that waits for its step.
+// A push that waits for its step. `update` is in what the frame was received into: `buffer`, or `redo` in kept memory.
 struct Gradient {
   PushStamp stamp;
-  double learning_rate = 0;
-  std::vector<char> dense;                   // empty, or Model::dense_bytes()
-  std::vector<std::vector<int64_t>> ids;     // by table, distinct
-  std::vector<std::vector<char>> gradients;  // by table, of each id's weights
+  Update update;
+  size_t bytes;
+  Buffer buffer;
+  Redo redo;
+
+  // Nobody needs it any more, not even the next process.
+  void drop() {
+    if (redo) redo.free();
+  }
 };
 
 // One gradient of a step, by the number of its push, and the examples that it is the mean of.
@@ -29,28 +36,52 @@ struct Contribution {
   double examples = 0;
 };
 
+// A step that was applied: the gradients that this server had of it.
+struct AppliedStep {
+  int64_t number = 0;
+  std::vector<Contribution> contributions;
+};
+
 class Steps {
  public:
-  // `turns`: of one step, at most.
-  Steps(Admission& admission, uint32_t turns) : admission_(admission), most_(2 * size_t{turns} + 8) {}
+  // `turns`: of one step, at most. `kept` may be null.
+  Steps(Admission& admission, uint32_t turns, KeptState* kept)
+      : admission_(admission), kept_(kept), turns_(turns), most_(2 * size_t{turns} + 8) {}
 
   // Keeps a push until its step. False if it was applied before. Throws as Admission::check_push.
   bool stage(const std::string& worker, Gradient gradient);
   // Applies the mean of these gradients as one update, and forgets all others. A repeated number does nothing. A
   // gradient that this server does not have is left out: it was lost with the server's previous process. Returns the version.
+  // Throws UserError for more gradients than there are turns, and std::bad_alloc; both before it has changed anything.
   int64_t apply(Model& model, int64_t number, const std::vector<Contribution>& contributions);
+
+  // The newest ones, in their order: a master that takes over asks for them.
+  std::vector<AppliedStep> recent() const;
+
+  // Takes on what the process before has kept: its last steps, a push that waits, and a step that it had begun.
+  // `forget` drops that again.
+  void take_on();
+  void forget();
+  void take_on_staged(const Model& model, Redo redo);
+  void take_on_step(Model& model, Redo redo);
 
  private:
   struct Share {
     const Gradient* gradient;
     double examples;
   };
-  std::vector<Share> take(const std::vector<Contribution>& contributions, std::vector<std::pair<std::string, PushStamp>>& stamps) const;
+  std::vector<Share> take(const std::vector<Contribution>& contributions, std::vector<CountedPush>& pushes) const;
+  void keep(const std::string& worker, Gradient gradient);
+  // Ends the process if memory runs out: the next one does this again.
+  void end(int64_t number, const std::vector<CountedPush>& pushes, Redo& redo) noexcept;
 
   Admission& admission_;
-  const size_t most_;    // gradients kept of a worker
-  std::mutex mutex_;     // guards all below; held while a step is applied
+  KeptState* const kept_;
+  const size_t turns_;
+  const size_t most_;        // gradients kept of a worker
+  mutable std::mutex mutex_;    // guards all below; held while a step is applied
   int64_t applied_ = 0;  // number of the last step
+  std::deque<AppliedStep> recent_;
   std::map<std::string, std::map<int64_t, Gradient>> staged_;  // by worker, by sequence
 };
 
