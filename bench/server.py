@@ -1,5 +1,6 @@
-"""One server process and one Python client over loopback: 1,000,000 rows of dim 16, distinct random
-ids.
+"""A server process and one Python client over loopback: 1,000,000 rows of dim 16, distinct random
+ids. One server keeps its memory beyond its process, as on one machine, and the other does not; they
+take turns.
 
 The figures are set against those of another server, GO_SERVER: it needs Go, so it is not run here.
 """
@@ -14,15 +15,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
+from elasticdl.cluster.local.kept_memory import KeptMemories, path_of
+from elasticdl.cluster.role_environment import KEPT_MEMORY
 from elasticdl.embedding.spec import (
     DenseSpec,
     OptimizerKind,
@@ -32,6 +35,7 @@ from elasticdl.embedding.spec import (
 )
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.native import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.parameters import Update
@@ -60,6 +64,9 @@ one server and one lean client over loopback, 1,000,000 rows of dim 16. Measured
 """
 AIMS = {"pull": 4.0, "push adam": 6.0, "push adagrad": 6.0}
 MEMORY_AIM = 1.25
+KEPT = ", kept"
+KEPT_AIM = 0.95
+"""Of the throughput without kept memory."""
 
 
 class Master(MasterServicer):
@@ -95,9 +102,12 @@ class Master(MasterServicer):
 
 @contextmanager
 def server_process(
-    authority: Authority | None = None,
+    authority: Authority | None = None, *, memory: int | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start a real server; yields its address and process. `authority` None: no TLS."""
+    """Start a real server; yields its address and process. `authority` None: no TLS.
+
+    `memory` is the descriptor of the file that keeps its memory; None: it is private.
+    """
     master = Master(authority)
     control = grpc.server(ThreadPoolExecutor(4))
     add_MasterServicer_to_server(master, control)
@@ -112,12 +122,14 @@ def server_process(
             "ELASTICDL_PROCESS": "ps-0",
             "ELASTICDL_JOB_DIR": directory,
             "ELASTICDL_AUTHORITY": authority.certificate if authority is not None else "",
+            KEPT_MEMORY: "" if memory is None else path_of(memory),
         }
         process = subprocess.Popen(
             [sys.executable, "-m", "elasticdl.ps.main"],
             cwd=ROOT,
             env=environment,
             stderr=subprocess.DEVNULL,
+            pass_fds=() if memory is None else (memory,),
         )
         try:
             yield master.attached.get(timeout=LIMIT_S), process
@@ -135,14 +147,23 @@ def resident_bytes(process: subprocess.Popen[bytes]) -> int:
 
 def timed(call: Callable[[], object], at_least_s: float = MEASURE_S) -> list[float]:
     """Return the seconds of each call."""
-    for _ in range(3):
-        call()
-    durations: list[float] = []
-    end = time.perf_counter() + at_least_s
+    return in_turns({"": call}, at_least_s)[""]
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], object]], at_least_s: float = MEASURE_S
+) -> dict[str, list[float]]:
+    """Return the seconds of each call, by name. They take turns: all meet the same noise."""
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    durations: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + at_least_s * len(calls)
     while time.perf_counter() < end:
-        begin = time.perf_counter()
-        call()
-        durations.append(time.perf_counter() - begin)
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            durations[name].append(time.perf_counter() - begin)
     return durations
 
 
@@ -182,22 +203,22 @@ class Client:
         while True:
             yield from made
 
-    def pulls(self, size: int) -> list[float]:
+    def pull(self, size: int) -> Callable[[], object]:
         batches = self.batches(size)
-        return timed(lambda: self.pool.pull([next(batches)], dense=False, timeout_s=LIMIT_S))
+        return lambda: self.pool.pull([next(batches)], dense=False, timeout_s=LIMIT_S)
 
-    def pushes(self, size: int) -> list[float]:
+    def push(self, size: int) -> Callable[[], object]:
         batches = self.batches(size)
         gradients = (self._choose.normal(size=(size, DIM)).astype(np.float32),)
-        return timed(lambda: self._push(None, (next(batches),), gradients))
+        return lambda: self._push(None, (next(batches),), gradients)
 
-    def dense_pulls(self) -> list[float]:
-        return timed(lambda: self.pool.pull(self._none, timeout_s=LIMIT_S))
+    def dense_pull(self) -> Callable[[], object]:
+        return lambda: self.pool.pull(self._none, timeout_s=LIMIT_S)
 
-    def dense_pushes(self) -> list[float]:
+    def dense_push(self) -> Callable[[], object]:
         gradient = self._choose.normal(size=DENSE).astype(np.float32)
         nothing = (np.zeros((0, DIM), np.float32),)
-        return timed(lambda: self._push(gradient, self._none, nothing))
+        return lambda: self._push(gradient, self._none, nothing)
 
     def _push(
         self,
@@ -223,31 +244,65 @@ def figures_of(durations: list[float], size: int, row_bytes: int) -> dict[str, f
     }
 
 
+@contextmanager
+def clients(
+    optimizer: OptimizerSpec, dense: int, memory: int | None
+) -> Iterator[dict[str, tuple[Client, Any]]]:
+    """A client and its server's process for each kind of memory, by the name of the kind."""
+    with ExitStack() as stack:
+        made = {}
+        for kind, where in (("", None), (KEPT, memory)):
+            address, process = stack.enter_context(server_process(memory=where))
+            made[kind] = Client(address, optimizer, dense), process
+            stack.callback(made[kind][0].pool.close)
+        yield made
+
+
 def measure() -> dict[str, Any]:
-    """Both optimizers, one after the other, and a dense vector of 26 MB; each with a server of its
+    """Both optimizers, one after the other, and a dense vector of 26 MB; each with servers of its
     own.
     """
     results: dict[str, Any] = {}
     for kind, slots in ((OptimizerKind.ADAM, 2), (OptimizerKind.ADAGRAD, 1)):
-        with server_process() as (address, process):
-            client = Client(address, OptimizerSpec(kind=kind), dense=1)
-            results[f"memory {kind}"] = memory(client, process, ROWS * DIM * 4 * (1 + slots))
+        memories = KeptMemories()
+        kept = memories.descriptor(0)
+        with clients(OptimizerSpec(kind=kind), 1, kept) as made:
+            for which, (client, process) in made.items():
+                raw = ROWS * DIM * 4 * (1 + slots)
+                results[f"memory {kind}{which}"] = memory(client, process, raw)
             for size in SIZES:
-                if kind is OptimizerKind.ADAM:
-                    results[f"pull {size}"] = compared(
-                        "pull", size, figures_of(client.pulls(size), size, DIM * 4)
-                    )
-                results[f"push {kind} {size}"] = compared(
-                    f"push {kind}", size, figures_of(client.pushes(size), size, DIM * 4)
-                )
-            client.pool.close()
-    with server_process() as (address, _):
-        client = Client(address, OptimizerSpec(kind=OptimizerKind.ADAM), DENSE)
-        results["dense pull"] = figures_of(client.dense_pulls(), DENSE, 4)
-        results["dense push adam"] = figures_of(client.dense_pushes(), DENSE, 4)
-        client.pool.close()
+                works = ("pull", "push") if kind is OptimizerKind.ADAM else ("push",)
+                for work in works:
+                    name = work if work == "pull" else f"push {kind}"
+                    calls = {
+                        which: getattr(client, work)(size) for which, (client, _) in made.items()
+                    }
+                    for which, durations in in_turns(calls).items():
+                        figures = figures_of(durations, size, DIM * 4)
+                        results[f"{name} {size}{which}"] = compared(name, size, figures)
+            if kept is not None:
+                results[f"take on {kind}"] = taken_on(made[KEPT][1], path_of(kept))
+        memories.close()
+    memories = KeptMemories()
+    with clients(OptimizerSpec(kind=OptimizerKind.ADAM), DENSE, memories.descriptor(0)) as made:
+        for name, work in (("dense pull", "dense_pull"), ("dense push adam", "dense_push")):
+            calls = {which: getattr(client, work)() for which, (client, _) in made.items()}
+            for which, durations in in_turns(calls).items():
+                results[f"{name}{which}"] = figures_of(durations, DENSE, 4)
+    memories.close()
     show(results)
     return results
+
+
+def taken_on(process: subprocess.Popen[bytes], path: str) -> dict[str, float]:
+    """Kill a server, and take its memory on, as the next process does."""
+    process.kill()
+    process.wait()
+    server = _native.Server(0, 1, "bench", memory=path)
+    begin = time.perf_counter()
+    assert server.take_on(), server.discarded
+    took_s = time.perf_counter() - begin
+    return {"take_on_ms": took_s * 1e3, "rows": server.statistics()["rows"]}
 
 
 def memory(client: Client, process: subprocess.Popen[bytes], raw: int) -> dict[str, float]:
@@ -277,15 +332,25 @@ def compared(work: str, size: int, figures: dict[str, float]) -> dict[str, float
 def show(results: dict[str, Any]) -> None:
     print(
         f"{'':22}{'M rows/s':>10}{'MB/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'x Go server':>12}{'aim':>6}"
+        f"{'kept':>10}{'x':>6}{'p99 ms':>9}"
     )
     for name, row in results.items():
-        if "p50_ms" not in row:
+        if "p50_ms" not in row or name.endswith(KEPT):
             continue
         ratio = f"{row['times_the_go_server']:12.1f}{row['aim']:6.0f}" if "aim" in row else ""
+        kept = results[name + KEPT]
+        share = row["p50_ms"] / kept["p50_ms"]
         print(
-            f"{name:22}{row['million_rows_per_s']:10.2f}{row['megabytes_per_s']:9.0f}{row['p50_ms']:9.3f}{row['p99_ms']:9.3f}{ratio}"
+            f"{name:22}{row['million_rows_per_s']:10.2f}{row['megabytes_per_s']:9.0f}"
+            f"{row['p50_ms']:9.3f}{row['p99_ms']:9.3f}{ratio:18}"
+            f"{kept['million_rows_per_s']:10.2f}{share:6.2f}{kept['p99_ms']:9.3f}"
         )
+    print(f"kept: with memory that outlives the server; x: of the median time, aim {KEPT_AIM}")
     for name, row in results.items():
+        if "take_on_ms" in row:
+            print(
+                f"{name}: {row['rows']:,.0f} rows of a killed server in {row['take_on_ms']:.1f} ms"
+            )
         if "ratio" in row:
             print(
                 f"{name}: {row['bytes_per_row']:.0f} bytes a row, {row['ratio']:.3f} x raw (aim"

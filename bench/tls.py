@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from bench.server import DENSE, SIZES, Client, server_process
+from bench.server import DENSE, SIZES, Client, server_process, timed
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
 from elasticdl.tls.authority import Authority
 
@@ -15,13 +15,16 @@ ADAM = OptimizerSpec(kind=OptimizerKind.ADAM)
 
 
 def calls(client: Client) -> dict[str, Callable[[], list[float]]]:
-    rows = {f"pull {size}": lambda size=size: client.pulls(size) for size in SIZES}
-    pushes = {f"push adam {size}": lambda size=size: client.pushes(size) for size in SIZES}
+    rows = {f"pull {size}": lambda size=size: timed(client.pull(size)) for size in SIZES}
+    pushes = {f"push adam {size}": lambda size=size: timed(client.push(size)) for size in SIZES}
     return {**rows, **pushes}
 
 
 def dense_calls(client: Client) -> dict[str, Callable[[], list[float]]]:
-    return {"dense pull": client.dense_pulls, "dense push adam": client.dense_pushes}
+    return {
+        "dense pull": lambda: timed(client.dense_pull()),
+        "dense push adam": lambda: timed(client.dense_push()),
+    }
 
 
 def compared(

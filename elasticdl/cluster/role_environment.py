@@ -14,6 +14,7 @@ TOKEN = "ELASTICDL_TOKEN"  # noqa: S105 - a name
 AUTHORITY = "ELASTICDL_AUTHORITY"
 MASTER_AWAY_S = 120.0
 _AWAY = "ELASTICDL_MASTER_AWAY_S"
+KEPT_MEMORY = "ELASTICDL_KEPT_MEMORY"
 
 
 @final
@@ -33,6 +34,8 @@ class RoleEnvironment:
     """The certificate, as PEM, that verifies the job's processes; None: they use no TLS."""
     master_away_s: float = MASTER_AWAY_S
     """How long to wait for a master that does not answer, in seconds."""
+    kept_memory: str | None = None
+    """The path of memory that outlives its process, as the cluster gives a server; None: none."""
 
     def variables(self) -> dict[str, str]:
         """All but the token, which is a secret."""
@@ -64,6 +67,7 @@ class RoleEnvironment:
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
                 os.environ.get(AUTHORITY) or None,
                 float(os.environ.get(_AWAY, MASTER_AWAY_S)),
+                os.environ.get(KEPT_MEMORY) or None,
             )
         except (KeyError, ValueError) as error:
             raise PermanentError(

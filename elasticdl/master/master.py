@@ -102,7 +102,9 @@ class Master:
         self.core = recovered.core if recovered else JobState(spec, platform.limits)
         self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
         self._certificates = certificates(environment)
-        self._registry = PsRegistry(spec.cluster.num_ps_pods, self._server_control)
+        self._registry = PsRegistry(
+            spec.cluster.num_ps_pods, self._server_control, platform.servers_return_s
+        )
         self._between_steps = asyncio.Lock()
         self._fences = Fences(self._registry, self._between_steps)
         self._gateway = self._process_gateway()

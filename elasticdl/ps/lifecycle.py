@@ -87,19 +87,18 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     guard = TermGuard(environment.token)
     guard.learn(attached.term)
     place = ServerPart(environment.name.index, attached.spec.cluster.num_ps_pods, attached.run)
-    server = _native_server(place, attached, certified)
+    server = _native_server(place, attached, certified, environment.kept_memory)
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
-    # The master has verified the first checkpoint against its ledger, so only a restarted server
-    # may use an older one.
-    take = restore_newest_intact if environment.name.incarnation else restore
-    version = take(server, place, Path(attached.restore_from)) if attached.restore_from else None
+    version = _take_on(server)
+    if version is None:
+        version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
     bulk = reachable_address(environment, server.listen(environment.bind_host))
     _control, port = control_server(environment, server, place, guard, certified)
     before_leaving(lambda: save_first(environment))
-    client.attach(reachable_address(environment, port), bulk, version)
+    client.attach(reachable_address(environment, port), bulk, version, memory=server.memory_id)
     _log.info(
         "%s serves %s, version %s",
         environment.name,
@@ -109,8 +108,39 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     return _follow_orders(client, asked)
 
 
+def _take_on(server: _native.Server) -> int | None:
+    """Take on the memory of the process before; returns its version, None if there is none."""
+    begin_s = time.monotonic()
+    if server.take_on():
+        _log.info(
+            "took on version %d with %d rows, as the process before had them, in %.3f s",
+            server.version,
+            server.statistics()["rows"],
+            time.monotonic() - begin_s,
+        )
+        return server.version
+    if server.discarded:
+        _log.error("cannot use the memory that the process before kept: %s", server.discarded)
+    return None
+
+
+def _restored(
+    server: _native.Server, place: ServerPart, environment: RoleEnvironment, restore_from: str
+) -> int | None:
+    """Restore a checkpoint; returns its version, None if there is none."""
+    if not restore_from:
+        return None
+    # The master has verified the first checkpoint against its ledger, so only a restarted server
+    # may use an older one.
+    take = restore_newest_intact if environment.name.incarnation else restore
+    return take(server, place, Path(restore_from))
+
+
 def _native_server(
-    place: ServerPart, attached: Attached, certified: CertifiedKey | None
+    place: ServerPart,
+    attached: Attached,
+    certified: CertifiedKey | None,
+    memory: str | None,
 ) -> _native.Server:
     (key,) = attached.bulk_tokens
     certificate, private_key = (
@@ -123,6 +153,8 @@ def _native_server(
         certificate,
         private_key,
         turns=attached.spec.turns_per_step,
+        memory=memory or "",
+        run=attached.run,
     )
 
 

@@ -94,14 +94,15 @@ class MasterClient:
         *,
         starting: bool = False,
         public_key: bytes = b"",
+        memory: int = 0,
     ) -> Attached:
         """Attach this process. Reports are due from now on.
 
         A server attaches twice: without addresses, to learn `Attached.restore_from`, and again when
         it can serve, with both addresses and the version it restored (None: it has no state yet).
         Only then does the master announce it. `starting`: a worker that first builds a model; its
-        reports say when it is ready for work. `public_key` (DER) of a server that
-        wants a certificate.
+        reports say when it is ready for work. `public_key` (DER) of a server that wants a
+        certificate. `memory` is the number of a server's kept memory, 0 for none.
         """
         request = pb.AttachRequest(
             control_address=control_address,
@@ -110,6 +111,7 @@ class MasterClient:
             restored_version=restored_version or 0,
             starting=starting,
             public_key=public_key,
+            memory=memory,
         )
         reply = self._call(self._stub.Attach, request, "attach")
         with self._attach_lock:

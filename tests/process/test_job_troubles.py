@@ -326,7 +326,7 @@ def test_one_history_and_one_set_of_curves_come_out_of_a_job_that_loses_workers(
     assert losses == pytest.approx(seen) and len(losses) > 1, json.dumps(seen)
 
 
-def test_a_killed_server_comes_back_from_its_checkpoint_and_what_ctrl_c_stops_can_be_resumed(
+def test_a_killed_server_comes_back_and_what_ctrl_c_stops_can_be_resumed(
     make_paced: Callable[[], Paced],
 ) -> None:
     paced = make_paced()

@@ -146,7 +146,7 @@ TAKEOVER_MUTANTS = (
         "a last step is not completed on all servers",
         STEPS,
         "master.gateway.step_turns:StepTurns._recover",
-        "self._apply_at(one, newest, named) for one in behind",
+        "self._apply_by(self._registry.holder(index), newest, named) for index in behind",
         "asyncio.sleep(0) for one in behind",
     ),
     Mutant(

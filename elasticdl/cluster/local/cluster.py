@@ -2,7 +2,8 @@
 
 There are no orphans: parent death signal and orphan reaper end every process when ours ends. What a
 process leaves in its group is killed as soon as it has ended. Workers may be forks of a template,
-which spares them their imports. Linux only (pidfd).
+which spares them their imports. The memory of a parameter server outlives its process. Linux only
+(pidfd).
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from elasticdl.cluster.base import (
     Role,
 )
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
+from elasticdl.cluster.local.kept_memory import KeptMemories, path_of
 from elasticdl.cluster.local.machine import free_memory_bytes
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.cluster.local.template import Forked, Template
 from elasticdl.cluster.logs.log_files import log_path, open_log, read_tail
+from elasticdl.cluster.role_environment import KEPT_MEMORY
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ class LocalCluster:
         self._bus = EventBus()
         self._guard = OrphanReaper()
         self._template = Template(worker_imports, self._guard) if worker_imports else None
+        self._memories = KeptMemories()
         self._children: dict[ProcessName, _Child] = {}
         self._starting: set[ProcessName] = set()
         self._all_ended = asyncio.Event()
@@ -204,6 +208,7 @@ class LocalCluster:
         except TimeoutError:
             self._leave_behind()
         self._guard.close()
+        self._memories.close()
         self._bus.close()
 
     def _leave_behind(self) -> None:
@@ -264,11 +269,19 @@ class LocalCluster:
             forked = await self._template.fork(spec.command, environment, standard)
             if forked is not None:
                 return forked
-        return self._execute(spec.command, environment, standard)
+        kept = self._memories.descriptor(spec.name.index) if spec.name.role is Role.PS else None
+        if kept is not None:
+            environment[KEPT_MEMORY] = path_of(kept)
+        return self._execute(spec.command, environment, standard, kept)
 
     def _execute(
-        self, command: Sequence[str], environment: Mapping[str, str], standard: Sequence[int]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        standard: Sequence[int],
+        kept: int | None,
     ) -> subprocess.Popen[bytes]:
+        """Start a process; it inherits the descriptor `kept`."""
         stdin, stdout, stderr = standard
         if self._closed:  # It was closed while a template imported.
             raise CreateRefused("the local cluster is closed", retry=False)
@@ -279,6 +292,7 @@ class LocalCluster:
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
+            pass_fds=() if kept is None else (kept,),
         )
         self._guard.add(process.pid)
         return process

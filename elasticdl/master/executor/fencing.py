@@ -35,20 +35,26 @@ class Fences:
         """Return the last push of `worker` at each server, in index order; None if absent.
 
         An absent server fences the worker when it attaches. Asks each server until it answers or is
-        gone. The cluster's report, or 10 s of silence, ends the wait for a dead server.
+        gone. The cluster's report, or 10 s of silence, ends the wait for a dead server. If its
+        memory may outlive it, its next process is asked, for `PsRegistry.returns_s` at most.
         """
         # Before asking: a server that attaches meanwhile catches up from this list.
         self._fenced[worker] = None
         # A server that answers in the middle of a step would deny a push that it then applies.
         async with self._between_steps:
-            servers = self._registry.attached()
-            answers = await asyncio.gather(*(self._ask(server, worker) for server in servers))
-        known = {
-            server.name.index: answer.applied
-            for server, answer in zip(servers, answers, strict=True)
-            if answer is not None
-        }
-        return tuple(known.get(index) for index in range(self._registry.number))
+            answers = await asyncio.gather(
+                *(self._ask_index(index, worker) for index in range(self._registry.number))
+            )
+        return tuple(answer.applied if answer is not None else None for answer in answers)
+
+    async def _ask_index(self, index: int, worker: str) -> Fenced | None:
+        """Ask the server of an index, and its next process if it ends meanwhile."""
+        while (server := await self._registry.present(index)) is not None:
+            if (answer := await self._ask(server, worker)) is not None:
+                return answer
+            if not self._registry.returns_s:
+                return None
+        return None
 
     async def catch_up(self, server: Server) -> None:
         """Send all fences to a newly attached server.

@@ -137,12 +137,12 @@ class ProcessGateway:
         await self._queue.post(ProcessReturned(self._queue.at_s(), name, told.received))
         return True
 
-    async def attach(self, event: ProcessAttached, instance: str) -> None:
+    async def attach(self, event: ProcessAttached, instance: str, memory: int = 0) -> None:
         """Attach a process; return when the core knows of it.
 
         The same process may repeat the call. A server attaches twice: without addresses, to learn
-        what to restore, and with them when it can serve. Raises Refused for a second process of a
-        name, and for an unexpected process.
+        what to restore, and with them when it can serve, and with the number of its kept memory.
+        Raises Refused for a second process of a name, and for an unexpected process.
         """
         name = event.name
         if name in self.sessions or self.sessions.has_left(name):
@@ -158,7 +158,7 @@ class ProcessGateway:
         if name.role is Role.PS:
             presence.version = event.restored_version or 0
             introduced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            server = self._registry.attach(name, event.control_address)
+            server = self._registry.attach(name, event.control_address, memory)
             self._queue.spawn(f"fences for {name}", self._introduce(server, event, introduced))
             # A cancelled call must not stop the introduction.
             await asyncio.shield(introduced)
@@ -278,7 +278,7 @@ class ProcessGateway:
     async def _disconnect(self, name: ProcessName) -> None:
         await self._registry.leave(name)
         if self.turns is not None:
-            self.turns.server_changed()
+            await self.turns.server_left(name.index)
 
     async def _introduce(
         self, server: Server, event: ProcessAttached, introduced: asyncio.Future[None]
@@ -287,7 +287,7 @@ class ProcessGateway:
 
         Fences are not in the server's checkpoint, so it would accept fenced workers.
         """
-        if self.turns is not None:
+        if self.turns is not None and not server.kept:
             self.turns.server_changed()
         try:
             await self._fences.catch_up(server)

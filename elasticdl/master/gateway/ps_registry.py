@@ -17,10 +17,16 @@ Connect: TypeAlias = Callable[[ProcessName, str], ServerControl]
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """An attached server. `gone` is set when it has ended or was given up."""
+    """An attached server. `gone` is set when it has ended or was given up.
+
+    `memory` is the number of its kept memory, 0 for none: two processes with the same one have the
+    same state. `kept`: so has the process of its index that attached before it.
+    """
 
     name: ProcessName
     control: ServerControl
+    memory: int = 0
+    kept: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def gone_within(self, seconds: float) -> bool:
@@ -32,21 +38,67 @@ class Server:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has the gradients of an open step: a server, also one that is away, and its memory."""
+
+    index: int
+    server: Server | None
+    memory: int
+
+
+@final
 class PsRegistry:
     """At most one server per index: the newest incarnation. Use it from one event loop."""
 
-    def __init__(self, number: int, connect: Connect) -> None:
+    def __init__(self, number: int, connect: Connect, returns_s: float = 0.0) -> None:
+        """`returns_s`: how long a server that has ended is expected back with its memory.
+
+        0: memory ends with its process.
+        """
         self.number = number
+        self.returns_s = returns_s
         self._connect = connect
         self._servers: dict[int, Server] = {}
+        self._memories: dict[int, int] = {}
+        self._arrival = asyncio.Event()
 
-    def attach(self, name: ProcessName, address: str) -> Server:
-        """Add a server at `address`; it replaces an earlier incarnation."""
+    def attach(self, name: ProcessName, address: str, memory: int = 0) -> Server:
+        """Add a server at `address`; it replaces an earlier incarnation.
+
+        `memory` is the number of its kept memory; 0: none.
+        """
         old = self._servers.get(name.index)
         if old is not None:
             old.gone.set()
-        server = self._servers[name.index] = Server(name, self._connect(name, address))
+        kept = bool(memory) and self._memories.get(name.index) == memory
+        self._memories[name.index] = memory
+        server = Server(name, self._connect(name, address), memory, kept)
+        self._servers[name.index] = server
+        self._arrival.set()
+        self._arrival = asyncio.Event()
         return server
+
+    def learn(self, server: Server, memory: int) -> None:
+        """Note the memory of a server that attached to an earlier master."""
+        server.memory = memory
+        if self._servers.get(server.name.index) is server:
+            self._memories[server.name.index] = memory
+
+    def holder(self, index: int) -> Holder:
+        """Return the server of an index and its memory."""
+        return Holder(index, self._servers.get(index), self._memories.get(index, 0))
+
+    async def present(self, index: int) -> Server | None:
+        """Return the server of an index; wait for the next process of one that is away.
+
+        None if there is none after `returns_s`.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.returns_s):
+                while index not in self._servers:
+                    await self._arrival.wait()
+        return self._servers.get(index)
 
     async def leave(self, name: ProcessName) -> None:
         """Remove an ended or given-up server: calls to it end."""

@@ -183,7 +183,7 @@ class MasterService(MasterServicer):
                 Returning(received, request.revocation, tuple(request.unsettled)),
             )
             if not known:
-                await self._gateway.attach(event, caller.instance)
+                await self._gateway.attach(event, caller.instance, request.memory)
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:

@@ -21,7 +21,7 @@ from elasticdl.master.core.ps.step_waits import StepWaits
 from elasticdl.master.core.ps.steps import Contribution, LeasePart, Outlook, Steps
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.order_streams import OrderStreams
-from elasticdl.master.gateway.ps_registry import PsRegistry, Server
+from elasticdl.master.gateway.ps_registry import Holder, PsRegistry, Server
 from elasticdl.rpc.conversation import Settled
 from elasticdl.rpc.ps_control import RecentSteps
 from elasticdl.rpc.retry import delay_s
@@ -97,8 +97,8 @@ class StepTurns:
 
     async def _recover(self) -> None:
         async with self._between_steps:
-            servers = self._registry.attached()
-            recent = await asyncio.gather(*(self._recent_at(one) for one in servers))
+            indexes = range(self._registry.number)
+            recent = await asyncio.gather(*(self._recent_on(index) for index in indexes))
             newest = max((one.newest for one in recent if one is not None), default=0)
             pushes = next((one.steps[newest] for one in recent if one and newest in one.steps), ())
             named = [
@@ -107,14 +107,16 @@ class StepTurns:
             ]
             # The master was killed between two servers: the others still have the gradients.
             behind = [
-                server
-                for server, one in zip(servers, recent, strict=True)
-                if one is not None and one.newest == newest - 1 and named
+                index
+                for index, one in enumerate(recent)
+                if one is not None and one.newest == newest - 1
             ]
-            await asyncio.gather(*(self._apply_at(one, newest, named) for one in behind))
+            await asyncio.gather(
+                *(self._apply_by(self._registry.holder(index), newest, named) for index in behind)
+            )
             self._recent = [
-                await self._recent_at(server) if server in behind else one
-                for server, one in zip(servers, recent, strict=True)
+                await self._recent_on(index) if index in behind else one
+                for index, one in enumerate(recent)
             ]
         self._steps.continue_after(newest)
         self._opened_s = self._queue.at_s()
@@ -122,6 +124,16 @@ class StepTurns:
         for worker in sorted(self._told):
             self._settle_told(worker)
         self.decide()
+
+    async def _recent_on(self, index: int) -> RecentSteps | None:
+        """Return the newest steps of a server, from its next process if it ends meanwhile."""
+        while (server := await self._registry.present(index)) is not None:
+            if (recent := await self._recent_at(server)) is not None:
+                self._registry.learn(server, recent.memory)
+                return recent
+            if not self._registry.returns_s:
+                return None
+        return None
 
     async def _recent_at(self, server: Server) -> RecentSteps | None:
         """Return the newest steps of a server; None if it is gone."""
@@ -229,8 +241,13 @@ class StepTurns:
         self._barred.discard(worker)
         self.decide()
 
+    async def server_left(self, index: int) -> None:
+        """A server has ended. Its next process may have its memory, and with it the gradients."""
+        if await self._registry.present(index) is None:
+            self.server_changed()
+
     def server_changed(self) -> None:
-        """A server has ended or was replaced, with its part of the open step's gradients."""
+        """A server's part of the open step's gradients is lost."""
         for worker in sorted(self._steps.involved()):
             self._settle_dropped(worker, self._steps.remove(worker))
             self._drop(worker, _SERVER_ENDED)
@@ -251,9 +268,9 @@ class StepTurns:
             waited = self._waits.completed(workers, self._opened_s, self._queue.at_s())
             if waited is not None:
                 self._queue.post(waited)
-            # These servers have the gradients; one that attaches from now on does not.
-            servers = self._registry.attached()
-            self._queue.spawn(f"step {self._steps.step}", self._apply(complete, servers))
+            # These servers have the gradients; one that attaches with another memory has not.
+            holders = [self._registry.holder(index) for index in range(self._registry.number)]
+            self._queue.spawn(f"step {self._steps.step}", self._apply(complete, holders))
 
     def tick(self) -> None:
         """Tell the core what a step waits for if it stays open for long."""
@@ -268,12 +285,12 @@ class StepTurns:
     # steps
 
     async def _apply(
-        self, contributions: Sequence[Contribution], servers: Sequence[Server]
+        self, contributions: Sequence[Contribution], holders: Sequence[Holder]
     ) -> None:
         async with self._between_steps:
             step = self._steps.step
             versions = await asyncio.gather(
-                *(self._apply_at(one, step, contributions) for one in servers)
+                *(self._apply_by(holder, step, contributions) for holder in holders)
             )
         self._opened_s = self._queue.at_s()
         self._steps.applied()
@@ -291,6 +308,22 @@ class StepTurns:
                 self._settle_dropped(worker, sequences)
                 self._drop(worker, _SERVER_ENDED, partly_applied=bool(applied))
         self.decide()
+
+    async def _apply_by(
+        self, holder: Holder, step: int, contributions: Sequence[Contribution]
+    ) -> int | None:
+        """Apply a step at a server, by its next process with the same memory if it ends meanwhile.
+
+        None if the gradients are lost.
+        """
+        server = holder.server
+        while True:
+            version = await self._apply_at(server, step, contributions) if server else None
+            if version is not None or not holder.memory:
+                return version
+            server = await self._registry.present(holder.index)
+            if server is None or server.memory != holder.memory:
+                return None
 
     async def _apply_at(
         self, server: Server, step: int, contributions: Sequence[Contribution]

@@ -45,6 +45,7 @@ class LocalPlatform:
     """The platform of a master that a supervisor started."""
 
     has_next = False
+    servers_return_s = 30.0
 
     def __init__(self) -> None:
         self._cores = usable_cores()

@@ -106,6 +106,13 @@ class Platform(Protocol):
     def limits(self) -> Limits:
         """Limits of the place."""
 
+    @property
+    def servers_return_s(self) -> float:
+        """How long a server that has ended is expected back with its memory.
+
+        0: memory ends with its process.
+        """
+
     def opened(self) -> AbstractAsyncContextManager[MasterEnvironment]:
         """Prepare the place first of all, and let go of it last.
 

@@ -163,11 +163,14 @@ class ProcessLifecycle:
                 max(self._context.version, self._context.acknowledged_version),
                 event.restored_version or 0,
             )
-            # Acknowledgements of the lost updates no longer hold.
-            self._context.acknowledged_version = restored
+            # Acknowledgements of lost updates no longer hold.
+            self._context.acknowledged_version = min(self._context.acknowledged_version, restored)
             self._context.server_back_s = event.at_s
             lost = max(0, known - restored)
             self._context.updates_lost += lost
+            if event.restored_version is not None and not lost:
+                text = f"{event.name} has version {restored}: no update of its part was lost"
+                self._context.orders.announce("server", text, process=event.name)
             if lost:
                 text = (
                     f"{event.name} restored version {restored}: {amount(lost, 'update')} of its"

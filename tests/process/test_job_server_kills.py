@@ -1,0 +1,138 @@
+"""Whole jobs whose servers are killed at random: no update is lost, and weights count each record.
+
+Each record adds 1 to its row, to its bucket and to the total (`tests/fuzz_jobs/zoo/counting.py`),
+so the weights show what they were trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import churn
+from tests.conftest import ROOT, Job
+from tests.fuzz_jobs import counts
+from tests.waiting import until
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+RECORDS, EPOCHS, MINIBATCH = 6000, 3, 8
+SERVER_KILLS = 6 if churn.SEEDS else 3
+LIMIT_S = 240.0
+
+PACED = """
+import time
+
+
+class Paced(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.01)
+
+
+def callbacks():
+    return [Paced()]
+"""
+
+
+@pytest.fixture
+def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
+    """A job on the ids 0 to RECORDS - 1, without a checkpoint before its end."""
+    shutil.copy(ROOT / "tests/fuzz_jobs/zoo/counting.py", tmp_path / "counted.py")
+    with (tmp_path / "counted.py").open("a") as module:
+        module.write(PACED)
+    (tmp_path / "ids.csv").write_text("\n".join(["id", *map(str, range(RECORDS))]) + "\n")
+
+    def run() -> Job:
+        return start_job(
+            "train",
+            model_zoo=tmp_path,
+            model_def="counted",
+            model_params=f"rows={RECORDS};kind='served'",
+            training_data=tmp_path / "ids.csv",
+            num_epochs=EPOCHS,
+            num_workers=2,
+            num_ps_pods=2,
+            minibatch_size=MINIBATCH,
+            output=tmp_path / "export",
+        )
+
+    return run
+
+
+def check_weights(job: Job, tmp_path: Path, *, most_repeated: int) -> None:
+    """The weights have seen just what the receipt says."""
+    total = job.receipt()["total"]
+    found = counts.of_export(tmp_path / "export", RECORDS, width=1)
+    print(f"receipt {total}, weights count {found.total:g}")
+    assert (total["trained"], total["lost"], total["left"]) == (RECORDS * EPOCHS, 0, 0)
+    assert total["repeated"] <= most_repeated
+    assert found.problem() == ""
+    assert found.total == total["trained"] + total["repeated"]
+    assert found.records.min() >= EPOCHS
+
+
+def returns(job: Job) -> list[dict[str, Any]]:
+    """Events of servers that came back."""
+    return [one for one in job.events() if one["kind"] == "server"]
+
+
+def kills_of_servers(job: Job, seed: int) -> int:
+    """SIGKILL to random servers until the job ends; returns how many."""
+    job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
+    victims = churn.live("ps")
+    choose = random.Random(seed)
+    return len(
+        churn.kill_until_it_ends(
+            job, choose, every_s=(0.5, 3.0), victims=victims, most=SERVER_KILLS
+        )
+    )
+
+
+def kill(job: Job, role: str, choose: random.Random) -> None:
+    if role == "master":
+        master = json.loads((job.directory / "master.json").read_text())
+        os.kill(master["pid"], signal.SIGKILL)
+    else:
+        until(f"a {role} is killed", lambda: job.kill_one(role, choose), LIMIT_S)
+
+
+@pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
+def test_servers_that_are_killed_lose_no_update_and_repeat_none(
+    seed: int, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = start()
+    kills = kills_of_servers(job, seed)
+    code, output = job.finish()
+    assert code == 0, output
+    assert kills >= 1
+    back = returns(job)
+    assert back and all("no update of its part was lost" in one["text"] for one in back), back
+    check_weights(job, tmp_path, most_repeated=0)
+
+
+def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = start()
+    job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
+    choose = random.Random(5)
+    for role in ("ps", "master", "ps", "worker", "ps"):
+        before = job.wait_until("it trains", lambda status: status["version"] > 0, LIMIT_S)
+        kill(job, role, choose)
+
+        def further(status: dict[str, Any], before: int = before["version"]) -> bool:
+            return bool(status["version"] > before + 10)
+
+        job.wait_until(f"it trains after a {role} was killed", further, LIMIT_S)
+    code, output = job.finish()
+    assert code == 0, output
+    assert all("no update of its part was lost" in one["text"] for one in returns(job))
+    check_weights(job, tmp_path, most_repeated=2 * MINIBATCH)
