@@ -187,7 +187,12 @@ def _copy(job: Job, first: str) -> None:
         if variable["name"] == "ELASTICDL_JOB_UID":
             variable.pop("valueFrom", None)
             variable["value"] = owner["uid"]
-    metadata = {"name": f"{job.name}-second", "namespace": namespace, "labels": labels}
+    metadata = {
+        "name": f"{job.name}-second",
+        "namespace": namespace,
+        "labels": labels,
+        "ownerReferences": [{**owner, "controller": False, "blockOwnerDeletion": False}],
+    }
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     place.kubectl("create", "-f", "-", text=json.dumps(body))
 
