@@ -29,7 +29,7 @@ chaos: prepare  ## Ten thousand simulated jobs with faults, with new seeds, on a
 	$(BIN)/python -m tests.simulation --jobs 3334 --seed $$(date +%s) --processes $(WORKERS) $(ARGS)
 
 chaos-local: horovod  ## A hundred real jobs with random flags; master, workers and servers get SIGKILL, SIGSTOP and SIGTERM.
-	$(BIN)/python -m tests.fuzz_jobs --chaos master,worker --seconds 36000 --jobs 100 $(ARGS)
+	$(BIN)/python -m tests.fuzz_jobs --chaos master,worker,ps --seconds 36000 --jobs 100 $(ARGS)
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)

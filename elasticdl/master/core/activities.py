@@ -119,7 +119,8 @@ class Activities:
         # The job's own longest `feed` or step sets the bound: slow user code is slow every time.
         longest_s = self._longest_s.get(activity.what, 0.0)
         return max(
-            _BUSY_TIMES * max(self.bound_s, longest_s), self._leasing.singleton_limit_s(process)
+            _BUSY_TIMES * max(self.bound_s, longest_s),
+            self._leasing.limits.singleton_limit_s(process),
         )
 
     def long(self) -> list[str]:

@@ -68,7 +68,7 @@ class Remedies:
         A worker beyond the limit is replaced anyway.
         """
         found = [process for name in debtors if (process := self._context.worker(name))]
-        limits = [(process, self._leasing.limit_s(process)) for process in found]
+        limits = [(process, self._leasing.limits.limit_s(process)) for process in found]
         return bool(found) and all(
             limit_s is not None and self._context.now_s - process.busy_since_s <= limit_s
             for process, limit_s in limits

@@ -85,11 +85,7 @@ class JobState:
         activities = Activities(context, self._leasing)
         questions = StateQuestions(context)
         self._lifecycle = ProcessLifecycle(
-            context,
-            self._leasing,
-            self._scaling,
-            self._evaluation,
-            self._checkpointing,
+            context, self._leasing, self._scaling, self._evaluation, self._checkpointing
         )
         self._waits = Waits(context, self._coordination, self._pending, activities)
         self._phases = Phases(
@@ -101,25 +97,14 @@ class JobState:
             self._waits,
         )
         remedies = Remedies(
-            context,
-            self._coordination,
-            self._leasing,
-            self._scaling,
-            self._lifecycle,
-            self._phases,
+            context, self._coordination, self._leasing, self._scaling, self._lifecycle, self._phases
         )
         self._stalls = self._watch_stalls(activities, remedies, questions)
         self._slow_workers = SlowWorkers(context, self._leasing, self._scaling)
         self._slow_servers = SlowServers(context, self._checkpointing, self._scaling)
         self._backup_leases = BackupLeases(context, self._leasing, self._evaluation)
         self._stragglers = Stragglers(
-            context,
-            self._leasing,
-            activities,
-            self._lifecycle,
-            remedies,
-            self._stalls,
-            questions,
+            context, self._leasing, activities, self._lifecycle, remedies, self._stalls, questions
         )
         self._takeover = Takeover(context, self._leasing, self._evaluation, self._scaling)
         self._story: deque[events.Event] = deque(maxlen=_STORY)

@@ -111,7 +111,7 @@ class Stragglers:
             return None
         # The time for a compilation is no measure of `feed`.
         compiles = not self._activities.is_input(activity)
-        return max(usual_s, self._leasing.limit_s(process, compiles=compiles) or 0.0)
+        return max(usual_s, self._leasing.limits.limit_s(process, compiles=compiles) or 0.0)
 
     def _suspect(self, process: Process, since_s: float) -> None:
         """Ask a worker once where its threads are."""
@@ -159,7 +159,7 @@ class Stragglers:
     # no progress
 
     def _look_at_progress(self, process: Process) -> None:
-        limit_s, since_s = self._leasing.limit_s(process), self._idle_since_s(process)
+        limit_s, since_s = self._leasing.limits.limit_s(process), self._idle_since_s(process)
         idle_s = self._context.now_s - since_s
         if limit_s is None or idle_s <= _SUSPECT * limit_s:
             return
@@ -200,7 +200,7 @@ class Stragglers:
         usual_s = self._usual_s(process, activity) if activity is not None else None
         if activity is not None and usual_s is not None:
             return now_s - activity.since_s > _SUSPECT * usual_s
-        limit_s = self._leasing.limit_s(process)
+        limit_s = self._leasing.limits.limit_s(process)
         return limit_s is not None and now_s - self._idle_since_s(process) > _SUSPECT * limit_s
 
     def _idle_since_s(self, process: Process) -> float:

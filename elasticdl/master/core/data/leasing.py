@@ -18,6 +18,7 @@ from elasticdl.master.core.commands import (
     RevokeLeases,
     WorkFinished,
 )
+from elasticdl.master.core.data.lease_limits import LeaseLimits
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.paces import Paces
@@ -52,6 +53,7 @@ class Leasing:
         self._reconciliation = reconciliation
         self.revocation = Revocation(context, evaluation)
         self.paces = Paces()
+        self.limits = LeaseLimits(context, evaluation, self.paces)
 
     # requests
 
@@ -485,38 +487,3 @@ class Leasing:
         self._context.ended_early = why
         work.stop()
         return True
-
-    def limit_s(self, process: Process, *, compiles: bool = True) -> float | None:
-        """How long the worker may go without progress on its leases; None without leases.
-
-        `compiles` False: without the time that a worker has for its first step.
-        """
-        name, limits = process.name, list[float]()
-        current, work = self._evaluation.round, self._context.work
-        for ledger in (work, current.ledger if current else None):
-            held = ledger.held_by(name) if ledger else []
-            if ledger is work and self._context.waits_for_others(name):
-                continue
-            limits += [self._lease_limit_s(ledger, one, compiles) for one in held if ledger]
-        if singleton_s := self.singleton_limit_s(process):
-            limits.append(singleton_s)
-        return max(limits, default=None)
-
-    def _lease_limit_s(self, ledger: Ledger, held: HeldShard, compiles: bool) -> float:
-        """The time until the next report of progress with this lease."""
-        records = held.piece.shard.records
-        if ledger.keeps_progress:
-            batch = self._context.spec.data.minibatch_size
-            records = min(records, self.paces.stride(ledger.task, batch))
-        if not compiles:
-            return self.paces.usual_limit_s(ledger.task, records)
-        warm = self.paces.knows(held.worker, ledger.task)
-        return self.paces.limit_s(ledger.task, records, warm=warm)
-
-    def singleton_limit_s(self, process: Process) -> float:
-        """How long the summary or export that a worker holds may take; 0 if it holds neither."""
-        current, export = self._evaluation.round, self._context.export
-        if export is not None and export.holder == process.name:
-            return self.paces.limit_s(Task.EXPORT, 0, warm=True)
-        summary = current is not None and current.summary.holder == process.name
-        return self.paces.limit_s(Task.SUMMARY, 0, warm=True) if summary else 0.0
