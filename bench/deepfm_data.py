@@ -7,6 +7,7 @@ weight.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ FIELDS, DENSE, DIM, HIDDEN = 26, 13, 16, (128, 128)
 IDS_PER_FIELD = 1_000_000 // FIELDS
 VOCABULARY = IDS_PER_FIELD * FIELDS
 LEARNING_RATE = {"adam": 1e-3, "adagrad": 1e-2}
-TRAIN, TEST = 1_048_576, 32_768
+TRAIN, TEST = int(os.environ.get("E2E_RECORDS", "1048576")), 32_768
 TRAIN_SEED, TEST_SEED, TRUTH_SEED = 0, 1, 99
 ID_WEIGHT, DENSE_WEIGHT, BIAS = 0.35, 0.15, -1.4
 """Standard deviations of the weights; the logit of the mean record: a quarter is positive."""

@@ -2,8 +2,8 @@
 other systems.
 
 Everything on the same cores, one after the other in one run; medians. Samples/s; AUC after one
-pass; and the seconds until AUC is `SHARE` of what plain Keras has after the pass. `E2E_ROUNDS` and
-`E2E_POINTS` shorten it.
+pass; and the seconds until AUC is `SHARE` of what plain Keras has after the pass. `E2E_ROUNDS`,
+`E2E_POINTS` and `E2E_RECORDS` shorten it.
 """
 
 from __future__ import annotations
