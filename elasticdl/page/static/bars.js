@@ -60,7 +60,7 @@ export function timelineFrame() {
     h(
       "table",
       { class: "bars", "aria-label": "Processes over time" },
-      columns(["Process", "who"], ["", "when"], ["Now, or why it ended", "why"]),
+      columns(["Process", "who"], ["From its launch to its end", "when"], ["Now, or why it ended", "why"]),
       h("tbody", { id: "bars" }),
     ),
     h("div", { class: "pager", id: "bars-pager" }),
