@@ -4,6 +4,7 @@ spite of that.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -94,11 +95,44 @@ def kill(job: Job, role: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_all_servers_killed_in_the_final_evaluation_get_the_weights_that_a_worker_has(
+def kill_with_memory(job: Job) -> None:
+    """Kill all servers, and take away the memory that outlives them, as on a lost node."""
+    supervisor = json.loads((job.directory / "supervisor.json").read_text())["pid"]
+    os.kill(supervisor, signal.SIGSTOP)  # It would start the next ones meanwhile.
+    try:
+        kill(job, "ps")
+        files = [
+            one
+            for one in Path(f"/proc/{supervisor}/fd").iterdir()
+            if os.readlink(one).startswith("/memfd:elasticdl-ps-")
+        ]
+        assert len(files) == 2
+        for file in files:
+            os.truncate(file, 0)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+
+
+def test_all_servers_killed_in_the_final_evaluation_keep_their_weights(
     hold_job: Callable[..., Held],
 ) -> None:
     held = hold_job(num_workers=1, num_ps_pods=2)
     kill(held.job, "ps")
+    held.release()
+    code, output = held.job.finish(LIMIT_S)
+    assert code == 0, output
+    total = held.job.receipt()["total"]
+    assert (total["trained"], total["lost"], total["repeated"]) == (RECORDS, 0, 0)
+    assert "updates were lost" not in output
+    assert held.job.final("accuracy") > 0.8, "the weights are those that were trained"
+    assert (held.folder / "export" / "saved_model.pb").exists()
+
+
+def test_servers_lost_with_their_memory_get_the_weights_that_a_worker_has(
+    hold_job: Callable[..., Held],
+) -> None:
+    held = hold_job(num_workers=1, num_ps_pods=2)
+    kill_with_memory(held.job)
     held.release()
     code, output = held.job.finish(LIMIT_S)
     assert code == 0, output
