@@ -83,3 +83,12 @@ def test_an_image_installs_nothing_from_pypi_without_a_hash(name: str) -> None:
     installs = re.findall(r"pip install [^&|\n]*", text)
     assert installs
     assert all("--require-hashes" in one or "--no-deps" in one for one in installs)
+
+
+def test_the_image_is_built_of_all_cpp() -> None:
+    """What is missing is an undefined symbol in a pod."""
+    copied = re.findall(
+        r"^COPY (elasticdl/\w+/native) \1$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE
+    )
+    sources = {path.parent for path in ROOT.glob("elasticdl/*/native/*.cc")}
+    assert copied == sorted(str(path.relative_to(ROOT)) for path in sources)
