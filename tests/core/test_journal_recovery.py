@@ -341,3 +341,19 @@ def test_an_unfinished_command_is_known_by_its_event(life: Life) -> None:
         for process in life.state._context.processes.going.values()
         if process.life == "requested"
     }
+
+
+def test_a_replaced_master_learns_of_a_run_that_was_begun_anew(
+    replaced: tuple[Life, Life],
+) -> None:
+    """The later run removes the marks of the earlier one, and nobody removes its own."""
+    old, _ = replaced
+    anew = Life(old.directory, 3, header=Header("another launch", 5), limits=JournalLimits())
+    gap = files.gap_path(old.directory, 2)
+    gap.touch()
+    old.journal._forget()
+    assert gap.exists()
+    old.journal.append(e.StopRequested(old.state.now_s, "nobody asked"))
+    with pytest.raises(MasterSuperseded, match="anew"):
+        at_once(old.journal.flush())
+    anew.journal.close()

@@ -198,6 +198,39 @@ def test_replacements_that_do_not_help_end_after_three(bench: type[Bench]) -> No
     assert len(job.of(c.StopProcess)) == 3
 
 
+def test_replacements_whose_successors_report_rarely_end_after_three(bench: type[Bench]) -> None:
+    """A successor is no cure before it has reported enough to be compared."""
+    job, held = bench(num_workers=3, records_per_task=1000), dict[int, Any]()
+    job.up(3, training=LARGE)
+    slow = 2
+    for second in range(3000):
+        train(job, 1, {0: 20, 1: 20, **({slow: 25} if second % 25 == 0 else {})}, held)
+        ordered = max(one.name.index for one in job.of(c.StartProcess) if one.name.role == "worker")
+        if ordered > slow:
+            gone, held[slow] = held.get(slow), None
+            if gone is not None:
+                lease, offset = gone
+                applied = Applied(present(lease.shard).id, lease.attempt, offset)
+                job.put(e.LeaseReturned(0, worker(slow), applied))
+            job.die(worker(slow), ExitStatus(exit_code=66))
+            slow = ordered
+            job.attach(worker(slow))
+    slow_ones = [one for one in job.of(c.StopProcess) if "it is slow" in one.reason]
+    assert len(slow_ones) == 3
+
+
+def test_a_worker_that_steps_do_without_gets_work_again_after_a_minute(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_workers=4, sync=True, records_per_task=100)
+    job.up(3, training=LARGE)  # The fourth waits for a place, so nobody is replaced.
+    job.put(e.StepsWaited(0, worker(2), 9.0, 10.0))
+    asks = e.LeaseRequested(0, worker(2))
+    assert not job.of(c.GrantLease, job.put(asks))
+    pass_time(job, 62)
+    assert job.of(c.GrantLease, job.put(asks))
+
+
 # backup leases
 
 

@@ -26,6 +26,8 @@ _WORTH_S = 60.0
 """A replacement needs up to a minute until it trains: a shorter rest is not worth it."""
 _MOST_IN_VAIN = 3
 """Replacements in a row whose successors are slow, too: then the cause is not the process."""
+_BARRED_S = 60.0
+"""A slow worker that synchronous steps do without, and that stays, gets work again after that."""
 _PAUSE_S = 60.0
 """Pause after a replacement; it doubles with each replacement in vain."""
 
@@ -73,7 +75,9 @@ class SlowWorkers:
         if self._context.phase not in (Phase.WORKING, Phase.EVALUATING):
             return
         workers = [one for one in self._context.processes.live_workers() if one.up]
-        if not self._context.spec.trains_in_steps:
+        if self._context.spec.trains_in_steps:
+            self._try_again(workers)
+        else:
             self._compare(workers)
         for process in workers:
             if process.slow_times and self._is_due(process, workers):
@@ -81,6 +85,13 @@ class SlowWorkers:
                 self._replaced_s = self._context.now_s
                 self._replace(process)
                 return
+
+    def _try_again(self, workers: list[Process]) -> None:
+        """Give work to those that steps do without: nothing else shows that they have recovered."""
+        for process in workers:
+            if process.slow_times and self._context.now_s - process.slow_since_s > _BARRED_S:
+                process.slow_times = 0.0
+                self._announce(process, "gets work again: it may be slow no longer", "info")
 
     # comparison
 
@@ -127,11 +138,17 @@ class SlowWorkers:
             one.ordered_s > self._replaced_s
             and one.works
             and not one.slow_times
+            and self._is_known(one)
             # So long it would have been found to be slow.
             and self._context.now_s - (one.ready_s or self._context.now_s) > 2 * _SLOW_FOR_S
             for one in workers
         )
         return 0 if cured else self._replacements
+
+    def _is_known(self, process: Process) -> bool:
+        """Whether it has reported enough to be compared."""
+        by_steps = self._context.spec.trains_in_steps
+        return by_steps or self._leasing.paces.of(process.name, self._task()) is not None
 
     def _is_due(self, process: Process, workers: list[Process]) -> bool:
         context, now_s, in_vain = self._context, self._context.now_s, self._in_vain(workers)

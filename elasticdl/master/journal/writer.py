@@ -175,8 +175,11 @@ class JournalFile:
         """
         try:
             newest = max(files.terms(self._directory, self._run), default=0)
+            later = any(one.run > self._run for one in files.segments(self._directory))
         except OSError:
             return False
+        if later:
+            raise MasterSuperseded("a later master began the job anew")
         if newest > self._header.term:
             raise MasterSuperseded(f"the master of term {newest} continues the job")
         return not self._gap
@@ -286,8 +289,8 @@ class JournalFile:
             left -= one.path.stat().st_size
             if left < 0:
                 one.path.unlink()
-            if one.run != self._run:
-                # Nobody continues an earlier run.
+            if one.run < self._run:
+                # Nobody continues an earlier run. What is of a later one belongs to its master.
                 files.start_path(self._directory, one.run).unlink(missing_ok=True)
                 files.gap_path(self._directory, one.run).unlink(missing_ok=True)
                 for term in files.terms(self._directory, one.run):

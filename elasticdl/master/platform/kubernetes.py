@@ -24,6 +24,7 @@ from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, Role
 from elasticdl.cluster.kubernetes import manifests
+from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.job_accounting import JobAccounting
@@ -81,6 +82,7 @@ _SETTLE_AGAIN_S = (2.0, 5.0, 15.0, 60.0)
 _MASTER_AWAY_S = 900.0
 """The next master's pod may have to wait for a node, or for the Job: at most 10 minutes."""
 _CONCLUDE_LIMIT_S = 300.0
+_CONCLUDE_AGAIN_S = 5.0
 _ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what listens there
 
 
@@ -129,6 +131,7 @@ class KubernetesPlatform:
         self._token = ""
         self._api: ApiServer | None = None
         self._lease: MasterLease | None = None
+        self._settling: asyncio.Future[None] | None = None
         self._authority: CertifiedKey | None = None
 
     @asynccontextmanager
@@ -143,12 +146,11 @@ class KubernetesPlatform:
                 if (ended := parsed_outcome(lease.note(_OUTCOME))) is not None:
                     raise JobHasEnded(ended)
                 provided = await resources.provide()
-                settling = asyncio.ensure_future(self._settle(api))
+                self._settling = asyncio.ensure_future(self._settle(api))
                 try:
                     yield self._environment(provided, term, tenure)
                 finally:
-                    settling.cancel()
-                    await asyncio.gather(settling, return_exceptions=True)
+                    await self._settled()
         finally:
             if self._lease is not None:
                 await lease.release()
@@ -189,6 +191,12 @@ class KubernetesPlatform:
             ended = await self._resources(api).end_earlier()
         warnings = begin_anew(self._pod_env.spec, environment.directory, lost=ended > 0)
         return replace(environment, warnings=(*environment.warnings, *warnings))
+
+    async def _settled(self) -> None:
+        """End `_settle`: from now on this master's end counts as its outcome says."""
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.gather(self._settling, return_exceptions=True)
 
     async def _settle(self, api: ApiServer) -> None:
         """Once this master has run for a while, have its end not count against the job."""
@@ -270,6 +278,7 @@ class KubernetesPlatform:
             self._pod_env.outcome.write_text(text, encoding="utf-8")
         except OSError as error:
             _LOG.error("cannot write the outcome to %s: %s", self._pod_env.outcome, error)
+        await self._settled()
         try:
             async with asyncio.timeout(_CONCLUDE_LIMIT_S), self._connection() as api:
                 await self._concluded(api, text, failure=outcome.exit_code != ExitCode.DONE)
@@ -287,6 +296,12 @@ class KubernetesPlatform:
             except ApiAway as away:
                 _LOG.warning("%s; retrying in %g s", away.message, away.retry_after_s)
                 await asyncio.sleep(away.retry_after_s)
+            except ApiRefused as refused:
+                said = refusal(refused.status.code, refused.message)
+                if not said.retry:
+                    raise
+                _LOG.warning("%s; retrying in %g s", said.reason, _CONCLUDE_AGAIN_S)
+                await asyncio.sleep(_CONCLUDE_AGAIN_S)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[ApiServer]:

@@ -116,10 +116,12 @@ void write_all(int output, const std::string& text) {
 InterpreterWatch::InterpreterWatch(double limit_s, int output, int signal, std::string folder)
     : limit_s_(limit_s), output_(output), signal_(signal), question_(signal - 1), folder_(std::move(folder)) {
   if (pipe2(channel_, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  // A thread that writes more than the pipe takes must not wait in the signal's handler.
+  if (fcntl(channel_[1], F_SETFL, O_NONBLOCK) != 0) throw std::system_error(errno, std::generic_category(), "fcntl");
   answers = channel_[1];
   struct sigaction action = {};
   action.sa_handler = answer;
-  action.sa_flags = SA_RESTART;
+  action.sa_flags = SA_RESTART | SA_ONSTACK;
   if (sigaction(question_, &action, nullptr) != 0) throw std::system_error(errno, std::generic_category(), "sigaction");
 }
 
@@ -179,9 +181,15 @@ std::vector<Stack> InterpreterWatch::stacks(const std::vector<PythonThread>& thr
   const auto end = Clock::now() + std::chrono::duration<double>(kWriteLimitS);
   const pid_t self = static_cast<pid_t>(syscall(SYS_gettid));
   std::vector<Stack> found;
-  // Python does not know all: TensorFlow calls the user's functions in threads of its own.
-  for (const pid_t id : all_threads()) {
+  // Python does not know all: TensorFlow calls the user's functions in threads of its own. A signal
+  // may interrupt their system calls, so they are asked only if none of Python's has the lock.
+  const auto is_known = [&](pid_t id) { return std::any_of(threads.begin(), threads.end(), [id](const PythonThread& one) { return one.id == id; }); };
+  std::vector<pid_t> all = all_threads();
+  const auto others = std::stable_partition(all.begin(), all.end(), is_known);
+  for (auto at = all.begin(); at != all.end(); ++at) {
+    const pid_t id = *at;
     if (id == self) continue;
+    if (at >= others && std::any_of(found.begin(), found.end(), [](const Stack& one) { return one.holds; })) break;
     if (Clock::now() > end) break;
     const std::string said = from(id, question_, kAnswerMs, 1);
     if (said.empty() || said[0] == kNoPython) continue;

@@ -27,8 +27,8 @@ struct Stack {
 // interpreter's lock, and no Python code can say where. Its own thread needs no lock.
 //
 // Each thread writes its own stack, in a handler of `signal` that Python's faulthandler registers for `channel()`: to
-// read the frames of a thread that runs would crash. The signal before that one asks whether it holds the lock. Both
-// restart what they interrupt. One object in a process.
+// read the frames of a thread that runs would crash. The signal before that one asks whether it holds the lock. Calls
+// that the kernel does not restart, such as nanosleep and poll, end early. One object in a process.
 class InterpreterWatch {
  public:
   // `output` gets the text. `folder` has the user's code, without a slash at its end.
