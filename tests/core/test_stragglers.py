@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -179,32 +180,13 @@ def test_workers_that_are_all_slow_or_only_somewhat_slower_stay(bench: type[Benc
     assert not told(job) and not job.of(c.StopProcess)
 
 
-def test_replacements_that_do_not_help_end_after_three(bench: type[Bench]) -> None:
-    job, held = bench(num_workers=3, records_per_task=1000), dict[int, Any]()
-    job.up(3, training=LARGE)
+def replaced_in_vain(
+    job: Bench, held: dict[int, Any], turns: int, train_once: Callable[[int, int], None]
+) -> None:
+    """Train in turns, of which each gets the slow worker; its successors are as slow."""
     slow = 2
-    for _ in range(30):
-        train(job, 30, {0: 20, 1: 20, slow: 1}, held)
-        ordered = max(one.name.index for one in job.of(c.StartProcess) if one.name.role == "worker")
-        if ordered > slow:
-            gone, held[slow] = held[slow], None
-            if gone is not None:
-                lease, offset = gone
-                applied = Applied(present(lease.shard).id, lease.attempt, offset)
-                job.put(e.LeaseReturned(0, worker(slow), applied))
-            job.die(worker(slow), ExitStatus(exit_code=66))
-            slow = ordered
-            job.attach(worker(slow))
-    assert len(job.of(c.StopProcess)) == 3
-
-
-def test_replacements_whose_successors_report_rarely_end_after_three(bench: type[Bench]) -> None:
-    """A successor is no cure before it has reported enough to be compared."""
-    job, held = bench(num_workers=3, records_per_task=1000), dict[int, Any]()
-    job.up(3, training=LARGE)
-    slow = 2
-    for second in range(3000):
-        train(job, 1, {0: 20, 1: 20, **({slow: 25} if second % 25 == 0 else {})}, held)
+    for turn in range(turns):
+        train_once(turn, slow)
         ordered = max(one.name.index for one in job.of(c.StartProcess) if one.name.role == "worker")
         if ordered > slow:
             gone, held[slow] = held.get(slow), None
@@ -215,6 +197,24 @@ def test_replacements_whose_successors_report_rarely_end_after_three(bench: type
             job.die(worker(slow), ExitStatus(exit_code=66))
             slow = ordered
             job.attach(worker(slow))
+
+
+def test_replacements_that_do_not_help_end_after_three(bench: type[Bench]) -> None:
+    job, held = bench(num_workers=3, records_per_task=1000), dict[int, Any]()
+    job.up(3, training=LARGE)
+    replaced_in_vain(job, held, 30, lambda _, slow: train(job, 30, {0: 20, 1: 20, slow: 1}, held))
+    assert len(job.of(c.StopProcess)) == 3
+
+
+def test_replacements_whose_successors_report_rarely_end_after_three(bench: type[Bench]) -> None:
+    """A successor is no cure before it has reported enough to be compared."""
+    job, held = bench(num_workers=3, records_per_task=1000), dict[int, Any]()
+    job.up(3, training=LARGE)
+
+    def train_once(second: int, slow: int) -> None:
+        train(job, 1, {0: 20, 1: 20, **({slow: 25} if second % 25 == 0 else {})}, held)
+
+    replaced_in_vain(job, held, 3000, train_once)
     slow_ones = [one for one in job.of(c.StopProcess) if "it is slow" in one.reason]
     assert len(slow_ones) == 3
 

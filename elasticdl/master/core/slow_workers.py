@@ -13,8 +13,8 @@ from elasticdl.master.core import events
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.causes import Cause
-from elasticdl.master.core.processes.cpu_time import lack_of_cpu
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
+from elasticdl.master.core.processes.slowness import announce_slowness, lack_of_cpu
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.shard import Task
 
@@ -91,7 +91,9 @@ class SlowWorkers:
         for process in workers:
             if process.slow_times and self._context.now_s - process.slow_since_s > _BARRED_S:
                 process.slow_times = 0.0
-                self._announce(process, "gets work again: it may be slow no longer", "info")
+                announce_slowness(
+                    self._context, process, "gets work again: it may be slow no longer", "info"
+                )
 
     # comparison
 
@@ -115,20 +117,12 @@ class SlowWorkers:
         if not process.slow_times and times > SLOW_TIMES:
             process.slow_times, process.slow_since_s = times, self._context.now_s
             text += lack_of_cpu(process, self._context.processes)
-            self._announce(process, f"is slow, {times:.0f} times the others: {text}", "warning")
+            announce_slowness(
+                self._context, process, f"is slow, {times:.0f} times the others: {text}", "warning"
+            )
         elif process.slow_times and times < _NOT_SLOW_TIMES:
             process.slow_times = 0.0
-            self._announce(process, f"is no longer slow: {text}", "info")
-
-    def _announce(self, process: Process, text: str, level: str) -> None:
-        details = {"slow_times": round(process.slow_times, 1)}
-        self._context.orders.announce(
-            "straggler",
-            f"{process.name} {text}",
-            process=process.name,
-            level=level,
-            details=details,
-        )
+            announce_slowness(self._context, process, f"is no longer slow: {text}", "info")
 
     # replacement
 

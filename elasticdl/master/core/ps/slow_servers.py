@@ -11,8 +11,8 @@ from elasticdl.master.core import events
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.causes import Cause
-from elasticdl.master.core.processes.cpu_time import lack_of_cpu
 from elasticdl.master.core.processes.scaling import Scaling
+from elasticdl.master.core.processes.slowness import announce_slowness, lack_of_cpu
 from elasticdl.master.core.processes.table import Process
 
 _SLOW_FOR_S = 20.0
@@ -52,7 +52,7 @@ class SlowServers:
             return
         if event.server is None:
             process.slow_times = 0.0
-            self._announce(process, "is no longer slow", "info")
+            announce_slowness(self._context, process, "is no longer slow", "info")
             return
         process.slow_times = event.took_ms / max(event.others_ms, 1e-3)
         text = (
@@ -60,7 +60,7 @@ class SlowServers:
             f" {event.others_ms:.3g} ms for the others"
             f"{lack_of_cpu(process, self._context.processes)}"
         )
-        self._announce(process, text, "warning")
+        announce_slowness(self._context, process, text, "warning")
 
     def tick(self) -> None:
         """Take a checkpoint, and then replace the slow server."""
@@ -82,7 +82,9 @@ class SlowServers:
             self._stays(process, why_not)
             return
         self._saving_since_s = self._context.now_s
-        self._announce(process, "will be replaced after a checkpoint: it is slow", "info")
+        announce_slowness(
+            self._context, process, "will be replaced after a checkpoint: it is slow", "info"
+        )
         self._checkpointing.asked(process.name)
 
     def _await_checkpoint(self, process: Process, since_s: float) -> None:
@@ -102,14 +104,4 @@ class SlowServers:
 
     def _stays(self, process: Process, why: str) -> None:
         self._gave_up, self._saving_since_s = True, None
-        self._announce(process, f"is not replaced: {why}", "warning")
-
-    def _announce(self, process: Process, text: str, level: str) -> None:
-        details = {"slow_times": round(process.slow_times, 1)}
-        self._context.orders.announce(
-            "straggler",
-            f"{process.name} {text}",
-            process=process.name,
-            level=level,
-            details=details,
-        )
+        announce_slowness(self._context, process, f"is not replaced: {why}", "warning")

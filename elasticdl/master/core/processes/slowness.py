@@ -1,9 +1,10 @@
-"""Whether a process lacks CPU time, in comparison with the others of its job."""
+"""What is said of a process that is slower than the others of its job."""
 
 from __future__ import annotations
 
 from statistics import median
 
+from elasticdl.master.core.job_context import JobContext
 from elasticdl.master.core.processes.table import Process, Processes
 
 _TIMES = 3.0
@@ -22,3 +23,14 @@ def lack_of_cpu(process: Process, processes: Processes) -> str:
     if share * _TIMES > usual:
         return ""
     return f"; it gets {share:.0%} of the CPU time that it asks for, the others {usual:.0%}"
+
+
+def announce_slowness(context: JobContext, process: Process, text: str, level: str) -> None:
+    """Announce what the master finds or does about a slow process."""
+    context.orders.announce(
+        "straggler",
+        f"{process.name} {text}",
+        process=process.name,
+        level=level,
+        details={"slow_times": round(process.slow_times, 1)},
+    )
