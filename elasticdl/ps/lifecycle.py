@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -146,16 +147,31 @@ def _native_server(
     certificate, private_key = (
         (certified.certificate, certified.key) if certified is not None else ("", "")
     )
-    return _native.Server(
-        place.server,
-        place.servers,
-        key,
-        certificate,
-        private_key,
-        turns=attached.spec.turns_per_step,
-        memory=memory or "",
-        run=attached.run,
-    )
+
+    def made(memory: str) -> _native.Server:
+        return _native.Server(
+            place.server,
+            place.servers,
+            key,
+            certificate,
+            private_key,
+            turns=attached.spec.turns_per_step,
+            memory=memory,
+            run=attached.run,
+        )
+
+    try:
+        return made(memory or "")
+    except (MemoryError, OSError) as error:
+        if not memory:
+            raise
+        # A limit on addresses or on the size of a file, such as `ulimit -v`.
+        _log.warning(
+            "ps-%d keeps no memory beyond this process: %s", place.server, error or "no addresses"
+        )
+        # A later process must not take on what is older than this one's state.
+        os.truncate(memory, 0)
+        return made("")
 
 
 def _follow_orders(client: MasterClient, asked: threading.Event) -> ExitCode:

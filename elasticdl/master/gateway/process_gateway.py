@@ -108,6 +108,7 @@ class ProcessGateway:
         self._version = presence.version
         for name in presence.gone:
             self.sessions.leave(name, "has ended")
+        self._registry.expect_all()
         for one in presence.attached:
             self.sessions.restore(one.name, one.instance, presence.version)
             if one.name.role is Role.PS:

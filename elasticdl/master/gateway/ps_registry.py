@@ -54,13 +54,14 @@ class PsRegistry:
     def __init__(self, number: int, connect: Connect, returns_s: float = 0.0) -> None:
         """`returns_s`: how long a server that has ended is expected back with its memory.
 
-        0: memory ends with its process.
+        It counts from its end, however many calls wait. 0: memory ends with its process.
         """
         self.number = number
         self.returns_s = returns_s
         self._connect = connect
         self._servers: dict[int, Server] = {}
         self._memories: dict[int, int] = {}
+        self._back_by_s: dict[int, float] = {}
         self._arrival = asyncio.Event()
 
     def attach(self, name: ProcessName, address: str, memory: int = 0) -> Server:
@@ -85,6 +86,14 @@ class PsRegistry:
         if self._servers.get(server.name.index) is server:
             self._memories[server.name.index] = memory
 
+    def expect_all(self) -> None:
+        """Expect each server of an earlier master, from now on."""
+        for index in range(self.number):
+            self._expect(index)
+
+    def _expect(self, index: int) -> None:
+        self._back_by_s[index] = asyncio.get_running_loop().time() + self.returns_s
+
     def holder(self, index: int) -> Holder:
         """Return the server of an index and its memory."""
         return Holder(index, self._servers.get(index), self._memories.get(index, 0))
@@ -92,10 +101,11 @@ class PsRegistry:
     async def present(self, index: int) -> Server | None:
         """Return the server of an index; wait for the next process of one that is away.
 
-        None if there is none after `returns_s`.
+        None if there has been none for `returns_s`, or never.
         """
+        back_by_s = self._back_by_s.get(index, asyncio.get_running_loop().time())
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.returns_s):
+            async with asyncio.timeout_at(back_by_s):
                 while index not in self._servers:
                     await self._arrival.wait()
         return self._servers.get(index)
@@ -106,6 +116,7 @@ class PsRegistry:
         if server is None or server.name != name:
             return
         del self._servers[name.index]
+        self._expect(name.index)
         server.gone.set()
         await server.control.close()
 

@@ -102,6 +102,8 @@ void KeptMemory::map() {
   base_ = mapped_ + (Mapping::kHugePage - reinterpret_cast<uintptr_t>(mapped_) % Mapping::kHugePage) % Mapping::kHugePage;
   void* there = ::mmap(base_, window_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd_, 0);
   if (there == MAP_FAILED) throw std::bad_alloc();
+  // A core dump would make each page of the window, and whoever holds the file would keep them.
+  if (::madvise(base_, window_, MADV_DONTDUMP) != 0) problem("kept memory");
 }
 
 void KeptMemory::begin() {

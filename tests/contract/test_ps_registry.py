@@ -1,0 +1,63 @@
+"""The servers that a master knows, and for how long it waits for one that is away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.gateway.ps_registry import PsRegistry
+
+pytestmark = pytest.mark.contract
+RETURNS_S = 0.3
+
+
+class Control:
+    """Nothing is asked."""
+
+    async def close(self) -> None:
+        return
+
+
+def registry() -> PsRegistry:
+    control: Any = Control()
+    return PsRegistry(2, lambda name, address: control, RETURNS_S)
+
+
+def ps(index: int) -> ProcessName:
+    return ProcessName(Role.PS, index)
+
+
+def test_calls_one_after_another_wait_for_one_absence_together() -> None:
+    async def story() -> float:
+        servers, loop = registry(), asyncio.get_running_loop()
+        servers.attach(ps(0), "here")
+        begin_s = loop.time()
+        await servers.leave(ps(0))
+        for _ in range(10):
+            assert await servers.present(0) is None
+        return loop.time() - begin_s
+
+    assert RETURNS_S <= asyncio.run(story()) < 5 * RETURNS_S
+
+
+def test_nobody_waits_for_a_server_that_never_came() -> None:
+    async def story() -> None:
+        async with asyncio.timeout(RETURNS_S / 2):
+            assert await registry().present(1) is None
+
+    asyncio.run(story())
+
+
+def test_servers_of_an_earlier_master_are_expected() -> None:
+    async def story() -> None:
+        servers = registry()
+        servers.expect_all()
+        waiting = asyncio.ensure_future(servers.present(1))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert servers.attach(ps(1), "there") is await waiting
+
+    asyncio.run(story())
