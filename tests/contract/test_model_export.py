@@ -117,14 +117,20 @@ def expected(
     return step.predict(features, lookups, Pulled((1,), dense, tuple(rows)))
 
 
-def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
-    module = module_with(tmp_path, BOUNDED)
+def served_and_predicted(folder: Path) -> tuple[Any, Any]:
+    """What an exported bounded model serves, and what its step predicts."""
+    module = module_with(folder, BOUNDED)
     ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense, tables = trained(ps_model, 50)
-    export(ps_model, dense, tables, tmp_path / "export")
+    export(ps_model, dense, tables, folder / "export")
     ours = expected(ps_model, module, dense, tables)
-    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    signature = tf.saved_model.load(str(folder / "export")).signatures["serving_default"]
     theirs = signature(ids=tf.constant(FEATURES["ids"]), text=tf.constant(FEATURES["text"]))
+    return theirs, ours
+
+
+def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
+    theirs, ours = served_and_predicted(tmp_path)
     assert set(theirs) == {"logit", "other"}
     np.testing.assert_allclose(theirs["logit"], ours["logit"], rtol=1e-5)
 
@@ -139,13 +145,7 @@ def float64() -> Iterator[None]:
 
 @pytest.mark.usefixtures("float64")
 def test_a_float64_model_is_exported_in_float64(tmp_path: Path) -> None:
-    module = module_with(tmp_path, BOUNDED)
-    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
-    dense, tables = trained(ps_model, 50)
-    export(ps_model, dense, tables, tmp_path / "export")
-    ours = expected(ps_model, module, dense, tables)
-    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
-    theirs = signature(ids=tf.constant(FEATURES["ids"]), text=tf.constant(FEATURES["text"]))
+    theirs, ours = served_and_predicted(tmp_path)
     assert theirs["logit"].dtype == tf.float64
     # Beyond the seventh digit, so nothing went through float32.
     np.testing.assert_allclose(theirs["logit"], ours["logit"], rtol=1e-12)

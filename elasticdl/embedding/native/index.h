@@ -107,14 +107,7 @@ class Index {
 
   Region take(unsigned bits) const {
     const size_t bytes = sizeof(Bucket) << bits;
-    Region made = take_region(memory_, {Use::INDEX, table_, bits}, bytes, bytes >= 2 * Mapping::kHugePage);
-    try {
-      made.back(0, bytes);
-    } catch (...) {
-      made.release();
-      throw;
-    }
-    return made;
+    return backed(take_region(memory_, {Use::INDEX, table_, bits}, bytes, bytes >= 2 * Mapping::kHugePage), bytes);
   }
 
   // One store: a process that is killed leaves the old index or the new one, and the next frees the other.

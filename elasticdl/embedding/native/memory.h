@@ -99,6 +99,18 @@ inline Region take_region(Memory* memory, const Use& use, size_t bytes, bool hug
   return memory == nullptr ? Region(Mapping(bytes, huge)) : memory->take(use, bytes, huge);
 }
 
+// The region with memory for its first `bytes`. Without it the region is released: no later process must find it. Throws
+// std::bad_alloc.
+inline Region backed(Region region, size_t bytes) {
+  try {
+    region.back(0, bytes);
+  } catch (...) {
+    region.release();
+    throw;
+  }
+  return region;
+}
+
 // The progress of an update that has to survive the process. Its items are counted from 0: blocks of dense weights, then
 // rows of each table.
 struct Progress {

@@ -24,7 +24,6 @@ from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, Role
 from elasticdl.cluster.kubernetes import manifests
-from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.job_accounting import JobAccounting
@@ -57,7 +56,11 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.platform.check_pod import check_pod
-from elasticdl.master.platform.kubernetes_resources import KubernetesResources, ProvisionedResources
+from elasticdl.master.platform.kubernetes_resources import (
+    KubernetesResources,
+    ProvisionedResources,
+    heard,
+)
 from elasticdl.master.platform.lease_tenure import LeaseTenure
 from elasticdl.master.platform.platform import (
     Handover,
@@ -281,27 +284,15 @@ class KubernetesPlatform:
         await self._settled()
         try:
             async with asyncio.timeout(_CONCLUDE_LIMIT_S), self._connection() as api:
-                await self._concluded(api, text, failure=outcome.exit_code != ExitCode.DONE)
+                failure = outcome.exit_code != ExitCode.DONE
+                await heard(lambda: self._conclude(api, text, failure=failure), _CONCLUDE_AGAIN_S)
         except (ElasticDLError, TimeoutError) as error:
             _LOG.error("cannot tell the cluster how the job ended: %s", error or "timed out")
 
-    async def _concluded(self, api: ApiServer, text: str, *, failure: bool) -> None:
-        accounting = JobAccounting(api, self._pod_env.owner, self._pod_env.pod_name)
-        while True:
-            try:
-                if self._lease is not None:
-                    await self._lease.record({_OUTCOME: text})
-                await accounting.count(failure=failure)
-                return
-            except ApiAway as away:
-                _LOG.warning("%s; retrying in %g s", away.message, away.retry_after_s)
-                await asyncio.sleep(away.retry_after_s)
-            except ApiRefused as refused:
-                said = refusal(refused.status.code, refused.message)
-                if not said.retry:
-                    raise
-                _LOG.warning("%s; retrying in %g s", said.reason, _CONCLUDE_AGAIN_S)
-                await asyncio.sleep(_CONCLUDE_AGAIN_S)
+    async def _conclude(self, api: ApiServer, text: str, *, failure: bool) -> None:
+        if self._lease is not None:
+            await self._lease.record({_OUTCOME: text})
+        await JobAccounting(api, self._pod_env.owner, self._pod_env.pod_name).count(failure=failure)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[ApiServer]:

@@ -149,22 +149,7 @@ class KubernetesResources:
         return await rights.missing(self._api, self._owner.namespace)
 
     async def _heard(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry while the API server is away or the refusal is temporary.
-
-        Raises PermanentError.
-        """
-        while True:
-            try:
-                return await call()
-            except ApiAway as away:
-                _LOG.warning("%s; retrying in %g s", away.message, away.retry_after_s)
-                await asyncio.sleep(away.retry_after_s)
-            except ApiRefused as refused:
-                said = refusal(refused.status.code, refused.message)
-                if not said.retry:
-                    raise _refused(said.reason) from refused
-                _LOG.warning("%s; retrying in %g s", said.reason, self._timing.secret_again_s)
-                await asyncio.sleep(self._timing.secret_again_s)
+        return await heard(call, self._timing.secret_again_s)
 
     async def _created_s(self) -> int:
         """Return our pod's creation time by the API server's clock.
@@ -376,6 +361,25 @@ class KubernetesResources:
 
 def _no_pods(_name: object) -> PodPlan:
     raise RuntimeError("this cluster creates no pods")
+
+
+async def heard(call: Callable[[], Awaitable[T]], again_s: float) -> T:
+    """Retry while the API server is away, and every `again_s` while the refusal is temporary.
+
+    It has no limit of its own. Raises ClusterRefused.
+    """
+    while True:
+        try:
+            return await call()
+        except ApiAway as away:
+            _LOG.warning("%s; retrying in %g s", away.message, away.retry_after_s)
+            await asyncio.sleep(away.retry_after_s)
+        except ApiRefused as refused:
+            said = refusal(refused.status.code, refused.message)
+            if not said.retry:
+                raise _refused(said.reason) from refused
+            _LOG.warning("%s; retrying in %g s", said.reason, again_s)
+            await asyncio.sleep(again_s)
 
 
 def _refused(message: str) -> ElasticDLError:

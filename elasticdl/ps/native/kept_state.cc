@@ -150,8 +150,7 @@ void KeptState::reset(bool of_another) {
 
 void KeptState::begin_model(const Spec& spec) {
   const std::string bytes = spec.encode();
-  spec_ = memory_.take({Use::SPEC, 0, 0}, bytes.size(), false);
-  spec_.back(0, bytes.size());
+  spec_ = backed(memory_.take({Use::SPEC, 0, 0}, bytes.size(), false), bytes.size());
   std::memcpy(spec_.address(), bytes.data(), bytes.size());
   root().spec_bytes = bytes.size();
   root().spec_crc = data::crc32c(bytes.data(), bytes.size());
@@ -186,14 +185,7 @@ KeptStep& KeptState::step_at(int64_t number) const {
 void KeptState::prepare_steps(size_t most) {
   if (step_bytes_ != 0) return;
   const size_t bytes = sizeof(KeptStep) + most * sizeof(KeptStep::Push);
-  Region ring = memory_.take({Use::STEPS, 0, 0}, kSteps * bytes, false);
-  try {
-    ring.back(0, kSteps * bytes);
-  } catch (...) {
-    ring.release();
-    throw;
-  }
-  steps_ = std::move(ring);
+  steps_ = backed(memory_.take({Use::STEPS, 0, 0}, kSteps * bytes, false), kSteps * bytes);
   step_bytes_ = bytes;
 }
 
@@ -259,8 +251,8 @@ uint64_t KeptState::next_serial() {
 Redo KeptState::take_redo() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (free_.empty()) {
-    Region page = memory_.take({Use::REDO, 0, redo_pages_.size()}, kAtOnce * sizeof(RedoHead), false);
-    page.back(0, kAtOnce * sizeof(RedoHead));
+    const size_t bytes = kAtOnce * sizeof(RedoHead);
+    Region page = backed(memory_.take({Use::REDO, 0, redo_pages_.size()}, bytes, false), bytes);
     for (size_t i = 0; i < kAtOnce; ++i) free_.emplace_back(reinterpret_cast<RedoHead*>(page.address()) + i, Region());
     redo_pages_.push_back(std::move(page));
   }
@@ -325,13 +317,8 @@ Region KeptState::payload(size_t bytes) {
   const size_t most = bytes + bytes / 8, huge = Mapping::kHugePage;
   const size_t rounded = most < huge ? most : (most + huge - 1) / huge * huge;
   Region made = memory_.take({Use::PAYLOAD, 0, 0}, rounded, most >= huge);
-  try {
-    made.back(0, made.bytes());
-  } catch (...) {
-    made.release();
-    throw;
-  }
-  return made;
+  const size_t all = made.bytes();
+  return backed(std::move(made), all);
 }
 
 void KeptState::spare(Region payload) noexcept {

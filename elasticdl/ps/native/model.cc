@@ -24,14 +24,7 @@ Memory* memory_of(KeptState* kept) { return kept == nullptr ? nullptr : &kept->m
 }  // namespace
 
 Region Dense::take(KeptState* kept, size_t bytes) {
-  Region made = take_region(memory_of(kept), {Use::DENSE, 0, 0}, std::max<size_t>(bytes, 1), bytes >= 2 * Mapping::kHugePage);
-  try {
-    made.back(0, bytes);
-  } catch (...) {
-    made.release();
-    throw;
-  }
-  return made;
+  return backed(take_region(memory_of(kept), {Use::DENSE, 0, 0}, std::max<size_t>(bytes, 1), bytes >= 2 * Mapping::kHugePage), bytes);
 }
 
 Dense::Dense(const Spec& spec, uint64_t trainable, uint64_t additive, Region left)
