@@ -29,6 +29,7 @@ import numpy as np
 
 from bench.jobs import RunningJob, running
 from bench.step_log import steps_of
+from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.events import LeaseRequested, MasterTookOver
 from elasticdl.master.journal.recovery import replay
 
@@ -192,11 +193,11 @@ def _kill_by_file(job: RunningJob, name: str) -> None:
 def _newest(job: RunningJob, role: str) -> str:
     """The live process of a role that was started last."""
     live = [
-        str(one["name"])
+        ProcessName.parse(one["name"])
         for one in job.live_status()["processes"]
         if one["role"] == role and str(one["where"]).startswith("pid ")
     ]
-    return max(live, key=lambda name: int(name.rpartition("-")[2]))
+    return str(max(live, key=lambda name: (name.index, name.incarnation)))
 
 
 def _rate(times_s: list[float], begin_s: float, end_s: float) -> float:
