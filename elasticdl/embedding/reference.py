@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from elasticdl.embedding.initializers import initial_weights
-from elasticdl.embedding.reference_optimizers import initial_slot, update
+from elasticdl.embedding.reference_optimizers import idle, initial_slot, update
 from elasticdl.embedding.spec import MAX_DIM, Dtype, OptimizerSpec, TableSpec
 from elasticdl.embedding.table import LIVE, Floats, Int64s
 
@@ -33,6 +34,9 @@ class ReferenceTable:
         self._places: dict[int, int] = {}
         """id -> index into `_rows`, in the order of making."""
         self._rows: Floats = np.empty((0, self.row_floats), dtype.value)
+        self._last: list[tuple[int, float]] = []
+        """By row: the step that moved it last, and its learning rate (0: not known)."""
+        self._step, self._rate = 0, 0.0
         self._views: dict[int, Floats] = {}
 
     @property
@@ -59,7 +63,7 @@ class ReferenceTable:
         _require(ids, np.int64, 1)
         with self._lock:
             places = self._make(ids)
-            return self._rows[places, : self.dim]
+            return self._settled(places, self._step)[:, : self.dim]
 
     def peek(self, ids: Int64s, view: int = LIVE) -> Floats:
         _require(ids, np.int64, 1)
@@ -79,17 +83,22 @@ class ReferenceTable:
             raise ValueError(f"step is {step}: the first update is step 1")
         with self._lock:
             places = self._make(ids)
-            values = np.moveaxis(
-                self._rows[places].reshape(len(ids), 1 + self._optimizer.slots, self.dim), 1, 0
-            )
-            update(self._optimizer, learning_rate, step, values, gradients)
-            self._rows[places] = np.moveaxis(values, 0, 1).reshape(len(ids), self.row_floats)
+            rows = self._settled(places, step - 1)
+            update(self._optimizer, learning_rate, step, self._parts(rows), gradients)
+            self._rows[places] = rows
+            for place in places:
+                self._last[place] = step, float(np.float32(learning_rate))
+            self._step, self._rate = max(self._step, step), learning_rate
+
+    def advance(self, step: int) -> None:
+        with self._lock:
+            self._step = max(self._step, step)
 
     def begin_view(self, view: int) -> None:
         with self._lock:
             if not 0 <= view < _VIEWS or view in self._views:
                 raise ValueError(f"view {view}: expected one of 0 to 7 that has not begun")
-            self._views[view] = self._rows.copy()
+            self._views[view] = self._settled(range(len(self._rows)), self._step)
 
     def end_view(self, view: int) -> None:
         with self._lock:
@@ -112,10 +121,24 @@ class ReferenceTable:
             places = self._make(ids)
             for place, row in zip(places, values, strict=True):
                 self._rows[place] = row
+                self._last[place] = self._step, 0.0
+
+    def _parts(self, rows: Floats) -> Floats:
+        """The same memory as [1 + slots, rows, dim]."""
+        return np.moveaxis(rows.reshape(len(rows), 1 + self._optimizer.slots, self.dim), 1, 0)
+
+    def _settled(self, places: Iterable[int], step: int) -> Floats:
+        """Copies of rows as they are after a step."""
+        rows: Floats = self._rows[list(places)]
+        for row, place in zip(rows, places, strict=True):
+            last, rate = self._last[place]
+            parts = self._parts(row[np.newaxis])
+            idle(self._optimizer, last, step - last, rate or self._rate, parts)
+        return rows
 
     def _frozen(self, view: int) -> Floats:
         if view < 0:
-            return self._rows
+            return self._settled(range(len(self._rows)), self._step)
         if view not in self._views:
             raise IndexError(f"there is no view {view}")
         return self._views[view]
@@ -135,6 +158,7 @@ class ReferenceTable:
             ]
             first = len(self._places)
             self._places.update((id_, first + i) for i, id_ in enumerate(new))
+            self._last += [(self._step, 0.0)] * len(new)
             self._rows = np.concatenate([self._rows, np.concatenate([weights, *slots], axis=1)])
         return np.array([self._places[id_] for id_ in ids.tolist()], np.intp)
 

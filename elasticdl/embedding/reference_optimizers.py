@@ -8,6 +8,7 @@ Source of the formulae and of their order of operations: Keras 3, keras/src/opti
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, TypeAlias
 
@@ -23,6 +24,56 @@ def initial_slot(spec: OptimizerSpec, slot: int) -> np.float32:
     """What slot `slot` holds before the first update."""
     accumulates = spec.kind in (OptimizerKind.ADAGRAD, OptimizerKind.FTRL)
     return _cast(spec.initial_accumulator_value if accumulates and slot == 0 else 0.0)
+
+
+def idle(spec: OptimizerSpec, last: int, steps: int, rate: float, values: _Floats) -> None:
+    """Make up for `steps` steps without a gradient after step `last`, in place: [1 + slots, ...].
+
+    Momentum and Adam's averages go on moving the weights then, as in Keras. Weights do not decay.
+    Adam goes on at `rate`, the learning rate of step `last`, and its epsilon does not shrink beside
+    the root of the second moment.
+    """
+    ratio = idle_ratio(spec)
+    if ratio is None or steps < 1:
+        return
+    rounded = values.dtype.type
+    if spec.kind is OptimizerKind.SGD:
+        left = math.pow(ratio, steps)
+        moved = float(steps) if ratio == 1 else ratio * (1.0 - left) / (1.0 - ratio)
+        values[0] += values[1] * rounded(ratio * moved if spec.nesterov else moved)
+        values[1] *= rounded(left)
+        return
+    corrections = _corrections(spec, ratio)
+    after, end = (corrections[min(s, len(corrections) - 1)] for s in (last, last + steps))
+    moved = rate * (after - math.pow(ratio, steps) * end)
+    second = values[3] if spec.amsgrad else values[2]
+    values[0] -= values[1] * rounded(moved) / (np.sqrt(second) + rounded(spec.epsilon))
+    values[1] *= rounded(math.pow(spec.beta_1, steps))
+    values[2] *= rounded(math.pow(spec.beta_2, steps))
+
+
+def idle_ratio(spec: OptimizerSpec) -> float | None:
+    """What an idle step leaves of the last movement; None if rows do not move, or move for ever."""
+    if spec.kind is OptimizerKind.SGD and spec.momentum:
+        return float(_cast(spec.momentum))
+    if spec.kind is OptimizerKind.ADAM:
+        ratio = spec.beta_1 if spec.amsgrad else spec.beta_1 / math.sqrt(spec.beta_2)
+        return ratio if 0 < ratio < 1 else None
+    return None
+
+
+@functools.lru_cache(maxsize=16)
+def _corrections(spec: OptimizerSpec, ratio: float) -> list[float]:
+    """By step s: the sum over j >= 1 of the bias correction of step s + j, times ratio^j."""
+    steps = 1
+    while steps < 1 << 16 and math.pow(max(spec.beta_1, spec.beta_2), steps) > 1e-12:
+        steps *= 2
+    sums = [ratio / (1.0 - ratio)]
+    first, second = float(_cast(spec.beta_1)), float(_cast(spec.beta_2))
+    for step in range(steps, 0, -1):
+        correction = math.sqrt(1.0 - math.pow(second, step)) / (1.0 - math.pow(first, step))
+        sums.append(ratio * (correction + sums[-1]))
+    return sums[::-1]
 
 
 def _cast(number: float) -> np.float32:

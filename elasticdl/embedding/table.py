@@ -58,11 +58,16 @@ class Table(Protocol):
         """One update of the rows `ids` (distinct) by [len(ids), dim] gradients; makes missing rows
         first.
 
-        The lazy rule: a row that is not named does not move, nor does its momentum or weight decay.
-        `step` is the
-        1-based number of the model's update: Adam corrects the bias of every row by it, however
-        often it was touched.
+        `step` is the 1-based number of the model's update: Adam corrects the bias of every row by
+        it, however often it was touched.
+
+        As in Keras, rows that are not named go on by their momentum or by Adam's averages. A table
+        makes up for that when a row is next read or updated, in constant time; such steps are taken
+        at the learning rate of the row's last update. Weights of such rows do not decay.
         """
+
+    def advance(self, step: int) -> None:
+        """The model has had `step` updates, of which none may have named rows of this table."""
 
     def begin_view(self, view: int) -> None:
         """Freezes the rows as view 0..7, which must not have begun.

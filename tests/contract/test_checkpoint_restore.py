@@ -184,7 +184,16 @@ def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(
     expected, restored = contents(undisturbed, tmp_path), contents(second, tmp_path)
     for mine, theirs in zip(expected[0], restored[0], strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    assert expected[1] == restored[1]
+    for now, then in zip(expected[1], restored[1], strict=True):
+        assert now.keys() == then.keys()
+        for id_, row in now.items():
+            # A checkpoint makes up for the steps that left a row out: rounded once more.
+            np.testing.assert_allclose(
+                np.frombuffer(then[id_], np.float32),
+                np.frombuffer(row, np.float32),
+                rtol=1e-3,
+                atol=1e-6,
+            )
 
 
 def test_a_checkpoint_holds_the_cut_though_training_goes_on_while_it_is_written(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,14 +154,75 @@ def test_updates_are_equal_to_the_bit_in_both(optimizer: Any, dim: int, dtype: D
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_row_that_is_not_named_does_not_move(make: Any) -> None:
-    table = make(TableSpec(name="t", dim=4), OPTIMIZERS["adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "ftrl"])
+def test_without_momentum_a_row_that_is_not_named_does_not_move(make: Any, optimizer: str) -> None:
+    table = make(TableSpec(name="t", dim=4), OPTIMIZERS[optimizer])
     table.apply(ids_of(1, 2), gradients_of(2, 4), 0.1, 1)
     before = table.read(LIVE, 0, 2)[1]
     table.apply(ids_of(2), gradients_of(1, 4), 0.1, 2)
     after = table.read(LIVE, 0, 2)[1]
     np.testing.assert_array_equal(before[0], after[0])
     assert not np.array_equal(before[1], after[1])
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "nesterov", "adam", "amsgrad"])
+@pytest.mark.parametrize("idle", [1, 2, 30, 2000])
+@pytest.mark.parametrize("busy", [1, 40])
+def test_a_row_that_is_not_named_moves_as_with_gradients_of_zero(
+    make: Any, optimizer: str, idle: int, busy: int
+) -> None:
+    named, unnamed = (
+        make(TableSpec(name="t", dim=4), OPTIMIZERS[optimizer], Dtype.FLOAT64) for _ in range(2)
+    )
+    zeros = np.zeros((1, 4))
+    for step in range(1, busy + 1):
+        for table in (named, unnamed):
+            table.apply(ids_of(7), gradients_of(1, 4, step, Dtype.FLOAT64), 0.1, step)
+    start = named.lookup(ids_of(7))
+    for step in range(busy + 1, busy + idle + 1):
+        named.apply(ids_of(7), zeros, 0.1, step)
+        unnamed.apply(ids_of(8), zeros, 0.1, step)
+    unnamed.begin_view(0)
+    expected = named.read(LIVE, 0, 1)[1]
+    assert np.abs(expected[:, :4] - start).min() > 1e-3
+    close = partial(np.testing.assert_allclose, rtol=3e-5, atol=1e-12)  # epsilon, a float32 rate
+    close(unnamed.lookup(ids_of(7)), expected[:, :4])
+    close(unnamed.peek(ids_of(7)), expected[:, :4])
+    close(unnamed.read(LIVE, 0, 1)[1], expected)
+    for table in (named, unnamed):
+        table.apply(ids_of(7), gradients_of(1, 4, 0, Dtype.FLOAT64), 0.1, busy + idle + 1)
+    close(unnamed.read(LIVE, 0, 1)[1], named.read(LIVE, 0, 1)[1])
+    close(unnamed.read(0, 0, 1)[1], expected)
+
+
+def test_steps_that_name_no_row_of_a_table_count(make: Any) -> None:
+    told, untold = (make(TableSpec(name="t", dim=2), OPTIMIZERS["momentum"]) for _ in range(2))
+    for table in (told, untold):
+        table.apply(ids_of(1), gradients_of(1, 2), 0.1, 1)
+    told.advance(3)
+    told.advance(2)
+    untold.apply(ids_of(2), gradients_of(1, 2), 0.1, 3)
+    np.testing.assert_array_equal(told.lookup(ids_of(1)), untold.lookup(ids_of(1)))
+
+
+def test_rows_put_into_a_table_go_on_from_its_step(make: Any) -> None:
+    source, target = (make(TableSpec(name="t", dim=2), ADAM) for _ in range(2))
+    source.apply(ids_of(1), gradients_of(1, 2), 0.1, 1)
+    source.advance(5)
+    target.advance(5)
+    target.insert(*source.read(LIVE, 0, 1))
+    for table in (source, target):
+        table.apply(ids_of(2), gradients_of(1, 2), 0.1, 7)
+    np.testing.assert_allclose(target.lookup(ids_of(1)), source.lookup(ids_of(1)), rtol=1e-6)
+
+
+def test_a_rule_whose_movement_would_not_fade_leaves_rows_where_they_are(make: Any) -> None:
+    spec = OptimizerSpec(kind=OptimizerKind.ADAM, beta_1=0.9, beta_2=0.8)
+    table = make(TableSpec(name="t", dim=2), spec)
+    table.apply(ids_of(1), gradients_of(1, 2), 0.1, 1)
+    before = table.lookup(ids_of(1))
+    table.advance(100)
+    np.testing.assert_array_equal(table.lookup(ids_of(1)), before)
 
 
 def test_bias_is_corrected_by_the_models_step_for_a_row_touched_for_the_first_time(
@@ -291,6 +353,7 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["lookup", "apply", "insert"]), some_ids),
         st.tuples(st.sampled_from(["begin", "end"]), st.integers(0, 2)),
+        st.tuples(st.just("advance"), st.sampled_from([0, 1, 100, 5000])),
     ),
     max_size=25,
 )
@@ -301,6 +364,9 @@ def perform(table: Table, operation: str, argument: Any, step: int, dtype: Dtype
         table.end_view(argument)
         if operation == "begin":
             table.begin_view(argument)
+        return
+    if operation == "advance":
+        table.advance(step + argument)
         return
     ids = np.array(argument, np.int64)
     unique = np.array(list(dict.fromkeys(argument)), np.int64)
@@ -346,7 +412,7 @@ def test_any_sequence_of_operations_leaves_both_equal(
             views.add(argument)
         elif operation == "end":
             views.discard(argument)
-        else:
+        elif operation != "advance":
             seen += argument
     ids = np.array(seen, np.int64)
     for mine, theirs in zip(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import (
@@ -124,6 +125,30 @@ def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(
     np.testing.assert_allclose(
         table.lookup(ids), keras_weights(make_optimizer, start, gradients), rtol=1e-6, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["adagrad", "adam", "adam tuned", "amsgrad", "momentum", "nesterov"]
+)
+@pytest.mark.parametrize("make", [native_table, ReferenceTable])
+def test_rows_touched_now_and_then_equal_kerass(
+    name: str, make: Callable[..., Any] | type[ReferenceTable], gradients: np.ndarray
+) -> None:
+    make_optimizer, spec = PAIRS[name]
+    normal = InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3)
+    table = make(TableSpec(name="t", dim=DIM, initializer=normal, seed=4), spec)
+    ids = np.arange(-5, ROWS - 5, dtype=np.int64)
+    start, optimizer = table.lookup(ids), cast(Callable[..., Any], make_optimizer)(0.01)
+    variable = keras.Variable(start, dtype="float32")
+    random, slices = np.random.default_rng(5), cast(Any, tf.IndexedSlices)
+    for step, gradient in enumerate(gradients, 1):
+        rows = np.flatnonzero(random.random(ROWS) < 1 / np.arange(1, ROWS + 1))
+        optimizer.apply([slices(gradient[rows], rows, start.shape)], [variable])
+        table.apply(ids[rows], gradient[rows], 0.01, step)
+    assert step == STEPS
+    np.testing.assert_allclose(
+        table.lookup(ids), variable.value.numpy(), rtol=1e-5, atol=1e-4
+    )  # epsilon
 
 
 @pytest.mark.parametrize("name", sorted(PAIRS))

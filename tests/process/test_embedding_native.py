@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 SOURCES = [
     *(
         ROOT / f"elasticdl/embedding/native/{name}.cc"
-        for name in ("table", "optimizer", "initializer", "unique_ids")
+        for name in ("table", "idle", "optimizer", "initializer", "unique_ids")
     ),
     ROOT / "tests/native/table_test.cc",
 ]

@@ -72,6 +72,14 @@ RowUpdate update_of(const OptimizerSpec& spec, Scalar scalar) {
   return scalar == Scalar::FLOAT64 ? ELASTICDL_BEST(row_update<double>)(spec) : ELASTICDL_BEST(row_update<float>)(spec);
 }
 
+RowMovement movement_of(const OptimizerSpec& spec, Scalar scalar) {
+  return scalar == Scalar::FLOAT64 ? ELASTICDL_BEST(row_movement<double>)(spec) : ELASTICDL_BEST(row_movement<float>)(spec);
+}
+
+RowDecay decay_of(const OptimizerSpec& spec, Scalar scalar) {
+  return scalar == Scalar::FLOAT64 ? ELASTICDL_BEST(row_decay<double>)(spec) : ELASTICDL_BEST(row_decay<float>)(spec);
+}
+
 RowCopy row_copy() { return ELASTICDL_BEST(copy_wide); }
 
 void initialise_slot(const OptimizerSpec& spec, Scalar scalar, int slot, size_t n, void* values) {

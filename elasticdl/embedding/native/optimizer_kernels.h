@@ -117,6 +117,46 @@ inline RowUpdate row_update(const OptimizerSpec& spec) {
 }
 #undef ELASTICDL_ROW
 
+template <class T>
+inline void move_by_momentum(const Catchup& steps, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
+                             const void* slot_2) {
+  (void)epsilon, (void)slot_1, (void)slot_2;
+  const T movement = static_cast<T>(steps.movement);
+  T* to = static_cast<T*>(out);
+  const T *w = static_cast<const T*>(weights), *s0 = static_cast<const T*>(slot_0);
+  for (size_t i = 0; i < n; ++i) to[i] = w[i] + s0[i] * movement;
+}
+
+// `kMost`: AMSGrad divides by the root of the greatest second moment so far.
+template <class T, bool kMost>
+inline void move_by_adam(const Catchup& steps, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
+                         const void* slot_2) {
+  const T movement = static_cast<T>(steps.movement), small = static_cast<T>(epsilon);
+  T* to = static_cast<T*>(out);
+  const T *w = static_cast<const T*>(weights), *s0 = static_cast<const T*>(slot_0), *s = static_cast<const T*>(kMost ? slot_2 : slot_1);
+  for (size_t i = 0; i < n; ++i) to[i] = w[i] - s0[i] * movement / (root(s[i]) + small);
+}
+
+template <class T, bool kSecond>
+inline void decay_slots(const Catchup& steps, size_t n, void* slot_0, void* slot_1) {
+  const T momentum = static_cast<T>(steps.momentum), second = static_cast<T>(steps.second);
+  T *s0 = static_cast<T*>(slot_0), *s1 = static_cast<T*>(slot_1);
+  for (size_t i = 0; i < n; ++i) s0[i] *= momentum;
+  if (kSecond)
+    for (size_t i = 0; i < n; ++i) s1[i] *= second;
+}
+
+template <class T>
+inline RowMovement row_movement(const OptimizerSpec& spec) {
+  if (spec.kind != OptimizerSpec::ADAM) return move_by_momentum<T>;
+  return spec.amsgrad ? move_by_adam<T, true> : move_by_adam<T, false>;
+}
+
+template <class T>
+inline RowDecay row_decay(const OptimizerSpec& spec) {
+  return spec.kind == OptimizerSpec::ADAM ? decay_slots<T, true> : decay_slots<T, false>;
+}
+
 // As memcpy, with few wide stores: those of a row wait for its lines, and what is stored later waits behind them. For rows out
 // of the cache this saves a fifth of the time of an update with undo.
 inline void copy_wide(char* __restrict to, const char* __restrict from, size_t bytes) {

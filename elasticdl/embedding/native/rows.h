@@ -1,4 +1,4 @@
-// Rows of bytes with their ids, numbered in insertion order, in chunks that never move.
+// Rows of bytes with their ids and tags, numbered in insertion order, in chunks that never move.
 #pragma once
 #include <algorithm>
 #include <stdexcept>
@@ -10,18 +10,27 @@ namespace elasticdl {
 
 class Rows {
  public:
-  // row_bytes >= 1. In kept memory `size` is where the number of rows is kept, and rows that are there already are taken on.
+  // When a row last moved: after that update of the model, at that learning rate. 0: not known.
+  struct Tag {
+    uint32_t step;
+    float rate;
+  };
+
+  // row_bytes >= 1; tags only if `tagged`. In kept memory `size` is where the number of rows is kept, and rows that are there already are taken on.
   // Throws std::invalid_argument if those are of another shape.
-  explicit Rows(size_t row_bytes, Memory* memory = nullptr, uint32_t table = 0, uint64_t* size = nullptr)
-      : row_bytes_(row_bytes), memory_(memory), table_(table), kept_size_(size) {
+  Rows(size_t row_bytes, bool tagged, Memory* memory = nullptr, uint32_t table = 0, uint64_t* size = nullptr)
+      : row_bytes_(row_bytes), id_bytes_(sizeof(int64_t) + (tagged ? sizeof(Tag) : 0)), memory_(memory), table_(table), kept_size_(size) {
     while (bit_ < 20 && row_bytes << (bit_ + 1) <= kChunkBytes) ++bit_;
     if (memory != nullptr) take_on();
   }
 
   size_t size() const { return size_; }
   size_t row_bytes() const { return row_bytes_; }
+  bool tagged() const { return id_bytes_ > sizeof(int64_t); }
   char* values(uint32_t row) const { return chunks_[row >> bit_].values + within(row) * row_bytes_; }
-  int64_t& id(uint32_t row) const { return chunks_[row >> bit_].ids[within(row)]; }
+  int64_t& id(uint32_t row) const { return *reinterpret_cast<int64_t*>(id_address(row)); }
+  // Beside the id: one cache line has both. Only if `tagged`.
+  Tag& tag(uint32_t row) const { return *reinterpret_cast<Tag*>(id_address(row) + sizeof(int64_t)); }
   size_t chunk(uint32_t row) const { return row >> bit_; }
   size_t within(uint32_t row) const { return row & (chunk_rows() - 1); }
   size_t chunk_rows() const { return size_t{1} << bit_; }
@@ -46,14 +55,14 @@ class Rows {
 
   // A process that was killed may have filled this one without counting it. Null if there is no memory for it.
   const int64_t* id_after_last() const {
-    return size_ >> bit_ < chunks_.size() ? &chunks_[size_ >> bit_].ids[within(static_cast<uint32_t>(size_))] : nullptr;
+    return size_ >> bit_ < chunks_.size() ? &id(static_cast<uint32_t>(size_)) : nullptr;
   }
 
   // Memory that the kernel has backed: a chunk's pages are touched in order.
   size_t memory_bytes() const {
     if (chunks_.empty()) return 0;
     const size_t used = size_ - ((chunks_.size() - 1) << bit_);
-    return (chunks_.size() - 1) * chunks_.front().memory.bytes() + used * (row_bytes_ + sizeof(int64_t));
+    return (chunks_.size() - 1) * chunks_.front().memory.bytes() + used * (row_bytes_ + id_bytes_);
   }
 
  private:
@@ -65,15 +74,16 @@ class Rows {
   struct Chunk {
     Region memory;
     char* values;
-    int64_t* ids;
+    char* ids;
   };
 
+  char* id_address(uint32_t row) const { return chunks_[row >> bit_].ids + within(row) * id_bytes_; }
   size_t ids_at() const { return (chunk_rows() * row_bytes_ + 63) / 64 * 64; }
-  size_t chunk_bytes() const { return ids_at() + chunk_rows() * sizeof(int64_t); }
+  size_t chunk_bytes() const { return ids_at() + chunk_rows() * id_bytes_; }
 
   void put(Region memory) {
     char* start = memory.address();
-    chunks_.push_back({std::move(memory), start, reinterpret_cast<int64_t*>(start + ids_at())});
+    chunks_.push_back({std::move(memory), start, start + ids_at()});
   }
 
   void grow() {
@@ -97,11 +107,11 @@ class Rows {
     const size_t end = std::min(std::max((used + step) / row_bytes_, begin + 1), chunk_rows());
     Region& memory = chunks_[number].memory;
     memory.back(used, end * row_bytes_);
-    memory.back(ids_at() + begin * sizeof(int64_t), ids_at() + end * sizeof(int64_t));
+    memory.back(ids_at() + begin * id_bytes_, ids_at() + end * id_bytes_);
     backed_ = (number << bit_) + end;
   }
 
-  size_t row_bytes_;
+  size_t row_bytes_, id_bytes_;
   unsigned bit_ = 0;
   Memory* memory_;
   uint32_t table_;

@@ -32,6 +32,23 @@ using RowUpdate = void (*)(const Constants&, size_t n, void* weights, void* slot
 
 RowUpdate update_of(const OptimizerSpec& spec, Scalar scalar);
 
+// Steps without a gradient, made up for at once.
+struct Catchup {
+  double movement;  // times slot 0 (Adam: over the root of slot 1 or 2) is how far the weights go
+  double momentum;  // what is left of slot 0
+  double second;    // what is left of Adam's slot 1
+};
+
+// out = n weights after such steps, from a row whose slots are as above; `out` may be `weights`.
+using RowMovement = void (*)(const Catchup&, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
+                             const void* slot_2);
+// The same for the slots, in place.
+using RowDecay = void (*)(const Catchup&, size_t n, void* slot_0, void* slot_1);
+
+// Of momentum or Adam.
+RowMovement movement_of(const OptimizerSpec& spec, Scalar scalar);
+RowDecay decay_of(const OptimizerSpec& spec, Scalar scalar);
+
 // Copies a row before its update.
 using RowCopy = void (*)(char* to, const char* from, size_t bytes);
 

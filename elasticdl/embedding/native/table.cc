@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "elasticdl/embedding/native/idle.h"
 #include "elasticdl/embedding/native/index.h"
 #include "elasticdl/embedding/native/rows.h"
 #include "elasticdl/embedding/native/rule.h"
@@ -38,17 +39,18 @@ size_t positive(int dim) {
   return static_cast<size_t>(dim);
 }
 
-// What a table has in kept memory beside its rows and its index. The undo of the row being written follows.
+// What a table has in kept memory beside its rows and its index. The undo of the row being written follows, then its tag's.
 struct Head {
   uint64_t rows;
   uint64_t index;
-  uint64_t padding[2];
+  uint64_t start;  // see State::start
+  uint64_t padding;
 };
 
 // The head of table `number`, as it was left or new; an empty region in private memory.
 Region head_region(Memory* memory, uint32_t number, size_t row_bytes) {
   if (memory == nullptr) return Region();
-  const size_t bytes = sizeof(Head) + sizeof(Undo) + row_bytes;
+  const size_t bytes = sizeof(Head) + sizeof(Undo) + row_bytes + sizeof(Rows::Tag);
   std::vector<Region> held = memory->held(Use::TABLE, number);
   Region region = held.empty() ? memory->take({Use::TABLE, number, 0}, bytes, false) : std::move(held.front());
   if (region.bytes() < bytes) throw std::invalid_argument("a table of another size");
@@ -60,15 +62,20 @@ Region head_region(Memory* memory, uint32_t number, size_t row_bytes) {
 struct Table::State {
   State(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number)
       : dim(positive(dim)), slots(static_cast<size_t>(optimizer.slots())), scalar(scalar), weight_bytes(this->dim * bytes_of(scalar)),
-        initializer(initializer), optimizer(optimizer), seed(seed), update(update_of(optimizer, scalar)),
-        kept(head_region(memory, number, weight_bytes * (1 + slots))), rows(weight_bytes * (1 + slots), memory, number, head() ? &head()->rows : nullptr),
+        initializer(initializer), optimizer(optimizer), seed(seed), update(update_of(optimizer, scalar)), idle(optimizer),
+        kept(head_region(memory, number, weight_bytes * (1 + slots))),
+        rows(weight_bytes * (1 + slots), idle.any(), memory, number, head() ? &head()->rows : nullptr),
         index(memory, number, head() ? &head()->index : nullptr, rows.size()) {
-    if (memory != nullptr) count_last();
+    if (memory == nullptr) return;
+    start = now = head()->start;
+    count_last();
   }
 
   // Null in private memory.
   Head* head() const { return reinterpret_cast<Head*>(kept.address()); }
   Undo* undo() const { return reinterpret_cast<Undo*>(kept.address() + sizeof(Head)); }
+  // Behind the values of the undo.
+  Rows::Tag* undo_tag() const { return reinterpret_cast<Rows::Tag*>(undo()->values() + rows.row_bytes()); }
 
   using Reading = std::shared_lock<Turnstile>;
   using Writing = std::lock_guard<Turnstile>;
@@ -80,6 +87,11 @@ struct Table::State {
     return index.find(Index::hash(id), [&](uint32_t row) { return is(row, id); });
   }
 
+  void advance(uint64_t step, double learning_rate) {
+    now = std::max(now, step);
+    if (learning_rate != 0.0) rate = learning_rate;
+  }
+
   // Counts a row that a killed process had completed, as its place in the index shows.
   void count_last() {
     const int64_t* id = rows.id_after_last();
@@ -88,7 +100,7 @@ struct Table::State {
   }
 
   uint32_t make(int64_t id) {
-    const uint32_t row = rows.next(id);
+    const uint32_t row = next(id);
     char* values = rows.values(row);
     initialise_weights(initializer, scalar, seed, id, dim, values);
     for (size_t slot = 0; slot < slots; ++slot) initialise_slot(optimizer, scalar, static_cast<int>(slot), dim, values + (1 + slot) * weight_bytes);
@@ -96,6 +108,53 @@ struct Table::State {
     rows.add_next();
     return row;
   }
+
+  // The next row, of the present step.
+  uint32_t next(int64_t id) {
+    const uint32_t row = rows.next(id);
+    tag(row, now, 0.0);
+    return row;
+  }
+
+  void tag(uint32_t row, uint64_t step, double rate) {
+    if (rows.tagged()) rows.tag(row) = {static_cast<uint32_t>(std::min<uint64_t>(step, UINT32_MAX)), static_cast<float>(rate)};
+  }
+
+  // Calls visit(steps) if a row with this tag has missed steps until `until`. A row without a rate goes on at the present one.
+  template <class Visit>
+  bool catch_up(const Rows& from, uint32_t row, uint64_t until, Visit visit) const {
+    if (!from.tagged()) return false;
+    const Rows::Tag tag = from.tag(row);
+    const uint64_t last = tag.step == 0 ? start : tag.step;
+    if (last >= until) return false;
+    visit(idle.after(last, until - last, tag.rate == 0 ? rate : tag.rate));
+    return true;
+  }
+
+  void move(const Catchup& steps, char* out, const char* w) const {
+    movement(steps, optimizer.epsilon, dim, out, w, w + weight_bytes, w + 2 * weight_bytes, w + 3 * weight_bytes);
+  }
+
+  // Brings a row with its slots up to a step, in place.
+  void settle(const Catchup& steps, char* w) const {
+    move(steps, w, w);
+    decay(steps, dim, w + weight_bytes, w + 2 * weight_bytes);
+  }
+
+  // The weights after step `until`.
+  void copy_weights(const Rows& from, uint32_t row, uint64_t until, char* out) const {
+    const char* w = from.values(row);
+    if (!catch_up(from, row, until, [&](const Catchup& steps) { move(steps, out, w); })) copy_bytes(out, w, weight_bytes);
+  }
+
+  // The whole row after step `until`.
+  void copy_row(const Rows& from, uint32_t row, uint64_t until, char* out) const {
+    std::memcpy(out, from.values(row), from.row_bytes());
+    catch_up(from, row, until, [&](const Catchup& steps) { settle(steps, out); });
+  }
+
+  // Bytes of a row that a reader of weights needs.
+  size_t read_bytes() const { return rows.tagged() ? rows.row_bytes() : weight_bytes; }
 
   // Large rows: the hardware's own prefetcher goes on after the first lines. Inlined by force: GCC takes a function that
   // only prefetches for one without effect, and drops the call.
@@ -138,14 +197,17 @@ struct Table::State {
   std::vector<size_t> copy_present(const int64_t* ids, size_t n, char* out) const {
     std::vector<size_t> missing;
     Reading reading(mutex);
-    walk<false>(ids, n, weight_bytes, [&](size_t i, uint32_t row) {
+    walk<false>(ids, n, read_bytes(), [&](size_t i, uint32_t row) {
       if (row == Index::kNone) return missing.push_back(i);
-      copy_bytes(out + i * weight_bytes, rows.values(row), weight_bytes);
+      copy_weights(rows, row, now, out + i * weight_bytes);
     });
     return missing;
   }
 
-  const char* frozen(int view, uint32_t row) const { return view < 0 ? rows.values(row) : views.at(view).values(rows, row); }
+  std::pair<const Rows*, uint32_t> frozen(int view, uint32_t row) const {
+    return view < 0 ? std::pair(&rows, row) : views.at(view).find(rows, row);
+  }
+  uint64_t step(int view) const { return view < 0 ? now : views.at(view).step(); }
   size_t count(int view) const { return view < 0 ? rows.size() : views.at(view).rows(); }
 
   const size_t dim, slots;
@@ -155,8 +217,14 @@ struct Table::State {
   const OptimizerSpec optimizer;
   const uint64_t seed;
   const RowUpdate update;
+  const IdleSteps idle;
+  const RowMovement movement = movement_of(optimizer, scalar);
+  const RowDecay decay = decay_of(optimizer, scalar);
   mutable Turnstile mutex;  // guards all below
   Region kept;              // of the head and the undo; empty in private memory
+  uint64_t start = 0;       // rows whose step is not known are of this one
+  uint64_t now = 0;         // updates of the model so far
+  double rate = 0.0;        // of the newest one; 0: not known
   Rows rows;
   Index index;
   Views views;
@@ -176,7 +244,7 @@ void Table::lookup(const int64_t* ids, size_t n, void* rows) {
   State::Writing writing(s.mutex);
   s.walk<true>(missing_ids.data(), missing.size(), s.weight_bytes, [&](size_t k, uint32_t row) {
     if (row == Index::kNone) row = s.make(missing_ids[k]);
-    copy_bytes(out + missing[k] * s.weight_bytes, s.rows.values(row), s.weight_bytes);
+    s.copy_weights(s.rows, row, s.now, out + missing[k] * s.weight_bytes);
   });
 }
 
@@ -185,10 +253,12 @@ void Table::peek(const int64_t* ids, size_t n, void* rows, int view) const {
   char* out = static_cast<char*>(rows);
   State::Reading reading(s.mutex);
   const size_t count = s.count(view);
-  s.walk<false>(ids, n, s.weight_bytes, [&](size_t i, uint32_t row) {
+  const uint64_t step = s.step(view);
+  s.walk<false>(ids, n, s.read_bytes(), [&](size_t i, uint32_t row) {
     char* to = out + i * s.weight_bytes;
     if (row == Index::kNone || row >= count) return initialise_weights(s.initializer, s.scalar, s.seed, ids[i], s.dim, to);
-    copy_bytes(to, s.frozen(view, row), s.weight_bytes);
+    const auto [rows, place] = s.frozen(view, row);
+    s.copy_weights(*rows, place, step, to);
   });
 }
 
@@ -201,28 +271,46 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
     s.views.preserve(s.rows, row);
     return row;
   };
-  const auto update = [&](size_t i, char* w) {
+  const uint64_t step = static_cast<uint64_t>(context.step);
+  const auto update = [&](size_t i, uint32_t row) {
+    char* w = s.rows.values(row);
+    s.catch_up(s.rows, row, step - 1, [&](const Catchup& steps) { s.settle(steps, w); });
     s.update(constants, s.dim, w, w + s.weight_bytes, w + 2 * s.weight_bytes, w + 3 * s.weight_bytes, sums + i * s.weight_bytes);
+    s.tag(row, step, context.learning_rate);
   };
   State::Writing writing(s.mutex);
   const size_t row_bytes = s.rows.row_bytes();
   if (progress == nullptr || s.head() == nullptr) {
-    return s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) { update(i, s.rows.values(written(i, row))); });
+    s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) { update(i, written(i, row)); });
+    return s.advance(step, context.learning_rate);
   }
   static const RowCopy copy = row_copy();
   Undo& undo = *s.undo();
   undo.begin(progress->serial);
   s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
     row = written(i, row);
-    char* w = s.rows.values(row);
     const uint64_t item = progress->first + i + 1;
-    copy(undo.values(), w, row_bytes);
+    copy(undo.values(), s.rows.values(row), row_bytes);
+    if (s.rows.tagged()) *s.undo_tag() = s.rows.tag(row);
     undo.set(item, row);
-    update(i, w);
+    update(i, row);
     in_order();
     *progress->done = item;
     in_order();
   });
+  s.advance(step, context.learning_rate);
+}
+
+void Table::advance(uint64_t step) {
+  State::Writing writing(state_->mutex);
+  state_->advance(step, 0.0);
+}
+
+void Table::begin_at(uint64_t step) {
+  State& s = *state_;
+  State::Writing writing(s.mutex);
+  s.start = s.now = step;
+  if (s.head() != nullptr) s.head()->start = step;
 }
 
 void Table::repair(const std::function<bool(uint64_t, uint64_t)>& torn) {
@@ -232,7 +320,9 @@ void Table::repair(const std::function<bool(uint64_t, uint64_t)>& torn) {
   Undo& undo = *s.undo();
   if (undo.mark != 0 && torn(undo.serial, undo.item())) {
     if (undo.place() >= s.rows.size()) throw std::invalid_argument("an undo of a row that is not there");
-    std::memcpy(s.rows.values(static_cast<uint32_t>(undo.place())), undo.values(), s.rows.row_bytes());
+    const auto row = static_cast<uint32_t>(undo.place());
+    std::memcpy(s.rows.values(row), undo.values(), s.rows.row_bytes());
+    if (s.rows.tagged()) s.rows.tag(row) = *s.undo_tag();
   }
   undo.clear();
 }
@@ -254,7 +344,7 @@ size_t Table::row_bytes() const { return state_->rows.row_bytes(); }
 
 void Table::begin_view(int view) {
   State::Writing writing(state_->mutex);
-  state_->views.begin(view, state_->rows);
+  state_->views.begin(view, state_->rows, state_->now);
 }
 
 void Table::end_view(int view) {
@@ -274,10 +364,12 @@ size_t Table::read(int view, size_t first_row, size_t max_rows, int64_t* ids, vo
   const size_t all = s.count(view), row_bytes = s.rows.row_bytes();
   if (first_row >= all) return 0;
   const size_t count = std::min(max_rows, all - first_row);
+  const uint64_t step = s.step(view);
   for (size_t i = 0; i < count; ++i) {
     const auto row = static_cast<uint32_t>(first_row + i);
     ids[i] = s.rows.id(row);
-    std::memcpy(out + i * row_bytes, s.frozen(view, row), row_bytes);
+    const auto [rows, place] = s.frozen(view, row);
+    s.copy_row(*rows, place, step, out + i * row_bytes);
   }
   return count;
 }
@@ -289,8 +381,9 @@ void Table::insert(const int64_t* ids, size_t n, const void* values) {
   State::Writing writing(s.mutex);
   s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
     const bool missing = row == Index::kNone;
-    if (missing) row = s.rows.next(ids[i]);
+    if (missing) row = s.next(ids[i]);
     else s.views.preserve(s.rows, row);
+    s.tag(row, s.now, 0.0);
     std::memcpy(s.rows.values(row), from + i * row_bytes, row_bytes);
     if (!missing) return;
     s.index.add(Index::hash(ids[i]), row);

@@ -40,9 +40,14 @@ class Table {
   // As lookup, of a view (< 0: live), but never creates rows: missing rows read as their initial values.
   void peek(const int64_t* ids, size_t n, void* out, int view) const;
   // One update of each row, by gradients[n, dim]; creates missing rows first. Ids must be distinct: sum duplicates
-  // with merge_rows. The lazy rule: rows not named do not move (no decay of their momentum or weights either).
+  // with merge_rows. Rows that are not named go on by their momentum, as in Keras: see advance. Their weights do not decay.
   // In kept memory `progress` makes that survive, and counts each row; without it an update may be left half done.
   void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, const Progress* progress = nullptr);
+  // The model has had `step` updates, whether or not they named rows of this table. All reading calls show rows as they are
+  // after them. Steps never go back; apply does this itself.
+  void advance(uint64_t step);
+  // The same for a table whose rows were inserted: they are of this step.
+  void begin_at(uint64_t step);
   // Kept memory, before anything else: undoes what an update did to the row at which it was killed. `torn(serial, item)`:
   // whether that item of that update was begun and not done.
   void repair(const std::function<bool(uint64_t, uint64_t)>& torn);

@@ -6,24 +6,26 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elasticdl/embedding/native/rows.h"
 
 namespace elasticdl {
 
-// One frozen state: the first `rows` rows. `copies` has the old values of rows written since, in private memory: a view ends
+// One frozen state: the first `rows` rows after `step` updates of the model. `copies` has the old values of rows written since, in private memory: a view ends
 // with its process.
 class View {
  public:
-  explicit View(const Rows& live) : rows_(live.size()), copies_(live.row_bytes()) {}
+  View(const Rows& live, uint64_t step) : rows_(live.size()), step_(step), copies_(live.row_bytes(), live.tagged()) {}
 
   size_t rows() const { return rows_; }
+  uint64_t step() const { return step_; }
 
-  // The address of a row's values in this view.
-  const char* values(const Rows& live, uint32_t row) const {
+  // Where a row is as it was in this view.
+  std::pair<const Rows*, uint32_t> find(const Rows& live, uint32_t row) const {
     const uint32_t place = this->place(live, row);
-    return place == 0 ? live.values(row) : copies_.values(place - 1);
+    return place == 0 ? std::pair(&live, row) : std::pair(&copies_, place - 1);
   }
 
   // Must be called before a row is written.
@@ -37,6 +39,7 @@ class View {
     }
     const uint32_t copy = copies_.next(live.id(row));
     std::memcpy(copies_.values(copy), live.values(row), live.row_bytes());
+    if (live.tagged()) copies_.tag(copy) = live.tag(row);
     copies_.add_next();
     chunk[live.within(row)] = copy + 1;
   }
@@ -52,6 +55,7 @@ class View {
   }
 
   size_t rows_;
+  uint64_t step_;
   Rows copies_;
   std::vector<std::unique_ptr<uint32_t[]>> places_;  // by the live rows' chunks, made when first needed
   size_t place_bytes_ = 0;
@@ -61,10 +65,10 @@ class Views {
  public:
   static constexpr int kViews = 8;
 
-  void begin(int view, const Rows& live) {
+  void begin(int view, const Rows& live, uint64_t step) {
     if (view < 0 || view >= kViews) throw std::invalid_argument("view " + std::to_string(view) + ": expected 0 to 7");
     if (views_[static_cast<size_t>(view)]) throw std::invalid_argument("view " + std::to_string(view) + " is already in use");
-    views_[static_cast<size_t>(view)].emplace(live);
+    views_[static_cast<size_t>(view)].emplace(live, step);
     ++begun_;
   }
 

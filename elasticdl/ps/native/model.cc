@@ -96,6 +96,15 @@ void Model::apply(const Update& update, const StepContext& context, Redo* redo) 
     apply_rows(t, update.tables[t], context, counted);
     progress.first += update.tables[t].count;
   }
+  advance(context.step);
+}
+
+void Model::advance(int64_t step) {
+  for (const auto& table : tables_) table->advance(static_cast<uint64_t>(step));
+}
+
+void Model::begin_at(int64_t step) {
+  for (const auto& table : tables_) table->begin_at(static_cast<uint64_t>(step));
 }
 
 uint64_t Model::blocks() const { return blocks_of(trainable_.size()) + blocks_of(additive_.size()); }

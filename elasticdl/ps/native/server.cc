@@ -58,6 +58,7 @@ bool Server::take_on() {
 // First what had begun to be counted, then what had begun, in its order.
 void Server::complete(const std::shared_ptr<Model>& model) {
   admission_.take_on();
+  model->advance(admission_.version() - admission_.step_base());
   steps_.take_on();
   std::vector<Redo> left = kept_->left_redos();
   std::stable_partition(left.begin(), left.end(), [](const Redo& redo) { return redo.head().state != RedoHead::BEGUN; });
@@ -88,6 +89,7 @@ std::shared_ptr<Model> Server::new_model(const Spec& spec) {
 
 void Server::give(std::shared_ptr<Model> model, int64_t version, int64_t step_base) {
   admission_.start(version, step_base);
+  model->begin_at(version - step_base);
   if (kept_ != nullptr) kept_->complete_model(version, step_base);
   std::atomic_store(&model_, std::move(model));
 }

@@ -1,0 +1,67 @@
+#include "elasticdl/embedding/native/idle.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace elasticdl {
+namespace {
+
+constexpr double kNegligible = 1e-12;
+constexpr uint64_t kMostCorrections = uint64_t{1} << 16;
+
+// Keras' constants are float32 where TensorFlow makes them so.
+double as_cast(double number) { return static_cast<double>(static_cast<float>(number)); }
+
+}  // namespace
+
+std::vector<double> IdleSteps::powers_of(double base) {
+  std::vector<double> powers(kPowers);
+  for (uint64_t k = 0; k < kPowers; ++k) powers[k] = std::pow(base, static_cast<double>(k));
+  return powers;
+}
+
+double IdleSteps::power(const std::vector<double>& powers, uint64_t exponent) {
+  return exponent < kPowers ? powers[exponent] : std::pow(powers[1], static_cast<double>(exponent));
+}
+
+IdleSteps::IdleSteps(const OptimizerSpec& spec) {
+  if (spec.kind == OptimizerSpec::SGD && spec.momentum > 0.0) {
+    any_ = true;
+    ratio_ = as_cast(spec.momentum);
+    nesterov_ = spec.nesterov;
+    momentum_ = powers_of(ratio_);
+    return;
+  }
+  if (spec.kind != OptimizerSpec::ADAM) return;
+  // A row moves by m / sqrt(v), of which each idle step leaves this share. Where it does not shrink there is no sum.
+  ratio_ = spec.amsgrad ? spec.beta_1 : spec.beta_1 / std::sqrt(spec.beta_2);
+  any_ = adam_ = ratio_ > 0.0 && ratio_ < 1.0;
+  if (!any_) return;
+  momentum_ = powers_of(spec.beta_1);
+  second_ = powers_of(spec.beta_2);
+  movement_ = powers_of(ratio_);
+  // From the last step at which the correction is not 1 yet, backwards: H(s) = ratio * (c(s + 1) + H(s + 1)).
+  uint64_t steps = 1;
+  while (steps < kMostCorrections && std::pow(std::max(spec.beta_1, spec.beta_2), static_cast<double>(steps)) > kNegligible) steps *= 2;
+  corrections_.resize(steps + 1);
+  corrections_[steps] = ratio_ / (1.0 - ratio_);
+  for (uint64_t s = steps; s-- > 0;) {
+    const double step = static_cast<double>(s + 1);
+    const double correction = std::sqrt(1.0 - std::pow(as_cast(spec.beta_2), step)) / (1.0 - std::pow(as_cast(spec.beta_1), step));
+    corrections_[s] = ratio_ * (correction + corrections_[s + 1]);
+  }
+}
+
+double IdleSteps::corrections_after(uint64_t last) const { return corrections_[std::min<uint64_t>(last, corrections_.size() - 1)]; }
+
+Catchup IdleSteps::after(uint64_t last, uint64_t idle, double rate) const {
+  const double left = power(momentum_, idle);
+  if (!adam_) {
+    const double moved = ratio_ == 1.0 ? static_cast<double>(idle) : ratio_ * (1.0 - left) / (1.0 - ratio_);
+    return {nesterov_ ? ratio_ * moved : moved, left, 0.0};
+  }
+  const double moved = corrections_after(last) - power(movement_, idle) * corrections_after(last + idle);
+  return {rate * moved, left, power(second_, idle)};
+}
+
+}  // namespace elasticdl
