@@ -18,6 +18,8 @@ FIELDS, DENSE, DIM, HIDDEN = 26, 13, 16, (128, 128)
 IDS_PER_FIELD = 1_000_000 // FIELDS
 VOCABULARY = IDS_PER_FIELD * FIELDS
 LEARNING_RATE = {"adam": 1e-3, "adagrad": 1e-2}
+ADAGRAD_SUM = 0.1
+"""What Keras' Adagrad begins its sums with."""
 TRAIN, TEST = int(os.environ.get("E2E_RECORDS", "1048576")), 32_768
 TRAIN_SEED, TEST_SEED, TRUTH_SEED = 0, 1, 99
 ID_WEIGHT, DENSE_WEIGHT, BIAS = 0.35, 0.15, -1.4
@@ -48,6 +50,11 @@ def planted_logit(dense: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray
     of_dense = truth.normal(0, DENSE_WEIGHT, DENSE)
     logit: NDArray[np.float64] = BIAS + of_ids[ids].sum(axis=1) + dense @ of_dense
     return logit
+
+
+def adam_rate(step: Any) -> Any:
+    """Return Keras' rate of a step, from 1: both averages are corrected for their zero start."""
+    return LEARNING_RATE["adam"] * (1 - 0.999**step) ** 0.5 / (1 - 0.9**step)
 
 
 def write(folder: Path, records: int = TRAIN) -> None:

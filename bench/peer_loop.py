@@ -2,8 +2,8 @@
 
 `python -m bench.peer_loop OPTIMIZER BATCH FOLDER`.
 
-Embedding gradients are merged per distinct id and applied to the touched rows only (lazy Adam
-without bias correction), dense weights by the Keras optimizer.
+Embedding gradients are merged per distinct id and applied to the touched rows only, by Keras'
+rules; dense weights by the Keras optimizer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from bench.deepfm_data import DENSE, DIM, FIELDS, HIDDEN, LEARNING_RATE, VOCABULARY, batches
+from bench.deepfm_data import (
+    ADAGRAD_SUM,
+    DENSE,
+    DIM,
+    FIELDS,
+    HIDDEN,
+    LEARNING_RATE,
+    VOCABULARY,
+    adam_rate,
+    batches,
+)
 from bench.learning_curve import report
 
 
@@ -39,13 +49,18 @@ def logits(dense: Any, vectors: Any, wide: Any, mlp: Any, linear: Any) -> Any:
     )
 
 
-def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any) -> None:
-    rate = LEARNING_RATE[kind]
+def slots_of(kind: str, table: Any) -> list[Any]:
+    if kind == "adagrad":
+        return [tf.Variable(tf.fill(table.shape, ADAGRAD_SUM))]
+    return [tf.Variable(tf.zeros_like(table)) for _ in range(2)]
+
+
+def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any, step: Any) -> None:
     if kind == "adagrad":
         tf.raw_ops.ResourceSparseApplyAdagradV2(
             var=table.handle,
             accum=slots[0].handle,
-            lr=rate,
+            lr=LEARNING_RATE[kind],
             epsilon=1e-7,
             grad=gradient,
             indices=ids,
@@ -55,7 +70,8 @@ def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any) -> No
     second = 0.999 * tf.gather(slots[1], ids) + 0.001 * gradient * gradient
     slots[0].scatter_update(tf.IndexedSlices(first, ids))
     slots[1].scatter_update(tf.IndexedSlices(second, ids))
-    table.scatter_sub(tf.IndexedSlices(rate * first / (tf.sqrt(second) + 1e-7), ids))
+    moved = adam_rate(step) * first / (tf.sqrt(second) + 1e-7)
+    table.scatter_sub(tf.IndexedSlices(moved, ids))
 
 
 @final
@@ -65,10 +81,7 @@ class Loop:
         self._tables = [
             tf.Variable(tf.random.uniform((VOCABULARY, width), -0.05, 0.05)) for width in (DIM, 1)
         ]
-        self._slots = [
-            [tf.Variable(tf.zeros_like(table)) for _ in range(2 if kind == "adam" else 1)]
-            for table in self._tables
-        ]
+        self._slots = [slots_of(kind, table) for table in self._tables]
         self._mlp = keras.Sequential(
             [keras.layers.Dense(units, activation="relu") for units in HIDDEN]
             + [keras.layers.Dense(1)]
@@ -97,11 +110,12 @@ class Loop:
                 )
             )
         gradients = tape.gradient(loss, rows + [variable.value for variable in self._variables])
+        step = tf.cast(self._optimizer.iterations + 1, tf.float32)
         for table, own, gradient in zip(self._tables, self._slots, gradients[:2], strict=True):
             merged = tf.math.unsorted_segment_sum(
                 gradient.values, gradient.indices, tf.size(distinct)
             )
-            apply_rows(self._kind, table, own, merged, distinct)
+            apply_rows(self._kind, table, own, merged, distinct, step)
         self._optimizer.apply(gradients[2:], self._variables)
         return loss
 

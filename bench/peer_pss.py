@@ -1,5 +1,5 @@
 """tf.distribute.ParameterServerStrategy at its best: a custom loop of raw ops on the server
-instead of Keras `fit`.
+instead of Keras `fit`. Its updates follow Keras' rules on the rows of a batch.
 
 `python -m bench.peer_pss OPTIMIZER BATCH FOLDER` starts one server and two workers as processes.
 """
@@ -23,12 +23,14 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from bench.deepfm_data import (
+    ADAGRAD_SUM,
     DENSE,
     DIM,
     FIELDS,
     HIDDEN,
     LEARNING_RATE,
     VOCABULARY,
+    adam_rate,
     batches,
     shards,
 )
@@ -59,13 +61,13 @@ def mlp_weights() -> list[np.ndarray]:
     return [*weights, (rng.standard_normal((DENSE, 1)) * 0.01).astype(np.float32)]
 
 
-def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any) -> None:
-    raw, rate = tf.raw_ops, LEARNING_RATE[kind]
+def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any, step: Any) -> None:
+    raw = tf.raw_ops
     if kind == "adagrad":
         raw.ResourceSparseApplyAdagradV2(
             var=table.handle,
             accum=slots[0].handle,
-            lr=rate,
+            lr=LEARNING_RATE[kind],
             epsilon=1e-7,
             grad=gradient,
             indices=ids,
@@ -77,12 +79,11 @@ def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any) -> No
         second = 0.999 * tf.gather(slots[1], ids) + 0.001 * gradient * gradient
         raw.ResourceScatterUpdate(resource=slots[0].handle, indices=ids, updates=first)
         raw.ResourceScatterUpdate(resource=slots[1].handle, indices=ids, updates=second)
-        raw.ResourceScatterSub(
-            resource=table.handle, indices=ids, updates=rate * first / (tf.sqrt(second) + 1e-7)
-        )
+        moved = adam_rate(step) * first / (tf.sqrt(second) + 1e-7)
+        raw.ResourceScatterSub(resource=table.handle, indices=ids, updates=moved)
 
 
-def apply_dense(kind: str, weight: Any, slots: Any, gradient: Any) -> None:
+def apply_dense(kind: str, weight: Any, slots: Any, gradient: Any, step: Any) -> None:
     raw, rate = tf.raw_ops, LEARNING_RATE[kind]
     if kind == "adagrad":
         raw.ResourceApplyAdagradV2(
@@ -90,8 +91,8 @@ def apply_dense(kind: str, weight: Any, slots: Any, gradient: Any) -> None:
         )
     else:
         raw.ResourceApplyAdam(
-            var=weight.handle, m=slots[0].handle, v=slots[1].handle, beta1_power=0.0,
-            beta2_power=0.0, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-7, grad=gradient,
+            var=weight.handle, m=slots[0].handle, v=slots[1].handle, beta1_power=0.9**step,
+            beta2_power=0.999**step, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-7, grad=gradient,
         )  # fmt: skip
 
 
@@ -129,16 +130,16 @@ class ParameterServers:
         self._iterator = iter(
             self._coordinator.create_per_worker_dataset(lambda: batches(Path(), batch))
         )
-        self._step, self._predict = tf.function(self._train), tf.function(self._outputs)
+        self._train_one, self._predict = tf.function(self._train), tf.function(self._outputs)
+        self._steps = 0
 
     def _slots_of(self, variable: Any) -> list[Any]:
         with self._strategy.extended.colocate_vars_with(variable):
-            return [
-                tf.Variable(tf.zeros(variable.shape))
-                for _ in range(2 if self._kind == "adam" else 1)
-            ]
+            if self._kind == "adagrad":
+                return [tf.Variable(tf.fill(variable.shape, ADAGRAD_SUM))]
+            return [tf.Variable(tf.zeros(variable.shape)) for _ in range(2)]
 
-    def _train(self, iterator: Any) -> Any:
+    def _train(self, iterator: Any, step: Any) -> Any:
         (dense, ids), labels = next(iterator)
         distinct, positions = tf.unique(tf.reshape(ids, [-1]))
         rows = [tf.gather(table, distinct) for table in self._tables]
@@ -158,11 +159,11 @@ class ParameterServers:
             merged = tf.math.unsorted_segment_sum(
                 gradient.values, gradient.indices, tf.size(distinct)
             )
-            apply_rows(self._kind, table, own, merged, distinct)
+            apply_rows(self._kind, table, own, merged, distinct, step)
         for weight, own, gradient in zip(
             self._weights, self._weight_slots, gradients[2:], strict=True
         ):
-            apply_dense(self._kind, weight, own, gradient)
+            apply_dense(self._kind, weight, own, gradient, step)
         return loss
 
     def _outputs(self, dense: Any, ids: Any) -> Any:
@@ -171,7 +172,9 @@ class ParameterServers:
 
     def advance(self, steps: int) -> None:
         for _ in range(steps):
-            self._coordinator.schedule(self._step, args=(self._iterator,))
+            self._steps += 1
+            step = tf.constant(self._steps, tf.float32)
+            self._coordinator.schedule(self._train_one, args=(self._iterator, step))
         self._coordinator.join()
 
     def logits(self, dense: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float32]:
