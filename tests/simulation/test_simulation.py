@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.simulation import mutants
+from tests.simulation.found import DEFECTS, seeds_of
 from tests.simulation.mutant import Mutant
 from tests.simulation.runner import Seen, run_jobs
 from tests.simulation.scheduler import Process, Scheduler, Violation
@@ -27,38 +28,6 @@ pytestmark = pytest.mark.core
 
 CPU_S = 5.0
 FIXED = 40
-FOUND = {
-    # A read ahead of its time gave way to a plan that waited for the reader.
-    # A member that joined did not know the bad records of a shard that ended before. A step of bad
-    # records alone was told as the step before it, of another shard. What a stopped member restored
-    # for a generation that was over was taken for the newest weights. The last four: a killed
-    # worker was heard while its threads unwound, which no real one is. After a takeover the master
-    # decided before it had heard all members (503771).
-    "ring": (
-        *(18, 52, 115, 149, 3005961, 3006038, 21018117),
-        *(20004157, 20006730, 20007173, 20016280, 503771),
-    ),
-    # Training ended before the first step, and a last checkpoint of nothing was waited for. A first
-    # push came to a server that had not met the worker, which no real one does. A worker dropped a
-    # revoked lease and was killed: its push of a later lease was taken to include the dropped one
-    # (the last two).
-    # A server ended between its part of a frozen view and the master's word on the whole.
-    "ps": (49, 3005936, 20017477, 21032880, 70005278),
-    # Bad records of several batches without an outcome; a lease of nothing but bad records behind
-    # other leases; new leases while revoked ones were not back; a turn given up by a dead process.
-    # A late gradient hid the outcome of an earlier one of its lease. A server ended before it
-    # applied a step, which counted as trained. A step waited for a worker whose leases, bad records
-    # among them, all waited for that step. A stopped job waited for its last checkpoint after a
-    # server had taken all that was trained with it. After a takeover a turn was given again, and
-    # the push of its first time did not count (the last four).
-    "sync": (
-        *(3, 161, 241, 264, 1434, 30000662),
-        *(41000119, 41001184, 42000190, 42000440, 42000651, 60004538),
-        100008756,
-        *(501094, 503638, 503781, 504566),
-    ),
-}
-"""Seeds of jobs that failed once."""
 
 
 def check(seen: Seen) -> None:
@@ -67,11 +36,18 @@ def check(seen: Seen) -> None:
     )
 
 
+def test_the_documentation_has_each_defect_with_its_seeds() -> None:
+    rows = (ROOT / "docs/testing.md").read_text().splitlines()
+    for defect in DEFECTS:
+        seeds = ", ".join(map(str, defect.seeds))
+        assert f"| {defect.strategy} | {seeds} | {defect.what} |" in rows
+
+
 @pytest.mark.parametrize("strategy", ["ring", "ps", "sync"])
 def test_the_jobs_of_these_seeds_end_with_each_record_trained_once(strategy: str) -> None:
-    seen = run_jobs((*range(FIXED), *FOUND[strategy]), [strategy])
+    seen = run_jobs((*range(FIXED), *seeds_of(strategy)), [strategy])
     check(seen)
-    assert seen.jobs == FIXED + len(FOUND[strategy])
+    assert seen.jobs == FIXED + len(seeds_of(strategy))
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps", "sync"])

@@ -1,0 +1,104 @@
+"""The defects that the simulation has found, with seeds whose jobs failed by them.
+
+docs/testing.md has the same as a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """A job of each of the seeds failed once."""
+
+    strategy: str
+    """"ring", "ps" or "sync"."""
+    seeds: tuple[int, ...]
+    what: str
+
+
+RING = (
+    Defect(
+        "ring",
+        (18, 52, 115, 149),
+        "A read ahead of its time gave way to a plan that waited for the reader.",
+    ),
+    Defect(
+        "ring",
+        (3005961, 3006038),
+        "A member that joined did not know the bad records of a shard that had ended. A step of bad"
+        " records alone was told as the step before it.",
+    ),
+    Defect(
+        "ring",
+        (21018117,),
+        "Of the simulation: what a stopped member restored for an old generation counted as the"
+        " newest weights.",
+    ),
+    Defect(
+        "ring",
+        (20004157, 20006730, 20007173, 20016280),
+        "Of the simulation: a killed worker was heard while its threads unwound.",
+    ),
+    Defect(
+        "ring", (503771,), "After a takeover the master decided before it had heard all members."
+    ),
+)
+SERVERS = (
+    Defect(
+        "ps",
+        (49,),
+        "Training ended before the first step, and a last checkpoint of nothing was waited for.",
+    ),
+    Defect(
+        "ps",
+        (3005936,),
+        "Of the simulation: a first push came to a server that had not met the worker.",
+    ),
+    Defect(
+        "ps",
+        (20017477, 21032880),
+        "A worker dropped a revoked lease and was killed. Its push of a later lease was taken to"
+        " include the dropped one.",
+    ),
+    Defect(
+        "ps",
+        (70005278,),
+        "A server ended between its part of a frozen view and the master's word on the whole.",
+    ),
+)
+STEPS = (
+    Defect(
+        "sync",
+        (3, 161, 241, 264, 1434),
+        "Bad records of several batches had no outcome. Workers got new leases while revoked ones"
+        " were not back. A dead process gave up a turn.",
+    ),
+    Defect(
+        "sync",
+        (30000662, 41000119, 41001184, 42000190, 42000440, 42000651),
+        "A late gradient hid the outcome of an earlier one of its lease. A step counted as trained"
+        " though a server had ended before it applied it.",
+    ),
+    Defect(
+        "sync", (60004538,), "A step waited for a worker whose leases all waited for that step."
+    ),
+    Defect(
+        "sync",
+        (100008756,),
+        "A stopped job waited for its last checkpoint after a server had taken all that was trained"
+        " with it.",
+    ),
+    Defect(
+        "sync",
+        (501094, 503638, 503781, 504566),
+        "After a takeover a turn was given again, and the push of its first time did not count.",
+    ),
+)
+DEFECTS = (*RING, *SERVERS, *STEPS)
+
+
+def seeds_of(strategy: str) -> tuple[int, ...]:
+    """All seeds of the defects of a strategy."""
+    return tuple(seed for defect in DEFECTS if defect.strategy == strategy for seed in defect.seeds)
