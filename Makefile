@@ -69,7 +69,6 @@ prepare:
 	@scripts/prepare
 
 lock: prepare  ## Pin all dependencies again, with hashes, within the bounds of pyproject.toml.
-	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
 	$(LOCK) pyproject.toml --extra zoo --extra dev --extra docs --group ring --output-file requirements.lock
 	$(LOCK) pyproject.toml --group ring --constraint requirements.lock --output-file docker/requirements.lock
 	$(LOCK) --group build --constraint requirements.lock --output-file docker/build.lock

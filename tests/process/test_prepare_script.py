@@ -4,13 +4,16 @@ to install.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pip
 import pytest
 
 pytestmark = pytest.mark.process
@@ -22,9 +25,11 @@ TOOLS = [
     "cat",
     "cut",
     "dirname",
+    "du",
     "find",
     "id",
     "ls",
+    "mv",
     "rm",
     "sha256sum",
     "sleep",
@@ -86,9 +91,10 @@ class Machine:
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(wheels),
         }
+        told = {**clean, "PATH": str(self.bin), **environment}
         return subprocess.run(
             ["bash", str(self.folder / "scripts/prepare")],
-            env={**clean, "PATH": str(self.bin), **environment},
+            env={name: value for name, value in told.items() if value},
             capture_output=True,
             text=True,
             timeout=240,  # Against a hang: seconds where the machine is not busy.
@@ -106,6 +112,99 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
+
+
+class Locked:
+    """A lock that names `uv` and one other package, whose wheels are in a folder. There is no index
+    to ask.
+    """
+
+    def __init__(self, machine: Machine, uv: str) -> None:
+        self._machine, self._wheels = machine, machine.folder / "wheels"
+        self._wheels.mkdir()
+        locked = self._lock("other", "") + self._lock("uv", uv) + self._lock("wanted", "")
+        (machine.folder / "requirements.lock").write_text(locked)
+        environment = machine.folder / ".venv"
+        subprocess.run(
+            [machine.python("python3.11"), "-m", "venv", "--without-pip", environment],
+            check=True,
+            timeout=60,
+        )
+        # Bringing its own pip would take most of the test's time.
+        site = next(environment.glob("lib/python3.*/site-packages"))
+        (site / "pip").symlink_to(Path(pip.__file__).parent)
+
+    def _lock(self, name: str, program: str) -> str:
+        """Make a wheel. Return its lines in the lock."""
+        path, about = self._wheels / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+        files = {
+            f"{name}/__init__.py": "",
+            f"{name}/__main__.py": program,
+            f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+            f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{about}/RECORD": "",
+        }
+        with zipfile.ZipFile(path, "w") as wheel:
+            for file, text in files.items():
+                wheel.writestr(file, text)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        return f"{name}==1.0 \\\n    --hash=sha256:{digest}\n"
+
+    def prepare(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        unreachable = {"PIP_PROXY": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
+        return self._machine.prepare(
+            **{
+                "PIP_NO_INDEX": "",
+                "PIP_FIND_LINKS": str(self._wheels),
+                **unreachable,
+                **environment,
+            }
+        )
+
+    def has(self, name: str) -> bool:
+        python = self._machine.folder / ".venv/bin/python"
+        return subprocess.run([python, "-c", f"import {name}"], capture_output=True).returncode == 0
+
+
+UV = """
+import os, pathlib, sys
+assert sys.argv[1:3] == ["pip", "install"] and "--require-hashes" in sys.argv
+assert "wanted==1.0" in pathlib.Path(sys.argv[-1]).read_text()
+pathlib.Path(os.environ["UV_CACHE_DIR"]).mkdir(parents=True)
+"""
+
+
+def test_uv_from_the_lock_installs_the_rest(machine: Machine) -> None:
+    locked = Locked(machine, UV)
+    ran = locked.prepare()
+    assert machine.has_environment, ran.stderr
+    assert locked.has("uv") and not locked.has("wanted") and not locked.has("other")
+    assert (machine.folder / ".cache/elasticdl/uv").exists()
+
+
+def test_pip_installs_all_where_uv_fails(machine: Machine) -> None:
+    locked = Locked(machine, "raise SystemExit('uv fails')")
+    ran = locked.prepare()
+    assert machine.has_environment and "uv fails" in ran.stderr
+    assert locked.has("wanted") and locked.has("other")
+
+
+def test_pip_installs_all_where_it_has_an_index_of_its_own(machine: Machine) -> None:
+    locked = Locked(machine, "raise SystemExit('uv was called')")
+    ran = locked.prepare(PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    assert machine.has_environment and "uv was called" not in ran.stderr, ran.stderr
+    assert locked.has("wanted") and locked.has("other")
+
+
+def test_a_package_with_another_hash_is_not_installed(machine: Machine) -> None:
+    locked = Locked(machine, "raise SystemExit('uv fails')")
+    lock = machine.folder / "requirements.lock"
+    name, digest = lock.read_text().splitlines()[-2:]
+    lock.write_text(lock.read_text().replace(digest, digest[:-1] + "01"[digest.endswith("0")]))
+    assert name.startswith("wanted")
+    ran = locked.prepare()
+    assert ran.returncode != 0 and not locked.has("wanted")
+    assert not machine.has_environment
 
 
 def somebody(machine: Machine) -> None:
