@@ -5,7 +5,6 @@ The import takes most of the time that a process spends before its first step.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 from typing import final
+
+from elasticdl.paused_collection import paused_collection
 
 _LATER = frozenset({"keras.wrappers", "keras._tf_keras.keras.wrappers"})
 
@@ -25,7 +26,7 @@ def load_tensorflow() -> None:
     """
     if "tensorflow" in sys.modules:
         return
-    with _without_wrappers(), _without_collections():
+    with _without_wrappers(), paused_collection():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
 
@@ -58,19 +59,3 @@ def _without_wrappers() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Disable garbage collection in the body and freeze its objects: all of them stay for good.
-
-    Measured: 0.55 s of an import of 3.9 s, and 0.2 s less in each full collection of the process.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collecting:
-            gc.enable()

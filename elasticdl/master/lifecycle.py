@@ -1,4 +1,4 @@
-"""`python -m elasticdl.master.main`: the master of one job, on this machine or in a pod."""
+"""The life of a master: it takes its part of the job, and records the outcome if the job ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
-from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
@@ -155,9 +154,8 @@ def _cut_short(master: Master) -> FinishJob:
     return FinishJob(ExitCode.INTERRUPTED, "killed by a second signal", "")
 
 
-def main() -> int:
+def run() -> int:
     """Run the process; return its exit code."""
-    die_with_parent()
     raise_file_limit()
     # Until the loop has its own handlers: exit cleanly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -240,7 +238,3 @@ async def _failed(
             leave_outcome(directory, outcome)
         await platform.tell(outcome)
     return finish
-
-
-if __name__ == "__main__":
-    sys.exit(main())
