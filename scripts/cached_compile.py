@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_BYTES = 400 << 20
+MOST_BYTES = 1 << 30
 """Several versions of all objects. The objects that have not been used for longest are removed."""
 _INCLUDED = {".h", ".hpp", ".inl", ".cpp"}
 """Suffixes of what a source may include. nanobind includes its own sources."""

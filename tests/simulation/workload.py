@@ -106,97 +106,141 @@ def _spread(draw: random.Random, low: float, high: float) -> float:
     return math.exp(draw.uniform(math.log(low), math.log(high)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How much a job has to do, and by how many."""
+
+    large: bool
+    batch: int
+    epochs: int
+    rows: int
+    training: tuple[Source, ...]
+    validation: tuple[Source, ...]
+    low: int
+    high: int
+
+    @property
+    def steps(self) -> int:
+        """Of all epochs, about."""
+        return self.rows * self.epochs // self.batch
+
+    @classmethod
+    def drawn(cls, draw: random.Random) -> _Size:
+        large = draw.random() < 0.1
+        batch = int(_spread(draw, 1, 301))
+        epochs = draw.choice([1, 1, 1, 2, 3])
+        steps = int(_spread(draw, 1, 120 if large else 40))
+        rows = max(1, min(5000, int(steps * batch / epochs * draw.uniform(0.7, 1.3))))
+        training = _split(draw, rows)
+        validation = _split(draw, int(_spread(draw, 1, 200 if large else 40)))
+        low = draw.choice([1, 2, 3] if large else [1, 1, 2, 3])
+        return cls(
+            large,
+            batch,
+            epochs,
+            rows,
+            tuple(Source(f"t{i}", part) for i, part in enumerate(training)),
+            tuple(Source(f"v{i}", part) for i, part in enumerate(validation)),
+            low,
+            high=low + draw.choice([0, 0, 1, 2]),
+        )
+
+
 def plan_of(seed: int, strategy: str) -> Plan:
-    """The job of this seed."""
+    """The job of this seed.
+
+    What is drawn in another order, or from the same generator besides, gives every seed another
+    job. Later additions therefore have generators of their own.
+    """
     draw = random.Random(f"plan {strategy} {seed}")
-    large = draw.random() < 0.1
-    batch = int(_spread(draw, 1, 301))
-    epochs = draw.choice([1, 1, 1, 2, 3])
-    steps = int(_spread(draw, 1, 120 if large else 40))
-    rows = max(1, min(5000, int(steps * batch / epochs * draw.uniform(0.7, 1.3))))
-    stragglers = _stragglers(seed, strategy, rows * epochs // batch)
-    training = tuple(Source(f"t{i}", part) for i, part in enumerate(_split(draw, rows)))
-    validation = tuple(
-        Source(f"v{i}", part)
-        for i, part in enumerate(_split(draw, int(_spread(draw, 1, 200 if large else 40))))
-    )
-    low = draw.choice([1, 2, 3] if large else [1, 1, 2, 3])
-    high = low + draw.choice([0, 0, 1, 2])
-    least = 1 if large else max(1, rows // 30)
-    flags: dict[str, Any] = {
-        "minibatch_size": batch,
-        "num_epochs": epochs,
-        "num_workers": f"{low}:{high}",
-        "records_per_task": draw.choice([0, 0, int(_spread(draw, least, 2 * rows + 1))]),
-        "shuffle": draw.choice(["none", "shards", "records"]),
-        "checkpoint_steps": draw.choice([0, 0, int(_spread(draw, 1, 50))]),
-        "max_relaunches": 0,
-        "keep_checkpoint_max": draw.choice([0, 1, 3]),
-        "max_bad_records": 1 << 30,
-    }
-    # Drawn apart, so that seeds keep the rest of their jobs.
+    size = _Size.drawn(draw)
+    stragglers = _stragglers(seed, strategy, size.steps)
+    flags = _common_flags(draw, size)
     by_time = random.Random(f"checkpoint seconds {strategy} {seed}")
     flags["checkpoint_seconds"] = by_time.choice([0, 0, 1, 5, round(_spread(by_time, 0.1, 60), 2)])
-    if draw.random() < 0.4:
-        validation = ()
-    else:
+    validation = size.validation if draw.random() >= 0.4 else ()
+    if validation:
         flags["validation_data"] = "v"
         flags["evaluation_steps"] = draw.choice([0, int(_spread(draw, 1, 60))])
     if draw.random() < 0.3:
         flags["output"] = "out"
-    if strategy == RING:
-        flags["distribution_strategy"] = "AllreduceStrategy"
-        if draw.random() < 0.3:
-            flags |= {
-                "global_batch": "scaled",
-                "lr_scaling": draw.choice(["none", "linear", "sqrt"]),
-            }
-        # Drawn apart, so that seeds keep the rest of their jobs.
-        if "global_batch" not in flags and random.Random(f"virtual {seed}").random() < 0.3:
-            flags["virtual_workers"] = high + 1
-    else:
-        flags |= {
-            "num_ps_pods": draw.choice([1, 2, 3]),
-            "max_staleness": draw.choice([0, 1, "auto", 3]),
-        }
+    flags |= _ring_flags(draw, seed, size) if strategy == RING else _server_flags(draw)
     if strategy == STEPS:
-        backups = draw.choice([0, 0, min(1, high - 1)])
-        flags |= {"sync": True, "max_staleness": "auto", "backup_workers": backups}
-        flags["grads_to_wait"] = draw.choice([0, high - backups, 1])
-        if not backups:
-            flags["grads_to_wait"] = draw.choice([0, 1, int(_spread(draw, 1, 8))])
-        # Drawn apart, so that seeds keep the rest of their jobs.
-        shared = random.Random(f"global batch {seed}")
-        flags["global_batch"] = shared.choice(["fixed", "scaled"])
-    # Nothing is drawn between: seeds keep their jobs.
+        flags |= _step_flags(draw, seed, size)
     calm = draw.random() < 0.5
-    if stragglers and not calm:
-        # What is slow shows after a while only.
-        training = tuple(Source(one.name, 4 * one.records) for one in training)
-    spec = spec_of(flags)
-    # Drawn apart, so that seeds keep the jobs that they had before there were bad records.
+    slow = bool(stragglers) and not calm
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
         strategy,
         seed,
         flags,
-        spec,
-        training,
+        spec_of(flags),
+        # What is slow shows after a while only.
+        tuple(Source(one.name, 4 * one.records) for one in size.training)
+        if slow
+        else size.training,
         validation,
         start_s=draw.choice([0.1, 1.0, 3.0]),
         build_s=draw.choice([0.1, 1.0, 3.0]),
-        step_s=max(draw.choice([0.0, 0.01, 0.1, 0.5]), 1.0 if stragglers and not calm else 0.0),
+        step_s=max(draw.choice([0.0, 0.01, 0.1, 0.5]), 1.0 if slow else 0.0),
         feed_s=draw.choice([0.0, 0.0, 0.01, 0.2]),
         save_s=draw.choice([0.01, 0.5, 3.0]),
         gives_way=draw.choice([0.0, 0.02, 0.2]),
         bad_every=bad_every,
         weather=Weather() if calm else _weather(draw),
         faults=(
-            *(() if calm else _faults(draw, strategy, rows * epochs // batch)),
-            *(() if calm else stragglers),
-            *_master_faults(strategy, seed, rows * epochs // batch),
+            *(() if calm else _faults(draw, strategy, size.steps)),
+            *(stragglers if slow else ()),
+            *_master_faults(strategy, seed, size.steps),
         ),
     )
+
+
+def _common_flags(draw: random.Random, size: _Size) -> dict[str, Any]:
+    least = 1 if size.large else max(1, size.rows // 30)
+    return {
+        "minibatch_size": size.batch,
+        "num_epochs": size.epochs,
+        "num_workers": f"{size.low}:{size.high}",
+        "records_per_task": draw.choice([0, 0, int(_spread(draw, least, 2 * size.rows + 1))]),
+        "shuffle": draw.choice(["none", "shards", "records"]),
+        "checkpoint_steps": draw.choice([0, 0, int(_spread(draw, 1, 50))]),
+        "max_relaunches": 0,
+        "keep_checkpoint_max": draw.choice([0, 1, 3]),
+        "max_bad_records": 1 << 30,
+    }
+
+
+def _ring_flags(draw: random.Random, seed: int, size: _Size) -> dict[str, Any]:
+    flags: dict[str, Any] = {"distribution_strategy": "AllreduceStrategy"}
+    if draw.random() < 0.3:
+        flags["global_batch"] = "scaled"
+        flags["lr_scaling"] = draw.choice(["none", "linear", "sqrt"])
+    elif random.Random(f"virtual {seed}").random() < 0.3:
+        flags["virtual_workers"] = size.high + 1
+    return flags
+
+
+def _server_flags(draw: random.Random) -> dict[str, Any]:
+    return {
+        "num_ps_pods": draw.choice([1, 2, 3]),
+        "max_staleness": draw.choice([0, 1, "auto", 3]),
+    }
+
+
+def _step_flags(draw: random.Random, seed: int, size: _Size) -> dict[str, Any]:
+    """Of parameter servers with synchronous steps."""
+    backups = draw.choice([0, 0, min(1, size.high - 1)])
+    to_wait = draw.choice([0, size.high - backups, 1])
+    if not backups:
+        to_wait = draw.choice([0, 1, int(_spread(draw, 1, 8))])
+    return {
+        "sync": True,
+        "max_staleness": "auto",
+        "backup_workers": backups,
+        "grads_to_wait": to_wait,
+        "global_batch": random.Random(f"global batch {seed}").choice(["fixed", "scaled"]),
+    }
 
 
 def spec_of(flags: dict[str, Any]) -> JobSpec:
