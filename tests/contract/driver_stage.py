@@ -282,7 +282,8 @@ class Stage:
         status = replace(unknown_status("fine"), gauges=gauges, records_per_s=rate)
         return json.dumps(status.to_json())
 
-    async def _serve(self, name: ProcessName) -> str:
+    async def serve(self, name: ProcessName) -> str:
+        """Start a scripted server of that name. Return its address."""
         guard = TermGuard(process_token(TOKEN, str(name)))
         server = grpc.aio.server(
             interceptors=[AsyncChecks(guard.proof, guard.check)], options=server_options()
@@ -331,7 +332,7 @@ class Stage:
 
     def attach_servers(self) -> None:
         for name in PS:
-            self.client(str(name)).attach(self.call(self._serve(name)), "127.0.0.1:1", None)
+            self.client(str(name)).attach(self.call(self.serve(name)), "127.0.0.1:1", None)
 
     def post(self, event: Event) -> None:
         async def put() -> None:

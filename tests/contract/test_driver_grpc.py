@@ -150,7 +150,7 @@ def test_a_server_learns_what_to_restore_before_anybody_hears_of_it(stage: Stage
     client.report(Report())
     assert not stage.core.of(happened.ProcessAttached)
     for _ in range(2):
-        client.attach(stage.call(stage._serve(PS[0])), "127.0.0.1:9", 5)
+        client.attach(stage.call(stage.serve(PS[0])), "127.0.0.1:9", 5)
     [attached] = stage.core.of(happened.ProcessAttached)
     assert (attached.name, attached.bulk_address, attached.restored_version) == (
         PS[0],

@@ -89,7 +89,7 @@ def test_a_server_that_comes_later_refuses_the_fenced_too(stage: Stage) -> None:
 def test_nobody_hears_of_a_server_that_does_not_refuse_the_fenced_yet(stage: Stage) -> None:
     stage.order(do.FenceWorker(WORKER))
     stage.core.wait_for(happened.WorkerFenced)
-    address = stage.call(stage._serve(PS[0]))
+    address = stage.call(stage.serve(PS[0]))
     server = stage.servers[PS[0]]
     server.fail["Fence"] = grpc.StatusCode.UNAVAILABLE
     attaching = threading.Thread(
@@ -161,7 +161,7 @@ def test_a_server_that_fails_in_a_cut_leaves_every_gate_open(stage: Stage, step:
 
 
 def test_a_server_that_is_away_fails_the_cut_by_name(stage: Stage) -> None:
-    stage.client("ps-0").attach(stage.call(stage._serve(PS[0])), "127.0.0.1:1")
+    stage.client("ps-0").attach(stage.call(stage.serve(PS[0])), "127.0.0.1:1")
     stage.order(do.TakeSnapshot(SnapshotId(6), do.Purpose.EVALUATION))
     assert stage.core.wait_for(happened.SnapshotFailed).reason == "ps-1 is away"
     assert "Gate" not in stage.servers[PS[0]].calls

@@ -15,7 +15,7 @@ from elasticdl.master.core import events as happened
 from elasticdl.master.core.presence import AttachedProcess, Presence
 from elasticdl.rpc.conversation import Failure, Report, Revoke, Servers
 from elasticdl.rpc.master_client import MasterClient
-from elasticdl.shard import ReceivedLease, ShardId, Task
+from elasticdl.shard import Lease, ReceivedLease, ShardId, Task
 from tests.contract.driver_stage import LEASE, PS, TERM, WORKER, Stage
 
 pytestmark = pytest.mark.contract
@@ -45,7 +45,8 @@ def granted(stage: Stage) -> MasterClient:
     """A worker with a lease."""
     client = stage.worker()
     stage.core.answers[happened.LeaseRequested] = lambda _: [do.GrantLease(WORKER, LEASE)]
-    assert client.request_lease(5.0).shard == LEASE.shard  # type: ignore[union-attr]
+    lease = client.request_lease(5.0)
+    assert isinstance(lease, Lease) and lease.shard == LEASE.shard
     return client
 
 
@@ -72,7 +73,8 @@ def test_all_calls_of_a_process_find_the_next_master_and_it_returns_once(
     stage.core.wait_for(happened.LeaseRequested, 2)
     stage.core.answers[happened.LeaseRequested] = lambda _: [do.GrantLease(WORKER, LEASE)]
     stage.replace_master(presence(client))
-    assert waiting.result(20).shard == LEASE.shard  # type: ignore[union-attr]
+    lease = waiting.result(20)
+    assert isinstance(lease, Lease) and lease.shard == LEASE.shard
     assert order.result(20) == Servers(("", ""))
     assert len(stage.core.of(happened.ProcessReturned)) == 1
 
@@ -124,7 +126,7 @@ def test_a_master_that_was_replaced_asks_its_callers_to_try_again(stage: Stage) 
 
 def test_servers_are_reached_at_once_and_refuse_the_replaced_master(stage: Stage) -> None:
     client = stage.worker()
-    address = stage.call(stage._serve(PS[0]))
+    address = stage.call(stage.serve(PS[0]))
     stage.replace_master(presence(client, address=address))
     stage.order(do.KeepSnapshots(()))
     stage.servers[PS[0]].wait_for_call("Keep")

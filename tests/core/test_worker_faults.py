@@ -33,7 +33,7 @@ def test_a_server_that_is_away_is_waited_for_and_the_push_is_applied_once() -> N
     waits: list[float] = []
 
     def fail(update: Update) -> None:
-        waits.append(rig.gauges._levels.get("waiting_for_servers_s", 0))
+        waits.append(rig.gauges.take().get("waiting_for_servers_s", 0))
         if update.sequence == 2 and next(failures):
             raise TransientError("server 0 is away", retry_after_s=0.01)
 
@@ -42,7 +42,7 @@ def test_a_server_that_is_away_is_waited_for_and_the_push_is_applied_once() -> N
     assert rig.trained() == once(training(8))
     assert [update.sequence for update in rig.parameters.updates] == [1, 2]
     assert max(waits) > 0
-    assert "waiting_for_servers_s" not in rig.gauges._levels
+    assert "waiting_for_servers_s" not in rig.gauges.take()
 
 
 def test_a_server_that_stays_away_ends_the_worker_with_its_last_words() -> None:

@@ -11,6 +11,7 @@ from elasticdl.data.base import Block
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
 from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
+from tests.present import array
 
 pytestmark = pytest.mark.core
 
@@ -47,7 +48,7 @@ def test_windows_over_any_kills_cover_each_position_exactly_once(
         for window, _ in zip(attempt, range(done_before_kill), strict=False):
             assert window.begin == offset
             assert len(window.records) == window.good <= window.end - window.begin <= size
-            seen += window.records.tolist()  # type: ignore[union-attr]
+            seen += array(window.records).tolist()
             bad += window.bad
             offset = window.end
     assert offset == shard.records

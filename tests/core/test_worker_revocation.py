@@ -197,7 +197,7 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void() -> N
     rig.parameters.pull = lost  # type: ignore[assignment, method-assign]
     rig.run()
     assert rig.trained() == once(training(4))
-    assert "waiting_for_servers_s" not in rig.gauges._levels
+    assert "waiting_for_servers_s" not in rig.gauges.take()
 
 
 def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up() -> None:
