@@ -7,13 +7,14 @@ link, run as they are.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +34,10 @@ _SYSTEM = """#include <features.h>
 
 
 def main(command: Sequence[str]) -> int:
-    """Run a compiler's command, or copy what it made before. Return its exit code."""
+    """Run a compiler's command, or copy what it made before. Return its exit code.
+
+    A process reads headers once: they must not change while it compiles.
+    """
     if "-c" not in command or "-o" not in command or any(map(_is_unknown, command)):
         return subprocess.run(command, check=False).returncode
     made = Path(command[command.index("-o") + 1])
@@ -86,34 +90,39 @@ def digest(command: Sequence[str]) -> str:
     output = command.index("-o") + 1
     told = [part for at, part in enumerate(command) if at != output]
     sources = [path for part in told if (path := Path(part)).suffix in {".cc", ".cpp"}]
+    flags = [part for part in told[1:] if part.startswith(("-std", "-O", "-m", "-f"))]
+    folders = [Path(part[2:]) for part in told if part.startswith("-I")]
+    folders += sorted({path.parent for path in sources})
     total = hashlib.blake2b(digest_size=20)
     for part in (
         repr([part.replace(str(ROOT), "") for part in told]).encode(),
-        _predefined(command),
+        _predefined(told[0], *flags),
         *(path.read_bytes() for path in sources),
-        *_included([Path(part[2:]) for part in told if part.startswith("-I")]),
-        *_included(sorted({path.parent for path in sources})),
+        *(_included(folder.resolve()) for folder in folders),
     ):
         total.update(len(part).to_bytes(8, "little") + part)
     return total.hexdigest()
 
 
-def _predefined(command: Sequence[str]) -> bytes:
+@functools.cache
+def _predefined(compiler: str, *flags: str) -> bytes:
     """All macros of the compiler with these flags and of the system's main headers."""
-    flags = [part for part in command[1:] if part.startswith(("-std", "-O", "-m", "-f"))]
-    how = [command[0], *flags, "-dM", "-E", "-x", "c++", "-"]
+    how = [compiler, *flags, "-dM", "-E", "-x", "c++", "-"]
     ran = subprocess.run(how, input=_SYSTEM.encode(), capture_output=True, check=True)
     return ran.stdout
 
 
-def _included(folders: Sequence[Path]) -> Iterator[bytes]:
-    """Names and contents of what a source can include from these folders."""
-    for folder in map(Path.resolve, folders):
-        # Of the repository only its packages: an environment lies there, too.
-        own = [folder / "elasticdl", folder / "tests"] if folder == ROOT else [folder]
-        for path in sorted(path for place in own for path in place.rglob("*")):
-            if path.suffix in _INCLUDED:
-                yield f"{path.relative_to(folder)}\n".encode() + path.read_bytes()
+@functools.cache
+def _included(folder: Path) -> bytes:
+    """A digest of what a source can include from this folder: names and contents."""
+    # Of the repository only its packages: an environment lies there, too.
+    own = [folder / "elasticdl", folder / "tests"] if folder == ROOT else [folder]
+    total = hashlib.blake2b()
+    for path in sorted(path for place in own for path in place.rglob("*")):
+        if path.suffix in _INCLUDED:
+            text = path.read_bytes()
+            total.update(f"{path.relative_to(folder)} {len(text)}\n".encode() + text)
+    return total.digest()
 
 
 if __name__ == "__main__":

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from scripts import cached_compile
 from tests.fuzz.budget import fuzz_s
 
 ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
-_CACHED = [sys.executable, "-IS", str(ROOT / "scripts/cached_compile.py")]
 _FLAGS = [
     "-std=c++17",
     "-O1",
@@ -55,8 +54,8 @@ def check_held(
 
 def _compiled(compiler: Sequence[str], folder: Path, number: int, source: Path) -> str:
     made = folder / f"{number}.o"  # some sources have the same name in different folders
-    compiled = _run([*_CACHED, *compiler, "-c", str(source), "-o", str(made)])
-    assert compiled.returncode == 0, compiled.stderr
+    command = [*compiler, "-c", str(source), "-o", str(made)]
+    assert cached_compile.main(command) == 0, f"{' '.join(command)} failed: see stderr"
     return str(made)
 
 

@@ -41,7 +41,7 @@ process_env.COMMANDS = {
 }
 preflight.COMMAND = (sys.executable, sys.argv[3])
 code = main.main()
-foreign = {"tensorflow", "keras", "kubernetes"} & set(sys.modules)
+foreign = {"tensorflow", "keras", "kubernetes", "numpy"} & set(sys.modules)
 assert not foreign, foreign
 sys.exit(code)
 """
