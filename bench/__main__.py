@@ -2,6 +2,8 @@
 [backup_workers] [stale] [virtual_workers] [faults]`: by default the first six. quality and stale
 take half an hour each, and kubernetes needs root and Go. Writes figures to
 bench/results/<name>.json.
+
+`python -m bench load …` puts one process under load: see `bench/load.py`.
 """
 
 from __future__ import annotations
@@ -28,4 +30,7 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["load"]:
+        importlib.import_module("bench.load").main(sys.argv[2:])
+    else:
+        main(sys.argv[1:])

@@ -1,0 +1,287 @@
+"""Clients of a master that speak its protocol and compute nothing: one process has many of them.
+
+It reads JSON lines: the master's address and the job's token first, then which clients to start and
+what to tell. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.elasticdl_pb2_grpc import (
+    MasterStub,
+    ParameterServerServicer,
+    add_ParameterServerServicer_to_server,
+)
+from elasticdl.rpc.open_files import raise_file_limit
+from elasticdl.tokens import process_token, proof_to_master
+
+T = TypeVar("T")
+LEASE_S = 5.0
+"""How long a client computes on a lease, give or take a fifth: the cost model."""
+CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
+_LONGEST_PAUSE_S = 1.0
+_PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+)
+_GAUGES = {"step_ms": 31.5, "pull_ms": 4.1, "push_ms": 6.2, "staleness_mean": 0.7, "rss_bytes": 9e8}
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the clients of this process saw since the window began."""
+
+    leases_ms: list[float] = field(default_factory=list)
+    reports: int = 0
+
+
+class Refused(Exception):
+    """The master wants no more of this client."""
+
+
+class Client:
+    """A worker; a parameter server is one that reports, and leases nothing."""
+
+    def __init__(self, address: str, token: str, name: str, measured: Measured) -> None:
+        self.name = ProcessName.parse(name)
+        self._credentials = Credentials(proof_to_master(process_token(token, name)), name)
+        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
+        self._stub: Any = MasterStub(self._channel)
+        self._measured = measured
+        self._random = random.Random(name)
+        self._attaching, self._reporting = asyncio.Lock(), asyncio.Lock()
+        self._request: Any = None
+        self._lease: Any = None
+        self._revocation = self._reports = self._sequence = 0
+        self._heartbeat_s = 2.0
+        self.term = 0
+        self.answered_s = self._reported_s = time.monotonic()
+        self.failure = ""
+
+    async def run(self, request: Any = None) -> None:
+        """Attach, and work until the master says that the job is over."""
+        self._request = request or pb.AttachRequest()
+        try:
+            reply = await self._call(self._stub.Attach, self._request)
+            self._attached(reply)
+            parts = [self._follow_orders(), self._beat()]
+            await asyncio.gather(*parts, *([self._work()] if self.name.role is Role.WORKER else []))
+        except (Refused, grpc.aio.AioRpcError, TimeoutError) as error:
+            self.failure = str(error) or repr(error)
+
+    def _attached(self, reply: Any) -> None:
+        self.term, self._heartbeat_s = reply.term, reply.heartbeat_s
+
+    async def _work(self) -> None:
+        while True:
+            lease = self._lease = await self._next_lease()
+            await asyncio.sleep(LEASE_S * self._random.uniform(0.8, 1.2))
+            if lease.revocation < self._revocation:
+                continue
+            applied = pb.Applied(
+                shard=lease.shard, attempt=lease.attempt, offset=lease.end - lease.begin
+            )
+            await self._report(
+                pb.Progress(
+                    task=lease.task, applied=applied, version=1, has_loss=True, loss=0.5, done=True
+                )
+            )
+            self._lease = None
+
+    async def _next_lease(self) -> Any:
+        began_s = time.monotonic()
+        while True:
+            self._sequence += 1
+            request = pb.LeaseRequest(wait_s=POLL_S, sequence=self._sequence)
+            reply = await self._call(self._stub.RequestLease, request, POLL_S + CALL_S)
+            match reply.WhichOneof("answer"):
+                case "lease":
+                    self._measured.leases_ms.append(1e3 * (time.monotonic() - began_s))
+                    return reply.lease
+                case "finished":
+                    raise Refused("the job has no more records")
+
+    async def _report(self, *progress: Any, version: int = 0) -> None:
+        async with self._reporting:
+            self._reports += 1
+            request = pb.ReportRequest(
+                progress=progress, sequence=self._reports, gauges=_GAUGES, version=version
+            )
+            reply = await self._call(self._stub.Report, request)
+            self._reported_s = time.monotonic()
+            self._measured.reports += 1
+            self._heartbeat_s = getattr(reply, "heartbeat_s", 0.0) or self._heartbeat_s
+
+    async def _beat(self) -> None:
+        """Report whenever the last report is a heartbeat old."""
+        while True:
+            left_s = self._reported_s + self._heartbeat_s - time.monotonic()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                # A server's version grows with the pushes of its workers.
+                await self._report(
+                    version=int(time.monotonic()) if self.name.role is Role.PS else 0
+                )
+
+    async def _follow_orders(self) -> None:
+        attempt, away_s = 0, time.monotonic()
+        while True:
+            term = self.term
+            try:
+                async for order in self._stub.Orders(
+                    pb.OrdersRequest(), metadata=self._credentials.metadata(term)
+                ):
+                    attempt = 0
+                    match order.WhichOneof("order"):
+                        case "finish" | "drain":
+                            raise Refused("the master ended this client")
+                        case "revoke":
+                            self._revocation = max(self._revocation, order.revoke.revocation)
+                away_s = time.monotonic()
+            except grpc.aio.AioRpcError as error:
+                await self._survive(error, term, time.monotonic() - away_s if attempt else 0.0)
+            away_s = away_s if attempt else time.monotonic()
+            attempt += 1
+            await self._pause(attempt)
+
+    async def _call(
+        self, method: Callable[..., Awaitable[T]], request: object, timeout_s: float = CALL_S
+    ) -> T:
+        """Call the master; repeat the call while it is away."""
+        began_s, attempt = time.monotonic(), 0
+        while True:
+            term = self.term
+            metadata = self._credentials.metadata(term)
+            try:
+                reply = await method(
+                    request, timeout=timeout_s, metadata=metadata, wait_for_ready=True
+                )
+                self.answered_s = time.monotonic()
+                return reply
+            except grpc.aio.AioRpcError as error:
+                await self._survive(error, term, time.monotonic() - began_s)
+            attempt += 1
+            await self._pause(attempt)
+
+    async def _survive(self, error: grpc.aio.AioRpcError, term: int, away_s: float) -> None:
+        if error.code() is grpc.StatusCode.ABORTED:
+            await self._attach_again(term)
+        elif error.code() not in _PASSING or away_s > GIVE_UP_S:
+            raise Refused(f"{error.code().name}: {error.details()}") from error
+
+    async def _attach_again(self, term: int) -> None:
+        async with self._attaching:
+            if self.term != term:
+                return
+            request = pb.AttachRequest()
+            request.CopyFrom(self._request)
+            request.again, request.revocation = True, self._revocation
+            if self._lease is not None:
+                request.received.append(
+                    pb.ReceivedLease(
+                        task=self._lease.task,
+                        shard=self._lease.shard,
+                        attempt=self._lease.attempt,
+                        round=self._lease.round,
+                    )
+                )
+            metadata = self._credentials.metadata(term)
+            self._attached(await self._stub.Attach(request, timeout=CALL_S, metadata=metadata))
+            self.answered_s = time.monotonic()
+
+    async def _pause(self, attempt: int) -> None:
+        longest_s = min(0.1 * 2.0 ** min(attempt, 10), _LONGEST_PAUSE_S)
+        await asyncio.sleep(self._random.uniform(0.5, 1.0) * longest_s)
+
+
+class Control(ParameterServerServicer):  # type: ignore[misc]
+    """A server that has no pushes of any worker."""
+
+    async def Fence(self, request: Any, context: Any) -> Any:
+        return pb.FenceReply(seen=False)
+
+    async def Keep(self, request: Any, context: Any) -> Any:
+        return pb.Done()
+
+    async def Drop(self, request: Any, context: Any) -> Any:
+        return pb.Done()
+
+
+class Clients:
+    """All clients of this process."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self._address, self._token = address, token
+        self._measured = Measured()
+        self._clients: list[Client] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[grpc.aio.Server] = []
+
+    def take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"start": str(name)}:
+                task = asyncio.ensure_future(self._start(name))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case {"window": True}:
+                self._measured.leases_ms.clear()
+                self._measured.reports = 0
+            case {"tell": True}:
+                print(json.dumps(self._told()), flush=True)
+
+    async def _start(self, name: str) -> None:
+        client = Client(self._address, self._token, name, self._measured)
+        self._clients.append(client)
+        if client.name.role is not Role.PS:
+            await client.run()
+            return
+        server = grpc.aio.server()
+        self._servers.append(server)
+        add_ParameterServerServicer_to_server(Control(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        address = f"127.0.0.1:{port}"
+        await client.run(pb.AttachRequest(control_address=address, bulk_address=address))
+
+    def _told(self) -> dict[str, Any]:
+        workers = [one for one in self._clients if one.name.role is Role.WORKER]
+        now_s = time.monotonic()
+        return {
+            "terms": [one.term for one in workers if not one.failure],
+            "answered_s": [round(now_s - one.answered_s, 1) for one in workers],
+            "failures": {str(one.name): one.failure for one in self._clients if one.failure},
+            "leases_ms": self._measured.leases_ms,
+            "reports": self._measured.reports,
+        }
+
+
+async def main() -> None:
+    reader = asyncio.StreamReader(limit=1 << 20)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    first = json.loads(await reader.readline())
+    clients = Clients(first["address"], first["token"])
+    while line := await reader.readline():
+        clients.take(json.loads(line))
+
+
+if __name__ == "__main__":
+    raise_file_limit()
+    asyncio.run(main())
