@@ -83,6 +83,7 @@ class ClientCluster:
     def __init__(self) -> None:
         self._fake = FakeCluster()
         self._processes: list[ClientProcess] = []
+        self._ready = asyncio.Event()
         self._started = 0
         self.victim = ""
         self.noticed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -90,8 +91,10 @@ class ClientCluster:
     def use(self, processes: list[ClientProcess]) -> None:
         """Start clients in these processes, the first worker in the last one, alone."""
         self._processes = processes
+        self._ready.set()
 
     async def create(self, spec: ProcessSpec) -> None:
+        await self._ready.wait()  # The master begins before there are client processes.
         await self._fake.create(spec)
         name = str(spec.name)
         if name == "worker-0":

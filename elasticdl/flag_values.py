@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from elasticdl.kubernetes_section import is_json, parse_json
 
-MAX_WORKERS = 2000
-"""Each worker has two connections to every parameter server (ps/native/listener.cc)."""
+MAX_WORKERS = 10_000
+"""Each worker has a connection to the master, and two to every parameter server
+(ps/native/listener.cc). docs/scale.md has what a master of so many costs."""
 
 
 class WorkerRange(BaseModel, frozen=True, extra="forbid"):

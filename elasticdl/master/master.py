@@ -318,8 +318,7 @@ class Master:
     async def _tell_progress(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
-            records = self.core.status().records
-            self._platform.progressed(records.trained + records.bad)
+            self._platform.progressed(self.core.records_done)
 
     def _resume_work(
         self, sources: tuple[Source, ...], begin_from: str, restore_from: str | None

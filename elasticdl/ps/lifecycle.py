@@ -232,5 +232,6 @@ def _report(
         # After the test and before the report: a question in between is answered by the next
         # report.
         asked.clear()
-        client.report(Report(version=server.version, gauges=gauges.read(), state=state))
+        report = Report(version=server.version, gauges=gauges.read(), state=state)
+        heartbeat_s = client.report(report) or heartbeat_s
         tick.wait(heartbeat_s)

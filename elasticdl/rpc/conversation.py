@@ -23,9 +23,8 @@ class Attached:
     """The master's answer to a process that presented itself.
 
     `servers` are the bulk addresses in index order, '' where one is away. `restore_from` is a
-    checkpoint's directory,
-    '' for none. A report is due every `heartbeat_s`. `sources` are the job's data as it was
-    counted; for workers only.
+    checkpoint's directory, '' for none. A report is due every `heartbeat_s`, until the answer to
+    one says otherwise. `sources` are the job's data as it was counted; for workers only.
 
     `run` names this run of the job. `bulk_tokens`: for a worker, what it shows to each server; for
     a server, the one key by which it recognises workers.

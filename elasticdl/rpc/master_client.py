@@ -204,16 +204,17 @@ class MasterClient:
                 self._unsettled.discard(sequence)
         return bool(reply.accepted)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report) -> float | None:
         """Report progress, and that this process lives; due every `Attached.heartbeat_s`.
 
-        Counted exactly once.
+        Counted exactly once. Returns after how many seconds the next one is due; None: as before.
         """
         with self._report_lock:
             request = messages.report_to_wire(report, self._reports + 1)
-            self._call(self._stub.Report, request, "report")
+            reply = self._call(self._stub.Report, request, "report")
             # After the answer: the master counts a repeated number once.
             self._reports += 1
+            return reply.heartbeat_s or None
 
     def orders(self) -> Iterator[Order]:
         """The master's orders, as they come; ends when this client is closed.

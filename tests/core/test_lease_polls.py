@@ -173,6 +173,51 @@ async def test_who_got_nothing_is_asked_for_again_when_work_appears(bench: Bench
 
 
 @on_loop
+async def test_work_for_one_of_thousands_that_wait_costs_few_requests_and_reaches_any(
+    bench: Bench,
+) -> None:
+    names = [ProcessName(Role.WORKER, number) for number in range(3000)]
+    polls = [asyncio.create_task(bench.desk.poll(name, 1, 20.0)) for name in names]
+    await settle()
+    last = names[-1]
+
+    def answer_all() -> int:
+        asked = tuple(bench.asked)
+        bench.asked.clear()
+        for name in asked:
+            bench.desk.answer(name, lease(1) if name == last else Wait("not for this one"))
+        return len(asked)
+
+    assert answer_all() == 3000, "each worker's own request"
+    for _ in range(2):
+        bench.desk.work_appeared()
+        assert answer_all() < 100
+    for _ in range(3):
+        bench.desk.tick()
+        assert answer_all() <= 1000
+    assert await polls[-1] == lease(1)
+    bench.desk.tick()
+    assert not bench.asked, "everyone was asked for once"
+    for poll in polls:
+        poll.cancel()
+
+
+@on_loop
+async def test_while_there_is_work_the_next_ones_that_wait_follow_at_once(bench: Bench) -> None:
+    names = [ProcessName(Role.WORKER, number) for number in range(200)]
+    polls = [asyncio.create_task(bench.desk.poll(name, 1, 20.0)) for name in names]
+    await settle()
+    for name in names:
+        bench.desk.answer(name, Wait("nothing yet"))
+    bench.asked.clear()
+    bench.desk.work_appeared()
+    for number in range(200):
+        bench.desk.answer(bench.asked[number], lease(number))
+    answers = await asyncio.gather(*polls)
+    assert sorted(one.shard.id for one in answers) == list(range(200))
+
+
+@on_loop
 async def test_a_lease_without_a_shard_is_kept_for_its_worker(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()

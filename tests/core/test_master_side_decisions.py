@@ -30,6 +30,7 @@ from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.launcher import Launcher
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.executor.snapshots import Cut, agreed, highest
+from elasticdl.master.gateway.heartbeats import heartbeat_s
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.sessions import Sessions
 from elasticdl.master.journal.rules import may_free_work, worth_keeping
@@ -180,6 +181,22 @@ def test_of_two_processes_of_one_name_the_first_speaks() -> None:
     assert book.leave(WORKER, "has ended")
     assert not book.leave(WORKER, "again")
     assert "has ended: this process was replaced" in book.refusal(WORKER, "a")
+
+
+def test_the_bound_on_silence_is_five_periods_and_shorter_without_a_stream_of_orders() -> None:
+    assert [heartbeat_s(number) for number in (1, 800, 10_000)] == [2.0, 2.0, 25.0]
+    book = Sessions()
+    session = book.claim(WORKER, "a")
+    assert book.limit_s(WORKER) == 10.0
+    session.heartbeat_s = 25.0
+    assert book.limit_s(WORKER) == 125.0, "it has had no stream yet: many attach at once"
+    book.streams(WORKER, opened=True)
+    dict(book.pass_time(2.0))
+    book.streams(WORKER, opened=False)
+    assert book.limit_s(WORKER) == 10.0
+    assert dict(book.pass_time(1.0)) == {WORKER: 1.0}, "silence counts from the break"
+    book.streams(WORKER, opened=True)
+    assert book.limit_s(WORKER) == 125.0
 
 
 def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_anybody() -> None:

@@ -79,9 +79,16 @@ class SlowWorkers:
             self._try_again(workers)
         else:
             self._compare(workers)
-        for process in workers:
-            if process.slow_times and self._is_due(process, workers):
-                self._replacements = self._in_vain(workers) + 1
+        slow = [one for one in workers if one.slow_times]
+        in_vain = self._in_vain(workers) if slow else 0
+        # One at a time, and only while all others are there.
+        if 2 * len(slow) > len(workers) or len(workers) < len(
+            self._context.processes.live_workers()
+        ):
+            return
+        for process in slow:
+            if self._is_due(process, in_vain):
+                self._replacements = in_vain + 1
                 self._replaced_s = self._context.now_s
                 self._replace(process)
                 return
@@ -144,20 +151,15 @@ class SlowWorkers:
         by_steps = self._context.spec.trains_in_steps
         return by_steps or self._leasing.paces.of(process.name, self._task()) is not None
 
-    def _is_due(self, process: Process, workers: list[Process]) -> bool:
-        context, now_s, in_vain = self._context, self._context.now_s, self._in_vain(workers)
+    def _is_due(self, process: Process, in_vain: int) -> bool:
+        now_s = self._context.now_s
         if in_vain >= _MOST_IN_VAIN or now_s - process.slow_since_s < _SLOW_FOR_S:
             return False
         if now_s - self._replaced_s < _PAUSE_S * 2.0**in_vain:
             return False
-        # One at a time, and only while all others are there.
-        if len(workers) < len(context.processes.live_workers()):
-            return False
-        slow = sum(bool(one.slow_times) for one in workers)
         left_s = self._leasing.left_s(process.name)
         return (
-            2 * slow <= len(workers)
-            and left_s is not None
+            left_s is not None
             and left_s > _WORTH_S
             and not self._scaling.why_not_replace(process.name)
         )

@@ -184,6 +184,15 @@ class JobState:
         waiting, stall = (*self._stalls.waits(), *found.waiting), self._stalls.status()
         return replace(found, waiting=waiting, stall=stall, moved_s=self._stalls.moved_s)
 
+    @property
+    def records_done(self) -> int:
+        """Records of all epochs that are trained or bad."""
+        main = status_builder.main_ledger(self._context, self._evaluation)
+        if main is None:
+            return 0
+        total = main.totals()
+        return total.trained + total.bad
+
     def receipt(self) -> Receipt:
         """Records by epoch and in total: expected, trained, repeated, bad, lost."""
         return status_builder.receipt(

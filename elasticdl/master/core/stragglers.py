@@ -7,6 +7,7 @@ then the far longer bound of `Activities.limit_s` counts, and `stalls.py` acts.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
@@ -30,6 +31,14 @@ _ALONE_S = 300.0
 """The least time without progress before the only worker is replaced."""
 _RETURN_S = 60.0
 """A worker that holds revoked shards for longer is replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ups:
+    """The workers that are up, and those of them that are near their limits."""
+
+    number: int
+    stuck: frozenset[ProcessName]
 
 
 @final
@@ -58,6 +67,8 @@ class Stragglers:
         self._busy_ends = 0
         """Workers in a row that were replaced because their code did not end."""
         self._busy_end_s = 0.0
+        self._ups: _Ups | None = None
+        """Set during a tick only."""
 
     def saw(self, event: events.Event) -> None:
         """Take in an event that was handled."""
@@ -82,6 +93,7 @@ class Stragglers:
                 self._look_at_activity(process, activity)
             if not away and not (activity and self._activities.acts):
                 self._look_at_progress(process)
+        self._ups = None
         if not away:
             self._look_at_revoked()
 
@@ -164,7 +176,7 @@ class Stragglers:
         if limit_s is None or idle_s <= _SUSPECT * limit_s:
             return
         self._suspect(process, since_s)
-        if not self._others(process):
+        if self._counted().number == process.up:
             # There is nobody to compare it with.
             limit_s = max(limit_s, _ALONE_S)
             over = idle_s > limit_s
@@ -180,17 +192,22 @@ class Stragglers:
 
     def _others_get_on(self, process: Process) -> bool:
         """Whether this worker is one of at most half that are near their limits, and not alone."""
-        others = self._others(process)
-        stuck = sum(self._is_stuck(one) for one in others)
-        return bool(others) and 2 * (stuck + 1) <= len(others) + 1
+        ups = self._counted()
+        others = ups.number - process.up
+        stuck = len(ups.stuck) - (process.name in ups.stuck)
+        return bool(others) and 2 * (stuck + 1) <= others + 1
+
+    def _counted(self) -> _Ups:
+        """Count the workers once in a tick: many may have to be compared with all others."""
+        if self._ups is None:
+            up = [one for one in self._context.processes.live_workers() if one.up]
+            stuck = frozenset(one.name for one in up if self._is_stuck(one))
+            self._ups = _Ups(len(up), stuck)
+        return self._ups
 
     def _hung_before(self, process: Process) -> bool:
         """Whether a shard that the worker holds has failed before: then others need not get on."""
         return any(held.piece.failures for _, held in self._leasing.leased_to(process.name))
-
-    def _others(self, process: Process) -> list[Process]:
-        workers = self._context.processes.live_workers()
-        return [one for one in workers if one.up and one is not process]
 
     def _is_stuck(self, process: Process) -> bool:
         now_s = self._context.now_s

@@ -12,11 +12,16 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.rpc.conversation import LeaseAnswer, Wait
 from elasticdl.shard import Lease
+
+_ASKED_AT_ONCE = 32
+"""Workers that are asked for at once when work appears."""
+_ASKED_EACH_TICK = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +58,8 @@ class LeasePolls:
         self._ask = ask
         self._give_back = give_back
         self._polls: dict[ProcessName, _Poll] = {}
+        self._to_ask = 0
+        """How many waiting workers are still to be asked for, the first ones first."""
         self._asked: set[ProcessName] = set()
         """Workers whose request the core has not answered."""
         self._given: dict[ProcessName, _LastAnswer] = {}
@@ -105,6 +112,10 @@ class LeasePolls:
             # Remember it before the call returns: the reply may be lost from here on.
             self._given[worker] = _LastAnswer(poll.sequence, answer, taker=poll)
             poll.answer.set_result(answer)
+            if self._to_ask:
+                # There was work, so there may be more.
+                self._to_ask -= 1
+                self._ask_next(1)
         return True
 
     def revoked(self, worker: ProcessName) -> int:
@@ -117,10 +128,19 @@ class LeasePolls:
         self._eras[worker] = max(revocation, self._eras.get(worker, 0))
 
     def work_appeared(self) -> None:
-        """Ask the core again for every waiting worker."""
-        for worker, poll in tuple(self._polls.items()):
-            if not poll.answer.done():
-                self._ask_once(worker)
+        """Ask the core again for the waiting workers: for some at once, for the others soon.
+
+        Any of them may be the one that can have the work. Thousands that wait must not cost a
+        request each whenever one of them could.
+        """
+        self._to_ask = max(0, len(self._polls) - _ASKED_AT_ONCE)
+        self._ask_next(_ASKED_AT_ONCE)
+
+    def tick(self) -> None:
+        """Ask for waiting workers that the last `work_appeared` left out."""
+        number = min(self._to_ask, _ASKED_EACH_TICK)
+        self._to_ask -= number
+        self._ask_next(number)
 
     def leave(self, worker: ProcessName) -> None:
         """End a worker's poll and forget its answers: the core now owns its leases."""
@@ -132,6 +152,13 @@ class LeasePolls:
     def waiting(self) -> dict[ProcessName, str]:
         """Return the waiting workers and their reasons."""
         return {worker: poll.reason for worker, poll in self._polls.items()}
+
+    def _ask_next(self, most: int) -> None:
+        for worker in tuple(islice(self._polls, most)):
+            # To the end, so that it is everyone's turn.
+            poll = self._polls[worker] = self._polls.pop(worker)
+            if not poll.answer.done():
+                self._ask_once(worker)
 
     def _ask_once(self, worker: ProcessName) -> None:
         # At most one open request per worker: each answer of the core belongs to one request.

@@ -32,6 +32,7 @@ from elasticdl.master.core.ps.server_delays import ServerDelays
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
+from elasticdl.master.gateway.heartbeats import HEARTBEAT_S, SILENCE_S, heartbeat_s
 from elasticdl.master.gateway.lease_polls import LeasePolls
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
@@ -42,7 +43,6 @@ from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.conversation import Activity, LeaseAnswer, Order, Report, Wait
 from elasticdl.shard import Applied, Lease, ReceivedLease, Task, WorkItem
 
-SILENCE_S = 10.0
 _SAME_S = 2.0
 """Tolerance in seconds for the start of an activity, since reports arrive with a delay."""
 
@@ -113,11 +113,28 @@ class ProcessGateway:
             self.sessions.restore(one.name, one.instance, presence.version)
             if one.name.role is Role.PS:
                 self._registry.attach(one.name, one.control_address)
+        for name, session in self.sessions:
+            # They know the period that the earlier master told them.
+            session.heartbeat_s = self.period_s(name)
         self._fences.restore(map(str, presence.fenced))
         if self.ring is not None:
             self.ring.restore(presence.members, presence.saving)
         if self.turns is not None:
             self.turns.recover()
+
+    def period_s(self, name: ProcessName) -> float:
+        """Return how often a process is to report."""
+        if name.role is Role.PS or self.ring is not None:
+            # Versions of servers and members of a ring are waited for.
+            return HEARTBEAT_S
+        return heartbeat_s(len(self.sessions))
+
+    def told_period_s(self, name: ProcessName) -> float:
+        """Return the same, to be told to the process: its silence counts from now on by that."""
+        period_s = self.period_s(name)
+        if (session := self.sessions.heard(name)) is not None:
+            session.heartbeat_s = period_s
+        return period_s
 
     # messages of processes
 
@@ -222,7 +239,7 @@ class ProcessGateway:
 
     def stream(self, name: ProcessName) -> AsyncGenerator[Order]:
         """Yield the orders for a process, from now on."""
-        self.sessions.heard(name)
+        self.sessions.streams(name, opened=True)
         return self.orders.stream(name)
 
     # calls of the driver
@@ -254,6 +271,7 @@ class ProcessGateway:
 
     def tick(self) -> None:
         """Advance the time, and find silent processes."""
+        self.leases.tick()
         if self.turns is not None:
             self.turns.tick()
         if (delayed := self._delays.tick(self._queue.at_s())) is not None:
@@ -261,7 +279,7 @@ class ProcessGateway:
         now_s = self._queue.clock.now_s()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
         for name, silent_s in self.sessions.pass_time(elapsed_s):
-            if silent_s >= SILENCE_S:
+            if silent_s >= SILENCE_S and silent_s >= self.sessions.limit_s(name):
                 self.leave(name, f"sent no message for {silent_s:.0f} s")
                 self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
 
@@ -360,6 +378,7 @@ class ProcessGateway:
 
         A broken stream is the first sign of a killed process.
         """
+        self.sessions.streams(name, opened=False)
         if self.ring is not None and name in self.sessions:
             self._queue.post(ConnectionLost(self._queue.at_s(), name))
 

@@ -46,7 +46,6 @@ from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
-HEARTBEAT_S = 2.0
 _LONGEST_POLL_S = 60.0
 _MOST_EXAMPLES = 1 << 53
 """Servers weigh gradients with examples, so sums of them must stay exact and finite."""
@@ -190,7 +189,7 @@ class MasterService(MasterServicer):
             await _refuse(context, refused)
         return pb.AttachReply(
             term=self._welcome.term,
-            heartbeat_s=HEARTBEAT_S,
+            heartbeat_s=self._gateway.told_period_s(event.name),
             job=self._welcome.job(),
             servers=self._gateway.orders.servers,
             restore_from=self._welcome.restore_from(),
@@ -251,7 +250,7 @@ class MasterService(MasterServicer):
             await _invalid(context, error)
         except Refused as refused:
             await _refuse(context, refused)
-        return pb.ReportReply()
+        return pb.ReportReply(heartbeat_s=self._gateway.told_period_s(_name(context)))
 
     async def Orders(
         self, request: pb.OrdersRequest, context: AsyncContext

@@ -10,6 +10,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause, drops_in
 from elasticdl.flag_values import MOST_STALENESS
+from elasticdl.master.gateway.heartbeats import HEARTBEAT_S, SILENCE_S, SILENT_PERIODS
 
 _LONGEST_STEP_S = 2.0
 _STARVED_STEP_S = 0.5
@@ -30,6 +31,10 @@ class Session:
 
     instance: str
     silent_s: float = 0.0
+    heartbeat_s: float = HEARTBEAT_S
+    """The longest period that it may go by: what it was told last."""
+    streams: bool | None = None
+    """Whether it has a stream of orders; None: it has had none yet."""
     announced: bool = False
     """Whether the core knows of it."""
     reports: int = 0
@@ -47,6 +52,11 @@ class Session:
     """Its mean share of the CPU time that it asks for; newer reports count more."""
     told_share: float = 1.0
     """The share that the core knows of."""
+
+    @property
+    def limit_s(self) -> float:
+        """The silence after which it is given up."""
+        return SILENCE_S if self.streams is False else SILENT_PERIODS * self.heartbeat_s
 
     def reported(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
         """Store its newest gauges; return the messages dropped since the previous report."""
@@ -118,6 +128,15 @@ class Sessions:
         """
         self._present[name] = Session(instance, announced=True, version=version)
 
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def streams(self, name: ProcessName, *, opened: bool) -> None:
+        """Note that the order stream of a process opened, or broke."""
+        present = self._present.get(name)
+        if present is not None:
+            present.streams, present.silent_s = opened, 0.0
+
     def leave(self, name: ProcessName, why: str) -> bool:
         """Refuse the process from now on; `why` completes "worker-3 …".
 
@@ -127,6 +146,10 @@ class Sessions:
             return False
         self._left[name] = why
         return self._present.pop(name, None) is not None
+
+    def limit_s(self, name: ProcessName) -> float:
+        """Return the silence after which an attached process is given up."""
+        return self._present[name].limit_s
 
     def has_left(self, name: ProcessName) -> bool:
         """Return whether the name has left."""

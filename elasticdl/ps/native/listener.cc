@@ -7,7 +7,7 @@ namespace elasticdl::ps {
 namespace {
 
 // Two for each of MAX_WORKERS (elasticdl/flag_values.py), plus stale ones of restarted workers, plus unauthenticated ones.
-constexpr size_t kMaxConnections = 5120;
+constexpr size_t kMaxConnections = 21120;
 constexpr size_t kMaxStrangers = 256;
 constexpr uint64_t kMaxReceivingBytes = uint64_t{4} << 30;
 

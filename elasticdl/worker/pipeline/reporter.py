@@ -28,13 +28,19 @@ that.
 class Listener(Protocol):
     """Receives the reports: the master's client."""
 
-    def report(self, report: Report) -> None:
-        """Send a report. Raises Refused, TransientError."""
+    def report(self, report: Report) -> float | None:
+        """Send a report; return after how many seconds the next one is due, None: as before.
+
+        Raises Refused, TransientError.
+        """
 
 
 @final
 class Reporter:
-    """Sends the outbox at least every `heartbeat_s`, and at once when it is urgent."""
+    """Sends the outbox at least every `heartbeat_s`, and at once when it is urgent.
+
+    The master may change the period with each report.
+    """
 
     def __init__(
         self,
@@ -81,7 +87,7 @@ class Reporter:
                 last = self._closing.is_set()
                 # The same report object is sent again until it arrives; what was taken is never
                 # lost.
-                self._send(self._report())
+                self._heartbeat_s = self._send(self._report()) or self._heartbeat_s
                 # Only after the master's answer.
                 self._outbox.arrived()
                 if last:
@@ -99,7 +105,7 @@ class Reporter:
         state = self._states.prepare()
         return self._states.complete(self._outbox.take(self._gauges.take()), state)
 
-    def _send(self, report: Report) -> None:
+    def _send(self, report: Report) -> float | None:
         for attempt in range(GIVE_UP_ATTEMPTS):
             try:
                 return self._master.report(report)
@@ -107,3 +113,4 @@ class Reporter:
                 if attempt + 1 == GIVE_UP_ATTEMPTS or self._closing.is_set():
                     raise
                 self._closing.wait(error.retry_after_s)
+        raise AssertionError("the last attempt returns or raises")

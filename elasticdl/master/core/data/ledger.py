@@ -155,6 +155,11 @@ class Ledger:
         return len(self.returned) + self.fresh
 
     @property
+    def holders(self) -> int:
+        """Workers that hold a shard."""
+        return len(self._of_worker)
+
+    @property
     def remaining(self) -> int:
         """Records of all epochs that are neither done nor given up."""
         total = self.totals()

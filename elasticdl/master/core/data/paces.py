@@ -6,6 +6,7 @@ never above a cap.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -34,11 +35,34 @@ _SINGLETONS_S = {Task.SUMMARY: 300.0, Task.EXPORT: 1800.0}
 
 
 @dataclass(slots=True)
-class _Reports:
-    """The newest reports of progress of all workers: seconds since the one before, and records."""
+class _Newest:
+    """The newest values, in the order of their arrival and of their size."""
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
-    records: deque[int] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    arrived: deque[float] = field(default_factory=deque)
+    ordered: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        if len(self.arrived) == _SAMPLES:
+            del self.ordered[bisect_left(self.ordered, self.arrived.popleft())]
+        self.arrived.append(value)
+        insort(self.ordered, value)
+
+    @property
+    def quantile(self) -> float:
+        """What nine of ten do not exceed: a tick asks it for every worker."""
+        return self.ordered[min(len(self.ordered) - 1, int(_SHARE * len(self.ordered)))]
+
+
+@dataclass(slots=True)
+class _Reports:
+    """The newest reports of progress of all workers: seconds per record, and records."""
+
+    each_s: _Newest = field(default_factory=_Newest)
+    records: _Newest = field(default_factory=_Newest)
+
+    def add(self, seconds: float, records: int) -> None:
+        self.each_s.add(seconds / records)
+        self.records.add(records)
 
 
 @dataclass(slots=True)
@@ -61,11 +85,6 @@ class _Pace:
     def each_s(self) -> float:
         """Seconds per record."""
         return self.seconds / self.records
-
-
-def _quantile(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(_SHARE * len(ordered)))]
 
 
 @final
@@ -95,9 +114,7 @@ class Paces:
                 self._first_s = max(seconds, self._first_s or 0.0)
                 return
             own[task].add(seconds, records)
-        reports = self._tasks.setdefault(task, _Reports())
-        reports.seconds.append(seconds)
-        reports.records.append(records)
+        self._tasks.setdefault(task, _Reports()).add(seconds, records)
 
     def overran(self) -> None:
         """Double the time for a first progress: it was too short for a worker."""
@@ -125,11 +142,7 @@ class Paces:
         reports = self._tasks.get(task)
         if reports is None:
             return SHORTEST_S
-        each_s = _quantile(
-            seconds / records
-            for seconds, records in zip(reports.seconds, reports.records, strict=True)
-        )
-        return min(LONGEST_S, max(SHORTEST_S, _TIMES * each_s * records))
+        return min(LONGEST_S, max(SHORTEST_S, _TIMES * reports.each_s.quantile * records))
 
     @property
     def first_limit_s(self) -> float:
@@ -142,7 +155,7 @@ class Paces:
     def stride(self, task: Task, least: int) -> int:
         """Return how many records a report of progress covers: nine of ten cover no more."""
         reports = self._tasks.get(task)
-        return max(least, int(_quantile(reports.records))) if reports else least
+        return max(least, int(reports.records.quantile)) if reports else least
 
     # comparisons
 

@@ -133,8 +133,13 @@ class Scaling:
         ]
         if any(ledger.epochs_left for ledger in ledgers):
             return self._context.workers.high
+        available = sum(ledger.available for ledger in ledgers)
+        if available >= self._context.workers.high:
+            return available
+        if len(ledgers) == 1:
+            return ledgers[0].holders + available
         holders = {held.worker for ledger in ledgers for held in ledger.held.values()}
-        return len(holders) + sum(ledger.available for ledger in ledgers)
+        return len(holders) + available
 
     def decide(self) -> None:
         """Start missing processes and drain surplus workers."""
@@ -146,7 +151,9 @@ class Scaling:
                     ProcessName(Role.PS, index, self._context.processes.next_incarnation(index))
                 )
         live = self._context.processes.live_workers()
-        for _ in range(min(self._missing(live), self._room(live))):
+        # Few events find anything missing, and to count the starting ones takes long.
+        missing = self._missing(live)
+        for _ in range(min(missing, self._room(live)) if missing else 0):
             self._start(self._context.processes.new_worker_name())
         high = self._context.workers.high
         # `live` is sorted by index: the newest workers go first.
@@ -276,11 +283,7 @@ class Scaling:
             )
 
     def _retry_refused(self) -> None:
-        for process in [
-            process
-            for process in self._context.processes.going.values()
-            if process.life is Life.REFUSED
-        ]:
+        for process in self._context.processes.refused():
             if process.deadline_s is not None and self._context.now_s >= process.deadline_s:
                 process.enter(Life.REQUESTED, self._context.now_s, process.message)
                 self.order(process)

@@ -44,11 +44,29 @@ class Life(StrEnum):
 _LIVE = (Life.REQUESTED, Life.REFUSED, Life.PENDING, Life.STARTING, Life.READY)
 
 
-@dataclass(slots=True)
-class Changes:
-    """How often the state of any process has changed."""
+@dataclass(slots=True, eq=False)
+class Census:
+    """What follows from the states of all processes, kept up to date as they change.
 
-    count: int = 0
+    Decisions after every event read it, with up to ten thousand workers.
+    """
+
+    live_changes: int = 0
+    """How often a process became live, or ceased to be."""
+    refused: dict[ProcessName, Process] = field(default_factory=dict)
+    """Processes in REFUSED."""
+    unreplaced: dict[ProcessName, Process] = field(default_factory=dict)
+    """Processes that are not live any more, without those that are known to be replaced."""
+
+    def enters(self, process: Process, life: Life) -> None:
+        """Note that a process enters a state."""
+        if life is Life.REFUSED:
+            self.refused[process.name] = process
+        elif process.life is Life.REFUSED:
+            del self.refused[process.name]
+        if process.live and life not in _LIVE:
+            self.live_changes += 1
+            self.unreplaced[process.name] = process
 
 
 @dataclass(slots=True)
@@ -100,8 +118,8 @@ class Process:
     """It made progress, by itself or with its ring."""
     running_s: float | None = None
     """When the cluster first showed that it runs."""
-    changes: Changes = field(default_factory=Changes, repr=False, compare=False)
-    """Counts the changes of all processes of the table."""
+    census: Census = field(default_factory=Census, repr=False, compare=False)
+    """The census of the table."""
     ready_s: float | None = None
     attached_s: float | None = None
     part: str = ""
@@ -149,8 +167,8 @@ class Process:
             raise ImpossibleTransition(
                 f"{self.name} has ended ({self.message}) and cannot become {life}"
             )
-        # Every change of state passes here, so the cached list of live workers cannot go stale.
-        self.changes.count += 1
+        # Every change of state passes here, so the census cannot go stale.
+        self.census.enters(self, life)
         self.life, self.since_s, self.message, self.deadline_s = life, at_s, message, deadline_s
 
 
@@ -171,7 +189,7 @@ class Processes:
         self.going: dict[ProcessName, Process] = {}
         """Processes that have not ended."""
         self.next_worker = 0
-        self._changes = Changes()
+        self._census = Census()
         self._live: list[Process] = []
         self._live_at = -1
         """The count of changes that `_live` is from."""
@@ -182,8 +200,8 @@ class Processes:
         """Add a process. Raises ImpossibleTransition for a name that was used before."""
         if name in self.all:
             raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
-        process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s, changes=self._changes)
-        self._changes.count += 1
+        process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s, census=self._census)
+        self._census.live_changes += 1
         self.all[name] = self.going[name] = self.shown[name] = process
         if name.role is Role.PS:
             self._servers[name.index] = process
@@ -210,13 +228,21 @@ class Processes:
 
         It then counts as replaced and is not returned again.
         """
-        for process in self.all.values():
-            if process.name.role is not name.role or process.live or process.replaced:
-                continue
-            if name.role is Role.WORKER or process.name.index == name.index:
-                process.replaced = True
-                return process
-        return None
+        unreplaced = self._census.unreplaced
+        for process in [one for one in unreplaced.values() if one.replaced]:
+            del unreplaced[process.name]
+        found = [
+            process.name
+            for process in unreplaced.values()
+            if process.name.role is name.role
+            and (name.role is Role.WORKER or process.name.index == name.index)
+        ]
+        if not found:
+            return None
+        # In the order of their starts.
+        first = unreplaced.pop(min(found, key=lambda one: (one.index, one.incarnation)))
+        first.replaced = True
+        return first
 
     def workers(self) -> Iterator[Process]:
         """Workers that have not ended."""
@@ -224,16 +250,20 @@ class Processes:
 
     def live_workers(self) -> list[Process]:
         """Workers that work or are expected to, by index."""
-        # Read after every event, with up to a thousand workers, so it is rebuilt only after a
-        # change. Callers must not change the list.
-        if self._live_at != self._changes.count:
+        # Read after every event, so it is rebuilt only after a change. Callers must not change the
+        # list.
+        if self._live_at != self._census.live_changes:
             live = [
                 process
                 for process in self.going.values()
-                if process.life in _LIVE and process.name.role is Role.WORKER
+                if process.name.role is Role.WORKER and process.live
             ]
-            self._live, self._live_at = sorted(live, key=_index), self._changes.count
+            self._live, self._live_at = sorted(live, key=_index), self._census.live_changes
         return self._live
+
+    def refused(self) -> list[Process]:
+        """Processes that the cluster refused to create, and that have not ended."""
+        return list(self._census.refused.values())
 
     def ran(self, role: Role) -> bool:
         """Whether any process of that role ever ran."""
