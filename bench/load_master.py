@@ -285,7 +285,7 @@ async def measured(clients: int, seconds: float) -> Load:
         measurement = Measurement(clients, master, cluster)
         began_s = time.monotonic()
         async with measurement.running():
-            attached_s, attached = await measurement.until_attached(0, clients, 60 + 0.05 * clients)
+            attached_s, attached = await measurement.until_attached(0, clients, 60 + 0.015 * clients)
             print(f"{attached:,} attached after {attached_s - began_s:.1f} s", flush=True)
             for process in measurement.processes:
                 process.send({"window": True})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar, final
 
@@ -254,6 +254,14 @@ class JobStatus:
     """Ended processes by role and cause; `processes` lists the newest 200 of them."""
     dropped: dict[str, int]
     """Messages that changed nothing, by cause: see `elasticdl.dropped`."""
+    states: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Processes that have not ended, by role and state: `processes` lists 1,000 of them at most."""
+
+    @property
+    def processes_left_out(self) -> int:
+        """Processes that have not ended and that `processes` does not list."""
+        listed = sum(one.state != "ended" for one in self.processes)
+        return max(0, sum(sum(counts.values()) for counts in self.states.values()) - listed)
 
     @property
     def eta_s(self) -> float | None:

@@ -287,8 +287,8 @@ class Master:
             self._handover.to_the_next = True
             raise
         except asyncio.CancelledError:
-            for process in () if self.has_left else self.core.status().processes:
-                await cluster.delete(ProcessName.parse(process.name), grace_s=0.0)
+            for name in () if self.has_left else self.core.going:
+                await cluster.delete(name, grace_s=0.0)
             raise
 
     def _tell_end_of_predecessor(self) -> None:

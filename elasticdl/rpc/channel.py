@@ -35,6 +35,8 @@ _SHARED: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A ping with every message would measure the bandwidth, which these small ones do not need.
+    ("grpc.http2.bdp_probe", 0),
 ]
 
 

@@ -278,7 +278,8 @@ class Stage:
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster.observe()))
 
     def status_json(self) -> str:
-        gauges, rate = self.gateway.gauges(), self.gateway.records_per_s()
+        names = [name for name, _ in self.gateway.sessions]
+        gauges, rate = self.gateway.gauges(names), self.gateway.records_per_s()
         status = replace(unknown_status("fine"), gauges=gauges, records_per_s=rate)
         return json.dumps(status.to_json())
 

@@ -155,8 +155,8 @@ def _process_table(status: JobStatus) -> Any:  # noqa: ANN401 - rich's own type 
             rate,
             Text(plain(process.shard or process.message)),
         )
-    if len(live) > _SHOWN_PROCESSES:
-        table.add_row(f"and {len(live) - _SHOWN_PROCESSES} more")
+    if (more := len(live) + status.processes_left_out - _SHOWN_PROCESSES) > 0:
+        table.add_row(f"and {more:,} more")
     return table
 
 

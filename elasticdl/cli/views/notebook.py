@@ -130,8 +130,8 @@ def _processes(status: JobStatus) -> str:
         f"<td>{_text(one.shard or one.message)}</td></tr>"
         for one in live[:_SHOWN_PROCESSES]
     )
-    if len(live) > _SHOWN_PROCESSES:
-        rows += f'<tr><td colspan="3">and {len(live) - _SHOWN_PROCESSES} more</td></tr>'
+    if (more := len(live) + status.processes_left_out - _SHOWN_PROCESSES) > 0:
+        rows += f'<tr><td colspan="3">and {more:,} more</td></tr>'
     return (
         "<table><thead><tr><th>process</th><th>state</th><th>works"
         f" on</th></tr></thead><tbody>{rows}</tbody></table>"

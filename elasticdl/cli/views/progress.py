@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -115,8 +116,11 @@ def processes(status: JobStatus) -> list[ProcessStatus]:
 def head(status: JobStatus) -> str:
     """Describe the job in one line."""
     share = job_share(status)
-    workers = [process for process in processes(status) if process.role == "worker"]
-    ready = sum(process.state == "ready" for process in workers)
+    # The list of processes is bounded. Without a master there is nothing else.
+    states: Mapping[str, int] = status.states.get("worker") or Counter(
+        one.state for one in processes(status) if one.role == "worker"
+    )
+    workers, ready = sum(states.values()), states.get("ready", 0)
     parts = [status.message]
     if share.expected:
         parts.append(f"{share.done:,}/{amount(share.expected, 'record')} ({share.percent})")
@@ -127,7 +131,7 @@ def head(status: JobStatus) -> str:
     if status.version or workers:
         parts += version(status)
     if workers:
-        parts.append(f"{ready}/{amount(len(workers), 'worker')}")
+        parts.append(f"{ready}/{amount(workers, 'worker')}")
     parts += measures(status)
     return ", ".join(parts)
 

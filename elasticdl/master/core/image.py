@@ -31,6 +31,10 @@ _SEQUENCES: dict[type[Any], str] = {
     frozenset: "frozenset",
 }
 _KINDS: dict[str, Callable[[Iterable[Any]], Any]] = {tag: kind for kind, tag in _SEQUENCES.items()}
+_SCALARS = frozenset({type(None), bool, int, float, str})
+_NUMBERS = _SCALARS - {str}
+_LONG = 256
+"""Shorter text is written as it is, even if it is a constant."""
 _OMITTED = frozenset({"_story"})
 """Fields that are for developers only: the last events."""
 
@@ -95,12 +99,47 @@ def _init_fields(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a class
     return tuple(field.name for field in fields(kind) if field.init)
 
 
+@cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - a class
+    """The fields of a dataclass that an image has; None for another class."""
+    if not is_dataclass(kind):
+        return None
+    omitted = _OMITTED | getattr(kind, "DERIVED", frozenset())
+    return tuple(field.name for field in fields(kind) if field.name not in omitted)
+
+
+@cache
+def _defaults(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
+    """Plain default values of a dataclass, by field: an image leaves them out."""
+    names = _field_names(kind) or ()
+    found = ((one.name, one.default) for one in fields(kind)) if names else ()
+    return {name: default for name, default in found if name in names and type(default) in _SCALARS}
+
+
+def _same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
 def _state(value: object) -> dict[str, Any]:
-    names = [field.name for field in fields(value)] if is_dataclass(value) else list(vars(value))
-    omitted = _OMITTED | getattr(type(value), "DERIVED", frozenset())
-    found = ((name, getattr(value, name)) for name in names if name not in omitted)
+    kind = type(value)
+    if (names := _field_names(kind)) is not None:
+        defaults, state = _defaults(kind), {}
+        for name in names:
+            item = getattr(value, name)
+            if type(item) in _SCALARS:
+                if name in defaults and _same(item, defaults[name]):
+                    continue
+            elif callable(item):
+                continue
+            state[name] = item
+        return state
+    omitted = _OMITTED | getattr(kind, "DERIVED", frozenset())
     # What was wired at construction, such as a function, is wired again when the state is restored.
-    return {name: item for name, item in found if not callable(item)}
+    return {
+        name: item
+        for name, item in vars(value).items()
+        if name not in omitted and not callable(item)
+    }
 
 
 @final
@@ -116,7 +155,10 @@ class _Encoder:
         while self._todo:
             # A queue, not recursion: a chain of objects may be long.
             number, value = self._todo.popleft()
-            state = {name: self._plain(item) for name, item in _state(value).items()}
+            state = {
+                name: item if type(item) in _NUMBERS else self._plain(item)
+                for name, item in _state(value).items()
+            }
             self._objects[number] = [_class_name(type(value)), state]
         return self._objects
 
@@ -130,9 +172,11 @@ class _Encoder:
 
     def _plain(self, value: Any) -> Plain:  # noqa: ANN401 - of any field's type
         kind = type(value)
+        if kind in _NUMBERS or (kind is str and len(value) < _LONG):
+            return value
         if (name := self._constants.get(id(value))) is not None:
             return ["constant", name]
-        if value is None or kind in (bool, int, float, str):
+        if kind is str:
             return value
         if kind is ProcessName:
             return ["process", str(value)]
@@ -186,18 +230,24 @@ class _Decoder:
             self._compare(instance, number, state)
             for name, item in state.items():
                 setattr(instance, name, self._value(item))
+            for name, default in _defaults(type(instance)).items():
+                if name not in state:
+                    setattr(instance, name, default)
         for instance in self._objects.values():
             if isinstance(instance, Derives):
                 instance.derive()
 
     def _compare(self, instance: object, number: int, state: Mapping[str, Plain]) -> None:
         """Raise ValueError if this code has other fields."""
-        kind = type(instance)
-        expected = {field.name for field in fields(kind)} if is_dataclass(kind) else state.keys()
-        if number in self._wired:
-            expected = _state(instance).keys()
-        if expected != state.keys():
-            raise ValueError(f"{kind.__name__} differs in {sorted(expected ^ state.keys())}")
+        kind, found = type(instance), state.keys()
+        if (names := _field_names(kind)) is not None:
+            wired = number in self._wired
+            expected = {one for one in names if not (wired and callable(getattr(instance, one)))}
+            found |= _defaults(kind).keys()
+        else:
+            expected = set(_state(instance) if number in self._wired else state)
+        if expected != found:
+            raise ValueError(f"{kind.__name__} differs in {sorted(expected ^ found)}")
 
     def _bind(self, live: object, number: int) -> None:
         """Keep the objects that `root` was made with where the image has one in their place."""

@@ -207,6 +207,15 @@ class JobState:
         """Whether a process of that name is expected or already present, and not given up."""
         return self._lifecycle.may_attach(name)
 
+    def knows(self, name: ProcessName) -> bool:
+        """Whether a process of that name exists or existed."""
+        return name in self._context.processes.all
+
+    @property
+    def going(self) -> tuple[ProcessName, ...]:
+        """Processes that have not ended."""
+        return tuple(self._context.processes.going)
+
     def why_not_replace(self, name: ProcessName) -> str:
         """Why a person cannot replace this process; '' if they can."""
         return self._scaling.why_not_replace(name)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain, islice
+
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.formatting import START_PARTS, amount
 from elasticdl.job_choices import Action
@@ -28,6 +32,10 @@ from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
 from elasticdl.master.core.processes.table import Life, Process
 
+MOST_LISTED = 1_000
+"""Running processes in a status: a master sends and draws it every second."""
+_MOST_REASONS = 50
+"""Single processes that the job waits for, in words."""
 _SHOWN_ROUNDS = 50
 _SHOWN_EPOCHS = 200
 
@@ -98,8 +106,7 @@ def status(
         shards=_shards(context, evaluation),
         scale=_scale(context),
         processes=tuple(
-            _process(context, evaluation, process, main)
-            for process in context.processes.shown.values()
+            _process(context, evaluation, process, main) for process in _listed(context)
         ),
         loss=context.loss,
         metrics=dict(context.metrics),
@@ -123,7 +130,39 @@ def status(
             str(role): {str(cause): count for cause, count in ends.items()}
             for role, ends in context.processes.ends.items()
         },
+        states=_states(context),
     )
+
+
+def _listed(context: JobContext) -> Iterable[Process]:
+    """The processes of a status, in the order of their starts.
+
+    Of more running ones than it lists, those that are not simply at work come first.
+    """
+    shown, going = context.processes.shown, context.processes.going
+    if len(going) <= MOST_LISTED:
+        return shown.values()
+    apart = [one for one in going.values() if _is_apart(one)]
+    others = (one for one in going.values() if not _is_apart(one))
+    listed = {one.name for one in islice(chain(apart, others), MOST_LISTED)}
+    return (one for one in shown.values() if one.life is Life.ENDED or one.name in listed)
+
+
+def _is_apart(process: Process) -> bool:
+    return process.name.role is Role.PS or not process.up or bool(process.slow_times)
+
+
+def _state(process: Process) -> Life:
+    """Its state as people see it."""
+    return process.life if process.life is not Life.READY or process.up else Life.STARTING
+
+
+def _states(context: JobContext) -> dict[str, dict[str, int]]:
+    counts = Counter((one.name.role, _state(one)) for one in context.processes.going.values())
+    states: dict[str, dict[str, int]] = {}
+    for (role, state), count in sorted(counts.items()):
+        states.setdefault(str(role), {})[str(state)] = count
+    return states
 
 
 def main_ledger(context: JobContext, evaluation: Evaluation) -> Ledger | None:
@@ -202,11 +241,11 @@ def _scale(context: JobContext) -> ScaleStatus:
 def _process(
     context: JobContext, evaluation: Evaluation, process: Process, main: Ledger | None
 ) -> ProcessStatus:
-    at_work = process.life is not Life.READY or process.up
+    at_work = _state(process) is process.life
     return ProcessStatus(
         str(process.name),
         str(process.name.role),
-        str(process.life if at_work else Life.STARTING),
+        str(_state(process)),
         max(process.since_s, process.ready_s or 0.0) if process.up else process.since_s,
         process.started_s,
         process.where or None,
@@ -258,8 +297,11 @@ def _waiting(
     context: JobContext, coordination: Coordination, checkpointing: Checkpointing
 ) -> list[str]:
     reasons: list[str] = []
+    more = 0
     for process in context.processes.going.values():
-        if process.life is not Life.READY:
+        if len(reasons) >= _MOST_REASONS:
+            more += not process.up
+        elif process.life is not Life.READY:
             reasons.append(
                 f"{process.name} is {process.life}"
                 + (f": {process.message}" if process.message else "")
@@ -268,11 +310,16 @@ def _waiting(
             reasons.append(
                 f"{process.name} is {Life.STARTING}: {START_PARTS.get(process.part, process.part)}"
             )
+    if more:
+        reasons.append(f"{amount(more, 'more process', 'more processes')} starting or stopping")
     if context.phase is Phase.STARTING:
         return [context.preflight] if context.preflight else []
     if context.phase in (Phase.ENDING, Phase.ENDED):
         return reasons
-    reasons += coordination.idle()
+    idle = coordination.idle()
+    reasons += islice(idle, _MOST_REASONS)
+    if more := sum(1 for _ in idle):
+        reasons.append(f"{amount(more, 'more worker')} idle")
     if context.step_delay:
         reasons.append(context.step_delay)
     if context.work is not None:

@@ -7,7 +7,7 @@ belongs to which request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -287,11 +287,15 @@ class ProcessGateway:
         """Records per second of all workers."""
         return round(self.throughput.total(self._queue.at_s()), 1)
 
-    def gauges(self) -> dict[str, dict[str, float]]:
-        """Return the measurements of processes, by process and name of the gauge."""
-        gauges = {str(name): dict(presence.gauges) for name, presence in self.sessions}
-        for worker, rate in self.throughput.by_worker(self._queue.at_s()).items():
-            gauges.setdefault(str(worker), {})["records_per_s"] = round(rate, 1)
+    def gauges(self, names: Iterable[ProcessName]) -> dict[str, dict[str, float]]:
+        """Return the measurements of these processes, by process and name of the gauge."""
+        gauges, rates = {}, self.throughput.by_worker(self._queue.at_s())
+        for name in names:
+            measured = dict(self.sessions.gauges(name))
+            if name in rates:
+                measured["records_per_s"] = round(rates[name], 1)
+            if measured:
+                gauges[str(name)] = measured
         return gauges
 
     async def _disconnect(self, name: ProcessName) -> None:

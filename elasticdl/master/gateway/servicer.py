@@ -145,11 +145,19 @@ class MasterService(MasterServicer):
         self._welcome = welcome
         self._status = status
         self._checks = checks
+        self._proofs: dict[str, str] = {}
+        """Proofs of processes that have attached: each call shows one."""
 
     def proof(self, caller: Caller) -> str:
         """Return the proof of a process of that name, or of the owner for any other name."""
+        if (known := self._proofs.get(caller.name)) is not None:
+            return known
         token, process = self._welcome.token, _process(caller)
-        return proof_to_master(process_token(token, caller.name) if process else token)
+        proof = proof_to_master(process_token(token, caller.name) if process else token)
+        if process is not None and process in self._gateway.sessions:
+            # Only then: strangers claim as many names as they like.
+            self._proofs[caller.name] = proof
+        return proof
 
     def refusal(self, caller: Caller, method: str) -> str:
         """Return why a caller who has proved its name is refused, or ''."""
@@ -245,12 +253,13 @@ class MasterService(MasterServicer):
         try:
             with _valid():
                 report = messages.report_from_wire(request)
-            await self._gateway.report(_name(context), report, request.sequence)
+            name = _name(context)
+            await self._gateway.report(name, report, request.sequence)
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
             await _refuse(context, refused)
-        return pb.ReportReply(heartbeat_s=self._gateway.told_period_s(_name(context)))
+        return pb.ReportReply(heartbeat_s=self._gateway.told_period_s(name))
 
     async def Orders(
         self, request: pb.OrdersRequest, context: AsyncContext

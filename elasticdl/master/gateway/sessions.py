@@ -155,6 +155,11 @@ class Sessions:
         """Return whether the name has left."""
         return name in self._left
 
+    def gauges(self, name: ProcessName) -> Mapping[str, float]:
+        """Return what a process last measured; nothing of one that is not attached."""
+        present = self._present.get(name)
+        return present.gauges if present is not None else {}
+
     def peak_bytes(self, name: ProcessName) -> int | None:
         """Return the highest memory use that an attached process reported, if any."""
         present = self._present.get(name)

@@ -39,7 +39,8 @@ def job_status(core: JobState, gateway: ProcessGateway) -> JobStatus:
     # The rate of the last seconds is meaningless for an ended job.
     over = status.phase in (Phase.ENDING, Phase.ENDED)
     rate = 0.0 if over else gateway.records_per_s()
-    return replace(status, gauges=gateway.gauges(), records_per_s=rate)
+    listed = [ProcessName.parse(process.name) for process in status.processes]
+    return replace(status, gauges=gateway.gauges(listed), records_per_s=rate)
 
 
 def state_in_words(status: JobStatus) -> str:
@@ -130,7 +131,7 @@ class JobView:
 
     def knows(self, name: ProcessName) -> bool:
         """Return whether a process of that name exists or existed."""
-        return any(row.name == str(name) for row in self.reading().status.processes)
+        return self._core.knows(name)
 
     async def post(self, event: Event) -> None:
         """Post an event and return when the core has handled it.

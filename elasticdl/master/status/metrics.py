@@ -6,7 +6,6 @@ docs/reference/metrics.md lists every name, and a test compares the two.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TypeAlias, final
@@ -163,13 +162,10 @@ class _Scrape:
         yield self._gauge(
             "workers", "Workers: requested range (least, most), ordered, and ready.", scale
         )
-        rows = Counter(
-            (process.role, process.state)
-            for process in status.processes
-            if process.state != "ended"
-        )
         states = [
-            ({"role": role, "state": state}, count) for (role, state), count in sorted(rows.items())
+            ({"role": role, "state": state}, count)
+            for role, counts in status.states.items()
+            for state, count in counts.items()
         ]
         yield self._gauge("processes", "Processes that have not ended, by role and state.", states)
         ends = [
