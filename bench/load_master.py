@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -133,6 +134,7 @@ class LoadedMaster:
         self._directory, self._cluster = directory, cluster
         self.ports, self.kept = PortReservations(), dict[str, str]()
         self.process: asyncio.subprocess.Process | None = None
+        self._session: Session | None = None
         self._serving: asyncio.Task[None] | None = None
         self._number = 0
 
@@ -155,14 +157,15 @@ class LoadedMaster:
                 stdout=log,
                 stderr=log,
             )
-        self._serving = asyncio.ensure_future(session.serve())
+        self._session, self._serving = session, asyncio.ensure_future(session.serve())
 
     async def kill(self) -> None:
-        assert self.process is not None and self._serving is not None
+        assert self.process and self._serving and self._session
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
         await self._serving
+        self._session.close()
 
     def cpu_s(self) -> float:
         assert self.process is not None
@@ -278,14 +281,25 @@ class Measurement:
         return attached_s - killed_s, number
 
 
-async def measured(clients: int, seconds: float) -> Load:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A load, and how many clients the next master had how long after the kill of the first."""
+
+    load: Load
+    took_over_s: float
+    taken_over: int
+
+
+async def measured(clients: int, seconds: float) -> Measured:
     with tempfile.TemporaryDirectory() as path:
         cluster = ClientCluster()
         master = LoadedMaster(job_directory(Path(path) / "job", clients), cluster)
         measurement = Measurement(clients, master, cluster)
         began_s = time.monotonic()
         async with measurement.running():
-            attached_s, attached = await measurement.until_attached(0, clients, 60 + 0.015 * clients)
+            attached_s, attached = await measurement.until_attached(
+                0, clients, 60 + 0.015 * clients
+            )
             print(f"{attached:,} attached after {attached_s - began_s:.1f} s", flush=True)
             for process in measurement.processes:
                 process.send({"window": True})
@@ -309,7 +323,7 @@ async def measured(clients: int, seconds: float) -> Load:
     )
     quantiles = statistics.quantiles(leases, n=100) if len(leases) > 1 else []
     lost = sum(age_s > CALL_S for process in told for age_s in process["answered_s"])
-    return Load(
+    load = Load(
         clients=clients,
         stranded=max(clients - attached, len(failures), lost),
         cpu_s=round(cpu_s, 2),
@@ -319,8 +333,9 @@ async def measured(clients: int, seconds: float) -> Load:
         rows_per_s=None,
         noticed_s=round(noticed_s, 2) if noticed_s is not None else None,
     )
+    return Measured(load, taken_s, number)
 
 
 def run(clients: int, seconds: float) -> Load:
     """Put a master under the load of so many clients for so long, once all have attached."""
-    return asyncio.run(measured(clients, seconds))
+    return asyncio.run(measured(clients, seconds)).load

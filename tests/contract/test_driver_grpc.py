@@ -12,11 +12,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import DropCause
 from elasticdl.errors import PermanentError, Refused, TransientError, UserError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
+from elasticdl.master.gateway.heartbeats import SILENCE_S
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.conversation import (
     Drain,
@@ -34,6 +35,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Task
 from tests.contract.driver_stage import LEASE, PS, SPEC, TERM, TOKEN, WORKER, Stage
+from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -356,6 +358,32 @@ def test_a_process_that_is_not_heard_of_is_given_up_once(stage: Stage) -> None:
     assert len(stage.core.of(happened.ProcessSilent)) == 1
     with pytest.raises(Refused, match="sent no message"):
         client.report(Report())
+
+
+def test_among_thousands_reports_are_rarer_but_a_broken_connection_is_noticed_as_soon(
+    stage: Stage,
+) -> None:
+    client, sessions = stage.worker(), stage.gateway.sessions
+
+    async def crowd() -> None:
+        for number in range(100, 4100):
+            sessions.claim(ProcessName(Role.WORKER, number), "x").heartbeat_s = 3600.0
+
+    async def pass_time(ticks: int) -> None:
+        for _ in range(ticks):
+            stage.clock.advance(2)
+            stage.gateway.tick()
+
+    stage.call(crowd())
+    assert client.report(Report()) == pytest.approx(10.0, rel=0.01)
+    assert isinstance(next(client.orders()), Servers)
+    stage.call(pass_time(20))
+    assert not stage.core.of(happened.ProcessSilent)
+    client.report(Report())
+    client.close()
+    until("its stream broke", lambda: sessions.limit_s(WORKER) == SILENCE_S)
+    stage.call(pass_time(6))
+    assert stage.core.wait_for(happened.ProcessSilent).name == WORKER
 
 
 def test_a_master_that_was_stopped_itself_gives_nobody_up(stage: Stage) -> None:
