@@ -1,6 +1,6 @@
 """`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]
-[backup_workers] [stale] [virtual_workers] [faults]`: by default the first six. quality and stale
-take half an hour each, and kubernetes needs root and Go. Writes figures to
+[backup_workers] [stale] [virtual_workers] [faults] [decisions]`: by default the first six. quality
+and stale take half an hour each, and kubernetes needs root and Go. Writes figures to
 bench/results/<name>.json.
 
 `python -m bench load …` puts one process under load: see `bench/load.py`.
@@ -14,7 +14,16 @@ import sys
 from pathlib import Path
 
 DEFAULT = ("table", "server", "tls", "end_to_end", "ring", "page")
-NAMES = (*DEFAULT, "quality", "kubernetes", "backup_workers", "stale", "virtual_workers", "faults")
+NAMES = (
+    *DEFAULT,
+    "quality",
+    "kubernetes",
+    "backup_workers",
+    "stale",
+    "virtual_workers",
+    "faults",
+    "decisions",
+)
 
 
 def main(names: list[str]) -> None:
