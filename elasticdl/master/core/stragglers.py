@@ -15,6 +15,7 @@ from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.master.core import events
 from elasticdl.master.core.activities import Activities, Activity
 from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.paces import SHORTEST_S
 from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.causes import Cause, Verdict
@@ -171,8 +172,11 @@ class Stragglers:
     # no progress
 
     def _look_at_progress(self, process: Process) -> None:
-        limit_s, since_s = self._leasing.limits.limit_s(process), self._idle_since_s(process)
+        since_s = self._idle_since_s(process)
         idle_s = self._context.now_s - since_s
+        if idle_s <= _SUSPECT * SHORTEST_S:
+            return  # No limit is shorter, and most workers are here.
+        limit_s = self._leasing.limits.limit_s(process)
         if limit_s is None or idle_s <= _SUSPECT * limit_s:
             return
         self._suspect(process, since_s)
