@@ -1,0 +1,52 @@
+"""A master of thousands of workers: an event costs what it changes, and a status is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.decisions import Decisions
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.job_status import JobStatus
+from elasticdl.master.core import events
+from elasticdl.master.core.status_builder import MOST_LISTED
+
+pytestmark = pytest.mark.core
+
+FEW, MANY = 100, 1_000
+GROWTH = 4.0
+"""Noise of the machine; a scan of all workers at each event would be near ten times."""
+EVENTS = ("start of a process, us", "lease, us", "report of a done shard, us")
+LATE = "tick when all are late, ms"
+
+
+@pytest.fixture(scope="module")
+def growth() -> dict[str, float]:
+    """How many times as much each decision costs with ten times the workers."""
+    few, many = ([Decisions(workers).run() for _ in range(2)] for workers in (FEW, MANY))
+    return {what: min(one[what] for one in many) / min(one[what] for one in few) for what in few[0]}
+
+
+def test_an_event_costs_as_much_with_ten_times_the_workers(growth: dict[str, float]) -> None:
+    assert max(growth[what] for what in EVENTS) < GROWTH
+
+
+def test_a_tick_that_suspects_every_worker_does_not_compare_each_with_all_others(
+    growth: dict[str, float],
+) -> None:
+    assert growth[LATE] < GROWTH * MANY / FEW
+
+
+def test_a_status_lists_those_with_trouble_first_and_counts_all() -> None:
+    job = Decisions(MOST_LISTED + 500)
+    job.run()
+    lost = ProcessName(Role.WORKER, MOST_LISTED + 400)
+    job.state.handle(events.ProcessSilent(job.at_s + 1.0, lost, 10.0))
+    status = job.state.status()
+    names = [one.name for one in status.processes]
+    assert len(names) == MOST_LISTED
+    assert {"ps-0", str(lost)} <= set(names)
+    assert names.index("worker-1") < names.index("worker-2"), "in the order of their starts"
+    states = status.states["worker"]
+    assert (states["lost"], states["ready"]) == (1, MOST_LISTED + 499)
+    assert status.processes_left_out == 501 + status.states["worker"].get("requested", 0)
+    assert JobStatus.from_json(status.to_json()).states == status.states
