@@ -87,6 +87,8 @@ class ClientCluster:
         self._ready = asyncio.Event()
         self._started = 0
         self.victim = ""
+        self.stopped = 0
+        """Clients that the master gave up."""
         self.noticed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def use(self, processes: list[ClientProcess]) -> None:
@@ -106,6 +108,7 @@ class ClientCluster:
         self._started += 1
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+        self.stopped += 1
         if str(name) == self.victim and not self.noticed.done():
             self.noticed.set_result(time.monotonic())
         await self._fake.delete(name, grace_s=grace_s)
@@ -259,8 +262,12 @@ class Measurement:
             await asyncio.sleep(LOOK_S)
 
     async def notice(self) -> float | None:
-        """Kill the process of one client: seconds until the master stops it."""
-        assert not self.cluster.noticed.done()
+        """Kill the process of one client: seconds until the master stops it.
+
+        None if it was stopped before, or not within the limit.
+        """
+        if self.cluster.noticed.done():
+            return None
         killed_s = time.monotonic()
         await self.processes.pop().kill()
         self.cluster.use([*self.processes, self.processes[-1]])
@@ -307,6 +314,7 @@ async def measured(clients: int, seconds: float) -> Measured:
             await asyncio.sleep(seconds)
             told = await measurement.tell()
             cpu_s, window_s = master.cpu_s() - cpu_s, time.monotonic() - window_s
+            stopped = cluster.stopped
             noticed_s = await measurement.notice()
             rss_mib = master.rss_mib()
             taken_s, number = await measurement.take_over()
@@ -325,7 +333,7 @@ async def measured(clients: int, seconds: float) -> Measured:
     lost = sum(age_s > CALL_S for process in told for age_s in process["answered_s"])
     load = Load(
         clients=clients,
-        stranded=max(clients - attached, len(failures), lost),
+        stranded=max(clients - attached, len(failures), lost, stopped),
         cpu_s=round(cpu_s, 2),
         rss_mib=round(rss_mib, 1),
         lease_p50_ms=round(quantiles[49], 2) if quantiles else None,
