@@ -211,7 +211,7 @@ class Client:
         await asyncio.sleep(self._random.uniform(0.5, 1.0) * longest_s)
 
 
-class Control(ParameterServerServicer):  # type: ignore[misc]
+class Control(ParameterServerServicer):
     """A server that has no pushes of any worker."""
 
     async def Fence(self, request: Any, context: Any) -> Any:

@@ -33,11 +33,12 @@ class Master:
         self.reports: list[Report] = []
         self.came = threading.Semaphore(0)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report) -> float | None:
         if self.failures:
             raise self.failures.pop(0)
         self.reports.append(report)
         self.came.release()
+        return None
 
 
 def test_progress_of_a_lease_is_merged() -> None:
@@ -293,6 +294,22 @@ def test_flush_sends_what_was_put_in_before_it() -> None:
     outbox.give_back([LEASE])
     assert reporter.flush(LIMIT_S)
     assert master.reports[-1].progress[0].returned
+
+
+def test_the_master_changes_the_period_of_reports_with_its_answer() -> None:
+    class Busy(Master):
+        def report(self, report: Report) -> float:
+            super().report(report)
+            return 0.01 if len(self.reports) < 3 else 3600.0
+
+    outbox = Outbox()
+    reporter = Reporter(outbox, Gauges(ManualClock()), master := Busy(), 3600.0, Shutdown())
+    reporter.start()
+    outbox.urgent.set()
+    for _ in range(3):
+        assert master.came.acquire(timeout=LIMIT_S)
+    assert reporter.flush(LIMIT_S)
+    assert len(master.reports) == 4, "the last one is that of `flush`"
 
 
 def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_well() -> None:

@@ -121,7 +121,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _state(value: object) -> dict[str, Any]:
-    kind = type(value)
+    kind: Any = type(value)
     if (names := _field_names(kind)) is not None:
         defaults, state = _defaults(kind), {}
         for name in names:
@@ -230,7 +230,8 @@ class _Decoder:
             self._compare(instance, number, state)
             for name, item in state.items():
                 setattr(instance, name, self._value(item))
-            for name, default in _defaults(type(instance)).items():
+            kind: Any = type(instance)
+            for name, default in _defaults(kind).items():
                 if name not in state:
                     setattr(instance, name, default)
         for instance in self._objects.values():
@@ -239,7 +240,8 @@ class _Decoder:
 
     def _compare(self, instance: object, number: int, state: Mapping[str, Plain]) -> None:
         """Raise ValueError if this code has other fields."""
-        kind, found = type(instance), state.keys()
+        kind: Any = type(instance)
+        found = set(state)
         if (names := _field_names(kind)) is not None:
             wired = number in self._wired
             expected = {one for one in names if not (wired and callable(getattr(instance, one)))}
