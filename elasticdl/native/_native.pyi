@@ -230,6 +230,10 @@ class Server:
     def listen(self, host: str, port: int = 0) -> int:
         """Serve the bulk plane from now on; the port."""
 
+    @property
+    def most_connections(self) -> int:
+        """Connections of workers that it serves at once, by the limit of open files."""
+
     def stop(self) -> None:
         """End all connections and waits, and the threads of both."""
 

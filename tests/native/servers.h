@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "elasticdl/ps/native/connection.h"
+#include "elasticdl/ps/native/listener.h"
 #include "elasticdl/rpc/native/greeting.h"
 #include "elasticdl/rpc/native/pool.h"
 #include "tests/native/check.h"

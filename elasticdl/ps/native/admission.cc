@@ -81,17 +81,20 @@ void Admission::check(const std::string& worker) const {
   if (found != workers_.end()) refuse_fenced(worker, found->second);
 }
 
-void Admission::greet(const std::string& name, uint64_t session) {
+bool Admission::greet(const std::string& name, uint64_t session, Waiter& waiter) {
   Lock lock(mutex_);
   Worker& worker = this->worker(name);
   WorkerState& state = worker.state;
   refuse_fenced(name, worker);
-  if (session == 0) return;
+  if (session == 0) return true;
   if (std::find(std::begin(state.retired), std::end(state.retired), session) != std::end(state.retired)) {
     throw Refused(name + " has connected anew since: its earlier connections are void");
   }
   // One thread at a time may change a worker's count.
-  changed_.wait(lock, [&] { return !worker.busy || stopped_; });
+  if (worker.busy) {
+    worker.waiters.add(waiter);
+    return false;
+  }
   if (state.pushes.session != session) {
     if (state.pushes.session != 0) state.retired[state.next_retired++ % WorkerState::kRetired] = state.pushes.session;
     state.pushes.session = session;
@@ -99,6 +102,7 @@ void Admission::greet(const std::string& name, uint64_t session) {
     keep(worker);
   }
   worker.here = true;
+  return true;
 }
 
 // The gate opens by timeout: a caller after the deadline finds it open.
@@ -106,6 +110,7 @@ bool Admission::gated() {
   if (closed_ && Clock::now() >= opens_at_) {
     closed_ = false;
     changed_.notify_all();
+    kept_out_.wake();
   }
   return closed_;
 }
@@ -116,30 +121,29 @@ bool Admission::kept_out(const std::string& name, int64_t sequence) {
   return found == admit_until_.end() || sequence > found->second;
 }
 
-Outcome Admission::admit(const std::string& name, const PushStamp& stamp, Redo* redo, uint64_t bytes) {
+std::optional<Outcome> Admission::admit(const std::string& name, const PushStamp& stamp, Waiter& waiter, Redo* redo, uint64_t bytes) {
   Lock lock(mutex_);
   Worker& worker = this->worker(name);
-  for (;;) {
-    if (stopped_) throw TransientError("the server is shutting down");
-    refuse_fenced(name, worker);
-    if (stamp.session != worker.state.pushes.session) throw Refused(name + " has connected anew since: this push came too late");
-    if (!worker.busy && stamp.sequence <= worker.state.pushes.sequence) {
-      Outcome outcome = worker.state.last;
-      outcome.repeated = true;
-      outcome.version = std::max(outcome.version, version_);
-      return outcome;
+  if (stopped_) throw TransientError("the server is shutting down");
+  refuse_fenced(name, worker);
+  if (stamp.session != worker.state.pushes.session) throw Refused(name + " has connected anew since: this push came too late");
+  if (worker.busy) {
+    worker.waiters.add(waiter);
+    return std::nullopt;
+  }
+  if (stamp.sequence <= worker.state.pushes.sequence) {
+    Outcome outcome = worker.state.last;
+    outcome.repeated = true;
+    outcome.version = std::max(outcome.version, version_);
+    return outcome;
+  }
+  if (kept_out(name, stamp.sequence)) {
+    if (stamp.sequence > worker.queued) {
+      worker.queued = stamp.sequence;
+      changed_.notify_all();  // a cut may wait for a push that, as this one shows, will never come
     }
-    if (worker.busy) {
-      changed_.wait(lock);
-    } else if (kept_out(name, stamp.sequence)) {
-      if (stamp.sequence > worker.queued) {
-        worker.queued = stamp.sequence;
-        changed_.notify_all();  // a cut may wait for a push that, as this one shows, will never come
-      }
-      changed_.wait_until(lock, opens_at_);
-    } else {
-      break;
-    }
+    kept_out_.add(waiter);
+    return std::nullopt;
   }
   worker.queued = 0;
   worker.busy = true;
@@ -179,6 +183,7 @@ void Admission::finish(const std::string& name, const PushStamp& stamp, Outcome&
   // Here, so that no later push of this worker is counted before: the next process would count this one after it.
   if (redo != nullptr) redo->free();
   changed_.notify_all();
+  worker.waiters.wake();
 }
 
 void Admission::finish_left(Redo& redo) {
@@ -255,7 +260,7 @@ Pushes Admission::fence(const std::string& name) {
   Worker& worker = this->worker(name);
   worker.state.fenced = true;
   keep(worker);
-  changed_.notify_all();
+  wake_all();
   changed_.wait(lock, [&] { return !worker.busy || stopped_; });
   return worker.state.pushes;
 }
@@ -282,7 +287,17 @@ void Admission::open() {
   Lock lock(mutex_);
   closed_ = false;
   admit_until_.clear();
+  wake_all();
+}
+
+void Admission::open_in_time() {
+  Lock lock(mutex_);
+  gated();
+}
+
+void Admission::wake_all() {
   changed_.notify_all();
+  kept_out_.wake();
 }
 
 // Fenced workers, and workers that never connected to this process, push nothing more. A worker whose next push waits
@@ -305,7 +320,7 @@ void Admission::cut(const Sequences& admit_until, Seconds timeout, const Freeze&
   Lock lock(mutex_);
   if (!gated()) throw TransientError("no cut: the gate is open");
   admit_until_ = admit_until;
-  changed_.notify_all();
+  wake_all();
   auto deadline = std::min(after(timeout), opens_at_);
   std::string still;
   while (!(still = missing(admit_until)).empty() && closed_ && !stopped_) {
@@ -324,7 +339,7 @@ void Admission::cut(const Sequences& admit_until, Seconds timeout, const Freeze&
 void Admission::stop() {
   Lock lock(mutex_);
   stopped_ = true;
-  changed_.notify_all();
+  wake_all();
 }
 
 int64_t Admission::version() const {

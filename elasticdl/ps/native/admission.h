@@ -1,7 +1,7 @@
 // Admits pushes: each once, none of a fenced worker, and at a checkpoint's gate only those that belong to the cut.
 //
-// Every push is one atomic unit here: it is admitted, applied by its connection's thread, and then counted. A cut sees
-// no push half applied. With kept memory all but the gate survives the process, and so does a push that was admitted.
+// Every push is one atomic unit here: it is admitted, applied by one thread, and then counted. A cut sees no push half
+// applied. A push that is kept out holds no thread: its connection is woken to try again. With kept memory all but the gate survives the process, and so does a push that was admitted.
 #pragma once
 
 #include <chrono>
@@ -17,6 +17,7 @@
 
 #include "elasticdl/ps/native/kept_state.h"
 #include "elasticdl/ps/native/pushes.h"
+#include "elasticdl/ps/native/waiter.h"
 
 namespace elasticdl::ps {
 
@@ -39,13 +40,15 @@ class Admission {
   void take_on();
   void forget();
 
-  // A worker's connection; `session` of one that pushes, else 0. Throws Refused if the worker was fenced.
-  void greet(const std::string& worker, uint64_t session);
+  // A worker's connection; `session` of one that pushes, else 0. False if it has to try again when it is woken. Throws
+  // Refused if the worker was fenced.
+  bool greet(const std::string& worker, uint64_t session, Waiter& waiter);
   void check(const std::string& worker) const;
 
-  // Blocks while the gate keeps the push out. Unless it is repeated, `finish` must follow, in the next process if need be: then
-  // `redo` has the push, of `bytes`. Throws Refused or, when the server stops, TransientError.
-  Outcome admit(const std::string& worker, const PushStamp& stamp, Redo* redo = nullptr, uint64_t bytes = 0);
+  // Nothing if the push has to try again when it is woken: the gate keeps it out, or another push of the worker is being applied.
+  // Unless it is repeated, `finish` must follow, in the next process if need be: then `redo` has the push, of `bytes`. Throws
+  // Refused or, when the server stops, TransientError.
+  std::optional<Outcome> admit(const std::string& worker, const PushStamp& stamp, Waiter& waiter, Redo* redo = nullptr, uint64_t bytes = 0);
   void finish(const std::string& worker, const PushStamp& stamp, Outcome& outcome, Redo* redo = nullptr);
   // Counts an update that the process before had begun, and which is applied now. A step's redo is ending after it.
   void finish_left(Redo& redo);
@@ -69,6 +72,8 @@ class Admission {
   // Keeps new pushes out until `open` or a timeout; returns when no push is being applied.
   Sequences close(Seconds timeout);
   void open();
+  // Opens the gate if its time is over; to be called now and then.
+  void open_in_time();
   // With the gate closed: admits pushes up to the given numbers, and calls `freeze` when all are applied.
   // Throws TransientError, which names the workers whose pushes are missing.
   void cut(const Sequences& admit_until, Seconds timeout, const Freeze& freeze);
@@ -89,6 +94,7 @@ class Admission {
     int64_t queued = 0;                  // greatest sequence that waits at the gate
     bool here = false;                   // it has connected with push permission, and will again if this process is not the first
     bool busy = false;                   // one of its pushes is being applied
+    Waiters waiters;                     // for that to end
   };
 
   Worker& worker(const std::string& name);
@@ -97,6 +103,7 @@ class Admission {
   void count(Worker& worker, const PushStamp& stamp, Outcome& outcome);
   void count_step(const std::vector<CountedPush>& pushes);
   bool gated();
+  void wake_all();
   bool kept_out(const std::string& name, int64_t sequence);
   void refuse_fenced(const std::string& name, const Worker& worker) const;
   std::string missing(const Sequences& admit_until) const;
@@ -115,6 +122,7 @@ class Admission {
   bool closed_ = false;
   Clock::time_point opens_at_{};
   Sequences admit_until_;
+  Waiters kept_out_;
   bool stopped_ = false;
 };
 

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "elasticdl/checkpoint/native/part_file.h"
-#include "elasticdl/ps/native/connection.h"
+#include "elasticdl/ps/native/listener.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -222,6 +222,7 @@ void bind_ps(nb::module_& m) {
       .def_prop_ro("discarded", [](NativeServer& native) { return native.core.discarded(); })
       .def("listen", [](NativeServer& native, const std::string& host, int port) { return native.listener.listen(host, port); },
            "host"_a, "port"_a = 0, Released())
+      .def_prop_ro("most_connections", [](NativeServer& native) { return native.listener.most_connections(); })
       .def("stop", [](NativeServer& native) { native.listener.stop(); }, Released())
       .def("fence", &fence, "worker"_a)
       .def("gate", &gate, "timeout_s"_a, Released())

@@ -4,181 +4,249 @@
 
 #include <algorithm>
 
+#include "elasticdl/ps/native/connections.h"
 #include "elasticdl/rpc/native/greeting.h"
 
 namespace elasticdl::ps {
 namespace {
 
-constexpr double kStallS = 60.0;      // within a frame
+constexpr std::chrono::seconds kStall{60};  // within a frame
 constexpr std::chrono::seconds kGreeting{10};
-constexpr size_t kPayloadKept = 8 << 20;
+constexpr size_t kTurnBytes = 1 << 20;
+constexpr size_t kRedoKept = 8 << 20;
 constexpr uint64_t kLarge = 16 << 20;  // frames above it share a budget
+
+bool later() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
-bool Budget::take(uint64_t bytes) {
-  if (left_.fetch_sub(static_cast<int64_t>(bytes)) >= static_cast<int64_t>(bytes)) return true;
-  give_back(bytes);
-  return false;
-}
-
-void Reply::begin(const wire::Header& request, wire::Status status, uint64_t payload_bytes) {
-  wire::Header header;
-  header.kind = request.kind;
-  header.status = status;
-  header.request = request.request;
-  header.payload_bytes = payload_bytes;
-  put(&header, sizeof header);
-}
-
-char* Reply::piece(size_t bytes) {
-  if (used_ + bytes > kRoom) flush();
-  char* begin = room_ + used_;
-  used_ += bytes;
-  return begin;
-}
-
-void Reply::put(const void* data, size_t bytes) {
-  if (bytes == 0) return;  // `data` may be null then
-  if (bytes <= kPiece) {
-    std::memcpy(piece(bytes), data, bytes);
-    return;
-  }
-  flush();
-  alive_ = alive_ && socket_.send(static_cast<const char*>(data), bytes);
-}
-
-void Reply::flush() {
-  alive_ = alive_ && socket_.send(room_, used_);
-  used_ = 0;
-}
-
-bool Reply::end() {
-  flush();
-  return alive_;
-}
-
-void Connection::serve() {
-  try {
-    socket_.limit_send_s(kStallS);
-    if (greet()) {
-      socket_.limit_receive_s(kStallS);
-      while (next()) {
-      }
-    }
-  } catch (const std::exception& error) {
-    fail(wire::Status::transient, error.what());
-  }
-  look_.reset();
-  redo_ = Redo();
-  for (Buffer* buffer : {&payload_, &room_, &dense_}) buffer->trim(0);
-  socket_.shutdown();
-}
-
-// Reads the next frame of a greeting into payload_. False if the peer is gone, late, or unknown.
-bool Connection::receive_greeting(wire::Kind kind, uint64_t least, uint64_t most, std::chrono::steady_clock::time_point deadline) {
-  if (!socket_.receive_by(deadline, reinterpret_cast<char*>(&header_), sizeof header_)) return false;
-  const uint64_t bytes = header_.payload_bytes;
-  if (header_.magic != wire::kMagic || header_.version != wire::kVersion || header_.kind != kind || bytes < least || bytes > most) {
-    ++server_.statistics().bad_frames;
-    return false;
-  }
-  return socket_.receive_by(deadline, payload_.room(bytes), bytes);
-}
-
-// Proves that this server knows the token of the peer, and has the peer prove it. Throws Refused.
-void Connection::challenge(std::chrono::steady_clock::time_point deadline) {
-  const std::string hello(payload_.data(), header_.payload_bytes);
-  const std::string token = wire::bulk_token(server_.config().key, name_);
-  const Digest nonce = random_digest();
-  const wire::Challenge challenge{nonce, wire::proof(wire::Side::server, token, hello, nonce)};
-  Reply reply(socket_, room_);
-  reply.begin(header_, wire::Status::ok, sizeof challenge);
-  reply.put(&challenge, sizeof challenge);
-  Digest proof{};
-  if (reply.end() && receive_greeting(wire::Kind::prove, sizeof proof, sizeof proof, deadline)) {
-    std::memcpy(proof.data(), payload_.data(), proof.size());
-  }
-  if (!same_digest(proof, wire::proof(wire::Side::client, token, hello, nonce))) throw Refused("the token is wrong, or another process's");
-  known_ = true;
-}
-
-bool Connection::greet() {
-  const auto deadline = std::chrono::steady_clock::now() + kGreeting;
+Connection::Connection(uint64_t number, const Shared& shared, std::shared_ptr<Poller> poller, Socket socket, Clock::time_point now)
+    : number_(number), since_(now), server_(shared.server), connections_(shared.connections), frames_(shared.frames),
+      replies_(shared.replies), poller_(std::move(poller)), socket_(std::move(socket)),
+      deadline_((now + kGreeting).time_since_epoch().count()) {
   if (const TlsContext& tls = server_.config().tls; tls != nullptr) {
     socket_.secure(tls, "");
-    if (!socket_.handshake_by(deadline)) {
-      ++server_.statistics().bad_frames;
-      return false;
+    stage_ = Stage::securing;
+  }
+  poller_->add(socket_.fd(), *this);
+}
+
+Connection::~Connection() {
+  poller_->remove(socket_.fd());
+  socket_.shutdown();
+  if (frame_share_ > 0) frames_.give_back(frame_share_);
+  if (reply_share_ > 0) replies_.give_back(reply_share_);
+}
+
+void Connection::start() { end(Next::readable); }
+
+void Connection::wake() {
+  if (turn_.exchange(Turn::woken) == Turn::waiting) poller_->arm(socket_.fd(), *this, When::soon);
+}
+
+void Connection::turn() {
+  turn_.exchange(Turn::running);  // sees all that the turn before has written
+  Next next = Next::close;
+  try {
+    next = advance();
+  } catch (const std::exception& error) {
+    // Beyond what a request may cause, or a reply has begun: only closing the connection can revoke it.
+    closing_ = true;
+    if (stage_ != Stage::reply && stage_ != Stage::securing) {
+      try {
+        fail(wire::Status::transient, error.what());
+        Allowance allowance(kTurnBytes);
+        reply_.send(socket_, allowance);
+      } catch (const std::exception&) {  // nothing more can be said
+      }
     }
   }
-  if (!receive_greeting(wire::Kind::hello, sizeof(wire::Hello), wire::kMaxHello, deadline)) return false;
-  try {
-    wire::Cursor cursor(payload_.data(), header_.payload_bytes);
-    auto hello = cursor.take<wire::Hello>();
-    name_ = cursor.text(hello.name_bytes);
-    cursor.end();
-    if (!wire::is_process_name(name_)) throw UserError("invalid process name in hello: expected 1 to 253 of A-Z a-z 0-9 . _ -");
-    if (hello.session == 0) throw UserError("a hello without a session");
-    challenge(deadline);
-    session_ = hello.pushes != 0 ? hello.session : 0;
-    server_.admission().greet(name_, session_);
-  } catch (const Refused& error) {
-    ++server_.statistics().refused;
-    return fail(wire::Status::refused, error.what()), false;
-  } catch (const UserError& error) {
-    ++server_.statistics().bad_frames;
-    return fail(wire::Status::user, error.what()), false;
-  }
-  const ServerConfig& config = server_.config();
-  wire::HelloReply hello{config.instance, server_.admission().version(), config.server, config.servers, server_.model() != nullptr, 0};
-  Reply reply(socket_, room_);
-  reply.begin(header_, wire::Status::ok, sizeof hello);
-  reply.put(&hello, sizeof hello);
-  return reply.end();
+  end(next);
 }
 
-// Waits without limit for the first byte; from there on the peer must keep sending.
-bool Connection::receive_header() {
-  char* at = reinterpret_cast<char*>(&header_);
-  for (;;) {
-    ssize_t got = socket_.receive_some(at, sizeof header_);
-    if (got > 0) return socket_.receive(at + got, sizeof header_ - static_cast<size_t>(got));
-    if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) return false;
+// Nothing of the connection may be touched afterwards, which another thread may serve by then.
+void Connection::end(Next next) {
+  if (next == Next::close) {
+    connections_.remove(*this);
+    return;
   }
+  limit(next);
+  Turn running = Turn::running;
+  if (next == Next::wait) {
+    if (turn_.compare_exchange_strong(running, Turn::waiting)) return;
+    next = Next::soon;
+  }
+  turn_ = Turn::running;
+  poller_->arm(socket_.fd(), *this, next == Next::readable ? When::readable : next == Next::writable ? When::writable : When::soon);
 }
 
-bool Connection::next() {
-  if (!receive_header()) return false;
-  if (header_.magic != wire::kMagic || header_.version != wire::kVersion || header_.payload_bytes > wire::kMaxPayload) {
-    ++server_.statistics().bad_frames;
-    return fail(wire::Status::user, "not a frame of this protocol, or larger than 1 GiB"), false;
+// From the first byte of a frame on the peer must keep sending, and then receiving.
+void Connection::limit(Next next) {
+  const bool idle = next == Next::wait || (stage_ == Stage::header && have_ == 0);
+  if (phase_ != Phase::serve) return;
+  if (idle) deadline_ = kNone;
+  else if (advanced_) deadline_ = (Clock::now() + kStall).time_since_epoch().count();
+}
+
+Connection::Next Connection::advance() {
+  Allowance allowance(kTurnBytes);
+  advanced_ = stage_ == Stage::reply;  // the socket has room again
+  std::optional<Next> next;
+  if (stage_ == Stage::securing && (next = secure())) return *next;
+  if (stage_ == Stage::header) {
+    if ((next = receive(reinterpret_cast<char*>(&header_), sizeof header_, allowance))) return *next;
+    if ((next = check_header())) return *next;
   }
+  if (stage_ == Stage::room && (next = make_room())) return *next;
+  if (stage_ == Stage::payload) {
+    if ((next = receive(received_, header_.payload_bytes, allowance))) return *next;
+    stage_ = Stage::answer;
+  }
+  if (stage_ == Stage::answer) {
+    switch (answer()) {
+      case Answer::wait: return Next::wait;
+      case Answer::close: return Next::close;
+      case Answer::reply: stage_ = Stage::reply;
+    }
+  }
+  return send(allowance);
+}
+
+std::optional<Connection::Next> Connection::secure() {
+  if (socket_.handshake()) {
+    stage_ = Stage::header;
+    return {};
+  }
+  if (later()) return socket_.pending() ? Next::writable : Next::readable;
+  ++server_.statistics().bad_frames;
+  return Next::close;
+}
+
+std::optional<Connection::Next> Connection::receive(char* to, size_t bytes, Allowance& allowance) {
+  while (have_ < bytes) {
+    if (allowance.spent()) return Next::soon;
+    const ssize_t got = socket_.receive_some(to + have_, bytes - have_);
+    if (got < 0 && later()) return Next::readable;
+    if (got <= 0) return Next::close;
+    have_ += static_cast<size_t>(got);
+    allowance.spend(static_cast<size_t>(got));
+    advanced_ = true;
+  }
+  have_ = 0;
+  return {};
+}
+
+std::optional<Connection::Next> Connection::check_header() {
   const uint64_t bytes = header_.payload_bytes;
-  const uint64_t counted = bytes > kLarge ? bytes : 0;
-  if (!budget_.take(counted)) {
-    return fail(wire::Status::transient, "too many large frames at the same time"), false;
+  bool good = header_.magic == wire::kMagic && header_.version == wire::kVersion;
+  switch (phase_) {
+    case Phase::hello: good = good && header_.kind == wire::Kind::hello && bytes >= sizeof(wire::Hello) && bytes <= wire::kMaxHello; break;
+    case Phase::prove: good = good && header_.kind == wire::Kind::prove && bytes == sizeof(Digest); break;
+    case Phase::serve: good = good && bytes <= wire::kMaxPayload; break;
   }
-  char* const at = room();
-  received_ = at;
-  bool received = socket_.receive(at, bytes);
-  bool good = received && answer();
-  payload_.trim(kPayloadKept);
-  if (redo_) redo_.trim(kPayloadKept);
-  budget_.give_back(counted);
-  return good;
+  stage_ = Stage::room;
+  if (good) return {};
+  ++server_.statistics().bad_frames;
+  if (phase_ != Phase::serve) return Next::close;
+  fail_and_close(wire::Status::user, "not a frame of this protocol, or larger than 1 GiB");
+  stage_ = Stage::reply;
+  return {};
 }
 
 // Where the payload of the frame at hand goes. A push goes to kept memory, from where the next process can complete it.
-char* Connection::room() {
+std::optional<Connection::Next> Connection::make_room() {
   const uint64_t bytes = std::max<uint64_t>(header_.payload_bytes, 1);
+  if (bytes > kLarge) {
+    if (!frames_.take(*this, bytes)) return Next::wait;
+    frame_share_ = bytes;
+  }
   kept_ = header_.kind == wire::Kind::push && session_ != 0 && server_.kept() != nullptr && server_.model() != nullptr;
-  if (!kept_) return payload_.room(bytes);
-  if (!redo_) redo_ = server_.kept()->take_redo();
-  return redo_.room(bytes);
+  if (kept_ && !redo_) redo_ = server_.kept()->take_redo();
+  received_ = kept_ ? redo_.room(bytes) : payload_.room(bytes);
+  stage_ = Stage::payload;
+  return {};
 }
 
-bool Connection::answer() {
+Connection::Next Connection::send(Allowance& allowance) {
+  for (;;) {
+    if (pulling_) put_rows();
+    switch (reply_.send(socket_, allowance)) {
+      case Reply::Sent::some: return Next::soon;
+      case Reply::Sent::blocked: return Next::writable;
+      case Reply::Sent::lost: return Next::close;
+      case Reply::Sent::all: break;
+    }
+    if (!pulling_ || pulling_->table == pulling_->counts.size()) return replied();
+  }
+}
+
+Connection::Next Connection::replied() {
+  if (pulling_) count_pull();
+  if (closing_) return Next::close;
+  pulling_.reset();
+  reply_.clear();
+  for (Buffer* buffer : {&payload_, &dense_}) buffer->trim(0);
+  std::vector<int64_t>().swap(frozen_ids_);
+  std::vector<char>().swap(frozen_values_);
+  if (redo_) {
+    redo_.trim(kRedoKept);
+    redo_ = Redo();
+  }
+  if (const uint64_t share = std::exchange(frame_share_, 0); share > 0) frames_.give_back(share);
+  if (const uint64_t share = std::exchange(reply_share_, 0); share > 0) replies_.give_back(share);
+  stage_ = Stage::header;
+  return socket_.buffered() ? Next::soon : Next::readable;
+}
+
+Connection::Answer Connection::answer() {
+  if (phase_ == Phase::serve) return serve();
+  try {
+    return phase_ == Phase::hello ? hello() : prove();
+  } catch (const Refused& error) {
+    ++server_.statistics().refused;
+    return fail_and_close(wire::Status::refused, error.what());
+  } catch (const UserError& error) {
+    ++server_.statistics().bad_frames;
+    return fail_and_close(wire::Status::user, error.what());
+  }
+}
+
+// Proves that this server knows the token of the peer.
+Connection::Answer Connection::hello() {
+  wire::Cursor cursor(received_, header_.payload_bytes);
+  auto hello = cursor.take<wire::Hello>();
+  name_ = cursor.text(hello.name_bytes);
+  cursor.end();
+  if (!wire::is_process_name(name_)) throw UserError("invalid process name in hello: expected 1 to 253 of A-Z a-z 0-9 . _ -");
+  if (hello.session == 0) throw UserError("a hello without a session");
+  session_ = hello.pushes != 0 ? hello.session : 0;
+  hello_.assign(received_, header_.payload_bytes);
+  nonce_ = random_digest();
+  const wire::Challenge challenge{nonce_, wire::proof(wire::Side::server, wire::bulk_token(server_.config().key, name_), hello_, nonce_)};
+  reply_.begin(header_, wire::Status::ok, sizeof challenge);
+  reply_.put(&challenge, sizeof challenge);
+  phase_ = Phase::prove;
+  return Answer::reply;
+}
+
+// Has the peer prove that it knows its token.
+Connection::Answer Connection::prove() {
+  Digest proof{};
+  std::memcpy(proof.data(), received_, proof.size());
+  const std::string token = wire::bulk_token(server_.config().key, name_);
+  if (!same_digest(proof, wire::proof(wire::Side::client, token, hello_, nonce_))) throw Refused("the token is wrong, or another process's");
+  if (!connections_.admit(*this)) return fail_and_close(wire::Status::transient, connections_.full(server_.config().server));
+  if (!server_.admission().greet(name_, session_, *this)) return Answer::wait;
+  const ServerConfig& config = server_.config();
+  wire::HelloReply hello{config.instance, server_.admission().version(), config.server, config.servers, server_.model() != nullptr, 0};
+  reply_.begin(header_, wire::Status::ok, sizeof hello);
+  reply_.put(&hello, sizeof hello);
+  std::string().swap(hello_);
+  phase_ = Phase::serve;
+  return Answer::reply;
+}
+
+Connection::Answer Connection::serve() {
   try {
     server_.admission().check(name_);
     wire::Cursor cursor(received_, header_.payload_bytes);
@@ -191,7 +259,7 @@ bool Connection::answer() {
       default: break;
     }
     ++server_.statistics().bad_frames;
-    return fail(wire::Status::user, "a frame of unknown kind " + std::to_string(static_cast<int>(header_.kind))), false;
+    return fail_and_close(wire::Status::user, "a frame of unknown kind " + std::to_string(static_cast<int>(header_.kind)));
   } catch (const Refused& error) {
     ++server_.statistics().refused;
     return fail(wire::Status::refused, error.what());
@@ -208,11 +276,16 @@ bool Connection::answer() {
   }
 }
 
-bool Connection::fail(wire::Status status, const std::string& message) {
-  Reply reply(socket_, room_);
-  reply.begin(header_, status, message.size());
-  reply.put(message.data(), message.size());
-  return reply.end();
+Connection::Answer Connection::fail(wire::Status status, const std::string& message) {
+  pulling_.reset();
+  reply_.begin(header_, status, message.size());
+  reply_.put(message.data(), message.size());
+  return Answer::reply;
+}
+
+Connection::Answer Connection::fail_and_close(wire::Status status, const std::string& message) {
+  closing_ = true;
+  return fail(status, message);
 }
 
 }  // namespace elasticdl::ps

@@ -1,13 +1,20 @@
-// The bulk plane of a server: one thread a connection, frames in, frames out. Validates everything that it receives.
+// One connection of the bulk plane, as a state machine that never blocks: frames in, frames out. Validates everything that it
+// receives.
+//
+// A turn receives, answers and sends at most one request, and at most kTurnBytes of a large one. So no connection keeps others
+// waiting for longer than one request takes to compute. Between frames a connection holds no buffers.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <list>
 #include <memory>
-#include <mutex>
-#include <thread>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "elasticdl/ps/native/budget.h"
+#include "elasticdl/ps/native/loop.h"
+#include "elasticdl/ps/native/reply.h"
 #include "elasticdl/ps/native/server.h"
 #include "elasticdl/rpc/native/buffer.h"
 #include "elasticdl/rpc/native/socket.h"
@@ -15,111 +22,116 @@
 
 namespace elasticdl::ps {
 
-// The budget in bytes that all connections share for large frames in transit.
-class Budget {
- public:
-  explicit Budget(uint64_t bytes) : left_(static_cast<int64_t>(bytes)) {}
-  bool take(uint64_t bytes);
-  void give_back(uint64_t bytes) { left_ += static_cast<int64_t>(bytes); }
+class Connections;
 
- private:
-  std::atomic<int64_t> left_;
+// What all connections of a server share.
+struct Shared {
+  Server& server;
+  Connections& connections;
+  Budget& frames;   // large ones being received
+  Budget& replies;  // large ones being sent
 };
 
-// A reply sent in pieces, so that a large one needs no buffer of its size.
-class Reply {
+class Connection : public Source, public Waiter {
  public:
-  Reply(const Socket& socket, Buffer& room) : socket_(socket), room_(room.room(kRoom)) {}
+  using Clock = std::chrono::steady_clock;
 
-  void begin(const wire::Header& request, wire::Status status, uint64_t payload_bytes);
-  // Returns room for `bytes` <= kPiece, which the caller must fill before the next call.
-  char* piece(size_t bytes);
-  void put(const void* data, size_t bytes);
-  // False if the peer is gone.
-  bool end();
+  // `number`: connections are numbered as they come. Throws std::bad_alloc, std::system_error.
+  Connection(uint64_t number, const Shared& shared, std::shared_ptr<Poller> poller, Socket socket, Clock::time_point now);
+  ~Connection() override;
 
-  static constexpr size_t kPiece = 128 << 10;
+  // The first turn may begin at once.
+  void start();
+  void turn() override;
+  void wake() override;
+
+  // Thread-safe: its next turn finds the connection ended.
+  void hang_up() { socket_.shutdown(); }
+  bool late(Clock::time_point now) const { return deadline_ != kNone && deadline_ < now.time_since_epoch().count(); }
+
+  uint64_t number() const { return number_; }
+  Clock::time_point since() const { return since_; }
 
  private:
-  static constexpr size_t kRoom = 2 * kPiece;
-  void flush();
+  enum class Stage { securing, header, room, payload, answer, reply };
+  enum class Phase { hello, prove, serve };  // what a frame is for
+  enum class Next { readable, writable, soon, wait, close };
+  enum class Answer { reply, wait, close };
+  enum class Turn { running, waiting, woken };
+  static constexpr Clock::rep kNone = 0;
 
-  const Socket& socket_;
-  char* room_;
-  size_t used_ = 0;
-  bool alive_ = true;
-};
+  // A pull whose rows are looked up while they are sent.
+  struct Pulling {
+    std::shared_ptr<Model> model;
+    std::shared_ptr<View> view;  // null: the live parameters
+    std::vector<uint64_t> counts;
+    std::vector<const int64_t*> ids;
+    uint64_t bytes;
+    Clock::time_point begin;
+    size_t table = 0;
+    uint64_t row = 0;
+  };
 
-class Connection {
- public:
-  Connection(Server& server, Budget& budget, Socket socket) : server_(server), budget_(budget), socket_(std::move(socket)) {}
+  Next advance();
+  void end(Next next);
+  void limit(Next next);
+  std::optional<Next> secure();
+  std::optional<Next> receive(char* to, size_t bytes, Allowance& allowance);
+  std::optional<Next> check_header();
+  std::optional<Next> make_room();
+  Next send(Allowance& allowance);
+  Next replied();
 
-  // Serves until the peer is gone, sends an invalid frame, or `stop` is called.
-  void serve();
-  void stop() { socket_.shutdown(); }
-  // Whether the peer has proved its name by its token.
-  bool known() const { return known_; }
+  Answer answer();
+  Answer serve();
+  Answer hello();
+  Answer prove();
+  Answer fail(wire::Status status, const std::string& message);
+  // The connection ends when the message has left.
+  Answer fail_and_close(wire::Status status, const std::string& message);
 
- private:
-  bool greet();
-  bool receive_greeting(wire::Kind kind, uint64_t least, uint64_t most, std::chrono::steady_clock::time_point deadline);
-  void challenge(std::chrono::steady_clock::time_point deadline);
-  bool next();
-  bool receive_header();
-  char* room();
-  bool answer();
-  bool fail(wire::Status status, const std::string& message);
-  bool initialise(wire::Cursor cursor);
-  bool pull(wire::Cursor cursor);
-  bool push();
-  bool rows(wire::Cursor cursor);
-  bool put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const char* values, size_t row_bytes);
-  void put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count);
+  Answer initialise(wire::Cursor cursor);
+  Answer pull(wire::Cursor cursor);
+  Answer push();
+  Answer rows(wire::Cursor cursor);
+  Answer put_frozen_rows(const wire::RowsReply& result, size_t row_bytes);
+  void put_rows();
+  void count_pull();
 
+  const uint64_t number_;
+  const Clock::time_point since_;
   Server& server_;
-  Budget& budget_;
+  Connections& connections_;
+  Budget& frames_;
+  Budget& replies_;
+  const std::shared_ptr<Poller> poller_;
   Socket socket_;
-  std::atomic<bool> known_{false};
+  std::atomic<Turn> turn_{Turn::running};
+  std::atomic<Clock::rep> deadline_{kNone};
+
+  // All below belongs to whoever has the turn.
+  Stage stage_ = Stage::header;
+  Phase phase_ = Phase::hello;
+  bool closing_ = false;   // after this reply
+  bool advanced_ = false;  // bytes moved in this turn
+  std::string hello_;      // its payload, until the proof
+  Digest nonce_{};
   std::string name_;
   uint64_t session_ = 0;  // 0: may not push
   wire::Header header_;
+  size_t have_ = 0;            // of the header or payload at hand
+  uint64_t frame_share_ = 0;   // of the budgets
+  uint64_t reply_share_ = 0;
   Buffer payload_;
-  Redo redo_;  // of pushes, with kept memory: their payload
-  bool kept_ = false;               // the payload of the frame at hand is in redo_
-  const char* received_ = nullptr;  // the payload, in one of the two
-  Buffer room_;
+  Redo redo_;  // of a push, with kept memory: its payload
+  bool kept_ = false;         // the payload of the frame at hand is in redo_
+  char* received_ = nullptr;  // the payload, in one of the two
+  Reply reply_;
   Buffer dense_;
+  std::vector<int64_t> frozen_ids_;  // of a reply to `rows`
+  std::vector<char> frozen_values_;
+  std::optional<Pulling> pulling_;
   std::shared_ptr<View> look_;  // the view for `rows` requests without a snapshot
-};
-
-class Listener {
- public:
-  explicit Listener(Server& server);
-  ~Listener();
-
-  // Begins to accept. Returns the port.
-  int listen(const std::string& host, int port);
-  void stop();
-
- private:
-  struct Client {
-    std::unique_ptr<Connection> connection;
-    std::thread thread;
-    std::atomic<bool> done{false};
-    bool hung_up = false;  // closed to make room for another
-  };
-  void accept();
-  void take(Socket socket);
-  void make_room();
-  void reap();
-
-  Server& server_;
-  Budget budget_;
-  Socket listener_;
-  std::thread acceptor_;
-  std::mutex mutex_;  // guards clients_ and stopped_
-  std::list<Client> clients_;
-  bool stopped_ = false;
 };
 
 }  // namespace elasticdl::ps

@@ -1,112 +1,99 @@
-#include <pthread.h>
-#include <signal.h>
+#include "elasticdl/ps/native/listener.h"
 
-#include "elasticdl/ps/native/connection.h"
+#include <errno.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <system_error>
 
 namespace elasticdl::ps {
 namespace {
 
-// Two for each of MAX_WORKERS (elasticdl/flag_values.py), plus stale ones of restarted workers, plus unauthenticated ones.
-constexpr size_t kMaxConnections = 21120;
-constexpr size_t kMaxStrangers = 256;
-constexpr uint64_t kMaxReceivingBytes = uint64_t{4} << 30;
-
-// Python's threads handle signals: one delivered to this thread would be handled late.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
+constexpr uint64_t kMostInTransit = uint64_t{4} << 30;
+// Few: between two turns those that were accepted get on with their greetings.
+constexpr int kAcceptAtOnce = 16;
+constexpr long kTickNs = 250'000'000;
 
 }  // namespace
 
-Listener::Listener(Server& server) : server_(server), budget_(kMaxReceivingBytes) {}
+Listener::Ticker::Ticker(Listener& owner) : owner_(owner), fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
+  if (fd_ < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
+}
+
+Listener::Ticker::~Ticker() { ::close(fd_); }
+
+void Listener::Ticker::start() {
+  const itimerspec each{{0, kTickNs}, {0, kTickNs}};
+  ::timerfd_settime(fd_, 0, &each, nullptr);
+  owner_.loop_.poller()->add(fd_, *this);
+  owner_.loop_.poller()->arm(fd_, *this, When::readable);
+}
+
+void Listener::Ticker::turn() {
+  uint64_t times;
+  (void)!::read(fd_, &times, sizeof times);
+  owner_.connections_.hang_up_on_late(Connection::Clock::now());
+  owner_.server_.admission().open_in_time();
+  owner_.resume();
+  owner_.loop_.poller()->arm(fd_, *this, When::readable);
+}
+
+Listener::Listener(Server& server)
+    : server_(server), frames_(kMostInTransit), replies_(kMostInTransit), connections_(server.statistics(), [this] { resume(); }),
+      acceptor_(*this), ticker_(*this) {}
 
 Listener::~Listener() { stop(); }
 
 int Listener::listen(const std::string& host, int port) {
   int bound = 0;
   listener_ = listen_on(host, port, &bound);
-  SignalsBlocked blocked;
-  acceptor_ = std::thread([this] { accept(); });
+  loop_.poller()->add(listener_.fd(), acceptor_);
+  loop_.poller()->arm(listener_.fd(), acceptor_, When::readable);
+  ticker_.start();
+  loop_.start(loop_threads());
   return bound;
 }
 
 void Listener::accept() {
-  for (;;) {
-    Socket socket = accept_from(listener_);
-    if (!socket) return;
-    take(std::move(socket));
-  }
-}
-
-void Listener::take(Socket socket) {
-  reap();
-  std::lock_guard<std::mutex> lock(mutex_);
-  make_room();
-  // Closes a connection above the limit at once: its client retries with back-off.
-  if (stopped_ || clients_.size() >= kMaxConnections) return;
-  Client& client = clients_.emplace_back();
-  client.connection = std::make_unique<Connection>(server_, budget_, std::move(socket));
-  ++server_.statistics().connections;
-  try {
-    client.thread = std::thread([this, &client] {
-      client.connection->serve();
-      --server_.statistics().connections;
-      client.done = true;
-    });
-  } catch (const std::system_error&) {
-    --server_.statistics().connections;
-    clients_.pop_back();
-  }
-}
-
-// Unauthenticated connections must not lock out workers: above the limit, the oldest of them is closed.
-void Listener::make_room() {
-  size_t strangers = 0;
-  Client* oldest = nullptr;
-  for (Client& client : clients_) {
-    if (client.done || client.hung_up || client.connection->known()) continue;
-    if (oldest == nullptr) oldest = &client;
-    ++strangers;
-  }
-  if (strangers < kMaxStrangers) return;
-  oldest->hung_up = true;
-  oldest->connection->stop();
-}
-
-void Listener::reap() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto client = clients_.begin(); client != clients_.end();) {
-    if (!client->done) {
-      ++client;
-      continue;
+  for (int count = 0; count < kAcceptAtOnce; ++count) {
+    if (!connections_.place(Connection::Clock::now())) return pause();
+    if (!accept_one()) {
+      if (errno == EAGAIN) break;
+      if (errno == EMFILE) connections_.full(server_.config().server);
+      return pause();  // descriptors or memory ran out for a moment
     }
-    client->thread.join();
-    client = clients_.erase(client);
   }
+  loop_.poller()->arm(listener_.fd(), acceptor_, When::readable);
+}
+
+// False: see errno.
+bool Listener::accept_one() {
+  Socket socket = accept_from(listener_);
+  if (!socket) return false;
+  try {
+    const Shared shared{server_, connections_, frames_, replies_};
+    auto made = std::make_shared<Connection>(++accepted_, shared, loop_.poller(), std::move(socket), Connection::Clock::now());
+    connections_.add(made);
+    made->start();
+  } catch (const std::exception&) {
+    errno = ENOMEM;
+    return false;
+  }
+  return true;
+}
+
+void Listener::pause() { paused_ = true; }
+
+void Listener::resume() {
+  if (paused_.exchange(false)) loop_.poller()->arm(listener_.fd(), acceptor_, When::readable);
 }
 
 void Listener::stop() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_) return;
-    stopped_ = true;
-    for (Client& client : clients_) client.connection->stop();
-  }
-  server_.admission().stop();
-  listener_.shutdown();
-  if (acceptor_.joinable()) acceptor_.join();
-  for (Client& client : clients_) client.thread.join();
-  clients_.clear();
+  if (std::exchange(stopped_, true)) return;
+  loop_.stop();
   listener_.close();
+  connections_.clear();
+  server_.admission().stop();
 }
 
 }  // namespace elasticdl::ps

@@ -8,10 +8,8 @@
 namespace elasticdl::ps {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr uint64_t kRowsAtOnce = 64 << 10;
-constexpr size_t kDenseKept = 8 << 20;
+constexpr uint64_t kLargeDense = 16 << 20;  // copies above it share a budget while they are sent
 constexpr int64_t kMaxVersion = int64_t{1} << 62;  // leaves room to count updates from there
 
 // Counts of ids by table, checked against the model.
@@ -37,7 +35,7 @@ size_t sum(const std::vector<uint64_t>& counts) {
 
 }  // namespace
 
-bool Connection::initialise(wire::Cursor cursor) {
+Connection::Answer Connection::initialise(wire::Cursor cursor) {
   auto request = cursor.take<wire::Initialise>();
   const uint64_t padded = (request.spec_bytes + 7) / 8 * 8;
   if (request.spec_bytes > cursor.left()) throw UserError("an initialise frame that makes no sense");
@@ -51,14 +49,13 @@ bool Connection::initialise(wire::Cursor cursor) {
   const bool took = server_.initialise(std::move(spec), dense, request.dense_count, request.version);
   const std::string& json = server_.model()->spec().json;
   wire::InitialiseReply result{took, static_cast<uint32_t>(json.size())};
-  Reply reply(socket_, room_);
-  reply.begin(header_, wire::Status::ok, sizeof result + json.size());
-  reply.put(&result, sizeof result);
-  reply.put(json.data(), json.size());
-  return reply.end();
+  reply_.begin(header_, wire::Status::ok, sizeof result + json.size());
+  reply_.put(&result, sizeof result);
+  reply_.put(json.data(), json.size());
+  return Answer::reply;
 }
 
-bool Connection::pull(wire::Cursor cursor) {
+Connection::Answer Connection::pull(wire::Cursor cursor) {
   auto begin = Clock::now();
   auto model = server_.model();
   auto request = cursor.take<wire::Pull>();
@@ -75,44 +72,52 @@ bool Connection::pull(wire::Cursor cursor) {
   const size_t dense_bytes = result.dense_count * model->weight_bytes();
   const char* dense = nullptr;
   if (dense_bytes > 0 && view == nullptr) {
+    if (dense_bytes > kLargeDense) {
+      if (!replies_.take(*this, dense_bytes)) return Answer::wait;
+      reply_share_ = dense_bytes;
+    }
     char* copy = dense_.room(dense_bytes);
     model->copy_dense(copy);
     dense = copy;
   } else if (dense_bytes > 0) {
     dense = view->dense().weights();
   }
-  Reply reply(socket_, room_);
-  reply.begin(header_, wire::Status::ok, bytes);
-  reply.put(&result, sizeof result);
-  if (dense_bytes > 0) reply.put(dense, dense_bytes);
-  try {
-    for (size_t t = 0; t < counts.size(); ++t) put_rows(reply, *model, view.get(), t, ids[t], counts[t]);
-  } catch (const std::exception&) {
-    return false;  // the reply has begun: only closing the connection can revoke it
+  size_t widest = 0;
+  for (size_t t = 0; t < counts.size(); ++t) widest = std::max(widest, model->row_bytes(t));
+  reply_.begin(header_, wire::Status::ok, bytes, widest);
+  reply_.put(&result, sizeof result);
+  if (dense_bytes > 0) reply_.put(dense, dense_bytes);
+  pulling_ = Pulling{std::move(model), std::move(view), std::move(counts), std::move(ids), bytes, begin};
+  return Answer::reply;
+}
+
+// Looks up as many rows as there is room for: they are sent while they are still in the cache.
+void Connection::put_rows() {
+  Pulling& now = *pulling_;
+  for (; now.table < now.counts.size(); ++now.table, now.row = 0) {
+    const size_t row_bytes = now.model->row_bytes(now.table);
+    const size_t at_once = std::max<size_t>(Reply::kPiece / row_bytes, 1);
+    while (now.row < now.counts[now.table]) {
+      const size_t rows = std::min<size_t>(at_once, now.counts[now.table] - now.row);
+      if (!reply_.has_room(rows * row_bytes)) return;
+      const int64_t* ids = now.ids[now.table] + now.row;
+      char* out = reply_.piece(rows * row_bytes);
+      if (now.view != nullptr) now.model->table(now.table).peek(ids, rows, out, now.view->slot());
+      else now.model->table(now.table).lookup(ids, rows, out);
+      now.row += rows;
+    }
   }
-  bool alive = reply.end();
-  dense_.trim(kDenseKept);
+}
+
+void Connection::count_pull() {
   Statistics& statistics = server_.statistics();
   ++statistics.pulls;
-  statistics.pulled_rows += sum(counts);
-  statistics.pulled_bytes += bytes;
-  statistics.pull_time.add(Clock::now() - begin);
-  return alive;
+  statistics.pulled_rows += sum(pulling_->counts);
+  statistics.pulled_bytes += pulling_->bytes;
+  statistics.pull_time.add(Clock::now() - pulling_->begin);
 }
 
-// Sends rows while the next ones are looked up, while they are still in the cache.
-void Connection::put_rows(Reply& reply, Model& model, const View* view, size_t table, const int64_t* ids, size_t count) {
-  const size_t row_bytes = model.row_bytes(table);
-  const size_t at_once = std::max<size_t>(Reply::kPiece / row_bytes, 1);
-  for (size_t begin = 0; begin < count; begin += at_once) {
-    size_t rows = std::min(at_once, count - begin);
-    char* out = reply.piece(rows * row_bytes);
-    if (view != nullptr) model.table(table).peek(ids + begin, rows, out, view->slot());
-    else model.table(table).lookup(ids + begin, rows, out);
-  }
-}
-
-bool Connection::push() {
+Connection::Answer Connection::push() {
   auto model = server_.model();
   const size_t bytes = header_.payload_bytes;
   Update update = Update::read(received_, bytes, *model);
@@ -133,10 +138,19 @@ bool Connection::push() {
   Outcome outcome;
   if (server_.config().turns > 0) {
     // The gradient keeps what it was received into; the next frame gets new room.
-    outcome.repeated = !server_.steps().stage(name_, {stamp, std::move(update), bytes, std::move(payload_), std::move(redo_)});
+    Gradient gradient{stamp, std::move(update), bytes, std::move(payload_), std::move(redo_)};
+    const std::optional<bool> staged = server_.steps().stage(name_, gradient, *this);
+    if (!staged) {
+      payload_ = std::move(gradient.buffer);
+      redo_ = std::move(gradient.redo);
+      return Answer::wait;
+    }
+    outcome.repeated = !*staged;
     outcome.version = server_.admission().version();
   } else {
-    outcome = server_.push(name_, stamp, update, bytes, kept_ ? &redo_ : nullptr, begin);
+    const std::optional<Outcome> pushed = server_.push(name_, stamp, update, bytes, kept_ ? &redo_ : nullptr, *this, begin);
+    if (!pushed) return Answer::wait;
+    outcome = *pushed;
   }
   if (outcome.repeated) {
     ++statistics.repeated_pushes;
@@ -148,13 +162,12 @@ bool Connection::push() {
     statistics.push_time.add(Clock::now() - begin);
   }
   wire::PushReply result{outcome.version, outcome.staleness, outcome.repeated, 0};
-  Reply reply(socket_, room_);
-  reply.begin(header_, wire::Status::ok, sizeof result);
-  reply.put(&result, sizeof result);
-  return reply.end();
+  reply_.begin(header_, wire::Status::ok, sizeof result);
+  reply_.put(&result, sizeof result);
+  return Answer::reply;
 }
 
-bool Connection::rows(wire::Cursor cursor) {
+Connection::Answer Connection::rows(wire::Cursor cursor) {
   auto model = server_.model();
   auto request = cursor.take<wire::Rows>();
   cursor.end();
@@ -164,28 +177,29 @@ bool Connection::rows(wire::Cursor cursor) {
   else if (request.begin == 0) view = look_ = server_.look();
   else view = look_;
   // A closed connection had frozen it: the client starts over.
-  if (view == nullptr) return put_frozen_rows({1, 0}, nullptr, nullptr, 0);
+  if (view == nullptr) return put_frozen_rows({1, 0}, 0);
   Table& table = model->table(request.table);
   const size_t width = table.row_bytes(), row_bytes = model->row_bytes(request.table);
   const uint64_t total = table.view_rows(view->slot()), left = total - std::min(request.begin, total);
   const size_t limit = std::min<uint64_t>({request.limit, left, kRowsAtOnce, wire::kMaxPayload / 4 / width});
-  std::vector<int64_t> ids(limit);
-  std::vector<char> values(limit * width);
+  std::vector<int64_t>& ids = frozen_ids_;
+  std::vector<char>& values = frozen_values_;
+  ids.resize(limit);
+  values.resize(limit * width);
   wire::RowsReply result{total, 0};
   result.count = table.read(view->slot(), request.begin, limit, ids.data(), values.data());
   for (size_t i = 0; i < result.count; ++i) std::memmove(values.data() + i * row_bytes, values.data() + i * width, row_bytes);
   if (request.begin + result.count >= result.total) look_.reset();
-  return put_frozen_rows(result, ids.data(), values.data(), row_bytes);
+  return put_frozen_rows(result, row_bytes);
 }
 
-bool Connection::put_frozen_rows(const wire::RowsReply& result, const int64_t* ids, const char* values, size_t row_bytes) {
+Connection::Answer Connection::put_frozen_rows(const wire::RowsReply& result, size_t row_bytes) {
   const size_t id_bytes = result.count * sizeof(int64_t), value_bytes = result.count * row_bytes;
-  Reply reply(socket_, room_);
-  reply.begin(header_, wire::Status::ok, sizeof result + id_bytes + value_bytes);
-  reply.put(&result, sizeof result);
-  reply.put(ids, id_bytes);
-  reply.put(values, value_bytes);
-  return reply.end();
+  reply_.begin(header_, wire::Status::ok, sizeof result + id_bytes + value_bytes);
+  reply_.put(&result, sizeof result);
+  reply_.put(frozen_ids_.data(), id_bytes);
+  reply_.put(frozen_values_.data(), value_bytes);
+  return Answer::reply;
 }
 
 }  // namespace elasticdl::ps

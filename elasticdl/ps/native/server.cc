@@ -105,15 +105,15 @@ bool Server::initialise(Spec spec, const void* dense, uint64_t count, int64_t ve
   return true;
 }
 
-Outcome Server::push(const std::string& worker, const PushStamp& stamp, const Update& update, size_t bytes, Redo* redo,
-                     std::chrono::steady_clock::time_point& admitted) {
-  Outcome outcome = admission_.admit(worker, stamp, redo, bytes);
+std::optional<Outcome> Server::push(const std::string& worker, const PushStamp& stamp, const Update& update, size_t bytes, Redo* redo,
+                                    Waiter& waiter, std::chrono::steady_clock::time_point& admitted) {
+  std::optional<Outcome> outcome = admission_.admit(worker, stamp, waiter, redo, bytes);
+  if (!outcome || outcome->repeated) return outcome;
   admitted = std::chrono::steady_clock::now();
-  if (outcome.repeated) return outcome;
   OrDie applying;
-  model()->apply(update, {update.head.learning_rate, outcome.step}, redo);
+  model()->apply(update, {update.head.learning_rate, outcome->step}, redo);
   applying.succeeded = true;
-  admission_.finish(worker, stamp, outcome, redo);
+  admission_.finish(worker, stamp, *outcome, redo);
   return outcome;
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "elasticdl/ps/native/admission.h"
@@ -54,9 +55,9 @@ class Server {
   bool initialise(Spec spec, const void* dense, uint64_t count, int64_t version);
 
   // Applies a push once, now or in the next process. `redo` has it, or is null without kept memory.
-  // `admitted` is set once it was.
-  Outcome push(const std::string& worker, const PushStamp& stamp, const Update& update, size_t bytes, Redo* redo,
-               std::chrono::steady_clock::time_point& admitted);
+  // `admitted` is set once it was. Nothing if it has to try again when it is woken.
+  std::optional<Outcome> push(const std::string& worker, const PushStamp& stamp, const Update& update, size_t bytes, Redo* redo,
+                              Waiter& waiter, std::chrono::steady_clock::time_point& admitted);
   // One update of synchronous training: see Steps::apply.
   int64_t apply_step(int64_t number, const std::vector<Contribution>& contributions);
   // With the gate closed. Idempotent: repeating a snapshot number returns the earlier result.

@@ -123,8 +123,34 @@ class Mean {
 
 }  // namespace
 
-bool Steps::stage(const std::string& worker, Gradient gradient) {
+// From its construction to its end no other step is applied, and no push is staged.
+class Steps::Applying {
+ public:
+  explicit Applying(Steps& steps) : steps_(steps), lock_(steps.mutex_) {
+    steps_.ended_.wait(lock_, [&] { return !steps_.applying_; });
+    steps_.applying_ = true;
+    lock_.unlock();
+  }
+  ~Applying() {
+    if (!lock_.owns_lock()) lock_.lock();
+    steps_.applying_ = false;
+    steps_.ended_.notify_one();
+    steps_.waiters_.wake();
+  }
+  // From here on it holds the mutex.
+  void end() { lock_.lock(); }
+
+ private:
+  Steps& steps_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+std::optional<bool> Steps::stage(const std::string& worker, Gradient& gradient, Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (applying_) {
+    waiters_.add(waiter);
+    return std::nullopt;
+  }
   if (!admission_.check_push(worker, gradient.stamp)) return false;
   if (gradient.redo) gradient.redo.stage(admission_.kept_number(worker), gradient.stamp, gradient.bytes);
   keep(worker, std::move(gradient));
@@ -167,7 +193,7 @@ std::vector<Steps::Share> Steps::take(const std::vector<Contribution>& contribut
 }
 
 int64_t Steps::apply(Model& model, int64_t number, const std::vector<Contribution>& contributions) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Applying applying(*this);
   if (number <= applied_) return admission_.version();
   if (contributions.size() > turns_) {
     throw UserError("step " + std::to_string(number) + " of " + std::to_string(contributions.size()) + " gradients, but a step has " + std::to_string(turns_) + " turns");
@@ -194,6 +220,7 @@ int64_t Steps::apply(Model& model, int64_t number, const std::vector<Contributio
     model.apply(update, {update.head.learning_rate, step}, redo ? &redo : nullptr);
   }();
   const int64_t version = admission_.finish_step(pushes, redo ? &redo : nullptr);
+  applying.end();
   end(number, pushes, redo);
   return version;
 }

@@ -1,10 +1,12 @@
 // Synchronous training: keeps the gradients of an open step, and applies the mean of those that the master names, once.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,8 +50,9 @@ class Steps {
   Steps(Admission& admission, uint32_t turns, KeptState* kept)
       : admission_(admission), kept_(kept), turns_(turns), most_(2 * size_t{turns} + 8) {}
 
-  // Keeps a push until its step. False if it was applied before. Throws as Admission::check_push.
-  bool stage(const std::string& worker, Gradient gradient);
+  // Takes a push and keeps it until its step. False if it was applied before. Nothing, and nothing taken, if it has to try
+  // again when it is woken: a step is being applied. Throws as Admission::check_push.
+  std::optional<bool> stage(const std::string& worker, Gradient& gradient, Waiter& waiter);
   // Applies the mean of these gradients as one update, and forgets all others. A repeated number does nothing. A
   // gradient that this server does not have is left out: it was lost with the server's previous process. Returns the version.
   // Throws UserError for more gradients than there are turns, and std::bad_alloc; both before it has changed anything.
@@ -70,6 +73,7 @@ class Steps {
     const Gradient* gradient;
     double examples;
   };
+  class Applying;
   std::vector<Share> take(const std::vector<Contribution>& contributions, std::vector<CountedPush>& pushes) const;
   void keep(const std::string& worker, Gradient gradient);
   // Ends the process if memory runs out: the next one does this again.
@@ -79,7 +83,11 @@ class Steps {
   KeptState* const kept_;
   const size_t turns_;
   const size_t most_;        // gradients kept of a worker
-  mutable std::mutex mutex_;    // guards all below; held while a step is applied
+  mutable std::mutex mutex_;    // guards all below
+  // While a step is applied its thread reads `staged_` without the mutex, and nobody changes it.
+  bool applying_ = false;
+  std::condition_variable ended_;
+  Waiters waiters_;  // for its end
   int64_t applied_ = 0;  // number of the last step
   std::deque<AppliedStep> recent_;
   std::map<std::string, std::map<int64_t, Gradient>> staged_;  // by worker, by sequence

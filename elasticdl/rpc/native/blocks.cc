@@ -10,8 +10,8 @@
 namespace elasticdl {
 namespace {
 
-// Smaller ones come fast from the heap.
-constexpr size_t kLeast = 1 << 20;
+// Smaller ones come fast from the heap. A server's connections keep no blocks between frames.
+constexpr size_t kLeast = 64 << 10;
 // One block is kept whatever its size.
 constexpr size_t kMostKept = size_t{256} << 20;
 
@@ -34,10 +34,11 @@ class Spare {
   bool keep(Block block) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (kept_ > 0 && kept_ + block.bytes > kMostKept) return false;
-    auto free = std::find_if(blocks_.begin(), blocks_.end(), [](const Block& one) { return one.data == nullptr; });
-    if (free == blocks_.end()) return false;
-    kept_ += block.bytes;
-    *free = block;
+    // A free place, or else that of the smallest.
+    auto least = std::min_element(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) { return a.bytes < b.bytes; });
+    if (least->bytes >= block.bytes) return false;
+    kept_ += block.bytes - least->bytes;
+    std::free(std::exchange(*least, block).data);
     return true;
   }
 

@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,24 +49,6 @@ void tune(int fd, const sockaddr* peer) {
   if (is_loopback(peer)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }
 
-void limit(int fd, int option, double seconds) {
-  timeval value{static_cast<time_t>(seconds), static_cast<suseconds_t>((seconds - static_cast<time_t>(seconds)) * 1e6)};
-  ::setsockopt(fd, SOL_SOCKET, option, &value, sizeof value);
-}
-
-// Receives all bytes. `prepare` runs before each part; false from it ends the receive.
-template <class Prepare>
-bool receive_all(const Socket& socket, char* data, size_t bytes, Prepare prepare) {
-  while (bytes > 0) {
-    if (!prepare()) return false;
-    ssize_t got = socket.receive_some(data, bytes);
-    if (got <= 0) return false;
-    data += got;
-    bytes -= static_cast<size_t>(got);
-  }
-  return true;
-}
-
 }  // namespace
 
 void Socket::close() {
@@ -80,13 +61,6 @@ void Socket::shutdown() const {
 }
 
 void Socket::secure(const TlsContext& context, const std::string& name) { tls_ = std::make_unique<Tls>(context, fd_, name); }
-
-bool Socket::handshake_by(std::chrono::steady_clock::time_point deadline) const {
-  tls_->expect_by(deadline);
-  bool done = tls_->handshake();
-  while (!done && (errno == EAGAIN || errno == EINTR) && std::chrono::steady_clock::now() < deadline) done = tls_->handshake();
-  return done;
-}
 
 ssize_t Socket::receive_some(char* data, size_t bytes) const {
   for (;;) {
@@ -106,53 +80,12 @@ ssize_t Socket::send_some(const iovec* parts, size_t count) const {
   }
 }
 
-bool Socket::receive(char* data, size_t bytes) const {
-  return receive_all(*this, data, bytes, [] { return true; });
-}
-
-bool Socket::receive_by(std::chrono::steady_clock::time_point deadline, char* data, size_t bytes) const {
-  if (tls_ != nullptr) {
-    // Parts of one record may arrive, each in time for the socket's own limit.
-    tls_->expect_by(deadline);
-    return receive(data, bytes);
-  }
-  return receive_all(*this, data, bytes, [&] {
-    const double left_s = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
-    if (left_s < 1e-3) return false;  // the kernel reads 0 as no limit
-    limit_receive_s(left_s);
-    return true;
-  });
-}
-
-bool Socket::send(const char* data, size_t bytes) const { return send({{const_cast<char*>(data), bytes}}); }
-
-bool Socket::send(std::vector<iovec> parts) const {
-  size_t at = 0;
-  while (at < parts.size()) {
-    ssize_t sent = send_some(parts.data() + at, parts.size() - at);
-    if (sent < 0) return false;
-    size_t left = static_cast<size_t>(sent);
-    while (at < parts.size() && left >= parts[at].iov_len) left -= parts[at++].iov_len;
-    if (at < parts.size()) {
-      parts[at].iov_base = static_cast<char*>(parts[at].iov_base) + left;
-      parts[at].iov_len -= left;
-    }
-  }
-  return flush();
-}
-
-void Socket::limit_receive_s(double seconds) const {
-  if (tls_ != nullptr) tls_->expect_any_time();
-  limit(fd_, SO_RCVTIMEO, seconds);
-}
-void Socket::limit_send_s(double seconds) const { limit(fd_, SO_SNDTIMEO, seconds); }
-
 Socket listen_on(const std::string& host, int port, int* bound_port) {
   Addresses found = resolve(host, std::to_string(port), true);
-  Socket socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Socket socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   int yes = 1;
   ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  if (::bind(socket.fd(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(socket.fd(), 256) != 0) {
+  if (::bind(socket.fd(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(socket.fd(), SOMAXCONN) != 0) {
     throw UserError("cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(errno));
   }
   sockaddr_storage bound{};
@@ -167,14 +100,16 @@ Socket accept_from(const Socket& listener) {
   for (;;) {
     sockaddr_storage peer{};
     socklen_t bytes = sizeof peer;
-    int fd = ::accept4(listener.fd(), reinterpret_cast<sockaddr*>(&peer), &bytes, SOCK_CLOEXEC);
+    int fd = ::accept4(listener.fd(), reinterpret_cast<sockaddr*>(&peer), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
       tune(fd, reinterpret_cast<sockaddr*>(&peer));
       return Socket(fd);
     }
-    // The connection ended before it was accepted, or descriptors ran out for a moment: neither ends a server.
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) ::usleep(10'000);
-    else if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK) return Socket();
+    // Otherwise the connection ended before it was accepted.
+    switch (errno) {
+      case EAGAIN: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM: case EBADF: case EINVAL: case ENOTSOCK: return Socket();
+      default: break;
+    }
   }
 }
 

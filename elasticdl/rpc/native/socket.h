@@ -1,14 +1,12 @@
-// TCP sockets as values that close themselves. Blocking calls are for the server's threads; the client polls.
+// Non-blocking TCP sockets as values that close themselves.
 #pragma once
 
 #include <sys/uio.h>
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "elasticdl/rpc/native/tls.h"
 
@@ -32,7 +30,7 @@ class Socket {
   explicit operator bool() const { return fd_ >= 0; }
   void close();
 
-  // Wakes every thread that is blocked on this socket; the descriptor stays ours.
+  // Ends the connection; the descriptor stays ours, and becomes readable and writable.
   void shutdown() const;
 
   // From now on bytes travel encrypted, after a handshake. A client expects the peer to be `name`, a server gives ''.
@@ -40,8 +38,6 @@ class Socket {
   // One step of the handshake; see Tls.
   bool handshake() const { return tls_->handshake(); }
   std::string handshake_problem() const { return tls_->problem(); }
-  // Blocking: the whole handshake; false if it failed or did not end in time.
-  bool handshake_by(std::chrono::steady_clock::time_point deadline) const;
 
   // As recv and writev, whatever interrupts them. EAGAIN: nothing for now.
   ssize_t receive_some(char* data, size_t bytes) const;
@@ -49,17 +45,8 @@ class Socket {
   // Sends what is encrypted but has not left; false: see errno.
   bool flush() const { return tls_ == nullptr || tls_->flush(); }
   bool pending() const { return tls_ != nullptr && tls_->pending(); }
-
-  // Blocking: all bytes, or false when the peer is gone, stalled for longer than the socket's time limit, or shut down.
-  bool receive(char* data, size_t bytes) const;
-  // As above, but complete before `deadline`, however the bytes arrive. Changes the socket's time limit.
-  bool receive_by(std::chrono::steady_clock::time_point deadline, char* data, size_t bytes) const;
-  bool send(std::vector<iovec> parts) const;
-  bool send(const char* data, size_t bytes) const;
-
-  // Time limits of one blocking receive or send; 0 is none.
-  void limit_receive_s(double seconds) const;
-  void limit_send_s(double seconds) const;
+  // Whether bytes may wait here of which the system does not know.
+  bool buffered() const { return tls_ != nullptr && tls_->buffered(); }
 
  private:
   int fd_ = -1;
@@ -69,7 +56,7 @@ class Socket {
 // Listens on host:port (0: any); throws UserError when that is not possible. `port` receives the number.
 Socket listen_on(const std::string& host, int port, int* bound_port);
 
-// The next connection, TCP_NODELAY and keepalive set; empty when the listener was shut down.
+// The next connection, TCP_NODELAY and keepalive set; empty if there is none: see errno, as of accept.
 Socket accept_from(const Socket& listener);
 
 // Starts a non-blocking connect. Throws TransientError if the address cannot be used.

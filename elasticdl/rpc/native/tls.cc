@@ -7,7 +7,6 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 
 #include <algorithm>
 #include <cstring>
@@ -177,15 +176,6 @@ void Tls::explain() {
 ssize_t Tls::receive(char* data, size_t bytes) {
   // The peer may wait for it: a handshake writes and reads in one call.
   if (!flush() && errno != EAGAIN && errno != EWOULDBLOCK) return -1;
-  if (deadline_) {
-    const double left_s = std::chrono::duration<double>(*deadline_ - std::chrono::steady_clock::now()).count();
-    if (left_s < 1e-3) {  // the kernel reads 0 as no limit
-      errno = ETIMEDOUT;
-      return -1;
-    }
-    timeval limit{static_cast<time_t>(left_s), static_cast<suseconds_t>((left_s - static_cast<time_t>(left_s)) * 1e6)};
-    ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  }
   return ::recv(fd_, data, bytes, 0);
 }
 
@@ -209,6 +199,8 @@ ssize_t Tls::read(char* data, size_t bytes) {
       return -1;
   }
 }
+
+bool Tls::buffered() const { return ::SSL_has_pending(ssl_.get()) == 1; }
 
 bool Tls::flush() {
   while (pending()) {

@@ -3,10 +3,8 @@
 
 #include <sys/uio.h>
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +20,7 @@ TlsContext server_tls(const std::string& certificate, const std::string& key);
 // Trusts this authority only.
 TlsContext client_tls(const std::string& authority);
 
-// Encrypts what goes through a socket that it does not own. Calls on a non-blocking socket fail with EAGAIN, as the socket's would.
+// Encrypts what goes through a non-blocking socket that it does not own. Calls fail with EAGAIN as the socket's would.
 //
 // Records are encrypted into a buffer and leave in large pieces, since a system call for each record of 16 KiB would cost a third
 // of the time. So bytes that were written may still be `pending`: only `flush` says that all have left.
@@ -43,10 +41,8 @@ class Tls {
   ssize_t write(const iovec* parts, size_t count);
   bool flush();
   bool pending() const { return sent_ < encrypted_.size(); }
-
-  // Every later read ends by then, however slowly bytes arrive; for a blocking socket.
-  void expect_by(std::chrono::steady_clock::time_point deadline) { deadline_ = deadline; }
-  void expect_any_time() { deadline_.reset(); }
+  // Whether bytes were taken from the socket that no read has returned.
+  bool buffered() const;
 
  private:
   friend struct TlsBio;
@@ -61,7 +57,6 @@ class Tls {
   const int fd_;
   std::vector<char> encrypted_;
   size_t sent_ = 0;
-  std::optional<std::chrono::steady_clock::time_point> deadline_;
   std::string problem_;
 };
 

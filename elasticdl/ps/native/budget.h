@@ -1,0 +1,36 @@
+// The bytes that all connections share for large frames, or for large replies, in transit. Who finds too few left waits, and
+// is served in the order of asking: a large share is not overtaken for ever by small ones.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "elasticdl/ps/native/waiter.h"
+
+namespace elasticdl::ps {
+
+class Budget {
+ public:
+  explicit Budget(uint64_t bytes) : left_(bytes) {}
+
+  // False: `who` is woken when it has the bytes, and asks again. At most all of the budget.
+  bool take(Waiter& who, uint64_t bytes);
+  void give_back(uint64_t bytes);
+
+ private:
+  struct Asked {
+    Waiter* who;
+    std::weak_ptr<Waiter> alive;
+    uint64_t bytes;
+  };
+
+  std::mutex mutex_;  // guards all below
+  uint64_t left_;
+  std::deque<Asked> queue_;
+  std::set<Waiter*> granted_;  // have their bytes and do not know it yet
+};
+
+}  // namespace elasticdl::ps
