@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import threading
 import time
@@ -97,6 +98,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
         version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
     bulk = reachable_address(environment, server.listen(environment.bind_host))
+    _check_places(server, attached.spec.cluster.num_workers.high)
     _control, port = control_server(environment, server, place, guard, certified)
     before_leaving(lambda: save_first(environment))
     client.attach(reachable_address(environment, port), bulk, version, memory=server.memory_id)
@@ -107,6 +109,19 @@ def serve(environment: RoleEnvironment) -> ExitCode:
         "none yet" if version is None else version,
     )
     return _follow_orders(client, asked)
+
+
+def _check_places(server: _native.Server, most_workers: int) -> None:
+    if 2 * most_workers > server.most_connections:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _log.warning(
+            "%d workers need %d connections, and the limit of %d open files allows %d: raise it"
+            " (`ulimit -Hn`, or LimitNOFILE of the container runtime), or use fewer workers",
+            most_workers,
+            2 * most_workers,
+            files,
+            server.most_connections,
+        )
 
 
 def _take_on(server: _native.Server) -> int | None:

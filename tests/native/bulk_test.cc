@@ -130,6 +130,49 @@ void servers_may_go_and_come_while_others_wait() {
   mover.join();
 }
 
+// More workers than threads push, and cuts close the gate, while a server stops under the last of them.
+void many_workers_share_the_threads_of_a_server() {
+  constexpr int kWorkers = 40, kPushes = 10;
+  std::vector<std::unique_ptr<TestServer>> servers;
+  servers.push_back(std::make_unique<TestServer>(0, 1));
+  const Addresses addresses = {servers[0]->address()};
+  std::atomic<int> running{kWorkers};
+  std::vector<std::thread> threads;
+  for (int w = 0; w < kWorkers; ++w) {
+    threads.emplace_back([&, w] {
+      Worker worker(addresses, "worker-" + std::to_string(w));
+      std::vector<float> rows;
+      for (int i = 0; i < kPushes; ++i) {
+        worker.push(range(w, 2));
+        worker.pull(range(0, 10), -1, &rows);
+      }
+      --running;
+    });
+  }
+  for (int64_t snapshot = 0; running > 0; ++snapshot) {
+    cut(servers, snapshot);
+    servers[0]->core.views().drop(snapshot);
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(servers[0]->core.admission().version() == kWorkers * kPushes);
+  servers[0]->core.admission().close(ps::Admission::Seconds(kLimitS));
+  std::atomic<bool> refused{false};
+  std::thread waiting([&] {
+    try {
+      Pool pool(addresses, {wire::bulk_token("key", "worker-0")}, "worker-0", nullptr, trusting());
+      std::vector<float> dense(kDense, 1.0f);
+      pool.initialise(counting_spec(), dense.data(), kLimitS);
+      pool.push({1, 1, 0, 1, {0}, 1.0, dense.data(), {{nullptr, 0}}, {nullptr}}, nullptr, 2.0);
+    } catch (const TransientError&) {
+      refused = true;
+    }
+  });
+  ::poll(nullptr, 0, 200);
+  servers[0]->listener.stop();
+  waiting.join();
+  CHECK(refused && servers[0]->core.admission().version() == kWorkers * kPushes);
+}
+
 using Random = std::mt19937_64;
 
 // What a client of ours sends; the spec is the one of `Worker`.
@@ -407,6 +450,7 @@ int main() {
   ids_find_their_owner_whatever_their_number();
   pushes_pulls_cuts_and_saves_run_beside_one_another();
   servers_may_go_and_come_while_others_wait();
+  many_workers_share_the_threads_of_a_server();
   float64_weights_cross_the_wire_whole();
   numbers_at_the_edge_are_refused_or_clamped();
   only_text_is_taken_for_text();

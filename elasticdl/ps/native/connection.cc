@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::chrono::seconds kStall{60};  // within a frame
 constexpr std::chrono::seconds kGreeting{10};
-constexpr size_t kTurnBytes = 1 << 20;
+constexpr size_t kSliceBytes = 1 << 20;
+constexpr size_t kWakeAt = 128 << 10;
 constexpr size_t kRedoKept = 8 << 20;
 constexpr uint64_t kLarge = 16 << 20;  // frames above it share a budget
 
@@ -41,11 +42,11 @@ Connection::~Connection() {
 void Connection::start() { end(Next::readable); }
 
 void Connection::wake() {
-  if (turn_.exchange(Turn::woken) == Turn::waiting) poller_->arm(socket_.fd(), *this, When::soon);
+  if (wait_.exchange(Wait::woken) == Wait::waiting) poller_->arm(socket_.fd(), *this, When::soon);
 }
 
-void Connection::turn() {
-  turn_.exchange(Turn::running);  // sees all that the turn before has written
+void Connection::slice() {
+  wait_.exchange(Wait::none);  // sees all that the slice before has written
   Next next = Next::close;
   try {
     next = advance();
@@ -55,7 +56,7 @@ void Connection::turn() {
     if (stage_ != Stage::reply && stage_ != Stage::securing) {
       try {
         fail(wire::Status::transient, error.what());
-        Allowance allowance(kTurnBytes);
+        Allowance allowance(kSliceBytes);
         reply_.send(socket_, allowance);
       } catch (const std::exception&) {  // nothing more can be said
       }
@@ -71,12 +72,12 @@ void Connection::end(Next next) {
     return;
   }
   limit(next);
-  Turn running = Turn::running;
+  Wait none = Wait::none;
   if (next == Next::wait) {
-    if (turn_.compare_exchange_strong(running, Turn::waiting)) return;
+    if (wait_.compare_exchange_strong(none, Wait::waiting)) return;
     next = Next::soon;
   }
-  turn_ = Turn::running;
+  wait_ = Wait::none;
   poller_->arm(socket_.fd(), *this, next == Next::readable ? When::readable : next == Next::writable ? When::writable : When::soon);
 }
 
@@ -89,7 +90,7 @@ void Connection::limit(Next next) {
 }
 
 Connection::Next Connection::advance() {
-  Allowance allowance(kTurnBytes);
+  Allowance allowance(kSliceBytes);
   advanced_ = stage_ == Stage::reply;  // the socket has room again
   std::optional<Next> next;
   if (stage_ == Stage::securing && (next = secure())) return *next;
@@ -126,14 +127,24 @@ std::optional<Connection::Next> Connection::receive(char* to, size_t bytes, Allo
   while (have_ < bytes) {
     if (allowance.spent()) return Next::soon;
     const ssize_t got = socket_.receive_some(to + have_, bytes - have_);
-    if (got < 0 && later()) return Next::readable;
+    if (got < 0 && later()) {
+      expect(bytes - have_);
+      return Next::readable;
+    }
     if (got <= 0) return Next::close;
     have_ += static_cast<size_t>(got);
     allowance.spend(static_cast<size_t>(got));
     advanced_ = true;
   }
   have_ = 0;
+  expect(1);
   return {};
+}
+
+// A wake-up for each segment would be a large part of the time that a large frame takes.
+void Connection::expect(size_t bytes) {
+  const size_t expected = bytes >= kWakeAt ? kWakeAt : 1;
+  if (expected != std::exchange(expected_, expected)) socket_.expect(expected);
 }
 
 std::optional<Connection::Next> Connection::check_header() {

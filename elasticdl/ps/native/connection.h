@@ -1,7 +1,7 @@
 // One connection of the bulk plane, as a state machine that never blocks: frames in, frames out. Validates everything that it
 // receives.
 //
-// A turn receives, answers and sends at most one request, and at most kTurnBytes of a large one. So no connection keeps others
+// A slice receives, answers and sends at most one request, and at most kSliceBytes of a large one. So no connection keeps others
 // waiting for longer than one request takes to compute. Between frames a connection holds no buffers.
 #pragma once
 
@@ -40,12 +40,12 @@ class Connection : public Source, public Waiter {
   Connection(uint64_t number, const Shared& shared, std::shared_ptr<Poller> poller, Socket socket, Clock::time_point now);
   ~Connection() override;
 
-  // The first turn may begin at once.
+  // The first slice may begin at once.
   void start();
-  void turn() override;
+  void slice() override;
   void wake() override;
 
-  // Thread-safe: its next turn finds the connection ended.
+  // Thread-safe: its next slice finds the connection ended.
   void hang_up() { socket_.shutdown(); }
   bool late(Clock::time_point now) const { return deadline_ != kNone && deadline_ < now.time_since_epoch().count(); }
 
@@ -57,7 +57,7 @@ class Connection : public Source, public Waiter {
   enum class Phase { hello, prove, serve };  // what a frame is for
   enum class Next { readable, writable, soon, wait, close };
   enum class Answer { reply, wait, close };
-  enum class Turn { running, waiting, woken };
+  enum class Wait { none, waiting, woken };
   static constexpr Clock::rep kNone = 0;
 
   // A pull whose rows are looked up while they are sent.
@@ -77,6 +77,7 @@ class Connection : public Source, public Waiter {
   void limit(Next next);
   std::optional<Next> secure();
   std::optional<Next> receive(char* to, size_t bytes, Allowance& allowance);
+  void expect(size_t bytes);
   std::optional<Next> check_header();
   std::optional<Next> make_room();
   Next send(Allowance& allowance);
@@ -106,19 +107,20 @@ class Connection : public Source, public Waiter {
   Budget& replies_;
   const std::shared_ptr<Poller> poller_;
   Socket socket_;
-  std::atomic<Turn> turn_{Turn::running};
+  std::atomic<Wait> wait_{Wait::none};
   std::atomic<Clock::rep> deadline_{kNone};
 
-  // All below belongs to whoever has the turn.
+  // All below belongs to the thread that runs the slice.
   Stage stage_ = Stage::header;
   Phase phase_ = Phase::hello;
   bool closing_ = false;   // after this reply
-  bool advanced_ = false;  // bytes moved in this turn
+  bool advanced_ = false;  // bytes moved in this slice
   std::string hello_;      // its payload, until the proof
   Digest nonce_{};
   std::string name_;
   uint64_t session_ = 0;  // 0: may not push
   wire::Header header_;
+  size_t expected_ = 1;        // see Socket::expect
   size_t have_ = 0;            // of the header or payload at hand
   uint64_t frame_share_ = 0;   // of the budgets
   uint64_t reply_share_ = 0;

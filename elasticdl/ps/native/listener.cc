@@ -10,7 +10,7 @@ namespace elasticdl::ps {
 namespace {
 
 constexpr uint64_t kMostInTransit = uint64_t{4} << 30;
-// Few: between two turns those that were accepted get on with their greetings.
+// Few: between two slices those that were accepted get on with their greetings.
 constexpr int kAcceptAtOnce = 16;
 constexpr long kTickNs = 250'000'000;
 
@@ -25,21 +25,21 @@ Listener::Ticker::~Ticker() { ::close(fd_); }
 void Listener::Ticker::start() {
   const itimerspec each{{0, kTickNs}, {0, kTickNs}};
   ::timerfd_settime(fd_, 0, &each, nullptr);
-  owner_.loop_.poller()->add(fd_, *this);
-  owner_.loop_.poller()->arm(fd_, *this, When::readable);
+  owner_.loop_.poller(0)->add(fd_, *this);
+  owner_.loop_.poller(0)->arm(fd_, *this, When::readable);
 }
 
-void Listener::Ticker::turn() {
+void Listener::Ticker::slice() {
   uint64_t times;
   (void)!::read(fd_, &times, sizeof times);
   owner_.connections_.hang_up_on_late(Connection::Clock::now());
   owner_.server_.admission().open_in_time();
   owner_.resume();
-  owner_.loop_.poller()->arm(fd_, *this, When::readable);
+  owner_.loop_.poller(0)->arm(fd_, *this, When::readable);
 }
 
 Listener::Listener(Server& server)
-    : server_(server), frames_(kMostInTransit), replies_(kMostInTransit), connections_(server.statistics(), [this] { resume(); }),
+    : server_(server), frames_(kMostInTransit), replies_(kMostInTransit), loop_(loop_threads()), connections_(server.statistics(), [this] { resume(); }),
       acceptor_(*this), ticker_(*this) {}
 
 Listener::~Listener() { stop(); }
@@ -47,10 +47,10 @@ Listener::~Listener() { stop(); }
 int Listener::listen(const std::string& host, int port) {
   int bound = 0;
   listener_ = listen_on(host, port, &bound);
-  loop_.poller()->add(listener_.fd(), acceptor_);
-  loop_.poller()->arm(listener_.fd(), acceptor_, When::readable);
+  loop_.poller(0)->add(listener_.fd(), acceptor_);
+  loop_.poller(0)->arm(listener_.fd(), acceptor_, When::readable);
   ticker_.start();
-  loop_.start(loop_threads());
+  loop_.start();
   return bound;
 }
 
@@ -63,7 +63,7 @@ void Listener::accept() {
       return pause();  // descriptors or memory ran out for a moment
     }
   }
-  loop_.poller()->arm(listener_.fd(), acceptor_, When::readable);
+  loop_.poller(0)->arm(listener_.fd(), acceptor_, When::readable);
 }
 
 // False: see errno.
@@ -71,8 +71,9 @@ bool Listener::accept_one() {
   Socket socket = accept_from(listener_);
   if (!socket) return false;
   try {
+    ++accepted_;
     const Shared shared{server_, connections_, frames_, replies_};
-    auto made = std::make_shared<Connection>(++accepted_, shared, loop_.poller(), std::move(socket), Connection::Clock::now());
+    auto made = std::make_shared<Connection>(accepted_, shared, loop_.poller(accepted_), std::move(socket), Connection::Clock::now());
     connections_.add(made);
     made->start();
   } catch (const std::exception&) {
@@ -85,7 +86,7 @@ bool Listener::accept_one() {
 void Listener::pause() { paused_ = true; }
 
 void Listener::resume() {
-  if (paused_.exchange(false)) loop_.poller()->arm(listener_.fd(), acceptor_, When::readable);
+  if (paused_.exchange(false)) loop_.poller(0)->arm(listener_.fd(), acceptor_, When::readable);
 }
 
 void Listener::stop() {

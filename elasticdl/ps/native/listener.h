@@ -26,7 +26,7 @@ class Listener {
   class Acceptor : public Source {
    public:
     explicit Acceptor(Listener& owner) : owner_(owner) {}
-    void turn() override { owner_.accept(); }
+    void slice() override { owner_.accept(); }
 
    private:
     Listener& owner_;
@@ -37,7 +37,7 @@ class Listener {
     explicit Ticker(Listener& owner);
     ~Ticker() override;
     void start();
-    void turn() override;
+    void slice() override;
 
    private:
     Listener& owner_;
@@ -57,7 +57,7 @@ class Listener {
   Acceptor acceptor_;
   Ticker ticker_;
   Socket listener_;
-  uint64_t accepted_ = 0;  // of whoever has the acceptor's turn
+  uint64_t accepted_ = 0;  // of the acceptor's slices
   std::atomic<bool> paused_{false};
   bool stopped_ = false;
 };

@@ -54,10 +54,22 @@ void Poller::arm(int fd, Source& source, When when) {
 
 void Poller::remove(int fd) { ::epoll_ctl(fd_, EPOLL_CTL_DEL, fd, nullptr); }
 
-Loop::Loop() : poller_(std::make_shared<Poller>()), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+void Poller::run() {
+  for (;;) {
+    epoll_event event;
+    if (::epoll_wait(fd_, &event, 1, -1) != 1) continue;
+    if (event.data.ptr == nullptr) return;
+    static_cast<Source*>(event.data.ptr)->slice();
+  }
+}
+
+Loop::Loop(unsigned threads) : stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (stop_ < 0) fail("eventfd");
-  epoll_event event{EPOLLIN, {nullptr}};  // stays ready: every thread sees it
-  if (::epoll_ctl(poller_->fd_, EPOLL_CTL_ADD, stop_, &event) != 0) fail("epoll_ctl");
+  while (pollers_.size() < threads) {
+    pollers_.push_back(std::make_shared<Poller>());
+    epoll_event event{EPOLLIN, {nullptr}};  // stays ready: every thread sees it
+    if (::epoll_ctl(pollers_.back()->fd_, EPOLL_CTL_ADD, stop_, &event) != 0) fail("epoll_ctl");
+  }
 }
 
 Loop::~Loop() {
@@ -65,9 +77,9 @@ Loop::~Loop() {
   ::close(stop_);
 }
 
-void Loop::start(unsigned threads) {
+void Loop::start() {
   SignalsBlocked blocked;
-  while (threads_.size() < threads) threads_.emplace_back([this] { run(); });
+  for (const auto& poller : pollers_) threads_.emplace_back([poller] { poller->run(); });
 }
 
 void Loop::stop() {
@@ -75,16 +87,6 @@ void Loop::stop() {
   (void)!::write(stop_, &one, sizeof one);
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
-}
-
-// One event at a time: what a thread took with it would wait behind that thread's turn while other threads sleep.
-void Loop::run() {
-  for (;;) {
-    epoll_event event;
-    if (::epoll_wait(poller_->fd_, &event, 1, -1) != 1) continue;
-    if (event.data.ptr == nullptr) return;
-    static_cast<Source*>(event.data.ptr)->turn();
-  }
 }
 
 unsigned loop_threads() { return std::clamp(2 * std::thread::hardware_concurrency(), 4u, 16u); }

@@ -5,12 +5,17 @@
 #include <algorithm>
 
 namespace elasticdl::ps {
+namespace {
+
+constexpr size_t kFront = 64;  // what may come before the first piece
+
+}  // namespace
 
 void Reply::begin(const wire::Header& request, wire::Status status, uint64_t payload_bytes, size_t widest) {
   clear();
-  size_ = std::min<uint64_t>(sizeof(wire::Header) + payload_bytes, kRoom + widest);
-  room_.room(size_);
   wire::Header header;
+  size_ = std::min<uint64_t>(sizeof(wire::Header) + payload_bytes, std::max(kRoom, widest + sizeof header + kFront));
+  room_.room(size_);
   header.kind = request.kind;
   header.status = status;
   header.request = request.request;

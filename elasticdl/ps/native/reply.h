@@ -10,7 +10,7 @@
 
 namespace elasticdl::ps {
 
-// How much a connection may still receive and send before others have their turn.
+// How much a connection may still receive and send before others have their slice.
 class Allowance {
  public:
   explicit Allowance(size_t bytes) : left_(bytes) {}
@@ -23,7 +23,7 @@ class Allowance {
 
 class Reply {
  public:
-  // `widest`: the largest piece that will be asked for beyond kPiece.
+  // `widest`: the largest piece that will be asked for; kPiece at least.
   void begin(const wire::Header& request, wire::Status status, uint64_t payload_bytes, size_t widest = 0);
   bool has_room(size_t bytes) const { return used_ + bytes <= size_; }
   // `bytes` that the caller fills before anything is sent. Only if there is room.
@@ -39,6 +39,7 @@ class Reply {
   static constexpr size_t kPiece = 128 << 10;
 
  private:
+  // Two pieces: more at once leave the cache, fewer cost system calls. The first leaves alone, and the peer begins to work.
   static constexpr size_t kRoom = 2 * kPiece;
   void refer(const char* data, size_t bytes);
 

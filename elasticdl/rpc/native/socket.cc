@@ -60,6 +60,11 @@ void Socket::shutdown() const {
   if (fd_ >= 0) ::shutdown(fd_, SHUT_RDWR);
 }
 
+void Socket::expect(size_t bytes) const {
+  const int least = static_cast<int>(bytes);
+  if (tls_ == nullptr) ::setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+}
+
 void Socket::secure(const TlsContext& context, const std::string& name) { tls_ = std::make_unique<Tls>(context, fd_, name); }
 
 ssize_t Socket::receive_some(char* data, size_t bytes) const {

@@ -44,6 +44,8 @@ class Socket {
   ssize_t send_some(const iovec* parts, size_t count) const;
   // Sends what is encrypted but has not left; false: see errno.
   bool flush() const { return tls_ == nullptr || tls_->flush(); }
+  // The peer sends at least so much more, or ends: the socket need not be readable for less. Clear text only.
+  void expect(size_t bytes) const;
   bool pending() const { return tls_ != nullptr && tls_->pending(); }
   // Whether bytes may wait here of which the system does not know.
   bool buffered() const { return tls_ != nullptr && tls_->buffered(); }
