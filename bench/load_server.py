@@ -1,7 +1,9 @@
 """`python -m bench load --server N`: one parameter server, and N workers of two connections each.
 
-The workers live in a few processes (`load_server_clients`) and step in a closed loop, so the server
-always has all that it can do. ELASTICDL_BENCH_TLS=1 encrypts.
+The workers live in a few processes (`load_server_clients`). Their number does not change what they
+ask for in sum, as if the same cores computed their steps: each step computes for as long as makes
+STEPS_PER_S in sum. With ELASTICDL_BENCH_STEPS_PER_S=0 steps take no time: then the
+clients compete with the server for the machine's cores. ELASTICDL_BENCH_TLS=1 encrypts.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ from elasticdl.tls.authority import Authority
 
 ROWS_PER_STEP = 1_000
 PROCESSES = 2
+STEPS_PER_S = float(os.environ.get("ELASTICDL_BENCH_STEPS_PER_S", "2000"))
 WARM_UP_S = 1.0
 
 
 def run(clients: int, seconds: float) -> Load:
     """Measure for these seconds, after all have greeted."""
     raise_file_limit()
+    compute_s = clients / STEPS_PER_S if STEPS_PER_S else 0.0
+    # Every worker should have made steps.
+    seconds, warm_up_s = max(seconds, 2 * compute_s), max(WARM_UP_S, compute_s)
     authority = Authority.new("bench") if os.environ.get("ELASTICDL_BENCH_TLS") == "1" else None
     with server_process(authority) as (address, server), ExitStack() as stack:
         filling = Client(address, OptimizerSpec(kind=OptimizerKind.ADAM), 1, authority)
@@ -38,16 +44,16 @@ def run(clients: int, seconds: float) -> Load:
         filling.pool.close()
         trusted = authority.certificate if authority is not None else ""
         shares = [
-            Share(address, first, count, ROWS_PER_STEP, ROWS, DIM, trusted)
+            Share(address, first, count, ROWS_PER_STEP, ROWS, DIM, compute_s, trusted)
             for first, count in _split(clients, PROCESSES)
         ]
         processes = [stack.enter_context(_clients(share)) for share in shares]
         greeted = sum(_answer(process)["greeted"] for process in processes)
         before_s = _cpu_s(server)
         for process in processes:
-            _put(process, [seconds, WARM_UP_S])
+            _put(process, [seconds, warm_up_s])
         answers = [_answer(process) for process in processes]
-        cpu_s = (_cpu_s(server) - before_s) * seconds / (seconds + WARM_UP_S)
+        cpu_s = (_cpu_s(server) - before_s) * seconds / (seconds + warm_up_s)
         steps = sorted(step for answer in answers for step in answer["steps"])
         for trouble in (trouble for answer in answers for trouble in answer["troubles"]):
             print(trouble, file=sys.stderr)

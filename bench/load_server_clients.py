@@ -1,13 +1,13 @@
 """Many workers' bulk connections in one process: `load_server` starts a few of these.
 
-Each worker has two connections, as `ServerPool` has: one pulls, one pushes. Its steps follow one
-another without a pause: pull the rows of a batch, then push their gradients. The server is always
-the slower end, so that two workers and thousands ask as much of it as it can do. What a reply
-holds is received and dropped.
+Each worker has two connections, as `ServerPool` has: one pulls, one pushes. A step pulls the rows
+of a batch, computes, and pushes their gradients; computing is a pause here. What a reply holds is
+received and dropped.
 """
 
 from __future__ import annotations
 
+import heapq
 import hmac
 import json
 import os
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -44,6 +45,8 @@ class Share:
     rows_per_step: int
     table_rows: int
     dim: int
+    compute_s: float
+    """Of each step; 0: the server is always asked for as much as it can do."""
     authority: str = ""
     """The certificate that the server's is verified by; '': clear text."""
 
@@ -194,6 +197,7 @@ class Clients:
         self._batches = self._random_batches()
         self._running = False
         self._greeting = 0  # connections
+        self._due: list[tuple[float, int, Link, Callable[[], None]]] = []  # a heap
 
     def connect(self) -> None:
         """Greet the server with both connections of every worker; leave out who cannot."""
@@ -212,7 +216,7 @@ class Clients:
         self._running = True
         for worker in self.workers:
             if worker.greeted == 2:
-                self._guarded(worker.links[0], lambda worker=worker: self._pull(worker))
+                self._later(worker, 0, worker.number % 97 / 97, partial(self._pull, worker))
         self._turns(time.monotonic() + warm_up_s)
         for worker in self.workers:
             worker.steps = 0
@@ -229,8 +233,13 @@ class Clients:
             self._turn()
 
     def _turn(self) -> None:
-        for key, _ in self.selector.select(0.05):
+        left_s = self._due[0][0] - time.monotonic() if self._due else 1.0
+        for key, _ in self.selector.select(min(max(left_s, 0.0), 0.05)):
             self._guarded(key.data, key.data.ready)
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, _, link, call = heapq.heappop(self._due)
+            self._guarded(link, call)
 
     def _guarded(self, link: Link, call: Callable[[], object]) -> None:
         """A worker whose connection breaks is stranded."""
@@ -244,10 +253,21 @@ class Clients:
     def _pull(self, worker: Worker) -> None:
         ids = next(self._batches)
         head = struct.pack("<qIIQ", -1, 0, 1, self.share.rows_per_step)
-        worker.links[0].send(PULL, [head, ids], lambda answer: self._push(worker, ids, answer))
+        worker.links[0].send(PULL, [head, ids], partial(self._pulled, worker, ids))
 
-    def _push(self, worker: Worker, ids: bytes, answer: bytes) -> None:
+    def _pulled(self, worker: Worker, ids: bytes, answer: bytes) -> None:
         (worker.version,) = struct.unpack_from("<q", answer, HEADER.size)
+        if self.share.compute_s:
+            self._later(worker, 1, 1.0, partial(self._push, worker, ids))
+        else:
+            self._push(worker, ids)
+
+    def _later(self, worker: Worker, link: int, computed: float, call: Callable[[], None]) -> None:
+        """Call after a part of the time that a step computes."""
+        at = time.monotonic() + self.share.compute_s * computed
+        heapq.heappush(self._due, (at, worker.number, worker.links[link], call))
+
+    def _push(self, worker: Worker, ids: bytes) -> None:
         worker.sequence += 1
         head = PUSH_HEAD.pack(
             worker.sequence,
