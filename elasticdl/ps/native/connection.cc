@@ -86,7 +86,7 @@ void Connection::limit(Next next) {
   const bool idle = next == Next::wait || (stage_ == Stage::header && have_ == 0);
   if (phase_ != Phase::serve) return;
   if (idle) deadline_ = kNone;
-  else if (advanced_) deadline_ = (Clock::now() + kStall).time_since_epoch().count();
+  else if (advanced_ || deadline_ == kNone) deadline_ = (Clock::now() + kStall).time_since_epoch().count();
 }
 
 Connection::Next Connection::advance() {

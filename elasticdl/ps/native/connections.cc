@@ -42,9 +42,9 @@ bool Connections::place(Clock::time_point now) {
 
 void Connections::add(std::shared_ptr<Connection> connection) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ++statistics_.connections;
   const uint64_t number = connection->number();
   strangers_.emplace(number, std::move(connection));
+  ++statistics_.connections;
 }
 
 bool Connections::admit(Connection& connection) {
