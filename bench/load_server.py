@@ -52,9 +52,9 @@ def run(clients: int, seconds: float) -> Load:
         before_s = _cpu_s(server)
         for process in processes:
             _put(process, [seconds, warm_up_s])
-        answers = [_answer(process) for process in processes]
+        steps = sorted(step for process in processes for step in _answer(process)["steps"])
         cpu_s = (_cpu_s(server) - before_s) * seconds / (seconds + warm_up_s)
-        steps = sorted(step for answer in answers for step in answer["steps"])
+        answers = [_answer(process) for process in processes]
         for trouble in (trouble for answer in answers for trouble in answer["troubles"]):
             print(trouble, file=sys.stderr)
         print(
@@ -64,7 +64,7 @@ def run(clients: int, seconds: float) -> Load:
         )
         return Load(
             clients=clients,
-            stranded=sum(step == 0 for step in steps),
+            stranded=sum(answer["stranded"] for answer in answers),
             cpu_s=cpu_s,
             rss_mib=resident_bytes(server) / (1 << 20),
             lease_p50_ms=None,

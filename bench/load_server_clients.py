@@ -33,6 +33,7 @@ GREETINGS_AT_ONCE = 64
 """Of a process: workers do not start at one instant."""
 READ_AT_ONCE = 1 << 20
 CONNECT_LIMIT_S = 120.0
+STRANDED_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Worker:
     greeted: int = 0
     sequence: int = 0
     version: int = 0
+    pushed: bool = False
     steps: int = 0
     links: list[Link] = field(default_factory=list)
 
@@ -224,6 +226,13 @@ class Clients:
         self._running = False
         return [worker.steps for worker in self.workers]
 
+    def stranded(self) -> int:
+        """How many workers have made no step, though they were given time for one."""
+        end = time.monotonic() + STRANDED_S
+        while (missing := sum(not one.pushed for one in self.workers)) and time.monotonic() < end:
+            self._turn()
+        return missing
+
     def greeted(self, link: Link) -> None:
         link.worker.greeted += 1
         self._greeting -= 1
@@ -278,6 +287,7 @@ class Clients:
 
     def _stepped(self, worker: Worker) -> None:
         worker.steps += 1
+        worker.pushed = True
         if self._running:
             self._pull(worker)
 
@@ -298,14 +308,16 @@ class Clients:
 
 
 def main() -> None:
-    """One line in: a Share. One line out when all have greeted. Then seconds in, the steps out."""
+    """One line in: a Share. One line out when all have greeted. Then seconds in, two lines out."""
     clients = Clients(Share(**json.loads(sys.stdin.readline())))
     clients.connect()
     greeted = sum(worker.greeted == 2 for worker in clients.workers)
     print(json.dumps({"greeted": greeted}), flush=True)
     seconds, warm_up_s = json.loads(sys.stdin.readline())
     steps = clients.run(seconds, warm_up_s)
-    print(json.dumps({"steps": steps, "troubles": clients.troubles[:5]}), flush=True)
+    print(json.dumps({"steps": steps}), flush=True)
+    left = {"stranded": clients.stranded(), "troubles": clients.troubles[:5]}
+    print(json.dumps(left), flush=True)
 
 
 if __name__ == "__main__":
