@@ -35,6 +35,13 @@ IMAGE = re.compile(
     re.ASCII,
 )
 """The grammar of the distribution project's image references."""
+_LABEL_TEXT = re.compile(r"[a-zA-Z0-9](?:[-_.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?")
+_OUR_LABEL_DOMAINS = ("elasticdl.org", "batch.kubernetes.io")
+_OUR_LABELS = (
+    *(f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "managed-by")),
+    "job-name",
+    "controller-uid",
+)
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _OURS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/elasticdl-page", "/var/run/secrets")  # noqa: S108 - places in a pod
@@ -46,6 +53,15 @@ class PullPolicy(StrEnum):
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
     NEVER = "Never"
+
+
+class LadderUse(StrEnum):
+    """Whether a job's pods stand on the cluster's priority ladder."""
+
+    AUTO = "auto"
+    """If the cluster has one that the job may use: decided at submission."""
+    ON = "on"
+    OFF = "off"
 
 
 def quantity(text: str) -> Decimal:
@@ -255,7 +271,27 @@ def _apart(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     return mounts
 
 
+def _labels(pairs: Mapping[str, str]) -> Mapping[str, str]:
+    for key, text in pairs.items():
+        prefix, _, name = key.rpartition("/")
+        valid_prefix = _OBJECT.fullmatch(prefix) if "/" in key else True
+        if not (valid_prefix and _LABEL_TEXT.fullmatch(name)):
+            raise ValueError(
+                f"invalid label {key!r}: expected NAME or DOMAIN/NAME, the name with at most 63 of"
+                " letters, digits, '-', '_' and '.'"
+            )
+        if not _LABEL_TEXT.fullmatch(text):
+            raise ValueError(
+                f"invalid value {text!r} of label {key}: expected at most 63 of letters, digits,"
+                " '-', '_' and '.', with a letter or digit at both ends"
+            )
+        if key in _OUR_LABELS or prefix in _OUR_LABEL_DOMAINS:
+            raise ValueError(f"label {key} is set by ElasticDL or Kubernetes: choose another one")
+    return pairs
+
+
 Pairs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_pairs), Value("KEY=VALUE,…")]
+Labels: TypeAlias = Annotated[Pairs, AfterValidator(_labels)]
 Resource: TypeAlias = Annotated[Pairs, AfterValidator(_all_quantities)]
 ObjectName: TypeAlias = Annotated[str, AfterValidator(object_name), Value("NAME")]
 ClassName: TypeAlias = Annotated[str, AfterValidator(_class_name), Value("NAME")]
@@ -336,6 +372,25 @@ class KubernetesSection(BaseModel):
     )
     ps_pod_priority: Annotated[ClassName, _NO_SERVERS] = Field(
         default="", description="Priority class of parameter servers."
+    )
+    priority_ladder: LadderUse = Field(
+        default=LadderUse.AUTO,
+        description=(
+            "Share the cluster by the priority ladder of `elasticdl cluster setup`; auto: if the"
+            " cluster has it. A --*-pod-priority takes precedence."
+        ),
+    )
+    weight: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="Share of a full cluster, relative to jobs of weight 1, on the ladder.",
+    )
+    labels: Labels = Field(
+        default_factory=dict, description="Labels of the Job and of all pods: `key=value,…`."
+    )
+    scheduler_name: ObjectName = Field(
+        default="", description="Scheduler of all pods; default: the cluster's own."
     )
     node_selector: Pairs = Field(
         default_factory=dict, description="Labels that nodes must have: `key=value,…`."

@@ -33,6 +33,7 @@ VERBS = {
     "predict": _Verb("train", "Write a trained model's predictions."),
     "check": _Verb("check", "Validate model and data without starting a job."),
     "list": _Verb("list", "List jobs on this machine and on the cluster.", "list_"),
+    "top": _Verb("top", "Show what the jobs of a cluster have and wait for."),
     "status": _Verb("status", "Show the state of a job."),
     "dashboard": _Verb("dashboard", "Open a job's status page in the browser."),
     "why": _Verb("why", "Explain what happened and what slowed it down."),
@@ -44,6 +45,7 @@ VERBS = {
     "wait": _Verb("wait", "Wait for a job to end and exit with its exit code."),
     "stop": _Verb("stop", "Stop a job gracefully so that it can be resumed."),
     "completion": _Verb("completion", "Print the shell completion script."),
+    "cluster": _Verb("cluster", "Prepare a cluster for jobs that share it."),
     "zoo": _Verb("zoo", "Build and push the image of a model zoo."),
 }
 
@@ -58,9 +60,9 @@ class _ReaderIsGone(Exception):
 
 GROUPS = {
     "Start a job": ("train", "evaluate", "predict", "check"),
-    "Inspect jobs": ("list", "status", "dashboard", "why", "report", "logs", "checkpoints"),
+    "Inspect jobs": ("list", "top", "status", "dashboard", "why", "report", "logs", "checkpoints"),
     "Control a job": ("scale", "checkpoint", "wait", "stop"),
-    "Other": ("completion", "zoo"),
+    "Other": ("cluster", "completion", "zoo"),
 }
 
 

@@ -19,6 +19,7 @@ from tests.contract.api_server import status
 Bend: TypeAlias = Callable[[str, str, dict[str, Any]], dict[str, Any] | None]
 """(method, path, body) to a Status that is answered instead; None: as usual."""
 CREATED = "2026-11-21T10:00:00Z"
+_CLUSTER_SCOPED = ("priorityclasses", "clusterroles", "clusterrolebindings", "nodes")
 
 
 def plain(_method: str, _path: str, _body: dict[str, Any]) -> None:
@@ -144,7 +145,9 @@ class SmallCluster:
 
 def _is_collection(path: str) -> bool:
     parts = path.strip("/").split("/")
-    return parts == ["api", "v1", "namespaces"] or len(parts) == (5 if parts[0] == "api" else 6)
+    if parts == ["api", "v1", "namespaces"] or parts[-1] in _CLUSTER_SCOPED:
+        return True
+    return len(parts) == (5 if parts[0] == "api" else 6)
 
 
 @asynccontextmanager

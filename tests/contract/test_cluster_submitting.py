@@ -29,6 +29,7 @@ def send(cluster: SmallCluster, limits: SubmitLimits = SubmitLimits()) -> Submit
         "image_name": "i",
         "job_name": "iris",
         "job_dir": "/tmp/iris",
+        "priority_ladder": "off",
     }
 
     async def story() -> Submitted:

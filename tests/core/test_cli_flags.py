@@ -68,6 +68,8 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "worker_resource_limit": ("nvidia.com/gpu=1", {"nvidia.com/gpu": "1"}),
     "ps_resource_request": ("memory=1e9", {"memory": "1e9"}),
     "ps_resource_limit": ("memory=2G", {"memory": "2G"}),
+    "priority_ladder": ("on", "on"),
+    "labels": ("team=a,x.io/y=z", {"team": "a", "x.io/y": "z"}),
     "node_selector": ("pool=spot,disk=ssd", {"pool": "spot", "disk": "ssd"}),
     "tolerations": ('[{"key": "spot"}]', [{"key": "spot"}]),
     "affinity": ('{"nodeAffinity": {}}', {"nodeAffinity": {}}),

@@ -15,7 +15,6 @@ from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.manifests import pod
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan, spec_of
 from elasticdl.cluster.kubernetes.plans import Owner
-from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.submit_command import with_commands
 from elasticdl.cluster.kubernetes.termination_message import (
     LIMIT_BYTES,
@@ -59,13 +58,22 @@ EVERYTHING: dict[str, Any] = {
     "master_pod_priority": "high",
     "worker_pod_priority": "spot",
     "ps_pod_priority": "middle",
+    "priority_ladder": "on",
+    "weight": 3,
+    "labels": "team=a,kueue.x-k8s.io/queue-name=q",
+    "scheduler_name": "packer",
     "node_selector": "pool=training",
     "tolerations": [{"key": "spot", "operator": "Exists", "effect": "NoSchedule"}],
     "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
     "ttl_seconds": 600,
     "oom_memory_limit": "16Gi",
 }
-TOLD_TO_OTHERS = {"kube_context": "the submitter", "oom_memory_limit": "the master's core"}
+TOLD_TO_OTHERS = {
+    "kube_context": "the submitter",
+    "oom_memory_limit": "the master's core",
+    "priority_ladder": "pods without a class of their own: tests/core/test_priority_ladder.py",
+    "weight": "pods on rungs: the same tests",
+}
 
 
 def job(**flags: Any) -> JobSpec:
@@ -248,17 +256,15 @@ def test_a_process_may_grow_to_what_the_user_said_and_else_to_twice_its_first_li
     )
 
 
-def test_workers_stand_on_the_lowest_free_rungs_and_keep_them() -> None:
-    ended: set[ProcessName] = set()
-    rungs = PriorityLadder(ended.__contains__)
-    workers = [ProcessName(Role.WORKER, index) for index in range(40)]
-    assert [rungs.of(worker) for worker in workers[:3]] == [1, 2, 3]
-    ended.add(workers[1])
-    assert [rungs.of(worker) for worker in (workers[3], workers[2], workers[4])] == [2, 3, 4]
-    assert rungs.of(ProcessName(Role.PS, 0)) == 1
-    assert [rungs.of(worker) for worker in workers[5:]][-3:] == [32, 32, 32]
-    spec = job(worker_pod_priority="elasticdl-rung-{rung}")
-    assert pod_plan(spec, Role.WORKER, 7).placement.priority_class == "elasticdl-rung-7"
+def test_labels_and_scheduler_reach_every_pod_and_the_job_but_never_replace_ours() -> None:
+    spec = whole()
+    made = [job_object(spec, "n"), *pod_objects(spec, "n")]
+    for one in made:
+        labels = one["metadata"]["labels"]
+        assert (labels["team"], labels["kueue.x-k8s.io/queue-name"]) == ("a", "q")
+        assert labels["app.kubernetes.io/name"] == "elasticdl"
+    assert [one["spec"]["schedulerName"] for one in made[1:]] == ["packer"] * 3
+    assert "schedulerName" not in role_pod(job(), Role.WORKER)
 
 
 def test_only_what_differs_is_told_of_a_job() -> None:
@@ -356,6 +362,9 @@ def test_the_master_of_a_job_is_told_what_it_cannot_know() -> None:
                 "a\n",
             ],
         ),
+        ("labels", ["a", "-a=b", "a/b/c=d", "a=-", "a=" + "b" * 64, "elasticdl.org/role=x"]),
+        ("labels", ["app.kubernetes.io/name=x", "job-name=x", "A_/b=c", "batch.kubernetes.io/x=y"]),
+        ("scheduler_name", ["a/b", "A"]),
         ("service_account", ["../x", "a/b", "A", "a_b", "a" * 254]),
         ("image_pull_secrets", ["a,b/c", "x,../y"]),
         ("worker_pod_priority", ["../{rung}", "rung {rung}", "{other}"]),

@@ -25,6 +25,7 @@ LONGEST_FIRST = (
     "faults",
     "ring",
     "scale",
+    "sharing",
     "contract",
     "image",
     "rights",

@@ -11,14 +11,13 @@ import time
 import pytest
 
 from tests.kubernetes.faults import evict, filled, kubectl, room_m
-from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
+from tests.kubernetes.jobs import DATA, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 AWAY_S = float(os.environ.get("ELASTICDL_TEST_AWAY_S", "60"))
 """How long the API server is away: longer than any deadline of a call (30 s), shorter than workers
 wait for their master.
 """
-PRIORITIES = (ROOT / "docker/priorities.yaml").read_text()
 KILL = """
 import os
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -32,7 +31,7 @@ def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: 
     place = jobs.place
     assert place.own is not None
     jobs.make_data("digits")
-    place.kubectl("apply", "-f", "-", text=PRIORITIES)
+    jobs.set_up_ladder()
     job = jobs.submit(
         "suffers",
         model_def="paced",
@@ -43,8 +42,6 @@ def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: 
         num_workers=2,
         num_ps_pods=1,
         envs=f"PACED_FOLDER={DATA}",
-        master_pod_priority="elasticdl-guaranteed",
-        ps_pod_priority="elasticdl-guaranteed",
         worker_pod_priority="elasticdl-rung-{rung}",
         worker_resource_request="cpu=400m,memory=900Mi",
         worker_resource_limit="memory=1200Mi",

@@ -18,7 +18,7 @@ from tests.kubernetes.faults import (
     kubectl,
     until_all_have_gone,
 )
-from tests.kubernetes.jobs import DATA, ROOT, Job, Jobs
+from tests.kubernetes.jobs import DATA, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 WORKER_M = 400
@@ -32,7 +32,7 @@ def test_a_ring_loses_members_and_takes_in_new_ones(jobs: Jobs) -> None:
     place = jobs.place
     assert place.own is not None
     jobs.make_data("digits")
-    place.kubectl("apply", "-f", "-", text=(ROOT / "docker/priorities.yaml").read_text())
+    jobs.set_up_ladder()
     job = jobs.submit(
         "ring",
         model_def="paced",
@@ -43,8 +43,6 @@ def test_a_ring_loses_members_and_takes_in_new_ones(jobs: Jobs) -> None:
         minibatch_size=32,
         num_workers=2,
         envs=f"PACED_FOLDER={DATA}",
-        master_pod_priority="elasticdl-guaranteed",
-        worker_pod_priority="elasticdl-rung-{rung}",
         worker_resource_request=f"cpu={WORKER_M}m,memory=900Mi",
         worker_resource_limit="memory=1200Mi",
     )

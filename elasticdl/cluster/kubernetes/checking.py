@@ -15,24 +15,15 @@ from elasticdl.cluster.findings import Finding, Findings, Weight
 from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.ladder_use import CLASSES, settle_ladder
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan
 from elasticdl.cluster.kubernetes.plans import Json
-from elasticdl.cluster.kubernetes.rights import Right
+from elasticdl.cluster.kubernetes.priority_ladder import classes_of
+from elasticdl.cluster.kubernetes.rights import LOOKING_AFTER, SUBMITTING
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import IMAGE, quantity
 
-SUBMITTING = (Right("create", "jobs", "to submit the job", "batch"),)
-LOOKING_AFTER = (
-    Right("get", "jobs", "for every verb", "batch"),
-    Right("list", "jobs", "for `list`", "batch"),
-    Right("delete", "jobs", "for `stop` of a job without a master", "batch"),
-    Right("list", "pods", "for every verb"),
-    Right("get", "pods/log", "for `logs`"),
-    Right("get", "secrets", "for the job's token: `status`, `stop`, `scale`, `checkpoint`"),
-    Right("get", "pods/portforward", "to talk to the job's master"),
-    Right("create", "pods/portforward", "to talk to the job's master, from Kubernetes 1.35 on"),
-)
-"""Rights of a user who manages a job from outside the cluster."""
+_FEW = 3
 
 
 async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
@@ -40,13 +31,14 @@ async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
 
     `spec` has a name and a directory. Raises ApiAway, ApiRefused.
     """
+    spec, no_ladder = await settle_ladder(api, spec, namespace)
     parts = await asyncio.gather(
         _name(api, spec, namespace),
         _own_rights(api, namespace),
         _account(api, spec, namespace),
         _pods(api, spec, namespace),
         _quotas(api, spec, namespace),
-        _priorities(api, spec),
+        _priorities(api, spec, no_ladder),
         _claims(api, spec, namespace),
         _secrets(api, spec, namespace),
     )
@@ -279,11 +271,12 @@ def _amount(key: str, amount: Decimal) -> str:
     return f"{amount.normalize():f}"
 
 
-async def _priorities(api: ApiServer, spec: JobSpec) -> Findings:
-    names = sorted({pod_plan(spec, role).placement.priority_class for role in Role} - {""})
-    findings: Findings = []
+async def _priorities(api: ApiServer, spec: JobSpec, no_ladder: str) -> Findings:
+    names = classes_of(spec)
+    findings = [Finding("priority", Weight.WARNING, no_ladder)] if no_ladder else []
+    existing = await _priority_classes(api)
     for name in names:
-        if await _object(api, f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}") is None:
+        if existing is not None and name not in existing:
             findings.append(
                 Finding(
                     "priority",
@@ -291,11 +284,21 @@ async def _priorities(api: ApiServer, spec: JobSpec) -> Findings:
                     f"there is no priority class {name}; see `kubectl get priorityclasses`",
                 )
             )
+    named = ", ".join(names) if len(names) <= _FEW else f"{names[0]} to {names[-1]}"
     return findings or [
-        Finding(
-            "priority", Weight.FINE, f"priority classes: {', '.join(names) or 'none requested'}"
-        )
+        Finding("priority", Weight.FINE, f"priority classes: {named or 'none requested'}")
     ]
+
+
+async def _priority_classes(api: ApiServer) -> frozenset[str] | None:
+    """The names of all; None without the right to list them. Raises ApiAway, ApiRefused."""
+    try:
+        answer = await api.get(CLASSES)
+    except ApiRefused as refused:
+        if refused.status.code == 403:
+            return None
+        raise
+    return frozenset(str(one["metadata"]["name"]) for one in answer.get("items") or ())
 
 
 async def _claims(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:

@@ -30,9 +30,10 @@ from elasticdl.cluster.kubernetes.log_archive import LogArchive
 from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
 from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, OVERDUE_S, Life, PodTracker
-from elasticdl.cluster.kubernetes.pods import is_process, uid
+from elasticdl.cluster.kubernetes.pods import has_ended, is_process, process_name, uid
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
+from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.cluster.logs.log_files import TAIL_BYTES, TAIL_LINES
 from elasticdl.errors import ElasticDLError
 
@@ -59,7 +60,7 @@ _PLURALS = {"Service": "services", "Secret": "secrets", "NetworkPolicy": "networ
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Time limits of the cluster, and where it copies logs to."""
+    """Time limits of the cluster, where it copies logs to, and who is told of its pods."""
 
     clock: Clock = field(default_factory=SystemClock)
     timing: Timing = field(default_factory=Timing)
@@ -67,6 +68,8 @@ class ClusterOptions:
     """How long after its grace an unfinished pod is considered lost with its node."""
     logs: Path | None = None
     """Directory of the log files; None: keep no logs."""
+    places: WorkerPlaces = field(default_factory=WorkerPlaces)
+    """Is told which processes live and which have ended."""
 
 
 @final
@@ -90,7 +93,7 @@ class KubernetesCluster:
         """
         habits = habits or ClusterOptions()
         self._api, self._owner, self._plan_of = api, owner, plan_of
-        self._secrets = secrets
+        self._secrets, self._places = secrets, habits.places
         self._path = f"/api/v1/namespaces/{owner.namespace}/pods"
         self._bus = EventBus()
         self._tracker = PodTracker(self._bus, habits.clock, habits.overdue_s)
@@ -130,13 +133,14 @@ class KubernetesCluster:
         if spec.name in self._bus:
             return
         self._watch()
-        if self._secrets is not None:
-            await self._secrets.provide(spec.name)
-        self._reflector.add(
-            await self._creator.create(
-                self._path, pod_manifest(self._owner, self._plan_of(spec.name), spec)
-            )
-        )
+        try:
+            if self._secrets is not None:
+                await self._secrets.provide(spec.name)
+            made = pod_manifest(self._owner, self._plan_of(spec.name), spec)
+            self._reflector.add(await self._creator.create(self._path, made))
+        except CreateRefused:
+            self._places.ended(spec.name)
+            raise
 
     async def furnish(self, objects: Iterable[Json]) -> None:
         """Create the job's missing Services, Secret and NetworkPolicy. Raises CreateRefused."""
@@ -245,8 +249,11 @@ class KubernetesCluster:
 
     def _changed(self, pod: Json) -> None:
         if (ended := self._tracker.changed(pod)) is not None:
+            self._places.ended(ended.name)
             self._telling.add(uid(pod))
             self._spawn(self._tell_end(ended, gone=False))
+        elif is_process(pod) and not has_ended(pod):
+            self._places.observed(process_name(pod), pod["metadata"].get("labels") or {})
         if self._logs is not None and is_process(pod):
             self._logs.changed(pod)
 
@@ -256,6 +263,7 @@ class KubernetesCluster:
         if self._logs is not None:
             self._logs.gone(pod)
         if (ended := self._tracker.gone(pod)) is not None:
+            self._places.ended(ended.name)
             self._spawn(self._tell_end(ended, gone=True))
 
     async def _tell_end(self, life: Life, *, gone: bool) -> None:
@@ -298,6 +306,7 @@ class KubernetesCluster:
             for life in self._tracker.overstaying():
                 self._spawn(self._delete_life(life, 0))
             for life in self._tracker.lost():
+                self._places.ended(life.name)
                 lost = ExitStatus(
                     reason=NODE_LOST, conditions=life.exit_status().conditions, asked=life.asked
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from elasticdl.cluster.kubernetes.labels import (
 from elasticdl.cluster.kubernetes.manifests import AUTHORITY_KEY, TOKEN_KEY
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.cluster.kubernetes.pods import uid
+from elasticdl.cluster.kubernetes.usage import ClusterUsage, cluster_usage
 from elasticdl.errors import ClusterRefused
 from elasticdl.job_name import is_valid
 
@@ -59,6 +61,22 @@ class Jobs:
         )
         every = [job_state(job, masters) for job in jobs]
         return tuple(sorted(every, key=lambda state: -state.created_wall_s))
+
+    async def usage(self, now_wall_s: float, *, everywhere: bool = False) -> ClusterUsage:
+        """What the jobs have, wish and wait for, and the cluster's utilisation.
+
+        `everywhere`: jobs of all namespaces. Nodes and pods of others that the user may not list
+        are left out of account.
+        """
+        within = "" if everywhere else f"/namespaces/{self._namespace}"
+        jobs, pods = await asyncio.gather(
+            self._list(f"/apis/batch/v1{within}/jobs", {"labelSelector": _ALL}, "list jobs"),
+            self._list(f"/api/v1{within}/pods", {"labelSelector": _ALL}, "list pods"),
+        )
+        nodes, every_pod = await asyncio.gather(
+            self._list_if_allowed("/api/v1/nodes"), self._list_if_allowed("/api/v1/pods")
+        )
+        return cluster_usage(jobs, pods, nodes, every_pod, now_wall_s)
 
     async def namespaces(self) -> list[str]:
         """The names of the cluster's namespaces, if the user may list them."""
@@ -157,6 +175,14 @@ class Jobs:
             more = str((answer.get("metadata") or {}).get("continue") or "")
             if not more:
                 return items
+
+    async def _list_if_allowed(self, path: str) -> list[Json] | None:
+        """None without the right; raises ApiAway."""
+        try:
+            await self._api.get(path, {"limit": "1"})
+        except ApiRefused:
+            return None
+        return await self._list(path, {}, "list")
 
     def _not_allowed(self, refused: ApiRefused, what: str) -> ClusterRefused:
         if refused.status.code == 401:

@@ -11,6 +11,8 @@ JOB_UID_LABEL = f"{DOMAIN}/job-uid"
 ROLE_LABEL = f"{DOMAIN}/role"
 INDEX_LABEL = f"{DOMAIN}/index"
 INCARNATION_LABEL = f"{DOMAIN}/incarnation"
+PLACE_LABEL = f"{DOMAIN}/place"
+"""The k of worker k on the priority ladder."""
 MASTER = ProcessName(Role.MASTER, 0)
 CHECK = "check"
 """Stands for a role in the pod that checks model and data: it is no process of the job."""

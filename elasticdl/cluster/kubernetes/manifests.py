@@ -55,7 +55,7 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
         "kind": "Pod",
         "metadata": {
             **_owned(owner, pod_name(owner.job, spec.name)),
-            "labels": {**labels(owner.job, spec.name), JOB_UID_LABEL: owner.uid},
+            "labels": {**plan.labels, **labels(owner.job, spec.name), JOB_UID_LABEL: owner.uid},
             "annotations": _annotations(),
         },
         "spec": body,
@@ -74,7 +74,7 @@ def check_pod(owner: Owner, plan: PodPlan, spec: ProcessSpec, attempt: int) -> J
         "kind": "Pod",
         "metadata": {
             **_owned(owner, f"{owner.job}-{CHECK}-{attempt}"),
-            "labels": {**check_labels(owner.job), JOB_UID_LABEL: owner.uid},
+            "labels": {**plan.labels, **check_labels(owner.job), JOB_UID_LABEL: owner.uid},
             "annotations": _annotations(),
         },
         "spec": body,
@@ -92,7 +92,7 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
         "metadata": {
             "name": plan.name,
             **({"namespace": plan.namespace} if plan.namespace else {}),
-            "labels": labels(plan.name, MASTER),
+            "labels": {**plan.master.labels, **labels(plan.name, MASTER)},
         },
         "spec": {
             "suspend": plan.suspended,
@@ -104,7 +104,10 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
             # By the Lease only one master acts.
             "podReplacementPolicy": "TerminatingOrFailed",
             "template": {
-                "metadata": {"labels": labels(plan.name, MASTER), "annotations": _annotations()},
+                "metadata": {
+                    "labels": {**plan.master.labels, **labels(plan.name, MASTER)},
+                    "annotations": _annotations(),
+                },
                 "spec": _master_pod(plan, spec),
             },
         },

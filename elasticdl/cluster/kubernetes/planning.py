@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes.labels import MASTER
+from elasticdl.cluster.kubernetes.labels import MASTER, PLACE_LABEL
 from elasticdl.cluster.kubernetes.manifests import job, pod
 from elasticdl.cluster.kubernetes.plans import (
     Identity,
@@ -20,7 +20,7 @@ from elasticdl.cluster.kubernetes.plans import (
     Volume,
 )
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
-from elasticdl.cluster.kubernetes.priority_ladder import PLACEHOLDER
+from elasticdl.cluster.kubernetes.priority_ladder import class_of
 from elasticdl.cluster.kubernetes.submit_command import with_commands
 from elasticdl.errors import SpecError, UserError
 from elasticdl.formatting import amount
@@ -37,8 +37,12 @@ LONGEST_SPEC_BYTES = 96 << 10
 """The kernel allows environment variables of at most 128 KiB."""
 
 
-def pod_plan(spec: JobSpec, role: Role, rung: int = 1) -> PodPlan:
-    """Everything that the pods of a role share, with their rung of the priority ladder, if used."""
+def pod_plan(spec: JobSpec, role: Role, place: int = 0) -> PodPlan:
+    """Everything that the pods of a role share.
+
+    `place` is the k of worker k on the priority ladder, from 1, which its pod's labels keep; 0: the
+    pod is not kept account of, and is like that of worker 1.
+    """
     section = spec.kubernetes
     mounts = tuple(_volumes(section.volume))
     return PodPlan(
@@ -47,10 +51,11 @@ def pod_plan(spec: JobSpec, role: Role, rung: int = 1) -> PodPlan:
             getattr(section, f"{role}_resource_request"), getattr(section, f"{role}_resource_limit")
         ),
         Placement(
-            getattr(section, f"{role}_pod_priority").replace(PLACEHOLDER, str(rung)),
+            class_of(spec, role, max(1, place)),
             section.node_selector,
             section.tolerations,
             section.affinity,
+            section.scheduler_name,
         ),
         Identity(
             section.service_account if role is Role.MASTER else "",
@@ -60,6 +65,7 @@ def pod_plan(spec: JobSpec, role: Role, rung: int = 1) -> PodPlan:
         mounts,
         spec.cluster.envs,
         GRACE_S[role],
+        {**section.labels, **({PLACE_LABEL: str(place)} if place else {})},
     )
 
 

@@ -66,6 +66,8 @@ class Placement:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     affinity: Mapping[str, Any] | None = None
+    scheduler: str = ""
+    """The name of the scheduler; '' for the cluster's own."""
 
 
 @final
@@ -108,6 +110,8 @@ class PodPlan:
     volumes: tuple[Volume, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     grace_s: int = 30
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """More labels; none of them is one that this package sets."""
 
 
 @final

@@ -48,6 +48,7 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
     optional = {
         "serviceAccountName": plan.identity.service_account,
         "priorityClassName": placement.priority_class,
+        "schedulerName": placement.scheduler,
         "nodeSelector": dict(placement.node_selector),
         "imagePullSecrets": [{"name": secret} for secret in plan.image.pull_secrets],
     }

@@ -1,41 +1,127 @@
-"""The rung of a worker on the priority ladder: the lowest free one.
+"""The priority ladder: on which priority class a process of a job stands. Pure.
 
-If the first worker of every job has the highest priority, the second a lower one, and so on, the
-stock scheduler shares a cluster fairly among jobs: a new job's first worker preempts the last
-worker of the largest job.
+Worker k of every job stands on rung ⌈k / weight⌉, and a higher rung has a lower priority. So the
+stock scheduler shares a full cluster by weighted max-min fairness: a new job's first worker
+preempts the last worker of the job that has most. Masters, servers and the workers that a job is
+guaranteed stand above all rungs. docs/explanation/sharing.md proves the bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import count
 from typing import final
 
-from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.base import Role
+from elasticdl.job import JobSpec
+from elasticdl.kubernetes_section import LadderUse
 
 PLACEHOLDER = "{rung}"
-HIGHEST = 32
-"""The number of classes in docker/priorities.yaml."""
+HIGHEST_NAMED = 32
+"""The highest rung that `{rung}` stands for in a class that the user names."""
+MASTER_CLASS, GUARANTEED_CLASS = "elasticdl-master", "elasticdl-guaranteed"
+_RUNG_CLASS = "elasticdl-rung-{}"
+_EXACT, _GROWTH, _MOST_WORKERS = 32, 16, 16_384
+_MASTER_VALUE, _GUARANTEED_VALUE, _STEP = -90, -100, 10
+"""Below 0, the priority of pods without a class: services go first. And below -10: the cluster
+autoscaler neither buys nodes for these pods nor keeps one for them
+(`--expendable-pods-priority-cutoff`)."""
+
+
+def _last_levels() -> tuple[int, ...]:
+    levels = [*range(1, _EXACT + 1)]
+    while levels[-1] < _MOST_WORKERS:
+        levels.append(levels[-1] + levels[-1] // _GROWTH)
+    return tuple(levels)
+
+
+LAST_LEVELS = _last_levels()
+"""By rung, from rung 1: the last level that stands on it. Exact up to 32, then 1/16 longer each."""
+RUNGS = len(LAST_LEVELS)
+
+
+def rung_of(worker: int, weight: int = 1) -> int:
+    """The rung of a job's k-th worker, k from 1, in a job of this weight.
+
+    Its level is ⌈k / weight⌉. Beyond the last level all share the last rung.
+    """
+    level = -(-worker // weight)
+    return min(RUNGS, bisect_left(LAST_LEVELS, level) + 1)
 
 
 @final
-class PriorityLadder:
-    """Use it from one thread."""
+@dataclass(frozen=True, slots=True)
+class LadderClass:
+    """A PriorityClass of the ladder."""
 
-    def __init__(self, has_ended: Callable[[ProcessName], bool]) -> None:
-        """`has_ended` tells whether a process has freed its rung."""
-        self._has_ended = has_ended
-        self._standing: dict[Role, dict[int, ProcessName]] = {role: {} for role in Role}
-        """The process on each rung of a role's ladder, or the last that was."""
-        self._of: dict[ProcessName, int] = {}
+    name: str
+    value: int
+    description: str
 
-    def of(self, name: ProcessName) -> int:
-        """The rung, from 1. A process keeps its rung; beyond the highest, all share that one."""
-        if name not in self._of:
-            standing = self._standing[name.role]
-            rungs = range(1, HIGHEST)
-            self._of[name] = next(
-                (rung for rung in rungs if rung not in standing or self._has_ended(standing[rung])),
-                HIGHEST,
+
+def ladder_classes() -> tuple[LadderClass, ...]:
+    """All classes, the highest priority first."""
+    firsts = [1, *(last + 1 for last in LAST_LEVELS)]
+    return (
+        LadderClass(MASTER_CLASS, _MASTER_VALUE, "Masters of jobs."),
+        LadderClass(
+            GUARANTEED_CLASS,
+            _GUARANTEED_VALUE,
+            "Parameter servers, and the workers that a job never loses to another job.",
+        ),
+        *(
+            LadderClass(
+                _RUNG_CLASS.format(rung),
+                _GUARANTEED_VALUE - _STEP * rung,
+                _description(first, last, rung),
             )
-            standing[self._of[name]] = name
-        return self._of[name]
+            for rung, first, last in zip(count(1), firsts, LAST_LEVELS, strict=False)
+        ),
+    )
+
+
+def _description(first: int, last: int, rung: int) -> str:
+    if rung == RUNGS:
+        return f"Workers from {first} on of every job, divided by the job's weight."
+    workers = f"Worker {first}" if first == last else f"Workers {first} to {last}"
+    return f"{workers} of every job, divided by the job's weight."
+
+
+def guaranteed_workers(spec: JobSpec) -> int:
+    """The workers that no other job preempts: MIN of MIN:MAX; the first one of a plain N."""
+    workers = spec.cluster.num_workers
+    return workers.low if workers.low < workers.high else 1
+
+
+def class_of(spec: JobSpec, role: Role, place: int) -> str:
+    """The priority class of a process; '' for none. `place`, from 1, is k of worker k.
+
+    A class that the user names takes precedence.
+    """
+    section = spec.kubernetes
+    rung = rung_of(place, section.weight)
+    if given := str(getattr(section, f"{role}_pod_priority")):
+        return given.replace(PLACEHOLDER, str(min(rung, HIGHEST_NAMED)))
+    if section.priority_ladder is not LadderUse.ON:
+        return ""
+    match role:
+        case Role.MASTER:
+            return MASTER_CLASS
+        case Role.PS:
+            return GUARANTEED_CLASS
+        case Role.WORKER:
+            guaranteed = place <= guaranteed_workers(spec)
+            return GUARANTEED_CLASS if guaranteed else _RUNG_CLASS.format(rung)
+
+
+def classes_of(spec: JobSpec) -> tuple[str, ...]:
+    """Every class that a pod of the job may get, in the order of their priority on the ladder."""
+    places = {Role.MASTER: 1, Role.PS: spec.cluster.num_ps_pods}
+    places[Role.WORKER] = spec.cluster.num_workers.high
+    found = (
+        class_of(spec, role, place)
+        for role in (Role.MASTER, Role.PS, Role.WORKER)
+        for place in range(1, places[role] + 1)
+    )
+    return tuple(name for name in dict.fromkeys(found) if name)

@@ -58,6 +58,33 @@ NEEDED: Rights = (
     ),
 )
 
+SUBMITTING: Rights = (Right("create", "jobs", "to submit the job", "batch"),)
+LOOKING_AFTER: Rights = (
+    Right("get", "jobs", "for every verb", "batch"),
+    Right("list", "jobs", "for `list`", "batch"),
+    Right("delete", "jobs", "for `stop` of a job without a master", "batch"),
+    Right("list", "pods", "for every verb"),
+    Right("get", "pods/log", "for `logs`"),
+    Right("get", "secrets", "for the job's token: `status`, `stop`, `scale`, `checkpoint`"),
+    Right("get", "pods/portforward", "to talk to the job's master"),
+    Right("create", "pods/portforward", "to talk to the job's master, from Kubernetes 1.35 on"),
+)
+"""Rights of a user who manages a job from outside the cluster."""
+CHECKING: Rights = (
+    Right("create", "pods", "to ask before submission what the cluster would refuse"),
+    Right("list", "resourcequotas", "for `check`"),
+    Right("get", "persistentvolumeclaims", "for `check`"),
+    Right("get", "serviceaccounts", "for `check`"),
+    Right("list", "events", "to show why a master cannot start"),
+    Right(
+        "create",
+        "localsubjectaccessreviews",
+        "to check the master's rights",
+        "authorization.k8s.io",
+    ),
+)
+"""Rights with which a submission and `check` find out more."""
+
 
 async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Rights:
     """The rights that the user lacks in a namespace. Raises ApiRefused, ApiAway."""

@@ -13,6 +13,7 @@ from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.labels import DOMAIN
+from elasticdl.cluster.kubernetes.ladder_use import settle_ladder
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.errors import ClusterRefused, PermanentError, SpecError
@@ -22,7 +23,6 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 SUBMISSION = f"{DOMAIN}/submission"
 _FEW = 3
-_SUBMITTING: rights.Rights = (rights.Right("create", "jobs", "to submit the job", "batch"),)
 
 
 @final
@@ -82,19 +82,24 @@ class _Submission:
         self._limits, self._waited = limits, False
 
     async def run(self) -> Submitted:
-        made = job_object(self._spec, self._namespace)
-        made["metadata"]["annotations"] = {SUBMISSION: uuid.uuid4().hex}
+        submission = uuid.uuid4().hex
         try:
             async with asyncio.timeout(self._limits.limit_s) as limit:
-                return await self._steps(made, limit)
+                return await self._steps(submission, limit)
         except TimeoutError as error:
             raise ApiAway(
                 f"the API server did not answer all requests within {self._limits.limit_s:g} s"
             ) from error
 
-    async def _steps(self, made: Json, limit: asyncio.Timeout) -> Submitted:
+    def _job(self, spec: JobSpec, submission: str) -> Json:
+        made = job_object(spec, self._namespace)
+        made["metadata"]["annotations"] = {SUBMISSION: submission}
+        return made
+
+    async def _steps(self, submission: str, limit: asyncio.Timeout) -> Submitted:
         api, namespace = self._api, self._namespace
-        if await self._heard(lambda: rights.missing(api, namespace, _SUBMITTING), limit):
+        made = self._job(self._spec, submission)
+        if await self._heard(lambda: rights.missing(api, namespace, rights.SUBMITTING), limit):
             raise ClusterRefused(
                 f"you may not create jobs in namespace {namespace}",
                 hint="ask the cluster's administrator",
@@ -110,8 +115,11 @@ class _Submission:
         )
         if lacking:
             raise _powerless(lacking, account, namespace)
-        warnings = await self._heard(lambda: rehearsal(api, self._spec, namespace), limit)
-        return Submitted(await self._heard(lambda: _create(api, namespace, made), limit), warnings)
+        spec, why_not = await self._heard(lambda: settle_ladder(api, self._spec, namespace), limit)
+        warnings = await self._heard(lambda: rehearsal(api, spec, namespace), limit)
+        settled = self._job(spec, submission)
+        created = await self._heard(lambda: _create(api, namespace, settled), limit)
+        return Submitted(created, (*([why_not] if why_not else []), *warnings))
 
     async def _heard(self, call: Callable[[], Awaitable[T]], limit: asyncio.Timeout) -> T:
         """Repeat a call while the server is unreachable and there is time. Raises ApiAway."""

@@ -39,9 +39,9 @@ from elasticdl.cluster.kubernetes.plans import (
     Json,
     Owner,
 )
-from elasticdl.cluster.kubernetes.priority_ladder import PriorityLadder
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.termination_message import outcome_text, parsed_outcome
+from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError, ExitCode, SpecError
 from elasticdl.job import JobSpec
@@ -230,18 +230,18 @@ class KubernetesPlatform:
     async def cluster(self, handover: Handover) -> AsyncIterator[Cluster]:
         api = self._api = await connect()
         spec = self._pod_env.spec
-        habits = ClusterOptions(logs=JobDirectory(Path(spec.cluster.job_dir)).logs)
+        places = WorkerPlaces()
+        habits = ClusterOptions(logs=JobDirectory(Path(spec.cluster.job_dir)).logs, places=places)
         secrets = ProcessSecrets(
             api, self._pod_env.owner, lambda name: process_token(self._token, str(name))
         )
         cluster = KubernetesCluster(
             api,
             self._pod_env.owner,
-            lambda name: pod_plan(spec, name.role, rungs.of(name)),
+            lambda name: pod_plan(spec, name.role, places.of(name)),
             habits,
             secrets,
         )
-        rungs = PriorityLadder(cluster.has_ended)
         keep = self._resources(api).keep(self._token, secrets, self._authority)
         keeping = asyncio.ensure_future(keep)
         try:

@@ -1,0 +1,82 @@
+"""`cluster setup`: prepare a cluster for jobs that share it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, cluster_options
+from elasticdl.cli.views.console import put, show, tell
+from elasticdl.cli.views.documents import Format, render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticdl.cluster.kubernetes.setting_up import SetUp
+
+
+@click.group(context_settings=SETTINGS)
+def cluster() -> None:
+    """Prepare a cluster for jobs that share it."""
+
+
+@cluster.command(context_settings=SETTINGS)
+@cluster_options
+@click.option(
+    "--guaranteed-pods",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Quota of pods that other jobs never preempt: masters, servers, MIN workers.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the objects as YAML, without a cluster.")
+@FORMAT_OPTION
+def setup(
+    namespace: str, kube_context: str, guaranteed_pods: int | None, dry_run: bool, form: str
+) -> None:
+    """Install the priority ladder, and the roles of users and of masters.
+
+    Needs the rights to create PriorityClasses and ClusterRoles. The account of masters, and the
+    quota, are those of one namespace. Repeat it with another --namespace, or after an update: it
+    changes only what is missing or differs.
+    """
+    from elasticdl.cluster.kubernetes.cluster_setup import cluster_objects, namespace_objects
+
+    if dry_run:
+        put(_documents([*cluster_objects(), *namespace_objects(namespace, guaranteed_pods)], form))
+        return
+    from elasticdl.cli.jobs.cluster_client import ClusterClient
+    from elasticdl.cluster.kubernetes.setting_up import set_up
+
+    with ClusterClient(namespace, kube_context) as client:
+        objects = [*cluster_objects(), *namespace_objects(client.namespace, guaranteed_pods)]
+        done = client.run(set_up(client.api, objects, client.namespace))
+        if form == Format.TABLE:
+            _show(done)
+        else:
+            put(render([_as_row(one) for one in done], Format(form)))
+        tell(
+            "allow somebody to run jobs: kubectl -n"
+            f" {client.namespace} create rolebinding elasticdl-users --clusterrole=elasticdl-user"
+            " --user=NAME"
+        )
+
+
+def _documents(objects: Sequence[dict[str, Any]], form: str) -> str:
+    if form == Format.JSON:
+        return render({"apiVersion": "v1", "kind": "List", "items": objects}, Format.JSON)
+    return "---\n".join(render(one, Format.YAML) for one in objects)
+
+
+def _show(done: Sequence[SetUp]) -> None:
+    counts = Counter((one.kind, str(one.result)) for one in done)
+    for (kind, result), count in counts.items():
+        names = [one.name for one in done if (one.kind, str(one.result)) == (kind, result)]
+        show(
+            f"{result:<9} {kind} {names[0] if count == 1 else f'{names[0]} to {names[-1]} ({count})'}"
+        )
+
+
+def _as_row(one: SetUp) -> dict[str, str]:
+    return {"kind": one.kind, "name": one.name, "result": str(one.result)}

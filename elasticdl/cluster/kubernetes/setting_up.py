@@ -1,0 +1,124 @@
+"""Create what a cluster lacks of the objects that jobs need; again, it changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
+
+from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.plans import Json
+from elasticdl.errors import ClusterRefused
+
+_AT_ONCE = 16
+_PLURALS = {
+    "PriorityClass": "priorityclasses",
+    "ClusterRole": "clusterroles",
+    "ClusterRoleBinding": "clusterrolebindings",
+    "ServiceAccount": "serviceaccounts",
+    "Role": "roles",
+    "RoleBinding": "rolebindings",
+    "ResourceQuota": "resourcequotas",
+}
+_COMPARED = ("value", "preemptionPolicy", "rules", "roleRef", "subjects", "spec")
+_FIXED = {"PriorityClass": ("value", "preemptionPolicy"), "RoleBinding": ("roleRef",)}
+_FIXED["ClusterRoleBinding"] = _FIXED["RoleBinding"]
+"""Fields that the API server does not change."""
+
+
+class SetupResult(StrEnum):
+    """What became of an object."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """An object, and what became of it."""
+
+    kind: str
+    name: str
+    result: SetupResult
+
+
+async def set_up(api: ApiServer, objects: Sequence[Json], namespace: str) -> tuple[SetUp, ...]:
+    """Create or update the objects, those of namespaces in `namespace`.
+
+    The first one goes alone, so that a user without the rights changes nothing.
+
+    Raises ClusterRefused without the rights, or if an object exists that cannot be changed, and
+    ApiAway.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def in_turn(made: Json) -> SetUp:
+        async with turns:
+            return await _one(api, made, namespace)
+
+    first = [await in_turn(made) for made in objects[:1]]
+    return (*first, *await asyncio.gather(*(in_turn(made) for made in objects[1:])))
+
+
+async def _one(api: ApiServer, made: Json, namespace: str) -> SetUp:
+    kind, name = str(made["kind"]), str(made["metadata"]["name"])
+    path = _collection(made, namespace)
+    try:
+        await api.create(path, made)
+        return SetUp(kind, name, SetupResult.CREATED)
+    except ApiRefused as refused:
+        if refused.status.code != 409:
+            raise _refused(refused, f"create {kind} {name}") from refused
+    try:
+        existing = await api.get(f"{path}/{name}")
+        if _same(made, existing):
+            return SetUp(kind, name, SetupResult.UNCHANGED)
+        _refuse_fixed(made, existing)
+        kept = {**made, "metadata": existing["metadata"]}
+        await api.replace(f"{path}/{name}", kept)
+        return SetUp(kind, name, SetupResult.CHANGED)
+    except ApiRefused as refused:
+        raise _refused(refused, f"update {kind} {name}") from refused
+
+
+def _collection(made: Json, namespace: str) -> str:
+    version = str(made["apiVersion"])
+    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    plural = _PLURALS[made["kind"]]
+    if made["kind"] in ("PriorityClass", "ClusterRole", "ClusterRoleBinding"):
+        return f"{root}/{plural}"
+    return f"{root}/namespaces/{made['metadata'].get('namespace') or namespace}/{plural}"
+
+
+def _same(made: Json, existing: Json) -> bool:
+    return all(existing.get(key) == made.get(key) for key in _COMPARED if key in made)
+
+
+def _refuse_fixed(made: Json, existing: Json) -> None:
+    kind, name = made["kind"], made["metadata"]["name"]
+    for key in _FIXED.get(kind, ()):
+        if existing.get(key) != made[key]:
+            raise ClusterRefused(
+                f"{kind} {name} exists with {key} {existing.get(key)!r}, expected {made[key]!r}, and"
+                " Kubernetes does not change it",
+                hint=(
+                    f"kubectl delete {_PLURALS[kind]} {name}, then run this again; existing pods"
+                    " keep their priority"
+                ),
+            )
+
+
+def _refused(refused: ApiRefused, what: str) -> ClusterRefused:
+    if refused.status.code == 403:
+        return ClusterRefused(
+            f"you may not {what}: {refused.message}",
+            hint=(
+                "ask the cluster's administrator to run `elasticdl cluster setup`, or to apply what"
+                " `elasticdl cluster setup --dry-run` prints"
+            ),
+        )
+    return ClusterRefused(f"the cluster refuses to {what}: {refused.message}")

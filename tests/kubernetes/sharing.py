@@ -1,0 +1,158 @@
+"""Jobs that compete for the slots of simulated nodes: the product's pods, and a real scheduler.
+
+A job here is what a master does about its pods and no more: it makes them, and makes each again
+that ended. Nothing runs in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
+from elasticdl.cluster.kubernetes.planning import pod_plan
+from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
+from tests.kubernetes import many_pods
+from tests.kubernetes.target_cluster import TargetCluster
+
+SLOT = "cpu=16"
+SLOTS = many_pods.NODES * 2
+"""A node has 32 cores."""
+LIMIT_S = 90.0
+_COMMAND = ("true",)
+
+
+def spec_of(name: str, **flags: Any) -> JobSpec:
+    """A job on the ladder whose servers and workers take one slot each."""
+    placement = {
+        "node_selector": "type=kwok",
+        "tolerations": json.dumps([{"key": many_pods.SELECTOR, "operator": "Exists"}]),
+        "worker_resource_request": SLOT,
+        "ps_resource_request": SLOT,
+    }
+    job = {"model_def": "m", "training_data": "t", "image_name": "none", "job_name": name}
+    return JobSpec.from_flags(Action.TRAIN, {**job, **placement, "priority_ladder": "on", **flags})
+
+
+@dataclass
+class SharingJob:
+    """Pods of one job. `preempted` counts the ends of its pods."""
+
+    spec: JobSpec
+    cluster: KubernetesCluster
+    preempted: int = 0
+    causes: list[str] = field(default_factory=list)
+
+    async def keep(self) -> None:
+        """Make the pods, and again those that end; until cancelled."""
+        counts = {Role.PS: self.spec.cluster.num_ps_pods}
+        counts[Role.WORKER] = self.spec.cluster.num_workers.high
+        names = [ProcessName(role, index) for role in counts for index in range(counts[role])]
+        await asyncio.gather(*(self.cluster.create(ProcessSpec(one, _COMMAND)) for one in names))
+        async for event in self.cluster.observe():
+            if isinstance(event, ProcessExited):
+                self.preempted += 1
+                self.causes += event.status.conditions
+                name = replace(event.name, incarnation=event.name.incarnation + 1)
+                await self.cluster.create(ProcessSpec(name, _COMMAND))
+
+
+@asynccontextmanager
+async def running_job(
+    api: ApiServer, place: TargetCluster, namespace: str, spec: JobSpec
+) -> AsyncIterator[SharingJob]:
+    """A job whose pods come back until the context ends; its pods stay."""
+    owner = await asyncio.to_thread(place.owner, namespace, spec.cluster.job_name)
+    places = WorkerPlaces()
+    cluster = KubernetesCluster(
+        api,
+        owner,
+        lambda name: pod_plan(spec, name.role, places.of(name)),
+        ClusterOptions(places=places),
+    )
+    job = SharingJob(spec, cluster)
+    task = asyncio.ensure_future(job.keep())
+    try:
+        yield job
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await cluster.leave()
+
+
+async def placed(api: ApiServer, namespace: str, selector: str) -> dict[str, dict[str, Any]]:
+    """Pods that have a node and stay, by uid."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    items = (await api.get(path, {"labelSelector": selector}))["items"]
+    return {
+        pod["metadata"]["uid"]: pod
+        for pod in items
+        if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+async def until(what: Callable[[], Any], text: Callable[[], Any]) -> Any:
+    """The first true answer of `what`, an asynchronous function."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + LIMIT_S
+    while not (found := await what()):
+        assert loop.time() < end_s, f"after {LIMIT_S:g} s: {await text()}"
+        await asyncio.sleep(0.2)
+    return found
+
+
+def pod_without_class(name: str, cores: str, priority_class: str = "") -> dict[str, Any]:
+    """A pod as services have it."""
+    spec: dict[str, Any] = {
+        "nodeSelector": {"type": "kwok"},
+        "tolerations": [{"key": many_pods.SELECTOR, "operator": "Exists"}],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 1,
+        "containers": [
+            {
+                "name": "process",
+                "image": "none",
+                "resources": {"requests": {"cpu": cores}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }
+        ],
+    }
+    if priority_class:
+        spec["priorityClassName"] = priority_class
+    labels = {"test": "service"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": spec,
+    }
+
+
+async def passed_over(api: ApiServer, namespace: str, last_class: str) -> None:
+    """Every pending pod has been tried again: one that comes after all of them was placed."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    for priority_class in ("", last_class):
+        name = f"canary-{uuid.uuid4().hex[:8]}"
+        await api.create(path, pod_without_class(name, "1m", priority_class))
+
+        async def scheduled(name: str = name) -> bool:
+            return bool((await api.get(f"{path}/{name}"))["spec"].get("nodeName"))
+
+        async def text(name: str = name) -> Any:
+            return (await api.get(f"{path}/{name}"))["status"]
+
+        await until(scheduled, text)
+        # Its end frees a little, which has the scheduler try the pending pods again.
+        await api.delete(f"{path}/{name}")
