@@ -61,7 +61,7 @@ class SharingJob:
         async for event in self.cluster.observe():
             if isinstance(event, ProcessExited):
                 self.preempted += 1
-                self.causes += event.status.conditions
+                self.causes += event.exit_status.conditions
                 name = replace(event.name, incarnation=event.name.incarnation + 1)
                 await self.cluster.create(ProcessSpec(name, _COMMAND))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,12 +69,12 @@ def _documents(objects: Sequence[dict[str, Any]], form: str) -> str:
 
 
 def _show(done: Sequence[SetUp]) -> None:
-    counts = Counter((one.kind, str(one.result)) for one in done)
-    for (kind, result), count in counts.items():
-        names = [one.name for one in done if (one.kind, str(one.result)) == (kind, result)]
-        show(
-            f"{result:<9} {kind} {names[0] if count == 1 else f'{names[0]} to {names[-1]} ({count})'}"
-        )
+    names: dict[tuple[str, str], list[str]] = {}
+    for one in done:
+        names.setdefault((str(one.result), one.kind), []).append(one.name)
+    for (result, kind), of_kind in names.items():
+        more = f" to {of_kind[-1]} ({len(of_kind)})" if len(of_kind) > 1 else ""
+        show(f"{result:<9} {kind} {of_kind[0]}{more}")
 
 
 def _as_row(one: SetUp) -> dict[str, str]:

@@ -103,8 +103,8 @@ def _refuse_fixed(made: Json, existing: Json) -> None:
     for key in _FIXED.get(kind, ()):
         if existing.get(key) != made[key]:
             raise ClusterRefused(
-                f"{kind} {name} exists with {key} {existing.get(key)!r}, expected {made[key]!r}, and"
-                " Kubernetes does not change it",
+                f"{kind} {name} exists with {key} {existing.get(key)!r}, expected {made[key]!r},"
+                " and Kubernetes does not change it",
                 hint=(
                     f"kubectl delete {_PLURALS[kind]} {name}, then run this again; existing pods"
                     " keep their priority"

@@ -80,7 +80,7 @@ def cluster_usage(
     every_pod: Iterable[Object] | None,
     now_wall_s: float,
 ) -> ClusterUsage:
-    """`pods` are those of the jobs. `nodes` and `every_pod` are None if the user may not see them."""
+    """`pods` are those of the jobs. None: the user may not list these objects."""
     by_job: dict[str, list[Object]] = {}
     for pod in pods:
         for owner in pod["metadata"].get("ownerReferences") or ():
@@ -110,6 +110,7 @@ def _job_usage(state: JobState, allocatable: Amounts, now_wall_s: float) -> JobU
     shares = _shares(_requested(pods), allocatable).values()
     spec, age_s = state.spec, max(0.0, now_wall_s - state.created_wall_s)
     waits_s = [max(0.0, now_wall_s - _created_wall_s(pod)) for pod in waiting]
+    waits_s += [] if state.masters else [age_s]
     waits_for = state.waits_for
     if not waits_for and waiting:
         waits_for = trouble(min(waiting, key=_created_wall_s)).text
@@ -127,7 +128,7 @@ def _job_usage(state: JobState, allocatable: Amounts, now_wall_s: float) -> JobU
         0 if spec is None else spec.cluster.num_ps_pods,
         max(shares, default=0.0) if allocatable else None,
         age_s,
-        max(waits_s, default=0.0 if state.running_master else age_s),
+        max(waits_s, default=0.0),
         waits_for,
     )
 
