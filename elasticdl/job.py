@@ -39,7 +39,7 @@ from elasticdl.job_sections import (
     is_needed,
     refuse_unknown,
 )
-from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection
+from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, LadderUse
 
 _VOLUME = (
     "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output"
@@ -67,6 +67,8 @@ class JobSpec(Section):
 
     If so, --resume begins with that number, whatever the job was scaled to before.
     """
+    ladder_found: bool = False
+    """Whether the submission found a priority ladder that the job may use."""
     generated_name: bool = False
     """Whether the name is generated; such a name gives way to an existing job of that name."""
     resume_command: str = ""
@@ -164,6 +166,12 @@ class JobSpec(Section):
     def on_kubernetes(self) -> bool:
         """Whether its processes are pods of a cluster."""
         return bool(self.kubernetes.image_name)
+
+    @property
+    def on_ladder(self) -> bool:
+        """Whether its pods stand on the cluster's priority ladder."""
+        use = self.kubernetes.priority_ladder
+        return self.ladder_found if use is LadderUse.AUTO else use is LadderUse.ON
 
     @property
     def uses_tls(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from elasticdl.cluster.findings import Finding, Weight
 from elasticdl.cluster.kubernetes.checking import look
 from elasticdl.cluster.kubernetes.cluster_setup import cluster_objects, namespace_objects
+from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.cluster.kubernetes.setting_up import SetUp, set_up
 from elasticdl.cluster.kubernetes.submitting import Submitted, submit
 from elasticdl.errors import ElasticDLError, ExitCode
@@ -35,7 +36,7 @@ def spec(**flags: Any) -> JobSpec:
 
 
 def submitted(cluster: SmallCluster, **flags: Any) -> tuple[str, tuple[str, ...]]:
-    """The class of the master's pod, and the warnings."""
+    """The class of the master's pod, and the warnings. Commands to repeat it ask anew."""
 
     async def story() -> Submitted:
         async with serving(cluster) as api:
@@ -43,6 +44,9 @@ def submitted(cluster: SmallCluster, **flags: Any) -> tuple[str, tuple[str, ...]
 
     done = asyncio.run(story())
     pod = done.job["spec"]["template"]["spec"]
+    told = spec_of(done.job)
+    assert told.on_ladder == bool(pod.get("priorityClassName"))
+    assert ("--priority-ladder" in told.restart_command) == ("priority_ladder" in flags)
     return pod.get("priorityClassName", ""), done.warnings
 
 

@@ -22,15 +22,15 @@ _FEW = 3
 
 
 async def settle_ladder(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[JobSpec, str]:
-    """Make ON or OFF of AUTO; with the reason, for people, why it is OFF, else ''.
+    """The job with what AUTO comes to on this cluster, and why it is no ladder; else ''.
 
     Raises ApiAway, ApiRefused.
     """
     if spec.kubernetes.priority_ladder is not LadderUse.AUTO:
         return spec, ""
-    on = spec.replace(priority_ladder=LadderUse.ON)
+    on = spec.replace(ladder_found=True)
     if why_not := await _why_not(api, on, namespace):
-        return spec.replace(priority_ladder=LadderUse.OFF), f"{why_not}, {_SHARING}"
+        return spec, f"{why_not}, {_SHARING}"
     return on, ""
 
 

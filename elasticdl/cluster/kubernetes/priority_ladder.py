@@ -15,7 +15,6 @@ from typing import final
 
 from elasticdl.cluster.base import Role
 from elasticdl.job import JobSpec
-from elasticdl.kubernetes_section import LadderUse
 
 PLACEHOLDER = "{rung}"
 HIGHEST_NAMED = 32
@@ -103,7 +102,7 @@ def class_of(spec: JobSpec, role: Role, place: int) -> str:
     rung = rung_of(place, section.weight)
     if given := str(getattr(section, f"{role}_pod_priority")):
         return given.replace(PLACEHOLDER, str(min(rung, HIGHEST_NAMED)))
-    if section.priority_ladder is not LadderUse.ON:
+    if not spec.on_ladder:
         return ""
     match role:
         case Role.MASTER:
