@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.cluster.event_bus import ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.planning import pod_plan
@@ -43,12 +43,17 @@ def spec_of(name: str, **flags: Any) -> JobSpec:
     return JobSpec.from_flags(Action.TRAIN, {**job, **placement, "priority_ladder": "on", **flags})
 
 
+def _nothing(_: ProcessEvent) -> None:
+    pass
+
+
 @dataclass
 class SharingJob:
-    """Pods of one job. `preempted` counts the ends of its pods."""
+    """Pods of one job. `preempted` counts the ends of pods that nobody asked for."""
 
     spec: JobSpec
     cluster: KubernetesCluster
+    heard: Callable[[ProcessEvent], None] = _nothing
     preempted: int = 0
     causes: list[str] = field(default_factory=list)
 
@@ -59,7 +64,8 @@ class SharingJob:
         names = [ProcessName(role, index) for role in counts for index in range(counts[role])]
         await asyncio.gather(*(self.cluster.create(ProcessSpec(one, _COMMAND)) for one in names))
         async for event in self.cluster.observe():
-            if isinstance(event, ProcessExited):
+            self.heard(event)
+            if isinstance(event, ProcessExited) and not event.exit_status.asked:
                 self.preempted += 1
                 self.causes += event.exit_status.conditions
                 name = replace(event.name, incarnation=event.name.incarnation + 1)
@@ -68,9 +74,13 @@ class SharingJob:
 
 @asynccontextmanager
 async def running_job(
-    api: ApiServer, place: TargetCluster, namespace: str, spec: JobSpec
+    api: ApiServer,
+    place: TargetCluster,
+    namespace: str,
+    spec: JobSpec,
+    heard: Callable[[ProcessEvent], None] = _nothing,
 ) -> AsyncIterator[SharingJob]:
-    """A job whose pods come back until the context ends; its pods stay."""
+    """A job whose pods come back until the context ends. `heard` gets its events."""
     owner = await asyncio.to_thread(place.owner, namespace, spec.cluster.job_name)
     places = WorkerPlaces()
     cluster = KubernetesCluster(
@@ -79,14 +89,14 @@ async def running_job(
         lambda name: pod_plan(spec, name.role, places.of(name)),
         ClusterOptions(places=places),
     )
-    job = SharingJob(spec, cluster)
+    job = SharingJob(spec, cluster, heard)
     task = asyncio.ensure_future(job.keep())
     try:
         yield job
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await cluster.leave()
+        await cluster.close()
 
 
 async def placed(api: ApiServer, namespace: str, selector: str) -> dict[str, dict[str, Any]]:
@@ -138,21 +148,3 @@ def pod_without_class(name: str, cores: str, priority_class: str = "") -> dict[s
         "metadata": {"name": name, "labels": labels},
         "spec": spec,
     }
-
-
-async def passed_over(api: ApiServer, namespace: str, last_class: str) -> None:
-    """Every pending pod has been tried again: one that comes after all of them was placed."""
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    for priority_class in ("", last_class):
-        name = f"canary-{uuid.uuid4().hex[:8]}"
-        await api.create(path, pod_without_class(name, "1m", priority_class))
-
-        async def scheduled(name: str = name) -> bool:
-            return bool((await api.get(f"{path}/{name}"))["spec"].get("nodeName"))
-
-        async def text(name: str = name) -> Any:
-            return (await api.get(f"{path}/{name}"))["status"]
-
-        await until(scheduled, text)
-        # Its end frees a little, which has the scheduler try the pending pods again.
-        await api.delete(f"{path}/{name}")
