@@ -117,7 +117,7 @@ async def _story(place: TargetCluster, namespace: str) -> None:
                 await at_rest(api, namespace, a, b)
                 await services_come_and_go(api, namespace)
                 await at_rest(api, namespace, a, b)
-                assert set(a.causes + b.causes) == {"DisruptionTarget"}
+                assert set(a.causes + b.causes) == {"DisruptionTarget:PreemptionByScheduler"}
     finally:
         await api.close()
 
