@@ -114,9 +114,9 @@ def test_processes_take_the_lowest_free_places_and_keep_them() -> None:
 
 def test_the_next_master_finds_the_places_of_pods_on_their_labels() -> None:
     places = WorkerPlaces()
-    for index, place in ((7, "2"), (8, "4"), (9, "no"), (10, "")):
+    for index, place in ((7, "2"), (8, "4"), (9, "no"), (10, ""), (11, "-1"), (12, "9" * 12)):
         places.observed(ProcessName(Role.WORKER, index), {PLACE_LABEL: place})
-    places.observed(ProcessName(Role.WORKER, 11), {})
+    places.observed(ProcessName(Role.WORKER, 13), {})
     assert [places.of(ProcessName(Role.WORKER, index)) for index in (20, 21, 22, 7)] == [1, 3, 5, 2]
     places.ended(ProcessName(Role.WORKER, 8))
     assert places.of(ProcessName(Role.WORKER, 23)) == 4

@@ -53,6 +53,15 @@ def refusal(code: int, message: str) -> CreateRefused:
     )
 
 
+def no_priority_class(name: str) -> str:
+    """What to do about a missing class; those of the priority ladder have a command."""
+    return f"there is no priority class {name}; " + (
+        "the cluster's administrator installs it with `elasticdl cluster setup`"
+        if name.startswith("elasticdl-")
+        else "see `kubectl get priorityclasses`"
+    )
+
+
 def _forbidden(message: str) -> CreateRefused:
     if match := _QUOTA.search(message):
         return CreateRefused(_quota(match), retry=True)
@@ -82,10 +91,7 @@ def _forbidden(message: str) -> CreateRefused:
             retry=False,
         )
     if match := _PRIORITY.search(message):
-        return CreateRefused(
-            f"there is no priority class {match['name']}; see `kubectl get priorityclasses`",
-            retry=False,
-        )
+        return CreateRefused(no_priority_class(match["name"]), retry=False)
     if match := _ACCOUNT.search(message):
         # A new namespace gets its `default` account a moment later.
         return CreateRefused(

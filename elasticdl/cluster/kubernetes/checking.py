@@ -13,7 +13,7 @@ from typing import Any
 from elasticdl.cluster.base import Role
 from elasticdl.cluster.findings import Finding, Findings, Weight
 from elasticdl.cluster.kubernetes import rights
-from elasticdl.cluster.kubernetes.api_refusals import refusal
+from elasticdl.cluster.kubernetes.api_refusals import no_priority_class, refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.ladder_use import CLASSES, settle_ladder
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan
@@ -275,15 +275,11 @@ async def _priorities(api: ApiServer, spec: JobSpec, no_ladder: str) -> Findings
     names = classes_of(spec)
     findings = [Finding("priority", Weight.WARNING, no_ladder)] if no_ladder else []
     existing = await _priority_classes(api)
-    for name in names:
-        if existing is not None and name not in existing:
-            findings.append(
-                Finding(
-                    "priority",
-                    Weight.PROBLEM,
-                    f"there is no priority class {name}; see `kubectl get priorityclasses`",
-                )
-            )
+    findings += [
+        Finding("priority", Weight.PROBLEM, no_priority_class(name))
+        for name in names
+        if existing is not None and name not in existing
+    ]
     named = ", ".join(names) if len(names) <= _FEW else f"{names[0]} to {names[-1]}"
     return findings or [
         Finding("priority", Weight.FINE, f"priority classes: {named or 'none requested'}")

@@ -262,8 +262,9 @@ class KubernetesCluster:
         self._telling.discard(uid(pod))
         if self._logs is not None:
             self._logs.gone(pod)
+        if is_process(pod):
+            self._places.ended(process_name(pod))
         if (ended := self._tracker.gone(pod)) is not None:
-            self._places.ended(ended.name)
             self._spawn(self._tell_end(ended, gone=True))
 
     async def _tell_end(self, life: Life, *, gone: bool) -> None:

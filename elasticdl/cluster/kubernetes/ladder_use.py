@@ -72,7 +72,7 @@ async def _refused_pod(api: ApiServer, spec: JobSpec, namespace: str, *, readabl
         await api.create(f"/api/v1/namespaces/{namespace}/pods", made, dry_run=True)
     except ApiRefused as refused:
         if _NO_CLASS in refused.message:
-            return f"{refusal(refused.status.code, refused.message).reason} ({_SETUP})"
+            return refusal(refused.status.code, refused.message).reason
         if _SCOPED in refused.message:
             return (
                 f"namespace {namespace} has no quota for the classes of the priority ladder, which"

@@ -11,6 +11,9 @@ from typing import Any, final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.kubernetes.labels import PLACE_LABEL
 
+_HIGHEST = 100_000
+"""Somebody may have changed a label: places below it that nobody holds are kept in mind."""
+
 
 @final
 class WorkerPlaces:
@@ -40,7 +43,9 @@ class WorkerPlaces:
         if name in self._places:
             return
         with suppress(KeyError, ValueError):
-            self._hold(name, int(labels[PLACE_LABEL]))
+            place = int(labels[PLACE_LABEL])
+            if 1 <= place <= _HIGHEST:
+                self._hold(name, place)
 
     def ended(self, name: ProcessName) -> None:
         """A process has ended."""
