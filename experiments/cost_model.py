@@ -14,7 +14,6 @@ from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.job import JobSpec
 from experiments.figures import Figures, JobTimes, Span, figures
 from tests.kubernetes.sharing import SharingJob, running_job
-from tests.kubernetes.target_cluster import TargetCluster
 
 TICK_S = 0.1
 
@@ -75,10 +74,8 @@ class RunningJob:
 class Experiment:
     """Use it once, from one event loop."""
 
-    def __init__(
-        self, api: ApiServer, place: TargetCluster, namespace: str, slots: int, limit_s: float
-    ) -> None:
-        self._api, self._place, self._namespace = api, place, namespace
+    def __init__(self, api: ApiServer, namespace: str, slots: int, limit_s: float) -> None:
+        self._api, self._namespace = api, namespace
         self._slots, self._limit_s = slots, limit_s
         self._began_s = 0.0
         self._live: dict[str, RunningJob] = {}
@@ -113,7 +110,6 @@ class Experiment:
         job = self._live[planned.name] = RunningJob(planned)
         async with running_job(
             self._api,
-            self._place,
             self._namespace,
             planned.spec,
             lambda event: job.heard(event, self._now_s()),

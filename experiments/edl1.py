@@ -44,4 +44,4 @@ async def run(api: ApiServer, place: TargetCluster, namespace: str, *, small: bo
         )
         for number in range(count)
     ]
-    return await Experiment(api, place, namespace, slots * NODES, LIMIT_S).run(jobs)
+    return await Experiment(api, namespace, slots * NODES, LIMIT_S).run(jobs)

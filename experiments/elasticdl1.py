@@ -41,6 +41,6 @@ async def run(api: ApiServer, place: TargetCluster, namespace: str, *, small: bo
     idle = [f"fake-{number}" for number in range(BUSY_NODES)]
     place.kubectl("cordon", *idle)
     try:
-        return await Experiment(api, place, namespace, CPUS, LIMIT_S).run(jobs)
+        return await Experiment(api, namespace, CPUS, LIMIT_S).run(jobs)
     finally:
         place.kubectl("uncordon", *idle)

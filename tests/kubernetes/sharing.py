@@ -17,12 +17,12 @@ from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.event_bus import ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
-from elasticdl.cluster.kubernetes.planning import pod_plan
+from elasticdl.cluster.kubernetes.planning import job_object, pod_plan
+from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from tests.kubernetes import many_pods
-from tests.kubernetes.target_cluster import TargetCluster
 
 SLOT = "cpu=16"
 SLOTS = many_pods.NODES * 2
@@ -72,16 +72,23 @@ class SharingJob:
                 await self.cluster.create(ProcessSpec(name, _COMMAND))
 
 
+async def _submitted(api: ApiServer, namespace: str, spec: JobSpec) -> Owner:
+    """The Job as the product makes it, but suspended: no master runs."""
+    made = job_object(spec, namespace)
+    made["spec"]["suspend"] = True
+    created = await api.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", made)
+    return Owner(namespace, spec.cluster.job_name, created["metadata"]["uid"])
+
+
 @asynccontextmanager
 async def running_job(
     api: ApiServer,
-    place: TargetCluster,
     namespace: str,
     spec: JobSpec,
     heard: Callable[[ProcessEvent], None] = _nothing,
 ) -> AsyncIterator[SharingJob]:
     """A job whose pods come back until the context ends. `heard` gets its events."""
-    owner = await asyncio.to_thread(place.owner, namespace, spec.cluster.job_name)
+    owner = await _submitted(api, namespace, spec)
     places = WorkerPlaces()
     cluster = KubernetesCluster(
         api,

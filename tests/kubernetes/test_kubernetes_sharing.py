@@ -108,12 +108,12 @@ async def _story(place: TargetCluster, namespace: str) -> None:
     flags = {"num_workers": f"{MIN}:{SLOTS}", "num_ps_pods": SERVERS}
     first, second = spec_of("first", **flags), spec_of("second", **flags, weight=2)
     try:
-        async with running_job(api, place, namespace, first) as a:
+        async with running_job(api, namespace, first) as a:
             await shares(api, namespace, {"first": SLOTS - SERVERS})
-            async with running_job(api, place, namespace, second) as b:
+            async with running_job(api, namespace, second) as b:
                 await shares(api, namespace, FAIR)
-                taken = 24 + SERVERS
-                assert taken <= a.preempted + b.preempted <= taken + 2, "only what had to go"
+                await preemptions(FAIR["second"] + SERVERS, a, b)
+                await asyncio.to_thread(top_tells_it, place, namespace)
                 await at_rest(api, namespace, a, b)
                 await services_come_and_go(api, namespace)
                 await at_rest(api, namespace, a, b)
@@ -122,8 +122,18 @@ async def _story(place: TargetCluster, namespace: str) -> None:
         await api.close()
 
 
-async def shares(api: ApiServer, namespace: str, expected: dict[str, int]) -> None:
-    """Wait for these workers of the jobs, each within one rung of its share."""
+def top_tells_it(place: TargetCluster, namespace: str) -> None:
+    with place.entered():
+        said = elasticdl("top", "--namespace", namespace, "-o", "json", kubeconfig=place.kubeconfig)
+    found = json.loads(said.stdout)
+    jobs = {one["name"]: (one["weight"], one["workers"], one["servers"]) for one in found["jobs"]}
+    assert jobs == {"first": (1, 12, SERVERS), "second": (2, 24, SERVERS)}, said.stdout
+    # The real node has a few cores more.
+    assert found["utilisation"]["cpu"] >= found["of_jobs"]["cpu"] > 0.8, said.stdout
+
+
+async def shares(api: ApiServer, namespace: str, expected: dict[str, int], within: int = 0) -> None:
+    """Wait for these workers of the jobs."""
 
     async def workers() -> dict[str, int]:
         found = await placed(api, namespace, f"{OURS},{ROLE_LABEL}=worker")
@@ -131,7 +141,7 @@ async def shares(api: ApiServer, namespace: str, expected: dict[str, int]) -> No
 
     async def as_expected() -> bool:
         found = await workers()
-        near = all(abs(found.get(job, 0) - count) <= 2 for job, count in expected.items())
+        near = all(abs(found.get(job, 0) - count) <= within for job, count in expected.items())
         return near and sum(found.values()) == sum(expected.values())
 
     await until(as_expected, workers)
@@ -142,7 +152,8 @@ async def services_come_and_go(api: ApiServer, namespace: str) -> None:
     before = _guaranteed(await placed(api, namespace, OURS))
     assert len(before) == 2 * (SERVERS + MIN)
     await services(api, namespace, SLOTS // 2)
-    await shares(api, namespace, {"first": 5, "second": 11})
+    # One of these 16 workers is on rung 6, of either job.
+    await shares(api, namespace, {"first": 5, "second": 11}, within=1)
     assert _guaranteed(await placed(api, namespace, OURS)) == before
     await no_services(api, namespace)
     await shares(api, namespace, FAIR)
@@ -155,8 +166,20 @@ async def at_rest(api: ApiServer, namespace: str, *jobs: SharingJob) -> None:
     await services(api, namespace, 1)
     await no_services(api, namespace)
     await shares(api, namespace, FAIR)
-    after = sum(job.preempted for job in jobs)
-    assert before + 1 <= after <= before + 3, (before, after)
+    await preemptions(before + 1, *jobs)
+
+
+async def preemptions(least: int, *jobs: SharingJob) -> None:
+    """As many as had to be, or hardly more: a pod may come back just before one of more right."""
+
+    async def count() -> int:
+        return sum(job.preempted for job in jobs)
+
+    async def enough() -> bool:
+        return await count() >= least
+
+    await until(enough, count)
+    assert await count() <= least + 3
 
 
 async def services(api: ApiServer, namespace: str, count: int) -> None:
