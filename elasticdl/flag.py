@@ -38,7 +38,12 @@ class Value:
 DIRECTORY = Value("PATH", Offer.DIRECTORIES)
 """A path, absolute in a settled job; an address such as `s3://…` is refused."""
 DATA = Value("PATH")
-"""A path, a pattern, or what the module's own reader accepts, such as an address."""
+"""A path, an address, a pattern of either, or what the module's own reader accepts."""
+
+_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@")
+_SIGNED = re.compile(
+    r"[?&][^=&]*(?:signature|credential|password|secret|token|sig|key)[^=&]*=", re.IGNORECASE
+)
 
 
 def is_address(text: str) -> bool:
@@ -56,6 +61,25 @@ def local_path(text: str) -> str:
             f"{text!r} is an address, but only paths are supported;"
             " mount the storage and name its path"
         )
+    return text
+
+
+def data_origin(text: str) -> str:
+    """Return the name of data as it is.
+
+    Raises ValueError for an address that no worker could read, or that contains a secret: the job's
+    files and logs would show it.
+    """
+    if is_address(text):
+        if _PASSWORD.match(text) or _SIGNED.search(text):
+            raise ValueError(
+                "the address contains a password, key or signature; give credentials by the"
+                " environment or a mounted file"
+            )
+        if text.startswith("memory://"):
+            raise ValueError(
+                f"{text!r} is memory of one process, which no other process of the job can read"
+            )
     return text
 
 

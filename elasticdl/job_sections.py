@@ -19,7 +19,17 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from elasticdl.errors import SpecError
-from elasticdl.flag import DATA, DIRECTORY, NeededBy, UnusedOnRing, UsedBy, Value, local_path, mark
+from elasticdl.flag import (
+    DATA,
+    DIRECTORY,
+    NeededBy,
+    UnusedOnRing,
+    UsedBy,
+    Value,
+    data_origin,
+    local_path,
+    mark,
+)
 from elasticdl.flag_values import (
     MAX_WORKERS,
     Scalar,
@@ -51,7 +61,7 @@ _PAIRS = Value("KEY=VALUE", repeats=True)
 Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params), _PAIRS]
 Envs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_envs), _PAIRS]
 Directory: TypeAlias = Annotated[str, AfterValidator(local_path), DIRECTORY]
-Data: TypeAlias = Annotated[str, DATA]
+Data: TypeAlias = Annotated[str, AfterValidator(data_origin), DATA]
 _TRAIN, _EVALUATE, _PREDICT = (Action.TRAIN,), (Action.EVALUATE,), (Action.PREDICT,)
 _NO_SERVERS = "there are no parameter servers"
 LEAST_PART = 8
@@ -80,19 +90,22 @@ class DataSection(Section):
     training_data: Annotated[Data, UsedBy(_TRAIN), NeededBy(_TRAIN)] = Field(
         default="",
         description=(
-            "Data to train on: file, directory, glob, or what custom_data_reader accepts."
+            "Data to train on: file, directory, glob, address such as s3://bucket/key, or what"
+            " custom_data_reader accepts."
         ),
     )
     validation_data: Annotated[Data, UsedBy(_TRAIN + _EVALUATE), NeededBy(_EVALUATE)] = Field(
         default="",
         description=(
-            "Data to evaluate on: file, directory, glob, or what custom_data_reader accepts."
+            "Data to evaluate on: file, directory, glob, address such as s3://bucket/key, or what"
+            " custom_data_reader accepts."
         ),
     )
     prediction_data: Annotated[Data, UsedBy(_PREDICT), NeededBy(_PREDICT)] = Field(
         default="",
         description=(
-            "Data to predict for: file, directory, glob, or what custom_data_reader accepts."
+            "Data to predict for: file, directory, glob, address such as s3://bucket/key, or what"
+            " custom_data_reader accepts."
         ),
     )
     data_reader_params: Params = Field(

@@ -16,7 +16,7 @@ from typing import Any, final
 
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import SpecError
-from elasticdl.flag import DATA, DIRECTORY, Value, mark
+from elasticdl.flag import DATA, DIRECTORY, Value, is_address, mark
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_name import generated_name
@@ -136,7 +136,12 @@ def _absolute(path: str) -> str:
 
 
 def _absolute_data(origin: str) -> str:
-    """Make paths and globs absolute. Keep what only custom_data_reader knows, such as a table."""
+    """Make paths and globs absolute.
+
+    Keep addresses, and what only custom_data_reader knows, such as a table.
+    """
+    if is_address(origin):
+        return origin
     root = origin
     while has_magic(root):
         root = os.path.dirname(root)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, fingerprints
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
@@ -45,10 +44,8 @@ class StoredColumn:
     def read(self, begin: int, end: int) -> NDArray[Any]:
         """Read only these items. Raises UserError if the file has become too short."""
         item_bytes = int(self.dtype.itemsize * np.prod(self.shape[1:], dtype=np.int64))
-        with opened(self.file) as descriptor:
-            data = self.file.read(
-                descriptor, self.offset + begin * item_bytes, self.offset + end * item_bytes
-            )
+        with self.file.opened() as opened:
+            data = opened.read(self.offset + begin * item_bytes, self.offset + end * item_bytes)
         return np.frombuffer(data, self.dtype).reshape(end - begin, *self.shape[1:])
 
 

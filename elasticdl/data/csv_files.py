@@ -13,7 +13,6 @@ from typing import final
 import numpy as np
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.places import record_location
 from elasticdl.data.record_index import (
@@ -76,17 +75,18 @@ class CsvFormat:
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
         index = self._index(file)
-        with opened(file) as descriptor:
-            for span in index.spans(begin + self._header_rows, end + self._header_rows):
-                data = file.read(descriptor, span.begin, span.end)
+        spans = list(index.spans(begin + self._header_rows, end + self._header_rows))
+        with file.opened() as opened:
+            parts = opened.ranges((span.begin, span.end) for span in spans)
+            for span, data in zip(spans, parts, strict=True):
                 yield self._block(file, data, span, index.columns)
 
     def place(self, file: DataFile, number: int) -> str:
         index, dialect = self._index(file), self._dialect
         row = number + self._header_rows
         span = next(index.spans(row, row + 1))
-        with opened(file) as descriptor:
-            data = file.read(descriptor, span.begin, span.end)
+        with file.opened() as opened:
+            data = opened.read(span.begin, span.end)
         # Expecting one column too many makes every row bad, and bad rows come with their lines.
         columns = index.columns + 1
         out = np.empty((span.take, columns), object)
@@ -123,22 +123,22 @@ class CsvFormat:
 
     def _build(self, file: DataFile) -> RecordIndex:
         dialect = self._dialect
-        with opened(file) as descriptor:
-            start = file.read(descriptor, 0, min(len(_BOM), file.size_bytes))
+        with file.opened() as opened:
+            start = opened.read(0, min(len(_BOM), file.size_bytes))
             # Excel writes a BOM; as part of the first field it would change a column name.
             begin = len(_BOM) if start == _BOM else 0
             facts = _native.csv_index(
-                descriptor, begin, file.size_bytes, dialect.delimiter, dialect.quoting,
+                opened.native, begin, file.size_bytes, dialect.delimiter, dialect.quoting,
                 len(dialect.column_names), STRIDE_RECORDS, STRIDE_BYTES,
             )  # fmt: skip
         return from_native(file, facts)
 
     def _first_row(self, file: DataFile) -> list[bytes]:
-        with opened(file) as descriptor:
+        with file.opened() as opened:
             size = 64 << 10
             while True:
                 end = min(size, file.size_bytes)
-                data = file.read(descriptor, 0, end)
+                data = opened.read(0, end)
                 _refuse_other_text(file, data)
                 final = end == file.size_bytes
                 row = _native.csv_first_row(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Protocol, TypeAlias, final
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataChanged, DataFile, check_as_counted, look_at, with_digest
+from elasticdl.data.files import DataChanged, DataFile, check_as_counted, with_digest
+from elasticdl.data.origins import look_at_all
 from elasticdl.errors import UserError
 from elasticdl.formatting import amount
 from elasticdl.shard import Shard, Source
@@ -85,7 +85,7 @@ class FileReader:
             UserError: a file is missing, empty or broken, the files have different columns, or more
                 than `max_bad_records` records are already known to be bad.
         """
-        files = [self._file(path) for path in self._paths]
+        files = self._look_at(list(self._paths))
         digested = with_digest(files)
         self._metadata = self.metadata  # the threads below compare with it
         # Give each thread task many files: its overhead equals several small files.
@@ -143,12 +143,15 @@ class FileReader:
         """Do nothing: no file stays open between reads."""
 
     def _file(self, path: str) -> DataFile:
-        if path not in self._files:
-            file = look_at(path)
+        return self._look_at([path])[0]
+
+    def _look_at(self, paths: Sequence[str]) -> list[DataFile]:
+        unseen = [path for path in paths if path not in self._files]
+        for path, file in zip(unseen, look_at_all(unseen), strict=True):
             if path in self._counted:
                 check_as_counted([file], self._counted[path])
             self._files[path] = file
-        return self._files[path]
+        return [self._files[path] for path in paths]
 
     def _check_columns(self, file: DataFile) -> None:
         mine = self._format.metadata(file)
@@ -177,13 +180,3 @@ def _described(metadata: Metadata) -> str:
         ", ".join(f"{name} {metadata.column_dtypes.get(name, '')}".strip() for name in names)
         or "no names"
     )
-
-
-@contextmanager
-def opened(file: DataFile) -> Iterator[int]:
-    """A file descriptor for `DataFile.read`."""
-    descriptor = file.open()
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,8 @@
-"""Data files on disk: which files an origin names, whether they changed, and their bytes.
+"""Data files: which files an origin names, whether they changed, and their bytes.
 
-Files are read with `pread`, never mapped. A file that shrinks under a mapping kills the process
-with SIGBUS, while a short read becomes an error with file and offset.
+This module has those of the machine, `remote_files` those of object stores. Local files are read
+with `pread`, never mapped. A file that shrinks under a mapping kills the process with SIGBUS, while
+a short read becomes an error with file and offset.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import errno
 import glob
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import accumulate
+from typing import IO, Protocol, final
 
 from elasticdl.errors import UserError
-from elasticdl.flag import is_address
 from elasticdl.formatting import amount
 from elasticdl.shard import DIGEST_MARK, Source
 
@@ -34,9 +36,98 @@ class DataChanged(UserError):
     """The data changed during the job; another worker would fail, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
+class OpenFile(Protocol):
+    """A data file that is open for reading."""
+
+    @property
+    def native(self) -> int | Callable[[int, int], bytes]:
+        """What the native scanners read: a descriptor, or `read(offset, size)`."""
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return the bytes [begin, end).
+
+        Raises DataChanged if the file ends before `end`, and UserError if it is unreadable.
+        """
+
+    def ranges(self, wanted: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """The bytes of each range in turn, perhaps read ahead. Raises as `read` does."""
+
+    def stream(self) -> IO[bytes]:
+        """A seekable stream over the file, to be closed by the caller."""
+
+
+class DataFile(Protocol):
     """A file as it was when the process first inspected it."""
+
+    @property
+    def path(self) -> str:
+        """A path or an address."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+
+    @property
+    def mtime_ns(self) -> int:
+        """When it was written, since 1970."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What a look at the file tells without reading it."""
+
+    def digest(self) -> str:
+        """What differs if any byte differs; '' if unknown. Raises as `OpenFile.read` does."""
+
+    def full_fingerprint(self) -> str:
+        """The fingerprint with the digest. Raises as `OpenFile.read` does."""
+
+    def opened(self) -> AbstractContextManager[OpenFile]:
+        """Open the file for the time of a block. Raises UserError."""
+
+    def check_unchanged(self) -> None:
+        """Raise DataChanged if the file has changed or gone."""
+
+
+@final
+class LocalOpenFile:
+    """See OpenFile; over a descriptor."""
+
+    def __init__(self, file: LocalFile, descriptor: int) -> None:
+        self._file = file
+        self.native = descriptor
+
+    def read(self, begin: int, end: int) -> bytes:
+        """See `OpenFile.read`."""
+        path = self._file.path
+        parts: list[bytes] = []
+        offset = begin
+        while offset < end:
+            try:
+                part = os.pread(self.native, end - offset, offset)
+            except OSError as error:
+                raise UserError(
+                    f"{path}: cannot read at offset {offset}: {error.strerror}"
+                ) from error
+            # `pread` may return less than requested, but nothing only at the end of the file.
+            if not part:
+                raise truncated(self._file, offset)
+            parts.append(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def ranges(self, wanted: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """See `OpenFile.ranges`. The system reads ahead."""
+        return (self.read(begin, end) for begin, end in wanted)
+
+    def stream(self) -> IO[bytes]:
+        """See `OpenFile.stream`."""
+        return open(self._file.path, "rb")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """See DataFile; a file of the machine."""
 
     path: str
     size_bytes: int
@@ -50,68 +141,60 @@ class DataFile:
     def digest(self) -> str:
         """Digest of all bytes. Raises DataChanged or UserError as `read` does."""
         state = blake2b(digest_size=16)
-        descriptor = self.open()
-        try:
+        with self.opened() as opened:
             for begin in range(0, self.size_bytes, _PART_BYTES):
-                state.update(
-                    self.read(descriptor, begin, min(begin + _PART_BYTES, self.size_bytes))
-                )
-        finally:
-            os.close(descriptor)
+                state.update(opened.read(begin, min(begin + _PART_BYTES, self.size_bytes)))
         return f"{DIGEST_MARK}{state.hexdigest()}"
 
     def full_fingerprint(self) -> str:
         """The fingerprint with the digest. Raises DataChanged or UserError as `read` does."""
         return f"{self.fingerprint}:{self.digest()}"
 
-    def open(self) -> int:
-        """A descriptor for `read`, to be closed by the caller. Raises UserError."""
+    @contextmanager
+    def opened(self) -> Iterator[LocalOpenFile]:
+        """See `DataFile.opened`."""
         try:
-            return os.open(self.path, os.O_RDONLY)
+            descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise UserError(f"{self.path}: cannot open: {error.strerror}") from error
+        try:
+            yield LocalOpenFile(self, descriptor)
+        finally:
+            os.close(descriptor)
 
     def check_unchanged(self) -> None:
         """Raise DataChanged if the file has changed or gone."""
         try:
             now = os.stat(self.path)
         except OSError as error:
-            raise DataChanged(
-                f"{self.path} disappeared during the job: {error.strerror}",
-                hint="restore it and resume the job",
-            ) from error
+            raise disappeared(self, error.strerror or str(error)) from error
         if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
-            raise DataChanged(
-                f"{self.path} changed during the job: it had {amount(self.size_bytes, 'byte')}, now"
-                f" {now.st_size}"
-                + ("" if now.st_size != self.size_bytes else " with another modification time"),
-                hint=_NEW_FILE,
-            )
+            raise changed(self, now.st_size, "another modification time")
 
-    def read(self, descriptor: int, begin: int, end: int) -> bytes:
-        """Return the bytes [begin, end).
 
-        Raises DataChanged if the file ends before `end`, and UserError if it is unreadable.
-        """
-        parts: list[bytes] = []
-        offset = begin
-        while offset < end:
-            try:
-                part = os.pread(descriptor, end - offset, offset)
-            except OSError as error:
-                raise UserError(
-                    f"{self.path}: cannot read at offset {offset}: {error.strerror}"
-                ) from error
-            # `pread` may return less than requested, but nothing only at the end of the file.
-            if not part:
-                raise DataChanged(
-                    f"{self.path} was truncated during the job: it ends at offset {offset},"
-                    f" expected {self.size_bytes} bytes",
-                    hint=_NEW_FILE,
-                )
-            parts.append(part)
-            offset += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+def truncated(file: DataFile, offset: int) -> DataChanged:
+    """The error of a file that ends too early."""
+    return DataChanged(
+        f"{file.path} was truncated during the job: it ends at offset {offset},"
+        f" expected {file.size_bytes} bytes",
+        hint=_NEW_FILE,
+    )
+
+
+def disappeared(file: DataFile, why: str) -> DataChanged:
+    """The error of a file that is no longer there."""
+    return DataChanged(
+        f"{file.path} disappeared during the job: {why}", hint="restore it and resume the job"
+    )
+
+
+def changed(file: DataFile, size_bytes: int, otherwise: str) -> DataChanged:
+    """The error of a file that now has this size; `otherwise` is what differs if not the size."""
+    return DataChanged(
+        f"{file.path} changed during the job: it had {amount(file.size_bytes, 'byte')}, now"
+        f" {size_bytes}" + ("" if size_bytes != file.size_bytes else f" with {otherwise}"),
+        hint=_NEW_FILE,
+    )
 
 
 def with_digest(files: Sequence[DataFile]) -> list[bool]:
@@ -148,8 +231,8 @@ def check_as_counted(files: Sequence[DataFile], counted: Source) -> None:
 def _check_one(file: DataFile, old: str) -> None:
     size, _, rest = old.partition(":")
     mtime_ns, _, digest = rest.partition(":")
-    # The cheap comparison first: the digest reads the whole file.
-    if f"{size}:{mtime_ns}" == file.fingerprint:
+    # The cheap comparison first: the digest may read the whole file.
+    if file.fingerprint in (old, f"{size}:{mtime_ns}"):
         return
     hint = _NEW_FILE
     if size != str(file.size_bytes):
@@ -193,7 +276,7 @@ def refuse_compressed(path: str, beginning: bytes) -> None:
             )
 
 
-def look_at(path: str) -> DataFile:
+def look_at_path(path: str) -> LocalFile:
     """The file at `path`. Raises UserError if it is missing, not a readable file, or empty."""
     try:
         facts = os.stat(path)
@@ -205,15 +288,15 @@ def look_at(path: str) -> DataFile:
         ) from error
     # A pipe cannot be read twice, and opening one blocks.
     if not stat.S_ISREG(facts.st_mode):
-        raise UserError(f"{path} is not a regular file")
+        raise UserError(f"{path} is not a regular file", hint="name a file, a directory or a glob")
     if not os.access(path, os.R_OK):
         raise UserError(f"{path}: permission denied", hint=f"chmod +r {path}")
     if facts.st_size == 0:
         raise UserError(f"{path} is empty", hint="remove it, or write records into it")
-    return DataFile(path, facts.st_size, facts.st_mtime_ns)
+    return LocalFile(path, facts.st_size, facts.st_mtime_ns)
 
 
-def expand(origin: str) -> tuple[str, ...]:
+def expand_path(origin: str) -> tuple[str, ...]:
     """The files that a path, a directory or a glob names, sorted.
 
     In a directory, subdirectories and names that begin with `.` or `_` (markers of writers such as
@@ -273,17 +356,12 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_data(path: str, *, file: bool) -> bool:
-    # Drops directories, but keeps broken links: `look_at` reports them.
+    # Drops directories, but keeps broken links: `look_at_path` reports them.
     return file or not os.path.exists(path)
 
 
 def _missing(path: str) -> UserError:
     """The error that explains why a path does not exist."""
-    if is_address(path):
-        return UserError(
-            f"{path} is an address, but only paths are read",
-            hint="mount the storage and name its path, or read it with custom_data_reader",
-        )
     try:
         os.stat(path)
     except OSError as error:

@@ -11,7 +11,8 @@ from typing import final
 from elasticdl.data.base import Reader
 from elasticdl.data.csv_files import CsvDialect, CsvFormat
 from elasticdl.data.file_reader import Counting, FileFormat, FileReader
-from elasticdl.data.files import expand, refuse_compressed
+from elasticdl.data.files import refuse_compressed
+from elasticdl.data.origins import expand, look_at
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError
 from elasticdl.flag_values import Scalar
@@ -187,11 +188,9 @@ def _format_of(path: str, *, csv_params: bool) -> Format:
         return _SUFFIXES[suffix]
     if csv_params:
         return Format.CSV
-    try:
-        with open(path, "rb") as file:
-            beginning = file.read(12)
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+    file = look_at(path)
+    with file.opened() as opened:
+        beginning = opened.read(0, min(12, file.size_bytes))
     refuse_compressed(path, beginning)
     if beginning[:4] in _BEGINNINGS:
         return _BEGINNINGS[beginning[:4]]

@@ -29,7 +29,8 @@ from elasticdl.data.columns import (
     records_of,
     select,
 )
-from elasticdl.data.files import DataFile, check_as_counted, look_at
+from elasticdl.data.files import DataFile, check_as_counted
+from elasticdl.data.origins import look_at_all
 from elasticdl.data.places import record_location
 from elasticdl.errors import UserError
 from elasticdl.shard import Source
@@ -75,7 +76,7 @@ def read_npy(
 
     Raises UserError if they differ from what was `counted`.
     """
-    files = [look_at(path) for path in paths]
+    files = look_at_all(paths)
     if counted is not None:
         check_as_counted(files, counted)
     columns: dict[str, Column] = {}
@@ -87,7 +88,12 @@ def read_npy(
 def _columns_of_npz(file: DataFile, names: Sequence[str]) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     try:
-        with zipfile.ZipFile(file.path) as archive, open(file.path, "rb") as stream:
+        with (
+            file.opened() as opened,
+            opened.stream() as outer,
+            zipfile.ZipFile(outer) as archive,
+            opened.stream() as stream,
+        ):
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
                 if not names or name in names:
@@ -140,11 +146,12 @@ def _stored(file: DataFile, stream: IO[bytes]) -> StoredColumn | None:
 def _columns_of_npy(file: DataFile) -> dict[str, Column]:
     stem = Path(file.path).stem
     try:
-        with open(file.path, "rb") as stream:
+        with file.opened() as opened, opened.stream() as stream:
             column: Column | None = _stored(file, stream)
-        if column is not None and column.dtype.names is None:
-            return {stem: column}
-        array: Any = np.load(file.path, allow_pickle=False)
+            if column is not None and column.dtype.names is None:
+                return {stem: column}
+            stream.seek(0)
+            array: Any = np.load(stream, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise UserError(
             f"{file.path}: not a complete .npy file: {error}",

@@ -7,11 +7,13 @@ floating point. In other columns it makes the record bad, unless `fill_null` giv
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 
 import numpy as np
 import pyarrow as pa
@@ -107,7 +109,7 @@ class ParquetFormat:
     def _open(self, file: DataFile) -> _Footer:
         if file.path not in self._footers:
             try:
-                with pq.ParquetFile(file.path) as opened:
+                with _parquet(file) as opened:
                     self._footers[file.path] = _Footer(
                         opened.metadata, opened.schema_arrow, _runs(opened.metadata)
                     )
@@ -123,7 +125,7 @@ class ParquetFormat:
         if key not in self._tables:
             names = list(self.metadata(file).column_names)
             try:
-                with pq.ParquetFile(file.path, metadata=self._open(file).footer) as opened:
+                with _parquet(file, self._open(file).footer) as opened:
                     table = opened.read_row_groups(
                         list(run.groups), columns=names, use_threads=False
                     ).select(names)
@@ -157,6 +159,23 @@ class ParquetFormat:
         if bad:
             columns = {name: column[good] for name, column in columns.items()}
         return Block(columns, table.num_rows, bad, tuple(examples))
+
+
+@contextmanager
+def _parquet(file: DataFile, footer: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    with file.opened() as opened:
+        if isinstance(opened.native, int):
+            with pq.ParquetFile(file.path, metadata=footer) as parquet:
+                yield parquet
+            return
+        # Through our stream, for its retries. `pre_buffer` joins ranges into few large requests.
+        with (
+            opened.stream() as stream,
+            pq.ParquetFile(
+                pa.PythonFile(cast(io.IOBase, stream), mode="r"), metadata=footer, pre_buffer=True
+            ) as parquet,
+        ):
+            yield parquet
 
 
 def _runs(footer: pq.FileMetaData) -> list[_Run]:
@@ -216,7 +235,7 @@ def _first_length(file: DataFile, name: str) -> int:
 
     0 if there is none.
     """
-    with pq.ParquetFile(file.path) as opened:
+    with _parquet(file) as opened:
         for batch in opened.iter_batches(batch_size=1024, columns=[name], use_threads=False):
             lengths = pc.list_value_length(batch.column(0)).drop_null()
             if len(lengths):

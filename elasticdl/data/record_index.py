@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from elasticdl.data import index_cache
 from elasticdl.data.files import DataFile
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.flag import is_address
 from elasticdl.native._native import crc32c
 
 STRIDE_RECORDS = 256
@@ -144,7 +145,7 @@ def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
     """
     if file.size_bytes <= SMALL_BYTES:
         return build(file)
-    place = json.dumps([os.path.abspath(file.path), options, STRIDE_RECORDS, STRIDE_BYTES])
+    place = json.dumps([_absolute(file.path), options, STRIDE_RECORDS, STRIDE_BYTES])
     key = f"{place} {file.fingerprint}"
     name = hashlib.sha256(place.encode()).hexdigest()[:32]
     try:
@@ -158,6 +159,10 @@ def cached(file: DataFile, options: str, build: Build) -> RecordIndex:
     file.check_unchanged()
     index_cache.keep(name, encode(index, key))
     return index
+
+
+def _absolute(path: str) -> str:
+    return path if is_address(path) else os.path.abspath(path)
 
 
 def encode(index: RecordIndex, key: str) -> bytes:

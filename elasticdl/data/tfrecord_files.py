@@ -13,7 +13,6 @@ from typing import final
 import numpy as np
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.file_reader import opened
 from elasticdl.data.files import DataFile, refuse_compressed
 from elasticdl.data.places import record_location
 from elasticdl.data.record_index import (
@@ -45,15 +44,16 @@ class TFRecordFormat:
         return 0, ()  # checksums of data are verified at reading
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
-        with opened(file) as descriptor:
-            for span in self._index(file).spans(begin, end):
-                data = file.read(descriptor, span.begin, span.end)
+        spans = list(self._index(file).spans(begin, end))
+        with file.opened() as opened:
+            parts = opened.ranges((span.begin, span.end) for span in spans)
+            for span, data in zip(spans, parts, strict=True):
                 yield _block(file, data, span)
 
     def place(self, file: DataFile, number: int) -> str:
         span = next(self._index(file).spans(number, number + 1))
-        with opened(file) as descriptor:
-            data = file.read(descriptor, span.begin, span.end)
+        with file.opened() as opened:
+            data = opened.read(span.begin, span.end)
         *_, used = _native.tfrecord_rows(data, span.skip, np.empty(0, object))
         return f"{record_location(file.path, number)} at offset {span.begin + used}"
 
@@ -64,10 +64,11 @@ class TFRecordFormat:
 
 
 def _build(file: DataFile) -> RecordIndex:
-    with opened(file) as descriptor:
-        refuse_compressed(file.path, file.read(descriptor, 0, min(4, file.size_bytes)))
+    with file.opened() as opened:
+        refuse_compressed(file.path, opened.read(0, min(4, file.size_bytes)))
         return from_native(
-            file, _native.tfrecord_index(descriptor, file.size_bytes, STRIDE_RECORDS, STRIDE_BYTES)
+            file,
+            _native.tfrecord_index(opened.native, file.size_bytes, STRIDE_RECORDS, STRIDE_BYTES),
         )
 
 

@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.local.machine import CGROUP, memory_kills
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
-from elasticdl.data.files import expand
+from elasticdl.data.origins import expand
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.formatting import STACKS_VARIABLE
 from elasticdl.job import JobSpec

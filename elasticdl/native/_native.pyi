@@ -1,5 +1,6 @@
 """Hot paths of elasticdl, in C++. Each part says its own in `elasticdl/*/native`."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ Weights: TypeAlias = NDArray[np.floating[Any]]
 
 def crc32c(data: bytes, crc: int = 0) -> int: ...
 def csv_index(
-    fd: int,
+    source: int | Callable[[int, int], bytes],
     begin: int,
     size: int,
     delimiter: str,
@@ -34,7 +35,7 @@ def csv_rows(
     out: NDArray[np.object_],
 ) -> tuple[int, int, list[tuple[int, str, bytes]]]: ...
 def tfrecord_index(
-    fd: int, size: int, stride_records: int, stride_bytes: int
+    source: int | Callable[[int, int], bytes], size: int, stride_records: int, stride_bytes: int
 ) -> dict[str, Any]: ...
 def tfrecord_rows(
     data: bytes, skip: int, out: NDArray[np.object_]

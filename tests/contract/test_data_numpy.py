@@ -10,7 +10,7 @@ import pytest
 
 from elasticdl.data import open_reader
 from elasticdl.data.columns import StoredColumn
-from elasticdl.data.files import look_at
+from elasticdl.data.origins import look_at
 from elasticdl.data.numpy_files import NpzFormat
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId

@@ -110,7 +110,7 @@ def test_one_that_cannot_be_used_among_others_is_not_passed_over(tmp_path: Path)
         ("a\0b", "does not exist"),
         ("n" * 300, "File name too long"),
         ("", "a file without a name does not exist"),
-        ("/dev/null", "unknown data format"),
+        ("/dev/null", "is not a regular file"),
         (".", "has no data files"),
     ],
 )

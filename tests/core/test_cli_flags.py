@@ -806,3 +806,18 @@ def test_a_job_refuses_an_address_on_a_machine_and_on_a_cluster(name: str, clust
                 name: ADDRESS,
             },
         )
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("https://user:do-not-show@host/x.csv", "contains a password, key or signature"),
+        ("https://host/x.csv?X-Amz-Signature=do-not-show", "contains a password, key or signature"),
+        ("memory://do-not-show/x.csv", "memory of one process"),
+    ],
+)
+def test_an_address_that_no_job_may_have_is_refused(address: str, words: str) -> None:
+    flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": address}
+    with pytest.raises(SpecError, match=f"--training-data: .*{words}") as caught:
+        JobSpec.from_flags(Action.TRAIN, flags)
+    assert address.startswith("memory") or "do-not-show" not in str(caught.value)

@@ -104,23 +104,45 @@ nb::object to_python(const RecordIndex& index) {
   return result;
 }
 
-nb::object csv_index(int fd, int64_t begin, int64_t size, char delimiter, bool quoting, int64_t columns, int64_t stride_records,
-                     int64_t stride_bytes) {
-  RecordIndex index;
-  {
-    nb::gil_scoped_release release;
-    index = index_csv(fd, begin, size, Dialect(delimiter, quoting), columns, {stride_records, stride_bytes});
+// Calls read(offset, size) -> bytes. The pass itself runs without the GIL.
+class CalledBytes final : public Bytes {
+ public:
+  explicit CalledBytes(nb::handle function) : function_(function) {}
+
+  ssize_t read(char* to, int64_t size, int64_t offset) override {
+    nb::gil_scoped_acquire acquire;
+    const nb::bytes got = nb::cast<nb::bytes>(function_(offset, size));
+    if (got.size() > static_cast<size_t>(size)) throw nb::value_error("read() returned more bytes than it was asked for");
+    std::memcpy(to, got.data(), got.size());
+    return static_cast<ssize_t>(got.size());
   }
-  return to_python(index);
+
+ private:
+  nb::handle function_;
+};
+
+// Runs a pass, without the GIL, over a descriptor or a function that reads.
+template <class Pass>
+RecordIndex indexed(nb::handle source, const Pass& pass) {
+  if (nb::isinstance<nb::int_>(source)) {
+    FileBytes bytes(nb::cast<int>(source));
+    nb::gil_scoped_release release;
+    return pass(bytes);
+  }
+  CalledBytes bytes(source);
+  nb::gil_scoped_release release;
+  return pass(bytes);
 }
 
-nb::object tfrecord_index(int fd, int64_t size, int64_t stride_records, int64_t stride_bytes) {
-  RecordIndex index;
-  {
-    nb::gil_scoped_release release;
-    index = index_tfrecord(fd, size, {stride_records, stride_bytes});
-  }
-  return to_python(index);
+nb::object csv_index(nb::handle source, int64_t begin, int64_t size, char delimiter, bool quoting, int64_t columns, int64_t stride_records,
+                     int64_t stride_bytes) {
+  const Dialect dialect(delimiter, quoting);
+  return to_python(indexed(
+      source, [&](Bytes& bytes) { return index_csv(bytes, begin, size, dialect, columns, {stride_records, stride_bytes}); }));
+}
+
+nb::object tfrecord_index(nb::handle source, int64_t size, int64_t stride_records, int64_t stride_bytes) {
+  return to_python(indexed(source, [&](Bytes& bytes) { return index_tfrecord(bytes, size, {stride_records, stride_bytes}); }));
 }
 
 nb::object csv_first_row(nb::bytes data, bool final, char delimiter, bool quoting) {

@@ -14,9 +14,9 @@ constexpr int64_t kChunkBytes = 1 << 20;
 constexpr int64_t kMaxRowBytes = 64 << 20;
 
 // Fills `to` completely from `offset`, or records the fault.
-bool read_fully(int fd, int64_t offset, char* to, int64_t size, RecordIndex& index) {
+bool read_fully(Bytes& bytes, int64_t offset, char* to, int64_t size, RecordIndex& index) {
   while (size > 0) {
-    const ssize_t got = ::pread(fd, to, static_cast<size_t>(size), offset);
+    const ssize_t got = bytes.read(to, size, offset);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
       index.fault = got < 0 ? Fault::io : Fault::truncated;
@@ -118,19 +118,19 @@ class CsvPass {
 // The 12 bytes in front of each record, through a small buffer so that small records cost no call each.
 class HeaderBuffer {
  public:
-  HeaderBuffer(int fd, int64_t size, RecordIndex& index) : fd_(fd), size_(size), index_(index), buffer_(256 << 10) {}
+  HeaderBuffer(Bytes& bytes, int64_t size, RecordIndex& index) : bytes_(bytes), size_(size), index_(index), buffer_(256 << 10) {}
 
   const char* at(int64_t offset) {
     if (offset < begin_ || offset + 12 > begin_ + held_) {
       begin_ = offset;
       held_ = std::min<int64_t>(static_cast<int64_t>(buffer_.size()), size_ - offset);
-      if (!read_fully(fd_, offset, buffer_.data(), held_, index_)) return nullptr;
+      if (!read_fully(bytes_, offset, buffer_.data(), held_, index_)) return nullptr;
     }
     return buffer_.data() + (offset - begin_);
   }
 
  private:
-  int fd_;
+  Bytes& bytes_;
   int64_t size_;
   RecordIndex& index_;
   std::vector<char> buffer_;
@@ -140,13 +140,17 @@ class HeaderBuffer {
 
 }  // namespace
 
+ssize_t FileBytes::read(char* to, int64_t size, int64_t offset) {
+  return ::pread(fd_, to, static_cast<size_t>(size), offset);
+}
+
 std::string what_is_wrong(const RowScan& scan, int64_t columns) {
   if (static_cast<int64_t>(scan.fields) != columns)
     return "expected " + std::to_string(columns) + " fields, got " + std::to_string(scan.fields);
   return scan.stray ? "text between a closing quote and the end of its field" : "";
 }
 
-RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride) {
+RecordIndex index_csv(Bytes& bytes, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride) {
   RecordIndex index;
   index.columns = columns;
   CsvPass pass(index, dialect, begin, size, stride);
@@ -154,7 +158,7 @@ RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialec
   int64_t held = 0;  // bytes of an unfinished row, at the front of the buffer
   while (pass.offset() + held < size) {
     const int64_t more = std::min<int64_t>(static_cast<int64_t>(buffer.size()) - held, size - pass.offset() - held);
-    if (!read_fully(fd, pass.offset() + held, buffer.data() + held, more, index)) return index;
+    if (!read_fully(bytes, pass.offset() + held, buffer.data() + held, more, index)) return index;
     held += more;
     const int64_t used = pass.take(buffer.data(), held, pass.offset() + held == size);
     if (index.fault != Fault::none) return index;
@@ -171,10 +175,10 @@ RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialec
   return index;
 }
 
-RecordIndex index_tfrecord(int fd, int64_t size, Stride stride) {
+RecordIndex index_tfrecord(Bytes& bytes, int64_t size, Stride stride) {
   RecordIndex index;
   EntryMaker entries(index, size, stride);
-  HeaderBuffer headers(fd, size, index);
+  HeaderBuffer headers(bytes, size, index);
   int64_t records = 0;
   int64_t offset = 0;
   for (; offset < size; ++records) {

@@ -1,6 +1,8 @@
 // One pass over a CSV or TFRecord file: records the offset of every n-th record, so that a shard is read without the
-// bytes before it. No Python here; the file descriptor is read with pread, so its position does not change.
+// bytes before it. No Python here.
 #pragma once
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -43,13 +45,31 @@ struct RecordIndex {
 inline constexpr size_t kExamples = 3;
 inline constexpr int64_t kMaxEntries = 500'000;  // 12 MB in memory
 
+// Where a pass gets its bytes. A pass reads forward, but for the 11 bytes before the last that it read.
+class Bytes {
+ public:
+  virtual ~Bytes() = default;
+  // Like pread: how many bytes from `offset` on are in `to`, 0 at the end, -1 with errno.
+  virtual ssize_t read(char* to, int64_t size, int64_t offset) = 0;
+};
+
+// Reads a descriptor with pread, so its position does not change.
+class FileBytes final : public Bytes {
+ public:
+  explicit FileBytes(int fd) : fd_(fd) {}
+  ssize_t read(char* to, int64_t size, int64_t offset) override;
+
+ private:
+  int fd_;
+};
+
 // Describes a bad row; "" for a good one.
 std::string what_is_wrong(const RowScan& scan, int64_t columns);
 
 // Bytes [begin, size) of a CSV file. `columns` is the right number of fields; 0: that of the first row.
-RecordIndex index_csv(int fd, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride);
+RecordIndex index_csv(Bytes& bytes, int64_t begin, int64_t size, const Dialect& dialect, int64_t columns, Stride stride);
 
 // A TFRecord file of `size` bytes. Checks each length with its checksum, but skips the data.
-RecordIndex index_tfrecord(int fd, int64_t size, Stride stride);
+RecordIndex index_tfrecord(Bytes& bytes, int64_t size, Stride stride);
 
 }  // namespace elasticdl::data

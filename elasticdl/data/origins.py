@@ -1,0 +1,44 @@
+"""The files that an origin names, on the machine or in an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from elasticdl.data.files import DataFile, expand_path, look_at_path
+from elasticdl.flag import is_address
+
+_LOOKS_AT_ONCE = 16
+
+
+def expand(origin: str) -> tuple[str, ...]:
+    """The files that a path, a directory, a glob or an address names, sorted.
+
+    Raises UserError if there are none.
+    """
+    if is_address(origin):
+        # Object stores take pyarrow, whose import takes 0.2 s.
+        from elasticdl.data.remote_files import expand_address
+
+        return expand_address(origin)
+    return expand_path(origin)
+
+
+def look_at(path: str) -> DataFile:
+    """The file at a path or an address.
+
+    Raises UserError if it is missing, not a readable file, or empty.
+    """
+    if is_address(path):
+        from elasticdl.data.remote_files import look_at_object
+
+        return look_at_object(path)
+    return look_at_path(path)
+
+
+def look_at_all(paths: Sequence[str]) -> list[DataFile]:
+    """`look_at` for each path. Objects are looked at concurrently, since each look takes long."""
+    if not any(map(is_address, paths)):
+        return [look_at(path) for path in paths]
+    with ThreadPoolExecutor(min(_LOOKS_AT_ONCE, len(paths))) as pool:
+        return list(pool.map(look_at, paths))
