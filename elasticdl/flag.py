@@ -37,6 +37,8 @@ class Value:
 
 DIRECTORY = Value("PATH", Offer.DIRECTORIES)
 """A path, absolute in a settled job; an address such as `s3://…` is refused."""
+PLACE = Value("PATH|ADDRESS", Offer.DIRECTORIES)
+"""A path, absolute in a settled job, or the address of a folder in an object store."""
 DATA = Value("PATH")
 """A path, an address, a pattern of either, or what the module's own reader accepts."""
 
@@ -64,11 +66,11 @@ def local_path(text: str) -> str:
     return text
 
 
-def data_origin(text: str) -> str:
-    """Return the name of data as it is.
+def path_or_address(text: str) -> str:
+    """Return a path or an address as it is.
 
-    Raises ValueError for an address that no worker could read, or that contains a secret: the job's
-    files and logs would show it.
+    Raises ValueError for an address that only one process knows, or that contains a secret: the
+    job's files and logs would show it.
     """
     if is_address(text):
         if _PASSWORD.match(text) or _SIGNED.search(text):

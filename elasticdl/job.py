@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from elasticdl.errors import SpecError
-from elasticdl.flag import UnusedOnRing, mark
+from elasticdl.flag import UnusedOnRing, is_address, mark
 from elasticdl.job_choices import (
     TLS_AUTO,
     TLS_OFF,
@@ -226,6 +226,13 @@ class JobSpec(Section):
                 "--evaluation-steps or --evaluation-seconds without --validation-data",
                 hint="set --validation-data to the data to evaluate on",
             )
+        if self.action is Action.PREDICT and is_address(self.checkpoint.output):
+            raise SpecError(
+                f"--output {self.checkpoint.output}: predictions are written to directories only",
+                hint=(
+                    "name a directory, or write them with the module's PredictionOutputsProcessor"
+                ),
+            )
         self.kubernetes.check()
         if not self.on_kubernetes and self.page_secret is not None:
             raise SpecError(
@@ -246,7 +253,7 @@ class JobSpec(Section):
                 ),
             )
         kept, job_dir = self.checkpoint, self.cluster.job_dir
-        if kept.output and not self.kubernetes.keeps(kept.output):
+        if kept.output and not is_address(kept.output) and not self.kubernetes.keeps(kept.output):
             raise SpecError(
                 f"--output {kept.output} is not on a writable --volume, so it would be lost with"
                 " its pod",

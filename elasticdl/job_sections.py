@@ -22,13 +22,14 @@ from elasticdl.errors import SpecError
 from elasticdl.flag import (
     DATA,
     DIRECTORY,
+    PLACE,
     NeededBy,
     UnusedOnRing,
     UsedBy,
     Value,
-    data_origin,
     local_path,
     mark,
+    path_or_address,
 )
 from elasticdl.flag_values import (
     MAX_WORKERS,
@@ -61,7 +62,8 @@ _PAIRS = Value("KEY=VALUE", repeats=True)
 Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params), _PAIRS]
 Envs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_envs), _PAIRS]
 Directory: TypeAlias = Annotated[str, AfterValidator(local_path), DIRECTORY]
-Data: TypeAlias = Annotated[str, AfterValidator(data_origin), DATA]
+Place: TypeAlias = Annotated[str, AfterValidator(path_or_address), PLACE]
+Data: TypeAlias = Annotated[str, AfterValidator(path_or_address), DATA]
 _TRAIN, _EVALUATE, _PREDICT = (Action.TRAIN,), (Action.EVALUATE,), (Action.PREDICT,)
 _NO_SERVERS = "there are no parameter servers"
 LEAST_PART = 8
@@ -261,10 +263,11 @@ class CheckpointSection(Section):
             " none yet."
         ),
     )
-    output: Annotated[Directory, UsedBy(_TRAIN + _PREDICT)] = Field(
+    output: Annotated[Place, UsedBy(_TRAIN + _PREDICT)] = Field(
         default="",
         description=(
-            "Directory for the exported model, or for predictions if the module has no"
+            "Directory, or address such as s3://bucket/key, for the exported model; or directory"
+            " for predictions if the module has no"
             " PredictionOutputsProcessor."
         ),
     )

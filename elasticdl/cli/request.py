@@ -16,7 +16,7 @@ from typing import Any, final
 
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import SpecError
-from elasticdl.flag import DATA, DIRECTORY, Value, is_address, mark
+from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_name import generated_name
@@ -151,5 +151,6 @@ def _absolute_data(origin: str) -> str:
 
 _ABSOLUTE: Mapping[Value | None, Callable[[str], str]] = {
     DIRECTORY: _absolute,
+    PLACE: lambda place: place if is_address(place) else _absolute(place),
     DATA: _absolute_data,
 }

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticdl.errors import SpecError
+from elasticdl.errors import SpecError, UserError
+from elasticdl.flag import is_address
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -37,7 +38,8 @@ def refuse_output(spec: JobSpec) -> None:
     refuses a folder with anything else. A resumed job needs no check: the contents may be its own.
     """
     place = spec.checkpoint.output
-    if not place or spec.action == "evaluate":
+    # `refuse_output_address` looks at an object store, once the processes run where they are.
+    if not place or is_address(place) or spec.action == "evaluate":
         return
     path = Path(place)
     try:
@@ -84,6 +86,27 @@ def _refuse_to_replace(path: Path) -> None:
                 f" {path / 'export'}"
             ),
         )
+
+
+def refuse_output_address(spec: JobSpec) -> None:
+    """Raise UserError if `--output` is an address that the job cannot or must not write to.
+
+    TransientError: the store does not answer. A resumed job may find its own export.
+    """
+    place = spec.checkpoint.output
+    if not is_address(place) or spec.action != "train":
+        return
+    # It takes pyarrow, which a job without addresses does not need.
+    from elasticdl.storage import folders
+
+    foreign = [name for name in folders.names_in(place) if name not in _OF_AN_EXPORT]
+    if foreign and not spec.checkpoint.resume:
+        raise UserError(
+            f"--output {place} contains {_listed(foreign)}, which is not from an earlier export;"
+            " the export replaces the whole folder",
+            hint="choose a new folder, or one with only an earlier export",
+        )
+    folders.try_to_write(place)
 
 
 def _why_fixed(path: Path) -> str:

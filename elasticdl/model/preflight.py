@@ -12,6 +12,7 @@ from elasticdl.errors import PermanentError, UserError
 from elasticdl.formatting import BUILDING, amount
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
+from elasticdl.jobdir.output_folder import refuse_output_address
 from elasticdl.model.bad_record_filter import BadRecordFilter, Fed
 from elasticdl.model.dry_run import (
     DryRun,
@@ -68,6 +69,7 @@ class JobPreflight:
         """
         if self.spec.trains_on_ring:
             horovod()
+        refuse_output_address(self.spec)
         if self.spec.action is Action.PREDICT:
             check_destination(self.module, self.spec.checkpoint.output)
         for task, origin in self._origins().items():

@@ -104,19 +104,19 @@ class Store:
         """What a folder contains, `deep` with all below it, sorted by address."""
         from pyarrow.fs import FileSelector
 
-        selector = FileSelector(self._path(address), recursive=deep)
+        selector = FileSelector(self._path(address), recursive=deep, allow_not_found=True)
         infos = attempt(address, "list", lambda: self._system.get_file_info(selector), limits)
         entries = (self._entry(info) for info in infos)
         return sorted((entry for entry in entries if entry), key=lambda entry: entry.address)
 
-    def write(self, address: str, data: bytes) -> None:
+    def write(self, address: str, data: bytes, limits: Limits = RUNNING) -> None:
         """Write an object. In S3, GCS and Azure, readers see the old one or the new one."""
 
         def put() -> None:
             with self._created(address) as stream:
                 stream.write(data)
 
-        attempt(address, "write", put)
+        attempt(address, "write", put, limits)
 
     def upload(self, file: Path, address: str) -> None:
         """Write an object with the bytes of a file."""
@@ -128,10 +128,12 @@ class Store:
 
         attempt(address, "write", put)
 
-    def remove(self, address: str) -> None:
+    def remove(self, address: str, limits: Limits = RUNNING) -> None:
         """Remove an object; an absent one is success."""
         with suppress(Absent):
-            attempt(address, "remove", lambda: self._system.delete_file(self._path(address)))
+            attempt(
+                address, "remove", lambda: self._system.delete_file(self._path(address)), limits
+            )
 
     def remove_below(self, address: str) -> None:
         """Remove all objects of a folder; an absent one is success."""

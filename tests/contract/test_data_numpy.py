@@ -10,8 +10,8 @@ import pytest
 
 from elasticdl.data import open_reader
 from elasticdl.data.columns import StoredColumn
-from elasticdl.data.origins import look_at
 from elasticdl.data.numpy_files import NpzFormat
+from elasticdl.data.origins import look_at
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
 

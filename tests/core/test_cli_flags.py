@@ -821,3 +821,21 @@ def test_an_address_that_no_job_may_have_is_refused(address: str, words: str) ->
     with pytest.raises(SpecError, match=f"--training-data: .*{words}") as caught:
         JobSpec.from_flags(Action.TRAIN, flags)
     assert address.startswith("memory") or "do-not-show" not in str(caught.value)
+
+
+def test_predictions_go_to_directories_only() -> None:
+    flags = {
+        "model_zoo": "zoo",
+        "model_def": "iris",
+        "prediction_data": "s3://bucket/x.csv",
+        "checkpoint_dir_for_init": "checkpoints",
+        "output": ADDRESS,
+    }
+    with pytest.raises(SpecError, match="predictions are written to directories only"):
+        JobSpec.from_flags(Action.PREDICT, flags)
+
+
+def test_an_export_s_address_needs_no_volume_on_a_cluster() -> None:
+    flags = {"model_def": "iris", "training_data": "s3://bucket/x.csv", "image_name": "i"}
+    spec = JobSpec.from_flags(Action.TRAIN, {**flags, "output": ADDRESS})
+    assert spec.checkpoint.output == ADDRESS

@@ -52,7 +52,7 @@ def export(parameters: FixedParameters) -> list[Path]:
         parameters,  # type: ignore[arg-type]
         SPEC,
         lambda dense, tables, directory: written.append(directory),
-        Path("out"),
+        "out",
         Outbox(),
     )
     task.run(Loaded(Batch(HeldLease(Lease(Task.EXPORT, None, 0)))))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
+from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.flags_file import write_flags
@@ -265,7 +266,7 @@ def _try_place(place: str, flag: str) -> None:
 
     Raises SpecError, or PermanentError if the disk is full.
     """
-    if not place:
+    if not place or is_address(place):
         return
     path = Path(place)
     for folder in _make(path, flag):

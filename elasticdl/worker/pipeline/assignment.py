@@ -30,13 +30,9 @@ class Assignment:
     """All data of the job, as it was when its records were counted."""
 
     @property
-    def output(self) -> Path:
-        """The directory of an export or of predictions."""
-        return (
-            Path(self.spec.checkpoint.output)
-            if self.spec.checkpoint.output
-            else self.job_dir / "export"
-        )
+    def output(self) -> str:
+        """The directory of predictions, or the directory or address of an export."""
+        return self.spec.checkpoint.output or str(self.job_dir / "export")
 
     def origin(self, task: Task) -> str:
         """The name of a task's data."""

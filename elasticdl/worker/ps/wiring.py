@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import final
 
 from elasticdl.errors import PermanentError
@@ -213,7 +214,7 @@ def _bounds(spec: JobSpec, ps_model: PsModel) -> Bounds:
 
 def _sink(assignment: Assignment, module: ModelModule, context: WorkerContext) -> Sink:
     if module.prediction_outputs_processor is None or assignment.spec.action is not Action.PREDICT:
-        return FileSink(assignment.output, context)
+        return FileSink(Path(assignment.output), context)
     with user_code("PredictionOutputsProcessor", module.zoo):
         processor: Processor = module.prediction_outputs_processor()
     return ProcessorSink(processor, module.zoo, assignment.name.index, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, final
@@ -10,12 +11,14 @@ import numpy as np
 
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError
+from elasticdl.flag import is_address
 from elasticdl.rpc.parameters import Floats, Int64s
 from elasticdl.shard import SnapshotId
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.shutdown import NonFinite
 
+SAVED_MODEL = "saved_model.pb"
 Tables: TypeAlias = Sequence[tuple[Int64s, Floats]]
 
 
@@ -34,7 +37,8 @@ class ExportTask:
     """Runs export leases.
 
     `write(dense, tables, directory)` writes to a temporary directory and renames it, so that an
-    export is never incomplete.
+    export is never incomplete. In an object store, no folder without SAVED_MODEL is an export, and
+    that object comes last.
     """
 
     def __init__(
@@ -42,20 +46,20 @@ class ExportTask:
         parameter_reader: ParameterReader,
         parameters: ParametersSpec,
         write: Callable[[Floats, Tables, Path], None],
-        directory: Path,
+        destination: str,
         outbox: Outbox,
     ) -> None:
         self._parameter_reader = parameter_reader
         self._parameters = parameters
         self._write = write
-        self._directory = directory
+        self._destination = destination
         self._outbox = outbox
 
     def run(self, loaded: Loaded) -> None:
         """Export the model.
 
-        Raises PermanentError if the directory is not writable, and NonFinite if the model has
-        diverged.
+        Raises PermanentError if the directory is not writable, NonFinite if the model has diverged,
+        and TransientError if the object store stays unavailable.
         """
         snapshot = loaded.batch.held.lease.snapshot
         dense = self._parameter_reader.dense(snapshot)
@@ -65,13 +69,24 @@ class ExportTask:
         ]
         self._check(dense, tables)
         try:
-            self._write(dense, tables, self._directory)
+            if is_address(self._destination):
+                self._upload(dense, tables)
+            else:
+                self._write(dense, tables, Path(self._destination))
         except OSError as error:
             raise PermanentError(
-                f"cannot export to {self._directory}: {error.strerror or error}",
+                f"cannot export to {self._destination}: {error.strerror or error}",
                 hint="check --output",
             ) from error
-        self._outbox.exported(str(self._directory))
+        self._outbox.exported(self._destination)
+
+    def _upload(self, dense: Floats, tables: Tables) -> None:
+        from elasticdl.storage import folders
+
+        with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
+            made = Path(temporary) / "export"
+            self._write(dense, tables, made)
+            folders.replace(made, self._destination, last=SAVED_MODEL)
 
     def _check(self, dense: Floats, tables: Tables) -> None:
         """The last steps may have made weights non-finite that no batch has used since."""

@@ -1,0 +1,144 @@
+"""The seam to object stores: one suite for S3 on loopback and for fsspec's memory."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.errors import TransientError, UserError
+from elasticdl.storage import folders
+from elasticdl.storage.attempts import Absent, Limits, attempt, reason
+from elasticdl.storage.store import store_of
+from tests.object_store import ObjectStore, reached, serving
+
+pytestmark = pytest.mark.contract
+QUICK = Limits(give_up_s=0.3, first_pause_s=0.01)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with serving() as store, reached(store):
+        yield store
+
+
+@pytest.fixture(params=["s3", "memory"])
+def folder(request: pytest.FixtureRequest, server: ObjectStore) -> str:
+    """The address of a new folder."""
+    name = uuid.uuid4().hex
+    return f"s3://bucket/{name}" if request.param == "s3" else f"memory://bucket/{name}"
+
+
+def test_what_was_written_is_read_listed_and_removed(folder: str, tmp_path: Path) -> None:
+    store = store_of(folder)
+    (tmp_path / "big").write_bytes(bytes(range(256)) * (12 << 12))
+    store.write(f"{folder}/a", b"first")
+    store.write(f"{folder}/a", b"second")
+    store.upload(tmp_path / "big", f"{folder}/below/big")
+    assert store.open(f"{folder}/a").read(0, 6) == b"second"
+    big = store.open(f"{folder}/below/big")
+    assert big.read(256 * 5000, 256 * 5001) == bytes(range(256))
+    assert [(entry.address, entry.is_folder) for entry in store.listed(folder)] == [
+        (f"{folder}/a", False),
+        (f"{folder}/below", True),
+    ]
+    sizes = {
+        entry.address: entry.size_bytes
+        for entry in store.listed(folder, deep=True)
+        if not entry.is_folder
+    }
+    assert sizes == {f"{folder}/a": 6, f"{folder}/below/big": 12 << 20}
+    store.remove(f"{folder}/a")
+    store.remove(f"{folder}/a")
+    store.remove_below(f"{folder}/below")
+    store.remove_below(f"{folder}/below")
+    assert not [entry for entry in store.listed(folder, deep=True) if not entry.is_folder]
+
+
+def test_what_is_not_there_is_absent(folder: str) -> None:
+    store = store_of(folder)
+    assert store.look_at(f"{folder}/none") is None
+    assert store.listed(f"{folder}/none") == []
+    with pytest.raises(Absent, match=f"{folder}/none does not exist"):
+        store.open(f"{folder}/none")
+
+
+def test_a_replaced_folder_has_the_new_files_only(folder: str, tmp_path: Path) -> None:
+    for name in ("saved_model.pb", "variables/index", "variables/data"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    store = store_of(folder)
+    store.write(f"{folder}/variables/old", b"")
+    store.write(f"{folder}/saved_model.pb", b"old")
+    folders.replace(tmp_path, folder, last="saved_model.pb")
+    assert folders.names_in(folder) == ["saved_model.pb", "variables"]
+    assert [
+        entry.address.removeprefix(folder) for entry in store.listed(f"{folder}/variables")
+    ] == [
+        "/variables/data",
+        "/variables/index",
+    ]
+
+
+def test_the_file_that_says_complete_is_never_beside_half_of_the_others(
+    server: ObjectStore, tmp_path: Path
+) -> None:
+    for name in ("a", "last"):
+        (tmp_path / name).write_text(name)
+    folders.replace(tmp_path, "s3://bucket/export", last="last")
+    server.requests.clear()
+    folders.replace(tmp_path, "s3://bucket/export", last="last")
+    # After a removal, pyarrow marks the folder with an object that ends with a slash.
+    writes = [
+        one
+        for one in server.requests
+        if one.startswith(("PUT", "DELETE")) and not one.endswith("/")
+    ]
+    assert writes == [
+        "DELETE bucket/export/last",
+        "PUT bucket/export/a",
+        "PUT bucket/export/last",
+    ]
+
+
+def test_writes_outlive_unavailability(server: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(11 << 20))
+    server.faults.unavailable = 7
+    store = store_of("s3://bucket/x")
+    store.write("s3://bucket/x", b"small")
+    server.faults.unavailable = 7
+    store.upload(tmp_path / "big", "s3://bucket/big")
+    assert (server.get("x"), len(server.get("big"))) == (b"small", 11 << 20)
+
+
+def test_a_store_that_stays_away_is_given_up_with_its_reason(server: ObjectStore) -> None:
+    server.put("x", b"data")
+    opened = store_of("s3://bucket/x").open("s3://bucket/x", QUICK)
+    server.faults.down = True
+    try:
+        with pytest.raises(TransientError, match=r"s3://bucket/x: cannot read at offset 0, tried"):
+            opened.read(0, 4)
+    finally:
+        server.faults.down = False
+    assert opened.read(0, 4) == b"data"
+
+
+@pytest.mark.parametrize("words", ["ACCESS_DENIED", "HTTP status 403", "SIGNATURE_DOES_NOT_MATCH"])
+def test_what_no_repetition_mends_is_not_repeated(words: str) -> None:
+    calls: list[int] = []
+
+    def refused() -> Any:
+        calls.append(1)
+        raise OSError(f"AWS Error {words} during GetObject")
+
+    with pytest.raises(UserError, match="access denied"):
+        attempt("s3://bucket/x", "read", refused)
+    assert len(calls) == 1
+
+
+def test_a_signed_request_in_an_error_is_not_shown() -> None:
+    error = OSError("GET https://host/x?X-Amz-Signature=abc123&X-Amz-Security-Token=def failed")
+    assert "abc123" not in reason(error) and "def" not in reason(error)
