@@ -85,6 +85,16 @@ def path_or_address(text: str) -> str:
     return text
 
 
+def only_address(text: str) -> str:
+    """Return an address, or '', as it is. Raises ValueError for a path."""
+    if text and not is_address(text):
+        raise ValueError(
+            f"{text!r} is a path, but an address such as s3://bucket/key is expected; checkpoints"
+            " on disk are in --job-dir"
+        )
+    return text
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class UsedBy:

@@ -29,6 +29,7 @@ from elasticdl.flag import (
     Value,
     local_path,
     mark,
+    only_address,
     path_or_address,
 )
 from elasticdl.flag_values import (
@@ -252,6 +253,13 @@ class CheckpointSection(Section):
     )
     keep_checkpoint_max: Annotated[int, UsedBy(_TRAIN)] = Field(
         default=3, ge=0, description="Number of newest checkpoints to keep; 0 keeps all."
+    )
+    checkpoint_dir: Annotated[Place, AfterValidator(only_address), UsedBy(_TRAIN)] = Field(
+        default="",
+        description=(
+            "Address in an object store, such as s3://bucket/key, to copy each checkpoint to; with"
+            " --resume also where to look for newer ones than in --job-dir."
+        ),
     )
     checkpoint_dir_for_init: Annotated[Directory, NeededBy(_EVALUATE + _PREDICT)] = Field(
         default="", description="Checkpoint directory to initialize the parameters from."

@@ -12,7 +12,6 @@ _FUNCTION: Final = "a module's function has this very name: rename it in the mod
 
 FLAGS: Final[Mapping[str, str]] = {
     "num_minibatches_per_task": "--records-per-task N: minibatches × --minibatch-size",
-    "checkpoint_dir": "checkpoints lie in JOB_DIR/checkpoints: give --job-dir",
     "max_step": "return elasticdl.model.callbacks.MaxStepsStopping from the module's callbacks()",
     "use_async": "--sync trains synchronously, --no-sync asynchronously",
     "lr_staleness_modulation": "--max-staleness bounds how stale a worker's own gradients are",

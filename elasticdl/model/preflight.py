@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from elasticdl.checkpoint import copies
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.errors import PermanentError, UserError
@@ -34,6 +35,7 @@ from elasticdl.model.structure import Structure
 from elasticdl.model.sync_choice import sync_choice
 from elasticdl.model.usercode import place, user_code
 from elasticdl.shard import Shard, ShardId, Source, Task
+from elasticdl.storage.folders import try_to_write
 
 _FIRST_BATCHES = 8
 """Minibatches to try before it is an error that `feed` keeps none of their records."""
@@ -70,6 +72,7 @@ class JobPreflight:
         if self.spec.trains_on_ring:
             horovod()
         refuse_output_address(self.spec)
+        self._refuse_checkpoint_address()
         if self.spec.action is Action.PREDICT:
             check_destination(self.module, self.spec.checkpoint.output)
         for task, origin in self._origins().items():
@@ -100,6 +103,15 @@ class JobPreflight:
             "model": {**dry_run.summary(), **tried},
             "warnings": self.warnings,
         }
+
+    def _refuse_checkpoint_address(self) -> None:
+        """Raise UserError if the job cannot keep copies of its checkpoints."""
+        kept = self.spec.checkpoint
+        if not kept.checkpoint_dir:
+            return
+        if not kept.resume:
+            copies.refuse_foreign(kept.checkpoint_dir)
+        try_to_write(kept.checkpoint_dir)
 
     def _origins(self) -> Mapping[Task, str]:
         """The data that the job's action uses."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.errors import UserError
+from elasticdl.private_file import private
 from elasticdl.storage.address import parse
 from elasticdl.storage.attempts import RUNNING, Absent, Limits, attempt
 
@@ -119,14 +120,24 @@ class Store:
         attempt(address, "write", put, limits)
 
     def upload(self, file: Path, address: str) -> None:
-        """Write an object with the bytes of a file."""
+        """Write an object with the bytes of a file. Also raises OSError of the file."""
+        with file.open("rb", buffering=0) as source:
 
-        def put() -> None:
-            with file.open("rb", buffering=0) as source, self._created(address) as stream:
-                while chunk := source.read(_CHUNK_BYTES):
-                    stream.write(chunk)
+            def put() -> None:
+                source.seek(0)
+                with self._created(address) as stream:
+                    while chunk := source.read(_CHUNK_BYTES):
+                        stream.write(chunk)
 
-        attempt(address, "write", put)
+            attempt(address, "write", put)
+
+    def download(self, address: str, file: Path) -> None:
+        """Write a new file with the bytes of an object. Also raises OSError of the file."""
+        opened = self.open(address)
+        with open(file, "xb", buffering=0, opener=private) as target:
+            for begin in range(0, opened.size_bytes, _CHUNK_BYTES):
+                target.write(opened.read(begin, min(opened.size_bytes, begin + _CHUNK_BYTES)))
+            os.fsync(target.fileno())
 
     def remove(self, address: str, limits: Limits = RUNNING) -> None:
         """Remove an object; an absent one is success."""

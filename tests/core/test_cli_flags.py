@@ -40,6 +40,7 @@ MOUNT = {
 }
 OTHERS: dict[str, tuple[str, Any]] = {
     "model_zoo": ("z", "z"),
+    "checkpoint_dir": ("s3://b/c", "s3://b/c"),
     "model_def": ("a.b", "a.b"),
     "model_params": ("lr=0.5;name='1';deep=true", {"lr": 0.5, "name": "1", "deep": True}),
     "data_reader_params": ("sep=|", {"sep": "|"}),

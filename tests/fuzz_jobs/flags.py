@@ -456,6 +456,7 @@ EXCLUDED: Mapping[str, str] = {
     "checkpoint_dir_for_init": (
         "given to the second job of a draft that begins with the first one's checkpoint"
     ),
+    "checkpoint_dir": "takes an object store: tests/process/test_job_remote.py",
     "resume": "given to the second run of a job that was stopped",
 }
 """Flags that `draw` does not draw, and why."""

@@ -79,7 +79,8 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
             f"{directory.path} already contains a job",
             hint=_continue_or_leave(spec, directory),
         )
-    if spec.checkpoint.resume:
+    # The copies may be all that is left of the job: the master looks at them.
+    if spec.checkpoint.resume and not spec.checkpoint.checkpoint_dir:
         refuse_resume(directory)
     init = spec.checkpoint.checkpoint_dir_for_init
     if init and not has_checkpoint(Path(init)):

@@ -12,7 +12,7 @@ from typing import Protocol, final
 
 from pydantic import ValidationError
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.layout import incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.strategy import strategy_of
@@ -81,6 +81,25 @@ class CheckpointArchive:
         """
         if not self._spec.resume:
             return self._afresh()
+        passed_over = self._fetch_newer()
+        start = self._newest()
+        return replace(start, passed_over=(*passed_over, *start.passed_over))
+
+    def _fetch_newer(self) -> tuple[str, ...]:
+        """Bring a newer copy from --checkpoint-dir here; return why others were passed over."""
+        if not self._spec.checkpoint_dir:
+            return ()
+        here = store.complete_ones(self._checkpoints)
+        newest = (store.version_in_name(here[0]) or 0) if here else -1
+        try:
+            return copies.fetch_newer(self._spec.checkpoint_dir, self._checkpoints, newest)
+        except OSError as error:
+            raise PermanentError(
+                f"cannot write to {self._checkpoints}: {error.strerror or error}",
+                hint="free disk space, or choose another --job-dir",
+            ) from error
+
+    def _newest(self) -> JobStart:
         if (checkpoint := store.newest(self._checkpoints)) is not None:
             return self._resumed(checkpoint)
         if damaged := incomplete_checkpoint(self._checkpoints):
@@ -133,6 +152,8 @@ class CheckpointArchive:
             await asyncio.to_thread(store.abandon, making)
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
         self.restore_from = str(directory)
+        if self._spec.checkpoint_dir:
+            await asyncio.to_thread(self._copy, directory, manifest)
         try:
             await asyncio.to_thread(
                 store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version
@@ -140,6 +161,16 @@ class CheckpointArchive:
         except OSError as error:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
         return str(directory), manifest.bytes
+
+    def _copy(self, directory: Path, manifest: Manifest) -> None:
+        """Copy a checkpoint to --checkpoint-dir. Raises TransientError."""
+        address = self._spec.checkpoint_dir
+        try:
+            copies.upload(directory, manifest, address)
+            copies.prune(address, self._spec.keep_checkpoint_max, manifest.version)
+        except (UserError, OSError) as error:
+            # Rights or a bucket may come back; the checkpoint here stays.
+            raise TransientError(f"cannot copy {directory.name} to {address}: {error}") from error
 
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers that a user scaled the job to, for a resume."""

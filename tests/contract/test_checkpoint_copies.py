@@ -1,0 +1,108 @@
+"""Copies of checkpoints in an object store: whole or none, whatever ends a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticdl.checkpoint import copies, store
+from elasticdl.checkpoint.manifest import Manifest, PartFile
+from elasticdl.errors import UserError
+from tests.object_store import ObjectStore, reached, serving
+
+pytestmark = pytest.mark.contract
+ADDRESS = "s3://bucket/job/checkpoints"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with serving() as made, reached(made):
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def empty(server: ObjectStore) -> None:
+    server.buckets["bucket"].clear()
+
+
+def checkpoint(checkpoints: Path, version: int) -> tuple[Path, Manifest]:
+    making = store.begin(checkpoints)
+    (making / "part.bin").write_bytes(bytes([version]) * 5000)
+    part = PartFile(name="part.bin", bytes=5000, checksum=store.checksum(making / "part.bin"))
+    manifest = Manifest(version=version, servers=1, parameters=None, files=(part,), ledger="{}")
+    return store.complete(making, manifest), manifest
+
+
+def copied(tmp_path: Path, *versions: int) -> None:
+    for version in versions:
+        copies.upload(*checkpoint(tmp_path / "there", version), ADDRESS)
+
+
+def fetched(tmp_path: Path, than: int = -1) -> tuple[list[str], tuple[str, ...]]:
+    here = tmp_path / "here"
+    passed_over = copies.fetch_newer(ADDRESS, here, than)
+    names = sorted(path.name for path in here.iterdir()) if here.exists() else []
+    return names, passed_over
+
+
+def test_the_newest_copy_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    copied(tmp_path, 9, 10)
+    assert fetched(tmp_path) == (["version-10"], ())
+    assert store.verify(tmp_path / "here/version-10").version == 10
+
+
+def test_a_copy_that_is_not_newer_is_left_alone(tmp_path: Path) -> None:
+    copied(tmp_path, 10)
+    assert fetched(tmp_path, than=10) == ([], ())
+
+
+@pytest.mark.parametrize("key", ["manifest.json", "part.bin"])
+def test_a_copy_without_one_of_its_files_is_passed_over(
+    key: str, server: ObjectStore, tmp_path: Path
+) -> None:
+    copied(tmp_path, 9, 10)
+    del server.buckets["bucket"][f"job/checkpoints/version-10/{key}"]
+    names, (why,) = fetched(tmp_path)
+    assert names == ["version-9"] and key in why
+
+
+def test_a_copy_with_other_bytes_is_passed_over(server: ObjectStore, tmp_path: Path) -> None:
+    copied(tmp_path, 9, 10)
+    server.put("job/checkpoints/version-10/part.bin", b"x" * 5000)
+    names, (why,) = fetched(tmp_path)
+    assert names == ["version-9"] and "checksum" in why
+
+
+def test_the_newest_is_found_though_the_listing_lacks_it(
+    server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied(tmp_path, 9, 10)
+    monkeypatch.setattr("elasticdl.storage.folders.names_in", lambda address: ["version-9"])
+    assert fetched(tmp_path) == (["version-10"], ())
+
+
+def test_the_manifest_is_gone_while_a_version_is_copied_again(
+    server: ObjectStore, tmp_path: Path
+) -> None:
+    directory, manifest = checkpoint(tmp_path / "there", 10)
+    copies.upload(directory, manifest, ADDRESS)
+    (directory / "part.bin").unlink()
+    with pytest.raises(OSError, match=r"part\.bin"):
+        copies.upload(directory, manifest, ADDRESS)
+    assert not server.keys("job/checkpoints/version-10/manifest.json")
+
+
+def test_only_the_newest_copies_are_kept(server: ObjectStore, tmp_path: Path) -> None:
+    copied(tmp_path, 1, 2, 10, 11)
+    copies.prune(ADDRESS, 2, newest=11)
+    assert copies.versions(ADDRESS) == [11, 10]
+    assert not server.keys("job/checkpoints/version-2/")
+
+
+def test_a_new_job_does_not_mix_its_checkpoints_with_another_s(tmp_path: Path) -> None:
+    copies.refuse_foreign(ADDRESS)
+    copied(tmp_path, 1)
+    with pytest.raises(UserError, match="contains checkpoints of another job"):
+        copies.refuse_foreign(ADDRESS)
