@@ -68,6 +68,27 @@ def parse_envs(value: object) -> object:
     return {key: str(item) for key, item in pairs.items()} if isinstance(pairs, Mapping) else pairs
 
 
+_SECRETS = re.compile(
+    r"AWS_(?:SECRET_ACCESS_KEY|SESSION_TOKEN)"
+    r"|AZURE_(?:STORAGE_(?:ACCOUNT_KEY|KEY|SAS_TOKEN|CONNECTION_STRING)|CLIENT_SECRET)"
+)
+
+
+def refuse_secrets(envs: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables as they are. Raises ValueError for one that is a secret.
+
+    The job's files, and its objects on a cluster, show them to everyone who may read those.
+    """
+    for name in envs:
+        if _SECRETS.fullmatch(name):
+            raise ValueError(
+                f"{name} is a secret, which the job's files would show; set it in the environment"
+                " of the command, or mount a file and name its path, such as"
+                " AWS_SHARED_CREDENTIALS_FILE"
+            )
+    return envs
+
+
 class _Texts(dict[str, str]):
     """Values as typed, by key."""
 

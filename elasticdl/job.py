@@ -265,15 +265,16 @@ class JobSpec(Section):
                 " so it would be lost with its pod",
                 hint=_VOLUME,
             )
-        if (kept.checkpoint_steps or kept.resume) and not self.kubernetes.keeps(job_dir):
-            flag = "--checkpoint-steps" if kept.checkpoint_steps else "--resume"
+        needing = ("checkpoint_steps", "checkpoint_dir", "resume")
+        given = [flag_of(name) for name in needing if getattr(kept, name)]
+        if given and not self.kubernetes.keeps(job_dir):
             where = (
                 f"--job-dir {job_dir} is not on a writable --volume"
                 if job_dir
                 else "no --job-dir is given"
             )
             raise SpecError(
-                f"{flag} needs a --job-dir on a volume that all pods share, but {where}",
+                f"{given[0]} needs a --job-dir on a volume that all pods share, but {where}",
                 hint=_VOLUME,
             )
 

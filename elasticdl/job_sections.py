@@ -39,6 +39,7 @@ from elasticdl.flag_values import (
     parse_envs,
     parse_params,
     parse_staleness,
+    refuse_secrets,
 )
 from elasticdl.job_choices import (
     TLS_AUTO,
@@ -61,7 +62,9 @@ class Section(BaseModel):
 
 _PAIRS = Value("KEY=VALUE", repeats=True)
 Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params), _PAIRS]
-Envs: TypeAlias = Annotated[Mapping[str, str], BeforeValidator(parse_envs), _PAIRS]
+Envs: TypeAlias = Annotated[
+    Mapping[str, str], BeforeValidator(parse_envs), AfterValidator(refuse_secrets), _PAIRS
+]
 Directory: TypeAlias = Annotated[str, AfterValidator(local_path), DIRECTORY]
 Place: TypeAlias = Annotated[str, AfterValidator(path_or_address), PLACE]
 Data: TypeAlias = Annotated[str, AfterValidator(path_or_address), DATA]

@@ -266,6 +266,8 @@ def _expand(origin: str) -> tuple[str, ...]:
     entries = store.listed(origin, limits=STARTING)
     objects = [each.address for each in entries if _is_data(each)]
     if not objects:
+        if not entries:
+            _require_bucket(parse(origin))
         raise UserError(
             f"folder {origin} has no data files" if entries else f"{origin} does not exist",
             hint="name an object, a folder of objects, or a glob",
@@ -273,11 +275,23 @@ def _expand(origin: str) -> tuple[str, ...]:
     return tuple(objects)
 
 
+def _require_bucket(address: Address) -> None:
+    """Raise UserError if the bucket itself is absent: a store may list nothing then."""
+    if store_of(address.root, STARTING).look_at(address.root, STARTING) is None:
+        raise UserError(
+            f"{address}: the bucket does not exist", hint="check its name, region and endpoint"
+        )
+
+
 def _is_data(entry: Entry) -> bool:
     return not entry.is_folder and not parse(entry.address).name.startswith((".", "_"))
 
 
 def _matches(pattern: Address) -> tuple[str, ...]:
+    if has_magic(pattern.host):
+        raise UserError(
+            f"{pattern}: the bucket is a pattern", hint="name the bucket; patterns are for keys"
+        )
     parts = pattern.key.split("/")
     fixed = next(number for number, part in enumerate(parts) if has_magic(part))
     folder = f"{pattern.root}/{'/'.join(parts[:fixed])}".rstrip("/")
@@ -288,6 +302,7 @@ def _matches(pattern: Address) -> tuple[str, ...]:
         entry.address for entry in entries if not entry.is_folder and fits(parse(entry.address).key)
     )
     if not objects:
+        _require_bucket(pattern)
         raise UserError(
             f"no object matches {pattern}",
             hint="check the pattern, and quote it so that the shell does not expand it",

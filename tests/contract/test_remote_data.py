@@ -6,6 +6,7 @@ The reader's own suite is in `test_data_reader_contract.py`; its files are uploa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from elasticdl.data.files import DataChanged
 from elasticdl.data.remote_files import RemoteOpenFile, look_at_object
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
+from elasticdl.storage.store import forget_connections
 from tests.contract.test_data_reader_contract import IN_FILES, RECORDS, read, write
-from tests.object_store import ObjectStore, reached, serving
+from tests.object_store import KEY, SECRET, ObjectStore, reached, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.contract
@@ -168,11 +170,13 @@ def test_an_object_that_changed_since_its_records_were_counted_is_named(
     ("origin", "words"),
     [
         ("s3://elsewhere/x.csv", "the bucket does not exist"),
+        ("s3://elsewhere/*.csv", "the bucket does not exist"),
         ("s3://bucket/none.csv", "s3://bucket/none.csv does not exist"),
         ("s3://bucket/*.tsv", "no object matches"),
         ("s3://bucket/folder", "has no data files"),
         ("s3://bucket/empty.csv", "is empty"),
         ("s3:///x.csv", "names no bucket"),
+        ("s3://buck*/x.csv", "the bucket is a pattern"),
         ("nowhere://x/y.csv", "nowhere:// addresses are unknown"),
     ],
 )
@@ -182,6 +186,16 @@ def test_what_is_not_there_is_said_at_once(origin: str, words: str, store: Objec
     with pytest.raises(UserError) as caught:
         open_reader(origin, {}).sources()
     assert words in caught.value.message and caught.value.hint
+
+
+@contextmanager
+def reached_as_set() -> Iterator[None]:
+    """Connect anew, with the environment as it is now."""
+    forget_connections()
+    try:
+        yield
+    finally:
+        forget_connections()
 
 
 def test_wrong_credentials_are_said_and_not_shown(
@@ -196,23 +210,6 @@ def test_wrong_credentials_are_said_and_not_shown(
     assert "do-not-show" not in f"{caught.value}{caught.value.hint}{caught.value.__cause__}"
 
 
-def reached_as_set() -> Any:
-    """Connect anew, with the environment as it is now."""
-    from contextlib import contextmanager
-
-    from elasticdl.storage.store import forget_connections
-
-    @contextmanager
-    def anew() -> Iterator[None]:
-        forget_connections()
-        try:
-            yield
-        finally:
-            forget_connections()
-
-    return anew()
-
-
 def test_an_address_that_fsspec_knows_is_read_through_it() -> None:
     import fsspec
 
@@ -221,3 +218,16 @@ def test_an_address_that_fsspec_knows_is_read_through_it() -> None:
     reader = open_reader("memory://data/*.csv", {})
     (source,) = reader.sources()
     assert read(reader, source.name, 0, 2) == [1, 3]
+
+
+def test_credentials_may_come_from_a_mounted_file(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = store.put("a.csv", b"number,text\n1,2\n")
+    file = tmp_path / "credentials"
+    file.write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    with reached_as_set():
+        assert open_reader(address, {}).sources()[0].records == 1

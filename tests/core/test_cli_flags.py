@@ -840,3 +840,27 @@ def test_an_export_s_address_needs_no_volume_on_a_cluster() -> None:
     flags = {"model_def": "iris", "training_data": "s3://bucket/x.csv", "image_name": "i"}
     spec = JobSpec.from_flags(Action.TRAIN, {**flags, "output": ADDRESS})
     assert spec.checkpoint.output == ADDRESS
+
+
+def test_a_secret_variable_of_the_job_is_refused_and_not_shown() -> None:
+    flags = {
+        "model_zoo": "zoo",
+        "model_def": "iris",
+        "training_data": "x.csv",
+        "envs": "AWS_REGION=r;AWS_SECRET_ACCESS_KEY=do-not-show",
+    }
+    with pytest.raises(SpecError, match="--envs: AWS_SECRET_ACCESS_KEY is a secret") as caught:
+        JobSpec.from_flags(Action.TRAIN, flags)
+    assert "do-not-show" not in str(caught.value)
+
+
+def test_a_path_for_copies_of_checkpoints_is_refused() -> None:
+    flags = {"model_zoo": "z", "model_def": "i", "training_data": "x", "checkpoint_dir": "/data"}
+    with pytest.raises(SpecError, match="--checkpoint-dir: '/data' is a path"):
+        JobSpec.from_flags(Action.TRAIN, flags)
+
+
+def test_copies_of_checkpoints_need_a_shared_place_on_a_cluster() -> None:
+    flags = {"model_def": "i", "training_data": "s3://b/x.csv", "image_name": "i"}
+    with pytest.raises(SpecError, match="--checkpoint-dir needs a --job-dir on a volume"):
+        JobSpec.from_flags(Action.TRAIN, {**flags, "checkpoint_dir": ADDRESS})

@@ -43,6 +43,8 @@ def _restart(spec: JobSpec) -> str:
     own: dict[str, Any] = {"job_dir": None}
     if spec.kubernetes.keeps(spec.cluster.job_dir):
         own["job_dir"] = next_name(spec.cluster.job_dir)
+    if spec.checkpoint.checkpoint_dir:
+        own["checkpoint_dir"] = next_name(spec.checkpoint.checkpoint_dir)
     if spec.action is Action.PREDICT and spec.checkpoint.output:
         own["output"] = _beside(spec)
     return (
