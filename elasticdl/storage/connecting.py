@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _OF_PYARROW = {"gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
 _CONNECT_S = 5.0
+_GOOGLE_RETRY_S = 10
 _SDK_ATTEMPTS = 2
 """`attempt` repeats with longer pauses, and for longer."""
 
@@ -29,7 +30,7 @@ def connected(root: Address, limits: Limits) -> tuple[FileSystem, str]:
         return attempt(str(root), "connect", lambda: _s3(root), limits), root.host
     if root.scheme in _OF_PYARROW:
         return attempt(str(root), "connect", lambda: _of_pyarrow(root), limits)
-    return _of_fsspec(root)
+    return attempt(str(root), "connect", lambda: _of_fsspec(root), limits)
 
 
 def _s3(root: Address) -> FileSystem:
@@ -58,7 +59,10 @@ def _of_pyarrow(root: Address) -> tuple[FileSystem, str]:
     from pyarrow.fs import FileSystem
 
     try:
-        system, path = FileSystem.from_uri(f"{_OF_PYARROW[root.scheme]}://{root.host}/")
+        scheme = _OF_PYARROW[root.scheme]
+        # Google's client would repeat by itself for 15 minutes.
+        options = f"?retry_limit_seconds={_GOOGLE_RETRY_S}" if scheme == "gs" else ""
+        system, path = FileSystem.from_uri(f"{scheme}://{root.host}/{options}")
     except (NotImplementedError, ImportError) as error:
         raise UserError(
             f"this pyarrow cannot open {root.scheme}:// addresses: {error}",

@@ -152,14 +152,14 @@ class CheckpointArchive:
             await asyncio.to_thread(store.abandon, making)
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
         self.restore_from = str(directory)
-        if self._spec.checkpoint_dir:
-            await asyncio.to_thread(self._copy, directory, manifest)
         try:
             await asyncio.to_thread(
                 store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version
             )
         except OSError as error:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
+        if self._spec.checkpoint_dir:
+            await asyncio.to_thread(self._copy, directory, manifest)
         return str(directory), manifest.bytes
 
     def _copy(self, directory: Path, manifest: Manifest) -> None:
