@@ -28,7 +28,7 @@ from tests.object_store import serving
 LATENCY_S = 0.02
 SHARDS = 24
 ROWS = 600_000
-JOBS = 3
+JOBS = 2
 
 
 def serve(folder: str, pipe: Connection) -> None:
