@@ -8,7 +8,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -98,7 +97,3 @@ def test_no_file_of_the_jobs_has_the_credentials(remote: Remote) -> None:
     for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
         assert SECRET.encode() not in path.read_bytes(), path
     assert not any(SECRET in output for output in remote.outputs)
-
-
-def test_no_temporary_export_is_left(remote: Remote) -> None:
-    assert not list(Path("/tmp").glob("elasticdl-export-*/export"))
