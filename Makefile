@@ -1,4 +1,4 @@
-.PHONY: fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster
+.PHONY: fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
 BIN := .venv/bin
 WORKERS ?= 2
 CLUSTERS ?= 2
@@ -65,6 +65,9 @@ fix: prepare  ## Format, and fix what can be fixed automatically.
 cluster: prepare  ## Run a real Kubernetes in its own namespaces until Ctrl-C (Linux, root, Go).
 	$(BIN)/python -m tests.kubernetes.cluster.cluster
 
+wheel: horovod  ## Wheel, source, the ring's wheel and an SBOM in dist/; PYTHONS="python3.11 python3.13" builds for several interpreters.
+	@scripts/wheel $(PYTHONS)
+
 prepare:
 	@scripts/prepare
 
@@ -72,6 +75,7 @@ lock: prepare  ## Pin all dependencies again, with hashes, within the bounds of 
 	$(LOCK) pyproject.toml --extra zoo --extra dev --extra docs --group ring --output-file requirements.lock
 	$(LOCK) pyproject.toml --group ring --constraint requirements.lock --output-file docker/requirements.lock
 	$(LOCK) --group build --constraint requirements.lock --output-file docker/build.lock
+	$(LOCK) --group package --constraint requirements.lock --output-file scripts/wheel.lock
 	mkdir -p build/gpu && sed 's/tensorflow-cpu>/tensorflow[and-cuda]>/' pyproject.toml > build/gpu/pyproject.toml
 	$(LOCK) build/gpu/pyproject.toml --group build/gpu/pyproject.toml:ring --constraint requirements.lock --output-file docker/requirements-gpu.lock
 
