@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +18,7 @@ from elasticdl.flag import Offer, Value, mark
 from elasticdl.job_choices import Action
 from elasticdl.job_problems import flag_of
 from elasticdl.job_sections import FIELDS, SECTIONS, is_needed, is_used
-from elasticdl.original_names import FLAGS
+from elasticdl.original_names import FLAGS, VALUES
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -108,6 +109,14 @@ class JobCommand(click.Command):
                 raise
             text = f"this ElasticDL has no {error.option_name}: {instead}"
             raise click.UsageError(text, error.ctx) from None
+        except click.BadParameter as error:
+            name = error.param.name if error.param is not None else None
+            value = re.match("'([^']*)' is not one of", error.message)
+            instead = VALUES.get((name, value[1])) if name and value else None
+            if instead is None:
+                raise
+            text = f"{error.message.rstrip('.')}: {instead}"
+            raise click.BadParameter(text, error.ctx, error.param) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {

@@ -34,6 +34,8 @@ from elasticdl.model.module_file import module_file
 from elasticdl.shard import Source
 
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
+PROCESS = "--process"
+"""Argument that passes the predictions of one batch to the module's PredictionOutputsProcessor."""
 LIMITS = CheckLimits()
 _LOOK_EVERY_S, _LAST_WORDS_S = 0.1, 0.5
 _LAST_LINES, _LAST_BYTES = 15, 16 << 10

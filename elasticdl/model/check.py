@@ -10,6 +10,8 @@ or {"ok": false, "error", "hint", "exit_code": 2}.
 
 In a pod each of these lines begins with CHECK_MARK: what user code prints is in the same log.
 
+With `--process`, the module's PredictionOutputsProcessor gets the predictions of one batch.
+
 It runs in a process of its own because it imports TensorFlow and runs user code. User code gets an
 empty stdin, and its output goes to stderr.
 """
@@ -31,7 +33,9 @@ from elasticdl.model.stages import Stages
 from elasticdl.model.tensorflow_import import load_tensorflow
 
 
-def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
+def check(
+    spec: JobSpec, stages: Stages | None = None, *, processes: bool = False
+) -> dict[str, Any]:
     """Run `JobPreflight` and return its answer, or {"ok": false, ...}.
 
     Raises nothing that user code could cause.
@@ -44,7 +48,7 @@ def check(spec: JobSpec, stages: Stages | None = None) -> dict[str, Any]:
 
     try:
         stages.begin(IMPORTING)
-        return JobPreflight(spec, load_module(spec.model), stages).run()
+        return JobPreflight(spec, load_module(spec.model), stages, processes=processes).run()
     except ElasticDLError as error:
         return {
             "ok": False,
@@ -66,7 +70,7 @@ def main() -> int:
     try:
         with open(question, encoding="utf-8") as told:
             spec = JobSpec.model_validate_json(os.environ.pop(SPEC_VARIABLE, "") or told.read())
-        answer_fields = check(spec, stages)
+        answer_fields = check(spec, stages, processes="--process" in sys.argv[1:])
     except Exception as error:  # noqa: BLE001 - the top of the process: the caller always gets an answer
         trace = traceback.format_exc(limit=-4)
         answer_fields = {

@@ -16,6 +16,7 @@ from elasticdl.formatting import amount
 from elasticdl.model.metrics import LOSS
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizer_view import OptimizerView
+from elasticdl.model.output_arrays import for_processor
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import Alone, RingStep
@@ -220,6 +221,13 @@ def check_processor(module: ModelModule) -> None:
             f"{place(processor.process)}: PredictionOutputsProcessor.process: {problem}",
             hint="expected process(self, predictions, worker_id)",
         )
+
+
+def process_once(module: ModelModule, outputs: Structure) -> None:
+    """Pass a batch to the module's processor, with worker -1. Raises UserError."""
+    if module.prediction_outputs_processor is not None:
+        with user_code("PredictionOutputsProcessor.process", module.zoo):
+            module.prediction_outputs_processor().process(for_processor(outputs), -1)
 
 
 def check_destination(module: ModelModule, output: str) -> None:

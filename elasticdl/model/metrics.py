@@ -32,6 +32,8 @@ class NamedMetric:
     name: str
     output: str | None
     metric: Any
+    function: Callable[..., Any] | None = None
+    """The user's function that the metric is a mean of."""
 
 
 @final
@@ -54,7 +56,8 @@ class Metrics:
         """Add a batch; called while a function is traced."""
         self.loss.update_state(loss, sample_weight=examples)
         for named in self._named:
-            with user_code(f"metric {named.name}", self._zoo, self._function):
+            function = named.function or self._function
+            with user_code(f"metric {named.name}", self._zoo, function):
                 named.metric.update_state(*self._of_output(named, labels, predictions))
 
     def states(self) -> dict[str, tuple[tuple[float, ...], ...]]:
@@ -131,11 +134,20 @@ def _named(made: object, module: ModelModule) -> Iterator[NamedMetric]:
     for name, value in made.items():
         if isinstance(value, Mapping):
             for inner, metric in value.items():
-                yield NamedMetric(
-                    f"{name}_{inner}", str(name), _metric(f"{name}_{inner}", metric, where)
-                )
+                yield _named_metric(f"{name}_{inner}", str(name), metric, where)
         else:
-            yield NamedMetric(str(name), None, _metric(str(name), value, where))
+            yield _named_metric(str(name), None, value, where)
+
+
+def _named_metric(name: str, output: str | None, value: object, where: str) -> NamedMetric:
+    function = value if callable(value) and not _is_metric(value) else None
+    return NamedMetric(name, output, _metric(name, value, where), function)
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, keras.metrics.Metric) or (
+        isinstance(value, type) and issubclass(value, keras.metrics.Metric)
+    )
 
 
 def _refuse_twice(named: Sequence[NamedMetric], module: ModelModule) -> None:

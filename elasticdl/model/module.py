@@ -16,7 +16,7 @@ from elasticdl.errors import UserError
 from elasticdl.job_sections import ModelSection
 
 # Import this before any user module: it patches the Keras class that user code makes layers of.
-from elasticdl.model import embedding_hooks  # noqa: F401
+from elasticdl.model import embedding_hooks, zoo_package  # noqa: F401
 from elasticdl.model.module_file import module_file
 from elasticdl.model.usercode import place, user_code
 
@@ -85,23 +85,25 @@ def load_module(section: ModelSection) -> ModelModule:
 def _imported(zoo: Path, name: str) -> ModuleType:
     """Import the module, with the zoo first on the path so that modules find their siblings.
 
-    A module of the same name from another zoo (tests, notebooks) is unloaded first. A module from
-    elsewhere is never unloaded.
+    If a package in the zoo has the name of an installed one, the zoo is last on the path, and the
+    package is imported as a part of the zoo. A module of the same name from another zoo (tests,
+    notebooks) is unloaded first. A module from elsewhere is never unloaded.
     """
-    top = name.partition(".")[0]
-    _forget(zoo, top)
-    if sys.path[0] != str(zoo):
-        sys.path.insert(0, str(zoo))
+    in_package = zoo_package.put_first(zoo)
+    _forget(zoo, zoo.name)
+    _place_on_path(zoo)
     importlib.invalidate_caches()
+    top, _, inner = name.partition(".")
+    if inner and in_package and zoo_package.is_installed(top, zoo):
+        name, top = f"{zoo.name}.{name}", zoo.name
+    else:
+        _refuse_installed(zoo, top)
+        _forget(zoo, top)
     with user_code(f"importing {name}", str(zoo)):
         module = importlib.import_module(name)
-    origin = getattr(module, "__file__", None)
-    if origin is None or not Path(origin).resolve().is_relative_to(zoo):
-        raise UserError(
-            f"--model-def {name!r} has the name of an installed module, {origin or 'built in'}",
-            hint="rename the model module",
-        )
-    _ZOO_MODULES.add(top)
+    if not _is_within(module, zoo):
+        raise _name_taken(name, module)
+    _ZOO_MODULES.update((top, zoo.name) if in_package else (top,))
     return module
 
 
@@ -109,19 +111,34 @@ _ZOO_MODULES: set[str] = set()
 """Top-level names imported from zoos; only these may be unloaded and imported again."""
 
 
+def _place_on_path(zoo: Path) -> None:
+    sys.path[:] = [entry for entry in sys.path if entry != str(zoo)]
+    sys.path.insert(len(sys.path) if zoo_package.hides_installed(zoo) else 0, str(zoo))
+
+
 def _forget(zoo: Path, top: str) -> None:
-    if top not in sys.modules:
-        return
     if top in _ZOO_MODULES:
         for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
             del sys.modules[name]
-        return
-    origin = getattr(sys.modules[top], "__file__", None)
-    if origin is None or not Path(origin).resolve().is_relative_to(zoo):
-        raise UserError(
-            f"--model-def {top!r} has the name of an installed module, {origin or top}",
-            hint="rename the model module",
-        )
+
+
+def _refuse_installed(zoo: Path, top: str) -> None:
+    module = sys.modules.get(top)
+    if module is not None and top not in _ZOO_MODULES and not _is_within(module, zoo):
+        raise _name_taken(top, module)
+
+
+def _is_within(module: ModuleType, zoo: Path) -> bool:
+    origin = getattr(module, "__file__", None)
+    return origin is not None and Path(origin).resolve().is_relative_to(zoo)
+
+
+def _name_taken(name: str, module: ModuleType) -> UserError:
+    return UserError(
+        f"--model-def {name!r} has the name of an installed module,"
+        f" {getattr(module, '__file__', None) or 'built in'}",
+        hint="rename the model module",
+    )
 
 
 def _optional(module: ModuleType, name: str) -> Callable[..., Any] | None:

@@ -20,6 +20,24 @@ _MOST_NAME_CHARS = 1_000
 """A ZIP archive holds names of 64 KiB; longer ones than these are a mistake."""
 
 
+class Predictions(np.ndarray[Any, Any]):
+    """A NumPy array that also answers `numpy()`, as the tensors of the original ElasticDL do."""
+
+    def numpy(self) -> NDArray[Any]:
+        """The plain array, without a copy."""
+        return self.view(np.ndarray)
+
+
+def for_processor(outputs: Structure) -> Structure:
+    """The outputs of a batch, with each array as `Predictions`; no copy of them."""
+    if isinstance(outputs, Mapping):
+        return {key: for_processor(part) for key, part in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        parts = [for_processor(part) for part in outputs]
+        return tuple(parts) if isinstance(outputs, tuple) else parts
+    return np.asarray(outputs).view(Predictions)
+
+
 def file_arrays(outputs: Structure, features: Structure) -> dict[str, NDArray[Any]]:
     """The arrays of a batch by name, as a file without pickle holds them.
 

@@ -21,6 +21,7 @@ from elasticdl.model.dry_run import (
     check_callbacks,
     check_destination,
     check_processor,
+    process_once,
 )
 from elasticdl.model.horovod import horovod
 from elasticdl.model.input import Feeder, grouping
@@ -61,6 +62,8 @@ class JobPreflight:
     stages: Stages = field(default_factory=Stages)
     data: dict[Task, TaskData] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    processes: bool = False
+    """Whether the module's processor gets the predictions of the first batch."""
     grouping: str = ""
     """The likely mistake in `feed`, for when the model rejects its output."""
 
@@ -255,7 +258,11 @@ class JobPreflight:
         if evaluated is not None:
             tried["metrics"] = sorted(dry_run.evaluate(evaluated.features, evaluated.labels))
         if (predicted := self.data.get(Task.PREDICTION)) is not None:
-            self._check_outputs(dry_run.predict(predicted.features), predicted.features)
+            outputs = dry_run.predict(predicted.features)
+            self._check_outputs(outputs, predicted.features)
+            check_processor(self.module)
+            if self.processes:
+                process_once(self.module, outputs)
         return tried
 
     def _check_outputs(self, outputs: Structure, features: Structure) -> None:

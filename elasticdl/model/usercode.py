@@ -7,7 +7,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def described(
             hint=(error.text or "").strip() and f"at: {(error.text or '').strip()}",
         )
     frames = _frames(error, zoo)
-    at = innermost(error, zoo) or (place(function) if function is not None else "")
+    at = innermost(error, zoo) or (_where(function, error) if function is not None else "")
     where = f"{at}: " if at else ""
     if isinstance(error, SystemExit):
         return UserError(
@@ -74,10 +74,26 @@ def described(
     return UserError(f"{where}{summary(error, doing)}", hint=text)
 
 
+_MISSING_INPUT = "Missing data for input"
+_UNNAMED_INPUT = re.compile(r"\bInput\((?!.*\bname=)")
+
+
+def _where(function: Callable[..., Any], error: BaseException) -> str:
+    """The definition of `function`; the first Input without a name if Keras misses its data."""
+    if _MISSING_INPUT in str(error):
+        with suppress(TypeError, OSError):
+            lines, first = inspect.getsourcelines(inspect.unwrap(function))
+            for number, line in enumerate(lines):
+                if _UNNAMED_INPUT.search(line):
+                    return f"{inspect.getsourcefile(inspect.unwrap(function))}:{first + number}"
+    return place(function)
+
+
 TABLE_ADVICE = "make lookup tables once, at the top of the module or in __init__"
 _RANK_ADVICE = (
-    "a tensor has no known rank, as tf.py_function and tf.numpy_function return it: give it one"
-    " where it is made, with set_shape or tf.ensure_shape"
+    "a tensor has no known rank, as tf.py_function, tf.numpy_function and tf.squeeze without an"
+    " axis return it: give tf.squeeze its axis, or set the rank where the tensor is made, with"
+    " set_shape or tf.ensure_shape"
 )
 _ADVICE = {
     "Table not initialized": (
@@ -90,6 +106,9 @@ _ADVICE = {
     ),
     "Cannot take the length of shape with unknown rank": _RANK_ADVICE,
     "as_list() is not defined on an unknown TensorShape": _RANK_ADVICE,
+    _MISSING_INPUT: (
+        "name the model's inputs as feed names its features: keras.Input(..., name='KEY')"
+    ),
 }
 """What to do about messages of TensorFlow that name neither a line nor a cause."""
 

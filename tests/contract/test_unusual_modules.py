@@ -172,7 +172,7 @@ UNKNOWN_RANK = {
     "metric": (
         f"def same(labels, predictions): return {NUMPY.format('labels', 'float32')}\n"
         "def eval_metrics_fn(): return {'same': same}\n",
-        "def eval_metrics_fn",
+        "def same",
     ),
     "model": (
         "def custom_model():\n"

@@ -219,6 +219,23 @@ def test_a_flag_of_the_original_is_told_what_takes_its_place(
     assert "no --num-minibatches-per-task: --records-per-task N" in " ".join(said.split())
 
 
+@pytest.mark.parametrize(
+    ("flag", "instead"),
+    [
+        ("--evaluation_throttle_secs=5", "--evaluation-seconds"),
+        ("--docker_image_repository=x", "elasticdl zoo build"),
+        ("--use_go_ps=true", "one parameter server, in C++"),
+        ("--distribution_strategy=Local", "a job without --image-name runs here"),
+        ("--shuffle=true", "`records` shuffles records"),
+    ],
+)
+def test_other_flags_and_values_of_the_original_get_a_word(
+    flag: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", *NEEDED, flag]) == 2
+    assert instead in " ".join(capsys.readouterr().err.split())
+
+
 def test_no_flag_of_the_original_that_exists_is_said_to_be_gone() -> None:
     assert not set(original_names.FLAGS) & set(FIELDS)
     named = {

@@ -36,6 +36,8 @@ def check(file: Path | None, action: str, form: str, **parameters: Any) -> int: 
     """Validate model and data without starting a job.
 
     Loads the model module, runs one batch through it and counts the records. Leaves no files.
+    With --for predict, a PredictionOutputsProcessor of the module gets the predictions of that
+    batch, as those of worker -1.
 
     With --image-name, checks the cluster instead: permissions, quota, priority classes, pod
     security and volumes. The job's master checks model and data, which are in the image, before
@@ -47,7 +49,7 @@ def check(file: Path | None, action: str, form: str, **parameters: Any) -> int: 
 
 def _here(spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.jobs.job_claim import refuse_if_taken, try_places
-    from elasticdl.master.preflight import refuse_paths, run_preflight
+    from elasticdl.master.preflight import COMMAND, PROCESS, refuse_paths, run_preflight
 
     about = "directories"
     try:
@@ -56,7 +58,8 @@ def _here(spec: JobSpec, form: Format) -> int:
         about = "model and data"
         refuse_paths(spec)
         tell("checking the model and the data ...")
-        preflight = run_preflight(spec, tell=tell)
+        command = (*COMMAND, PROCESS) if spec.action is Action.PREDICT else COMMAND
+        preflight = run_preflight(spec, command=command, tell=tell)
     except UserError as error:
         if form != Format.TABLE:
             put(render(_findings_json([Finding(about, Weight.PROBLEM, error.message)]), form))

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.errors import PermanentError
-from elasticdl.model.output_arrays import file_arrays
+from elasticdl.model.output_arrays import file_arrays, for_processor
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Lease
@@ -107,7 +107,7 @@ class ProcessorSink:
         """See `Sink.take`."""
         if outputs is not None:
             with user_code("PredictionOutputsProcessor.process", self._zoo):
-                self._processor.process(outputs, self._worker_id)
+                self._processor.process(for_processor(outputs), self._worker_id)
         lease = batch.held.lease
         advance = Advance(
             batch.end, lease.version, None, batch.bad, batch.bad_examples, done=batch.last
