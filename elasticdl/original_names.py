@@ -84,7 +84,6 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
 """What to give instead of a value, by flag in snake case and value."""
 
 _READERS: Final = "see “A reader of your own” in the documentation"
-_LAYER: Final = "write it as a Keras layer"
 _FEATURES: Final = "use keras.utils.FeatureSpace or Keras' preprocessing layers"
 
 IMPORTS: Final[Mapping[str, str]] = {
@@ -98,17 +97,22 @@ IMPORTS: Final[Mapping[str, str]] = {
     "AbstractDataReader": _READERS,
     "RecordIODataReader": _READERS,
     "ODPSDataReader": _READERS,
-    "Hashing": "keras.layers.Hashing",
-    "IndexLookup": "keras.layers.StringLookup or IntegerLookup",
-    "Discretization": "keras.layers.Discretization",
-    "Normalizer": "keras.layers.Normalization",
-    "RoundIdentity": _LAYER,
-    "LogRound": _LAYER,
-    "ToNumber": _LAYER,
-    "ConcatenateWithOffset": _LAYER,
-    "ToSparse": _LAYER,
-    "ToRagged": _LAYER,
-    "SparseEmbedding": _LAYER,
+    **{
+        name: f"from elasticdl.preprocessing import {name}"
+        for name in (
+            "Hashing",
+            "IndexLookup",
+            "Discretization",
+            "Normalizer",
+            "RoundIdentity",
+            "LogRound",
+            "ToNumber",
+            "ConcatenateWithOffset",
+            "ToSparse",
+            "ToRagged",
+            "SparseEmbedding",
+        )
+    },
     "feature_column": _FEATURES,
 }
 """What to import instead, by name."""

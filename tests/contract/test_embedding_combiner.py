@@ -48,7 +48,9 @@ def features(form: str, weighted: bool) -> dict[str, Any]:
     made = {"ids": ragged(IDS, "int64")}
     if weighted:
         made["weights"] = ragged(WEIGHTS, "float32")
-    return {name: tensor.to_sparse() if form == "sparse" else tensor for name, tensor in made.items()}
+    return {
+        name: tensor.to_sparse() if form == "sparse" else tensor for name, tensor in made.items()
+    }
 
 
 def expected(matrix: tf.Tensor, combiner: str, weighted: bool) -> tf.Tensor:
