@@ -90,7 +90,8 @@ def _imported(zoo: Path, name: str) -> ModuleType:
     notebooks) is unloaded first. A module from elsewhere is never unloaded.
     """
     in_package = zoo_package.put_first(zoo)
-    _forget(zoo, zoo.name)
+    _forget(zoo.name)
+    others = zoo.name in sys.modules
     _place_on_path(zoo)
     importlib.invalidate_caches()
     top, _, inner = name.partition(".")
@@ -98,12 +99,12 @@ def _imported(zoo: Path, name: str) -> ModuleType:
         name, top = f"{zoo.name}.{name}", zoo.name
     else:
         _refuse_installed(zoo, top)
-        _forget(zoo, top)
+        _forget(top)
     with user_code(f"importing {name}", str(zoo)):
         module = importlib.import_module(name)
     if not _is_within(module, zoo):
         raise _name_taken(name, module)
-    _ZOO_MODULES.update((top, zoo.name) if in_package else (top,))
+    _ZOO_MODULES.update((top, zoo.name) if in_package and not others else (top,))
     return module
 
 
@@ -116,7 +117,7 @@ def _place_on_path(zoo: Path) -> None:
     sys.path.insert(len(sys.path) if zoo_package.hides_installed(zoo) else 0, str(zoo))
 
 
-def _forget(zoo: Path, top: str) -> None:
+def _forget(top: str) -> None:
     if top in _ZOO_MODULES:
         for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
             del sys.modules[name]

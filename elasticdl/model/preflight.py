@@ -260,8 +260,8 @@ class JobPreflight:
         if (predicted := self.data.get(Task.PREDICTION)) is not None:
             outputs = dry_run.predict(predicted.features)
             self._check_outputs(outputs, predicted.features)
-            check_processor(self.module)
             if self.processes:
+                check_processor(self.module)
                 process_once(self.module, outputs)
         return tried
 

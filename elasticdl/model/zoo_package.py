@@ -32,11 +32,15 @@ class ZooPackage:
         return spec
 
 
+_zoos: set[Path] = set()
+
+
 def put_first(zoo: Path) -> bool:
     """Make the zoo importable by its name, for this zoo only; return whether it is.
 
     An installed module of that name remains the one that is imported.
     """
+    _zoos.add(zoo)
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ZooPackage)]
     if not zoo.name.isidentifier() or is_installed(zoo.name, zoo):
         return False
@@ -52,7 +56,9 @@ def hides_installed(zoo: Path) -> bool:
 
 def is_installed(name: str, zoo: Path) -> bool:
     """Whether a module of this name, with a file or built in, is outside the zoo."""
-    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != zoo]
+    # Neither the working directory nor zoos that were loaded before are installed.
+    left_out = {zoo, Path.cwd(), *_zoos}
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() not in left_out]
     spec = (
         BuiltinImporter.find_spec(name)
         or FrozenImporter.find_spec(name)

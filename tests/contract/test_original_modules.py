@@ -105,6 +105,21 @@ def test_a_second_zoo_of_the_same_name_has_its_own_modules(tmp_path: Path) -> No
     assert sizes == [7, 8]
 
 
+def test_a_package_of_an_earlier_zoo_is_not_taken_for_an_installed_one(tmp_path: Path) -> None:
+    sizes = []
+    for size in (7, 8):
+        text = "from forest_data.sizes import SIZE\ndef custom_model(): return SIZE\n"
+        files = {
+            "forest_data/__init__.py": "",
+            "forest_data/sizes.py": f"SIZE = {size}\n",
+            "forest_data/model.py": HEADER + FEED + text,
+        }
+        zoo = written(tmp_path / f"zoo_{size}", files)
+        module = load_module(ModelSection(model_zoo=str(zoo), model_def="forest_data.model"))
+        sizes.append(module.custom_model())
+    assert sizes == [7, 8]
+
+
 @pytest.mark.parametrize("init", [True, False])
 def test_a_folder_of_the_zoo_hides_no_installed_package(
     tmp_path: Path, packages: Path, init: bool

@@ -40,12 +40,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     native.mkdir(parents=True)
     for library in (ROOT / "elasticdl/native").glob("*.so"):
         shutil.copy(library, native)
+    # A copy: the build writes messages, which other tests import at this moment.
+    source = folder / "source"
+    left_out = shutil.ignore_patterns("__pycache__", "*.so", "npm")
+    for name in ("elasticdl", "licenses"):
+        shutil.copytree(ROOT / name, source / name, ignore=left_out)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     build = ["build", "--build-base", folder / "build", "--build-lib", folder / "lib"]
     pack = ["bdist_wheel", "--bdist-dir", folder / "packed", "--dist-dir", folder / "dist"]
     about = ["egg_info", "--egg-base", folder]
     # A compiler that fails: nothing is compiled.
     env = {**os.environ, "CXX": "false", "CC": "false"}
-    run(sys.executable, "setup.py", "--quiet", *about, *build, *pack, cwd=ROOT, env=env)
+    run(sys.executable, "setup.py", "--quiet", *about, *build, *pack, cwd=source, env=env)
     return next((folder / "dist").glob("*.whl"))
 
 
