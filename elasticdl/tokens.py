@@ -29,8 +29,13 @@ def derived(token: str, label: str) -> str:
 
 
 def process_token(job_token: str, process: str) -> str:
-    """The token of one process, such as `worker-3` or `ps-0.1`: it stands for that name only."""
-    return derived(job_token, f"process {process}")
+    """The token of one process, such as `worker-3`: it stands for that name only.
+
+    `ps-0` and `ps-0.1` have the same: incarnations of a server may follow one another in one pod,
+    whose description does not change.
+    """
+    name = process.partition(".")[0] if process.startswith("ps-") else process
+    return derived(job_token, f"process {name}")
 
 
 def viewer_token(job_token: str) -> str:

@@ -97,6 +97,8 @@ class ProcessObserved:
     where: str = ""
     waiting_for: str = ""
     """Why it does not run yet, as text; empty when it runs."""
+    place: ProcessName | None = None
+    """The process that the platform was asked for, if it starts others after it in its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ AUTHORITY = "ELASTICDL_AUTHORITY"
 MASTER_AWAY_S = 120.0
 _AWAY = "ELASTICDL_MASTER_AWAY_S"
 KEPT_MEMORY = "ELASTICDL_KEPT_MEMORY"
+IN_PLACE = "ELASTICDL_IN_PLACE"
 
 
 @final
@@ -36,6 +37,11 @@ class RoleEnvironment:
     """How long to wait for a master that does not answer, in seconds."""
     kept_memory: str | None = None
     """The path of memory that outlives its process, as the cluster gives a server; None: none."""
+    in_place: bool = False
+    """The cluster starts one server after the other with this environment.
+
+    `name` is then that of the first one, and the master knows who this one is.
+    """
 
     def variables(self) -> dict[str, str]:
         """All but the token, which is a secret."""
@@ -68,6 +74,7 @@ class RoleEnvironment:
                 os.environ.get(AUTHORITY) or None,
                 float(os.environ.get(_AWAY, MASTER_AWAY_S)),
                 os.environ.get(KEPT_MEMORY) or None,
+                os.environ.get(IN_PLACE) == "1",
             )
         except (KeyError, ValueError) as error:
             raise PermanentError(

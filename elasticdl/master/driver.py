@@ -103,7 +103,14 @@ class Driver:
             match event:
                 case ProcessObserved():
                     self._queue.post(
-                        ProcessSeen(at_s, event.name, event.running, event.where, event.waiting_for)
+                        ProcessSeen(
+                            at_s,
+                            event.name,
+                            event.running,
+                            event.where,
+                            event.waiting_for,
+                            event.place,
+                        )
                     )
                 case ProcessExited():
                     status = replace(

@@ -149,6 +149,7 @@ class Master:
             partial(RingCoordinator, rendezvous=Rendezvous(context=context))
             if self._spec.trains_on_ring
             else None,
+            self.core.resident,
         )
 
     def _welcome(self) -> Welcome:

@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,6 +19,7 @@ from elasticdl.clock import SystemClock
 from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.native import _native
+from elasticdl.private_file import FILE_MODE
 from elasticdl.ps.gauges import Gauges
 from elasticdl.ps.process import before_leaving, in_thread
 from elasticdl.ps.saving import ServerPart, restore, restore_newest_intact
@@ -82,6 +85,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
 
     Returns the exit code.
     """
+    environment = _identified(environment)
     client = _client(environment, environment.master_away_s)
     pair = KeyPair.new() if environment.authority is not None else None
     attached = client.attach(public_key=pair.public if pair is not None else b"")
@@ -122,6 +126,19 @@ def _check_places(server: _native.Server, most_workers: int) -> None:
             files,
             server.most_connections,
         )
+
+
+def _identified(environment: RoleEnvironment) -> RoleEnvironment:
+    """Ask the master who this process is, if several follow one another in one place."""
+    if not environment.in_place:
+        return environment
+    client = _client(environment, environment.master_away_s)
+    try:
+        name = client.who()
+    finally:
+        client.close()
+    _log.info("%s starts in the place of %s", name, environment.name)
+    return replace(environment, name=name)
 
 
 def _take_on(server: _native.Server) -> int | None:
@@ -176,6 +193,9 @@ def _native_server(
         )
 
     try:
+        if memory:
+            # In a pod, the first process of a server has to make the file.
+            os.close(os.open(memory, os.O_RDWR | os.O_CREAT, FILE_MODE))
         return made(memory or "")
     except (MemoryError, OSError) as error:
         if not memory:
@@ -185,7 +205,8 @@ def _native_server(
             "ps-%d keeps no memory beyond this process: %s", place.server, error or "no addresses"
         )
         # A later process must not take on what is older than this one's state.
-        os.truncate(memory, 0)
+        with suppress(FileNotFoundError):
+            os.truncate(memory, 0)
         return made("")
 
 

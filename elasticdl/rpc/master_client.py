@@ -16,6 +16,7 @@ from typing import Any, TypeVar, final
 
 import grpc
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import MasterReplaced, PermanentError, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
@@ -85,6 +86,14 @@ class MasterClient:
         self._revocation = 0
         self._unsettled: set[int] = set()
         """Pushes of synchronous steps whose outcome is not known."""
+
+    def who(self) -> ProcessName:
+        """Who this process is: a server that the platform started in the place of another one.
+
+        `name` is then that one's. Blocks while the master does not know that it has ended.
+        """
+        reply = self._call(self._stub.Who, pb.WhoRequest(), "question who it is")
+        return ProcessName.parse(reply.name)
 
     def attach(
         self,

@@ -207,6 +207,7 @@ class Stage:
         """
         self._certified = certified
         self._on_ring = on_ring
+        self.residents: dict[ProcessName, ProcessName] = {}
         self.directory, self._limits = directory, limits
         self.core = core or ScriptedCore()
         self.journal = ListJournal()
@@ -241,6 +242,7 @@ class Stage:
             Task.TRAINING,
             lambda name: name.index < 9,
             RingCoordinator if self._on_ring else None,
+            lambda place: self.residents.get(place),
         )
         self.cluster = FakeCluster()
         self.events = EventLog(self.directory / "events.jsonl", self.clock.wall_s())

@@ -34,6 +34,7 @@ from elasticdl.rpc.conversation import (
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Task
+from elasticdl.tokens import process_token
 from tests.contract.driver_stage import LEASE, PS, SPEC, TERM, TOKEN, WORKER, Stage
 from tests.waiting import until
 
@@ -132,6 +133,22 @@ def test_a_process_that_ended_is_refused_however_late_it_comes(stage: Stage) -> 
         client.report(Report())
     with pytest.raises(Refused, match="replaced"):
         stage.client().attach()
+
+
+def test_a_server_that_follows_another_one_in_its_place_learns_who_it_is(stage: Stage) -> None:
+    assert stage.client("ps-0").who() == ProcessName.parse("ps-0")
+    stage.client("ps-0").attach()
+    with pytest.raises(TransientError, match="not known yet who follows in the place of ps-0"):
+        stage.client("ps-0", away_s=0.3).who()
+    second = ProcessName.parse("ps-0.1")
+    stage.residents[ProcessName.parse("ps-0")] = second
+    assert stage.client("ps-0").who() == second
+    # The pod has the token of its first process only.
+    stage.client("ps-0.1", process_token(TOKEN, "ps-0")).attach()
+    with pytest.raises(TransientError, match="not known yet"):
+        stage.client("ps-0", away_s=0.3).who()
+    with pytest.raises(Refused, match="may not call Who"):
+        stage.client("worker-1").who()
 
 
 @pytest.mark.parametrize("name", ["", "cook-1", "worker", "worker-x", "../etc-1", "master-0"])

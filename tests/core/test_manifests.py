@@ -284,6 +284,21 @@ def test_a_process_that_ran_out_of_memory_can_be_given_more_than_its_role() -> N
     )
 
 
+def test_a_servers_memory_outlives_its_containers_within_its_limit() -> None:
+    limited = replace(SERVERS, resources=Resources({"memory": "1Gi"}, {"memory": "2Gi"}))
+    more = replace(spec(SERVER), memory_bytes=3 << 30)
+    for plan, process, size in (
+        (SERVERS, spec(SERVER), {}),
+        (limited, spec(SERVER), {"sizeLimit": "2Gi"}),
+        (limited, more, {"sizeLimit": str(3 << 30)}),
+    ):
+        body = pod(OWNER, plan, process)["spec"]
+        assert {"name": "memory", "emptyDir": {"medium": "Memory", **size}} in body["volumes"]
+        assert body["restartPolicy"] == "OnFailure"
+    assert worker()["spec"]["restartPolicy"] == "Never"
+    assert not [one for one in worker()["spec"]["volumes"] if one["name"] == "memory"]
+
+
 def test_an_affinity_of_the_users_own_replaces_ours() -> None:
     mine: dict[str, Any] = {"nodeAffinity": {}}
     plan = replace(WORKERS, placement=Placement(affinity=mine))

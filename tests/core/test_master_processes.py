@@ -328,6 +328,26 @@ def test_a_process_that_nobody_ordered_is_ended(bench: type[Bench]) -> None:
     assert isinstance(revoke, c.RevokeLeases)
 
 
+def test_a_server_that_its_node_starts_again_is_expected_in_its_place(bench: type[Bench]) -> None:
+    job = bench(num_ps_pods=2)
+    job.start()
+    first, second, place = job.ps(0), job.ps(0, 1), job.ps(0)
+    job.put(e.ProcessSeen(0, first, running=True, place=place))
+    job.attach(first, job.ps(1))
+    assert job.state.resident(place) == first
+    # The node is faster than the news of the end.
+    following = e.ProcessSeen(0, second, running=True, place=place)
+    assert job.of(c.StopProcess, job.put(following)) == []
+    assert started(job, job.die(first)) == ["ps-0.1"]
+    assert job.state.resident(place) is None
+    job.put(following)
+    assert job.state.resident(place) == second
+    # Another pod took over: nobody is expected in the first one.
+    job.die(second)
+    job.put(e.ProcessSeen(0, job.ps(0, 2), running=True, place=job.ps(0, 2)))
+    assert job.state.resident(place) is None
+
+
 def test_memory_is_tried_three_times_more_then_the_failure_says_so(bench: type[Bench]) -> None:
     job = bench(max_failed_shards=99)
     job.up()

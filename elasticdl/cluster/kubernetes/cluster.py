@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias, final
@@ -21,6 +22,7 @@ from elasticdl.cluster.base import (
     ProcessExited,
     ProcessName,
     ProcessSpec,
+    Role,
 )
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
@@ -42,6 +44,7 @@ PlanOf: TypeAlias = Callable[[ProcessName], PodPlan]
 CLOSE_GRACE_S = 3.0
 CLOSE_LIMIT_S = 120.0
 DELETE_LIMIT_S = 120.0
+LIST_LIMIT_S = 30.0
 KEEP_ENDED = 50
 """Pods of ended processes to keep for `kubectl logs` and `describe`."""
 _TEND_S = 1.0
@@ -130,9 +133,13 @@ class KubernetesCluster:
         """
         if self._closed:
             raise CreateRefused("the cluster is closed", retry=False)
-        if spec.name in self._bus:
-            return
         self._watch()
+        if spec.name.incarnation and not await self._looked():
+            raise CreateRefused("the API server does not say which pods there are", retry=True)
+        if spec.name in self._bus:
+            # A node that starts a process in its predecessor's pod may come before its order.
+            self._tracker.tell_again(spec.name)
+            return
         try:
             if self._secrets is not None:
                 await self._secrets.provide(spec.name)
@@ -165,11 +172,24 @@ class KubernetesCluster:
         self._watch()
         self._tracker.ask(name, grace_s)
         life = self._tracker.life(name)
+        if life is None and name.role is Role.PS and await self._looked():
+            # It may run in the pod of an earlier incarnation.
+            if self.has_ended(name):
+                return
+            self._tracker.ask(name, grace_s)
+            life = self._tracker.life(name)
         await self._delete(
-            pod_name(self._owner.job, name),
+            pod_name(self._owner.job, name) if life is None else str(life.pod["metadata"]["name"]),
             "" if life is None else uid(life.pod),
             _whole_seconds(grace_s),
         )
+
+    async def _looked(self) -> bool:
+        """Wait for the first list of pods; False if the API server was away for too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIST_LIMIT_S):
+                await self._whole.wait()
+        return self._whole.is_set()
 
     async def observe(self) -> AsyncGenerator[ProcessEvent]:
         """Every live process, then every ended one, then all events, until closed.
@@ -252,6 +272,8 @@ class KubernetesCluster:
             self._places.ended(ended.name)
             self._telling.add(uid(pod))
             self._spawn(self._tell_end(ended, gone=False))
+            if ended.abandoned:
+                self._spawn(self._delete_life(ended, 1))
         elif is_process(pod) and not has_ended(pod):
             self._places.observed(process_name(pod), pod["metadata"].get("labels") or {})
         if self._logs is not None and is_process(pod):

@@ -11,8 +11,11 @@ from typing import Any
 from elasticdl.cluster.base import ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, selector
 from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
+from elasticdl.cluster.role_environment import IN_PLACE, KEPT_MEMORY
 
 CONTAINER = "process"
+_MEMORY_FOLDER = "/var/lib/elasticdl-memory"
+_KEPT = {KEPT_MEMORY: f"{_MEMORY_FOLDER}/server", IN_PLACE: "1"}
 _NODE_GONE_AFTER_S = {Role.MASTER: 20, Role.WORKER: 30, Role.PS: 30}
 """Kubernetes keeps the pods of a silent node for 5 min by default, which is too long for a job.
 
@@ -25,7 +28,8 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
     role, placement = spec.name.role, plan.placement
     body: Json = {
         "containers": [_container(plan, spec)],
-        "restartPolicy": "Never",
+        # The next process of a killed server finds its memory in the pod.
+        "restartPolicy": "OnFailure" if role is Role.PS else "Never",
         "hostname": f"{role}-{spec.name.index}",
         "subdomain": job,
         "terminationGracePeriodSeconds": plan.grace_s,
@@ -54,6 +58,10 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
     }
     body.update({key: value for key, value in optional.items() if value})
     mount(body, "tmp", {"emptyDir": {}}, "/tmp", read_only=False)  # noqa: S108 - its own, in the pod
+    if role is Role.PS:
+        limit = body["containers"][0]["resources"].get("limits", {}).get("memory")
+        kept: Json = {"medium": "Memory", **({"sizeLimit": limit} if limit else {})}
+        mount(body, "memory", {"emptyDir": kept}, _MEMORY_FOLDER, read_only=False)
     _mount_volumes(body, plan)
     return body
 
@@ -120,6 +128,7 @@ def _environment(plan: PodPlan, spec: ProcessSpec) -> list[Json]:
         "TF_NUM_INTEROP_THREADS": threads,
         **plan.env,
         **spec.env,
+        **(_KEPT if spec.name.role is Role.PS else {}),
     }
     own = from_field("ELASTICDL_POD_ADDRESS", "status.podIP")
     return [

@@ -7,8 +7,9 @@ is reported once.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 from elasticdl.clock import Clock
 from elasticdl.cluster.base import ExitStatus, ProcessExited, ProcessName, ProcessObserved
@@ -18,10 +19,16 @@ from elasticdl.cluster.kubernetes.pods import (
     DELETED,
     Pod,
     Trouble,
+    containers_ended,
     exit_status,
     has_ended,
+    keeps_ending,
+    lived_s,
+    newest_end,
     observed,
-    process_name,
+    place,
+    restarts,
+    restarts_in_place,
     trouble,
     uid,
 )
@@ -36,6 +43,10 @@ OVERDUE_S = 30.0
 """A node ends a pod within its grace and a little more; after that it is considered lost."""
 FORCE_AFTER_S = 3.0
 NODE_LOST = "NodeLost"
+_AT_ONCE_S, _MOST_AT_ONCE = 10.0, 3
+"""So many containers in a row that end so soon cannot serve: a new pod takes their place."""
+_SOON_S, _MOST_SOON = 600.0, 6
+"""A node starts the sixth container in a row after 160 s if none lived for ten minutes."""
 
 
 @dataclass(slots=True)
@@ -44,7 +55,15 @@ class Life:
 
     pod: Pod
     name: ProcessName
+    """The process that runs in it, or that its node is about to start in it."""
     asked: bool = False
+    containers: int = 0
+    """How many containers of the pod have ended, and were followed by others."""
+    at_once: int = 0
+    soon: int = 0
+    """How many in a row ended soon after their starts: see `_MOST_AT_ONCE`, `_MOST_SOON`."""
+    abandoned: bool = False
+    """The pod is being given up since its containers keep ending."""
     in_trouble_since_s: float | None = None
     trouble: Trouble | None = None
     """The problem with the longest message: between retries a node says less than the registry."""
@@ -61,7 +80,7 @@ class Life:
 
     def exit_status(self) -> ExitStatus:
         """How it ended, with what only this process knows."""
-        status = exit_status(self.pod, asked=self.asked)
+        status = exit_status(self.pod, asked=self.asked, ended=self._end())
         # A node may report the end of a container that never ran, without code and signal.
         nothing_known = status.exit_code is None and status.signal is None
         if self.given_up is not None and nothing_known:
@@ -76,6 +95,46 @@ class Life:
             # Controllers give a reason, and pods do not vanish by themselves: a user deleted it.
             return replace(status, reason=DELETED)
         return status
+
+    def observed(self) -> ProcessObserved:
+        """The observation of the process, in whichever container of the pod it is."""
+        seen = observed(self.pod)
+        if not restarts_in_place(self.pod):
+            return seen
+        running = seen.running and restarts(self.pod) == self.containers
+        waiting_for = seen.waiting_for or ("" if running else "its container starts again")
+        return ProcessObserved(self.name, running, seen.where, waiting_for, place(self.pod))
+
+    def pass_on(self) -> ExitStatus | None:
+        """How the process ended, if the next one takes its place in the pod: then it is that one.
+
+        None if it has not ended, or if the pod is to be abandoned.
+        """
+        ended = containers_ended(self.pod)
+        if self.abandoned or self.containers >= ended:
+            return None
+        # The node reports the last end only, whatever happened before this master looked.
+        end = newest_end(self.pod) if self.containers == ended - 1 else {}
+        if end and self._gives_up(end):
+            self.abandoned = True
+            return None
+        status = exit_status(self.pod, asked=self.asked, ended=end)
+        self.containers += 1
+        self.name = replace(self.name, incarnation=self.name.incarnation + 1)
+        return status
+
+    def _gives_up(self, end: Mapping[str, Any]) -> bool:
+        seconds = lived_s(end)
+        self.at_once = self.at_once + 1 if seconds < _AT_ONCE_S else 0
+        self.soon = self.soon + 1 if seconds < _SOON_S else 0
+        often = self.at_once >= _MOST_AT_ONCE or self.soon >= _MOST_SOON
+        return often or keeps_ending(end)
+
+    def _end(self) -> Mapping[str, Any] | None:
+        """The end of the process in the pod's description; {} if that is of the one before."""
+        if self.abandoned:
+            return newest_end(self.pod)
+        return {} if self.containers > restarts(self.pod) else None
 
 
 @final
@@ -132,7 +191,7 @@ class PodTracker:
         life = self._lives.get(identity)
         if life is None:
             try:
-                name = process_name(pod)
+                name = place(pod)
             except (KeyError, ValueError):
                 if (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == CHECK:
                     return None
@@ -144,7 +203,9 @@ class PodTracker:
             # The end may have been requested before the first event about the pod.
             life = self._lives[identity] = Life(pod, name, asked=name in self._asked)
         life.pod = pod
-        if has_ended(pod):
+        if restarts_in_place(pod):
+            self._pass_on(life)
+        if life.abandoned or has_ended(pod):
             self._closed.add(identity)
             return self._lives.pop(identity)
         self._watch_over(life)
@@ -198,6 +259,19 @@ class PodTracker:
         self._closed.update(overdue)
         return [self._lives.pop(key) for key in overdue]
 
+    def tell_again(self, name: ProcessName) -> None:
+        """Publish the state of a process once more, if it has not ended."""
+        if (life := self.life(name)) is not None:
+            self._bus.post(life.observed())
+
+    def _pass_on(self, life: Life) -> None:
+        """Publish the ends of containers that others follow."""
+        while not (has_ended(life.pod) and life.containers >= restarts(life.pod)):
+            name = life.name
+            if (status := life.pass_on()) is None:
+                return
+            self._bus.post(ProcessExited(name, status))
+
     def _watch_over(self, life: Life) -> None:
         now_s, metadata = self._clock.now_s(), life.pod["metadata"]
         problem = trouble(life.pod)
@@ -217,7 +291,7 @@ class PodTracker:
             life.gone_at_s = due_s if life.gone_at_s is None else min(life.gone_at_s, due_s)
 
     def _tell(self, life: Life) -> None:
-        event = observed(life.pod)
+        event = life.observed()
         newest = self._bus.newest(life.name)
         if isinstance(newest, ProcessExited) or newest == event:
             return

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessObserved
@@ -35,6 +36,7 @@ _CONTAINER_REASONS = frozenset(
     ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 )
 _NOT_STARTED = frozenset((START_FAILED, "ContainerCannotRun"))
+_BETWEEN = frozenset(("", "ContainerCreating", "PodInitializing"))
 _SAYS_NOTHING = frozenset(("Completed", "Error"))
 _ENDED = frozenset(("Succeeded", "Failed"))
 
@@ -55,9 +57,42 @@ def uid(pod: Pod) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def process_name(pod: Pod) -> ProcessName:
-    """The process that the pod runs. Raises KeyError or ValueError for a foreign pod."""
+def place(pod: Pod) -> ProcessName:
+    """The process that the pod was made for. Raises KeyError or ValueError for a foreign pod."""
     return parse_labels(pod["metadata"].get("labels") or {})
+
+
+def process_name(pod: Pod) -> ProcessName:
+    """The process that the pod runs, or ran last: each container of a pod is an incarnation.
+
+    Raises KeyError or ValueError for a foreign pod.
+    """
+    first = place(pod)
+    return replace(first, incarnation=first.incarnation + restarts(pod))
+
+
+def restarts(pod: Pod) -> int:
+    """How many containers the pod had before its present one."""
+    return int(_container(pod).get("restartCount") or 0)
+
+
+def restarts_in_place(pod: Pod) -> bool:
+    """Whether its node starts another container in it when one fails."""
+    return bool((pod.get("spec") or {}).get("restartPolicy", "Never") == "OnFailure")
+
+
+def containers_ended(pod: Pod) -> int:
+    """How many containers of the pod have ended."""
+    waiting = _state(pod).get("waiting") or {}
+    ended = _terminated(pod) is not None or (
+        _last_end(pod) is not None and str(waiting.get("reason") or "") not in _BETWEEN and waiting
+    )
+    return restarts(pod) + int(bool(ended))
+
+
+def newest_end(pod: Pod) -> Mapping[str, Any]:
+    """The newest end of a container that its node reports; {} if there is none."""
+    return _terminated(pod) or _last_end(pod) or {}
 
 
 def is_process(pod: Pod) -> bool:
@@ -69,9 +104,32 @@ def is_process(pod: Pod) -> bool:
     return True
 
 
+def lived_s(end: Mapping[str, Any]) -> float:
+    """How long a container ran, in seconds; 0 if its node does not say."""
+    try:
+        began, ended = (
+            datetime.fromisoformat(str(end[key])) for key in ("startedAt", "finishedAt")
+        )
+        return (ended - began).total_seconds()
+    except (KeyError, ValueError):
+        return 0.0
+
+
+def keeps_ending(end: Mapping[str, Any]) -> bool:
+    """Whether the next container in the pod would end for the same reason.
+
+    The memory that a server keeps counts as memory of its pod: a full one stays full.
+    """
+    return end.get("reason") == "OOMKilled" or end.get("reason") in _NOT_STARTED
+
+
 def has_ended(pod: Pod) -> bool:
-    """Whether its process has ended, or will never start."""
-    return _status(pod).get("phase") in _ENDED or _terminated(pod) is not None
+    """Whether its process has ended, or will never start, and no other one follows in the pod."""
+    ended = _terminated(pod)
+    if _status(pod).get("phase") in _ENDED or ended is None:
+        return _status(pod).get("phase") in _ENDED
+    leaves = "deletionTimestamp" in pod["metadata"] or ended.get("exitCode") == 0
+    return leaves or not restarts_in_place(pod)
 
 
 def has_terminated(pod: Pod) -> bool:
@@ -105,7 +163,7 @@ def trouble(pod: Pod) -> Trouble:
         return Trouble(f"image {_image(pod)} cannot be pulled ({reason}){said}", IMAGE_FAILED)
     if reason in _CONTAINER_REASONS:
         return Trouble(f"its container cannot be set up: {message or reason}", START_FAILED)
-    if reason in ("", "ContainerCreating", "PodInitializing"):
+    if reason in _BETWEEN:
         return Trouble(
             no_room(pod) or _unplaced(pod) or f"node {pod['spec']['nodeName']} is preparing it"
         )
@@ -114,7 +172,7 @@ def trouble(pod: Pod) -> Trouble:
 
 def never_started(pod: Pod) -> Trouble | None:
     """Why the program of an ended pod never started; None if it ran."""
-    ended = _terminated(pod) or {}
+    ended = newest_end(pod)
     if ended.get("reason") not in _NOT_STARTED:
         return None
     return Trouble(
@@ -164,9 +222,12 @@ def raw_exit_code(pod: Pod) -> int | None:
     return None if code is None else int(code)
 
 
-def exit_status(pod: Pod, *, asked: bool) -> ExitStatus:
-    """How the process of a pod ended; for a deleted pod, from its last known state."""
-    ended = _terminated(pod) or {}
+def exit_status(pod: Pod, *, asked: bool, ended: Mapping[str, Any] | None = None) -> ExitStatus:
+    """How the process of a pod ended; for a deleted pod, from its last known state.
+
+    `ended` is the end of a container that others follow, from `newest_end`.
+    """
+    ended = (_terminated(pod) or {}) if ended is None else ended
     code, killed_by = _code(ended)
     conditions = tuple(_conditions(pod))
     reason = _reason(pod, ended)
@@ -215,11 +276,19 @@ def _status(pod: Pod) -> Mapping[str, Any]:
     return pod.get("status") or {}
 
 
-def _state(pod: Pod) -> Mapping[str, Any]:
+def _container(pod: Pod) -> Mapping[str, Any]:
     for container in _status(pod).get("containerStatuses") or ():
         if container.get("name") == CONTAINER:
-            return container.get("state") or {}
+            return dict(container)
     return {}
+
+
+def _state(pod: Pod) -> Mapping[str, Any]:
+    return _container(pod).get("state") or {}
+
+
+def _last_end(pod: Pod) -> Mapping[str, Any] | None:
+    return (_container(pod).get("lastState") or {}).get("terminated")
 
 
 def _terminated(pod: Pod) -> Mapping[str, Any] | None:

@@ -99,6 +99,8 @@ class ProcessSeen(Event):
     running: bool
     where: str = ""
     waiting_for: str = ""
+    place: ProcessName | None = None
+    """See `ProcessObserved`."""
 
 
 @dataclass(frozen=True, slots=True)

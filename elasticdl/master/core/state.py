@@ -203,6 +203,10 @@ class JobState:
         """Where further gradients of a synchronous step may come from."""
         return outlook_of(self._context, self._leasing)
 
+    def resident(self, place: ProcessName) -> ProcessName | None:
+        """Which server the platform has started, or is about to start, in the place of `place`."""
+        return self._lifecycle.resident(place)
+
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected or already present, and not given up."""
         return self._lifecycle.may_attach(name)

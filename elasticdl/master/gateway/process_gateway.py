@@ -13,7 +13,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import DropCause
-from elasticdl.errors import Refused
+from elasticdl.errors import Refused, TransientError
 from elasticdl.master.core.events import (
     ActivityReported,
     ConnectionLost,
@@ -72,14 +72,16 @@ class ProcessGateway:
         task: Task,
         expected: Callable[[ProcessName], bool],
         ring: Callable[[OrderStreams], RingCoordinator] | None = None,
+        resident: Callable[[ProcessName], ProcessName | None] = lambda _place: None,
     ) -> None:
         """`task` is the kind of task whose records count for the throughput.
 
         `expected` returns whether a process of a name may attach. `ring` makes the coordinator of a
-        job that trains on a ring.
+        job that trains on a ring. `resident` returns which server is or will be in a place.
         """
         self._queue = queue
         self._expected = expected
+        self._resident = resident
         self._registry = registry
         self._fences = fences
         self._version = 0
@@ -154,6 +156,21 @@ class ProcessGateway:
             self.turns.restore(name, told.revocation, told.unsettled)
         await self._queue.post(ProcessReturned(self._queue.at_s(), name, told.received))
         return True
+
+    def who(self, place: ProcessName) -> ProcessName:
+        """Return who the server is that the platform has just started in the place of `place`.
+
+        Raises TransientError while the end of the one before it is not known.
+        """
+        name = self._resident(place)
+        if name is not None and name in self.sessions:
+            # Its place has not fallen silent: the platform is late with the news of its end.
+            self.sessions.heard(name)
+        elif name is not None and not self.sessions.has_left(name):
+            return name
+        elif place not in self.sessions and not self.sessions.has_left(place):
+            return place
+        raise TransientError(f"it is not known yet who follows in the place of {place}")
 
     async def attach(self, event: ProcessAttached, instance: str, memory: int = 0) -> None:
         """Attach a process; return when the core knows of it.

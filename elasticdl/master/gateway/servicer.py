@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.errors import Refused
+from elasticdl.errors import Refused, TransientError
 from elasticdl.flag_values import MAX_WORKERS
 from elasticdl.master.core.events import (
     CheckpointRequested,
@@ -55,7 +55,7 @@ _MAY: Mapping[Role | None, frozenset[str]] = {
     None: frozenset({"Status", "Stop", "Scale", "Checkpoint"}),
     Role.WORKER: frozenset({"Attach", "RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"}),
     # A server that leaves asks for a checkpoint, and waits for it.
-    Role.PS: frozenset({"Attach", "Report", "Orders", "Status", "Checkpoint"}),
+    Role.PS: frozenset({"Who", "Attach", "Report", "Orders", "Status", "Checkpoint"}),
     Role.MASTER: frozenset(),
 }
 """The calls of each role; None stands for the job's owner."""
@@ -176,6 +176,13 @@ class MasterService(MasterServicer):
                 f" {self._welcome.term}"
             )
         return self._gateway.sessions.refusal(name, caller.instance)
+
+    async def Who(self, request: pb.WhoRequest, context: AsyncContext) -> pb.WhoReply:
+        try:
+            name = self._gateway.who(_name(context))
+        except TransientError as unknown:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, status_details(unknown.message))
+        return pb.WhoReply(name=str(name))
 
     async def Attach(self, request: pb.AttachRequest, context: AsyncContext) -> pb.AttachReply:
         caller = _caller(context)

@@ -126,7 +126,7 @@ class KubernetesPlatform:
 
     has_next = True
     limits = Limits()
-    servers_return_s = 0.0
+    servers_return_s = 30.0
 
     def __init__(self) -> None:
         """Raises PermanentError if the environment is not that of a job's pod."""

@@ -72,12 +72,13 @@ class ProcessLifecycle:
         """Note what the cluster shows of a process; stop one that nobody ordered."""
         process = self._context.processes.all.get(event.name)
         if process is None:
-            if event.name.role is not Role.MASTER:
+            if event.name.role is not Role.MASTER and not self._follows(event.name):
                 self._context.orders.give(
                     StopProcess(event.name, 0.0, "it is not a process of this job")
                 )
             return
         process.where = event.where or process.where
+        process.place = event.place
         process.ran = process.ran or event.running
         if event.running and process.running_s is None:
             process.running_s = event.at_s
@@ -88,6 +89,16 @@ class ProcessLifecycle:
             # Waiting for a node may take days; only a running process has a deadline to attach.
             limit_s = event.at_s + _ATTACH_LIMIT_S if event.running else None
             process.enter(life, event.at_s, event.waiting_for, deadline_s=limit_s)
+
+    def _follows(self, name: ProcessName) -> bool:
+        """Whether a server was started in the place of one whose end is still to be told."""
+        before = self._context.processes.server(name.index) if name.role is Role.PS else None
+        return before is not None and before.name < name
+
+    def resident(self, place: ProcessName) -> ProcessName | None:
+        """Which server the platform has started, or is about to start, in the place of `place`."""
+        process = self._context.processes.server(place.index)
+        return process.name if process is not None and process.place == place else None
 
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected or already present, and not given up."""

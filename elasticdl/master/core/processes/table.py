@@ -129,6 +129,8 @@ class Process:
     """Seconds that each finished part of its start took."""
     instance: str = ""
     """What distinguishes it from another process of its name, as it said when it attached."""
+    place: ProcessName | None = None
+    """The process in whose place the platform starts it; see `ProcessObserved`."""
     stop_ordered: bool = False
     """The cluster was told to end it."""
     replaced: bool = False
