@@ -18,6 +18,7 @@ import grpc
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
+from elasticdl.job_status import JobStatus
 from elasticdl.native import _native
 from elasticdl.private_file import FILE_MODE
 from elasticdl.ps.gauges import Gauges
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _CONTROL_THREADS = 8
 _FAREWELL_CALL_S = 2.0
+_NEXT_MASTER_S = 20.0
 _LOOK_EVERY_S = 0.1
 
 
@@ -59,8 +61,7 @@ def reachable_address(environment: RoleEnvironment, port: int) -> str:
 
 def control_server(
     environment: RoleEnvironment,
-    server: _native.Server,
-    place: ServerPart,
+    service: ControlService,
     guard: TermGuard,
     certified: CertifiedKey | None = None,
 ) -> tuple[grpc.Server, int]:
@@ -69,7 +70,7 @@ def control_server(
     control = grpc.server(
         ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options()
     )
-    add_ParameterServerServicer_to_server(ControlService(server, place, guard), control)
+    add_ParameterServerServicer_to_server(service, control)
     host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
     port = bound_port(control, f"{host or '[::]'}:0", certified)
     if port == 0:
@@ -103,8 +104,9 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     # Listen only after the restore: a worker must never see a half-restored server.
     bulk = reachable_address(environment, server.listen(environment.bind_host))
     _check_places(server, attached.spec.cluster.num_workers.high)
-    _control, port = control_server(environment, server, place, guard, certified)
-    before_leaving(lambda: save_first(environment))
+    service = ControlService(server, place, guard)
+    _control, port = control_server(environment, service, guard, certified)
+    before_leaving(lambda: hand_over(environment, service))
     client.attach(reachable_address(environment, port), bulk, version, memory=server.memory_id)
     _log.info(
         "%s serves %s, version %s",
@@ -236,25 +238,39 @@ def _client(environment: RoleEnvironment, away_s: float) -> MasterClient:
     )
 
 
-def save_first(environment: RoleEnvironment) -> None:
+def hand_over(environment: RoleEnvironment, service: ControlService) -> None:
     """Have the master take a checkpoint before this server leaves, and wait for it.
 
-    Returns at once if the master does not answer, if the job does not train now, or if no
-    checkpoint can be taken. The master then announces what is lost.
+    It has every push that this server has acknowledged: after the cut none is admitted. Returns at
+    once if the master does not answer, if the job does not train now, or if no checkpoint can be
+    taken. The master then announces what is lost.
     """
-    client = _client(environment, _FAREWELL_CALL_S)
+    # On Kubernetes another master may be about to come, with whom the job goes on.
+    client = _client(environment, _NEXT_MASTER_S if environment.in_place else _FAREWELL_CALL_S)
     try:
-        before = client.status()
-        if before.phase not in ("working", "evaluating") or not before.version:
-            return
-        client.checkpoint()
-        while client.status().checkpoints[-1:] == before.checkpoints[-1:]:
+        while (before := client.status()).phase == "checkpointing":
             time.sleep(_LOOK_EVERY_S)
+        if before.phase not in ("working", "evaluating") or not (before.version or service.version):
+            return
+        service.leave()
+        client.checkpoint()
+        _await_hand_over(client, service, before)
         _log.info("leaving after a last checkpoint")
     except ElasticDLError as error:
         _log.warning("leaving without a last checkpoint: %s", error.message)
     finally:
         client.close()
+
+
+def _await_hand_over(client: MasterClient, service: ControlService, before: JobStatus) -> None:
+    """Wait for a checkpoint that has all of this server; `process.leave_on_signal` has a limit."""
+    while True:
+        # For long if the master has ended: its successor takes the checkpoint.
+        service.handed_over.wait()
+        if client.status().checkpoints[-1:] != before.checkpoints[-1:]:
+            return
+        # Another server could not write its part. The master tries again.
+        service.leave()
 
 
 def _report(

@@ -56,6 +56,10 @@ class TermGuard:
         return ""
 
 
+HOLD_S = 60.0
+"""How long a leaving server keeps new pushes out: longer than it stays."""
+
+
 @final
 class ControlService(ParameterServerServicer):
     """Translates calls to the C++ server, and its errors to status codes."""
@@ -68,6 +72,27 @@ class ControlService(ParameterServerServicer):
         """Held while a step is applied: a master that takes over must not miss it."""
         self._views: set[int] = set()
         """Frozen views that were not released; a set is safe to use from several threads."""
+        self._leaving = threading.Event()
+        self._held: set[int] = set()
+        """Views after whose cut no push was admitted: they have all that was acknowledged."""
+        self._last: set[int] = set()
+        """Those of them that are being written, or were."""
+        self.handed_over = threading.Event()
+        """Set when one of those was written, and the master has released it."""
+
+    @property
+    def version(self) -> int:
+        """How many updates this server has applied."""
+        return self._server.version
+
+    def leave(self) -> None:
+        """Admit no push after the next cut: what is acknowledged is then in the checkpoint.
+
+        Call it again if that checkpoint failed elsewhere: another one may then be cut.
+        """
+        self._last.clear()
+        self.handed_over.clear()
+        self._leaving.set()
 
     def Fence(self, request: pb.FenceRequest, context: grpc.ServicerContext) -> pb.FenceReply:
         known = self._do(context, lambda: self._server.fence(request.worker))
@@ -76,6 +101,9 @@ class ControlService(ParameterServerServicer):
         return pb.FenceReply(seen=True, applied=_applied(known), sequence=known[1])
 
     def Gate(self, request: pb.GateRequest, context: grpc.ServicerContext) -> pb.GateReply:
+        if self._last:
+            # A later cut would let pushes in that its last checkpoint does not have.
+            _abort(context, TransientError("this server leaves, and has its last checkpoint taken"))
         return pb.GateReply(
             sequences=self._do(
                 context, lambda: self._server.gate(min(request.timeout_s, MAX_WAIT_S))
@@ -88,6 +116,10 @@ class ControlService(ParameterServerServicer):
             context,
             lambda: self._server.cut(request.snapshot, dict(request.admit_until), timeout_s),
         )
+        if self._leaving.is_set():
+            # The gate is still closed: this keeps it so.
+            self._do(context, lambda: self._server.gate(HOLD_S))
+            self._held.add(request.snapshot)
         self._views.add(request.snapshot)
         if self._guard.is_replaced(caller_of(context.invocation_metadata())):
             # Nobody would ever release the view.
@@ -121,10 +153,11 @@ class ControlService(ParameterServerServicer):
         return reply
 
     def Ungate(self, request: pb.UngateRequest, context: grpc.ServicerContext) -> pb.Done:
-        self._do(context, self._server.ungate)
+        self._ungate(context)
         return pb.Done()
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
+        self._last |= self._held & {request.snapshot}
         saved = self._do(
             context,
             lambda: save(self._server, self._place, request.snapshot, Path(request.directory)),
@@ -139,14 +172,21 @@ class ControlService(ParameterServerServicer):
     def Drop(self, request: pb.DropRequest, context: grpc.ServicerContext) -> pb.Done:
         self._do(context, lambda: self._server.drop(request.snapshot))
         self._views.discard(request.snapshot)
+        if request.snapshot in self._last:
+            self.handed_over.set()
         return pb.Done()
 
     def Keep(self, request: pb.KeepRequest, context: grpc.ServicerContext) -> pb.Done:
         for snapshot in self._views - set(request.snapshots):
             self._do(context, partial(self._server.drop, snapshot))
             self._views.discard(snapshot)
-        self._do(context, self._server.ungate)
+            self._last.discard(snapshot)
+        self._ungate(context)
         return pb.Done()
+
+    def _ungate(self, context: grpc.ServicerContext) -> None:
+        if not self._held:
+            self._do(context, self._server.ungate)
 
     def _refuse_replaced(self, context: grpc.ServicerContext) -> None:
         """Refuse a master that was replaced since its call came in."""

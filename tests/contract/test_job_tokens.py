@@ -17,7 +17,7 @@ from elasticdl.master.core import events as happened
 from elasticdl.native import _native
 from elasticdl.ps.lifecycle import control_server
 from elasticdl.ps.saving import ServerPart
-from elasticdl.ps.servicer import TermGuard
+from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.conversation import Report, RingCut, RingReport, RingSaved
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_client import ServerPool
@@ -167,8 +167,8 @@ class Controlled:
         environment = RoleEnvironment("127.0.0.1:1", token, name, directory, "127.0.0.1")
         guard = TermGuard(token)
         guard.learn(TERM)
-        place = ServerPart(0, 1, "run")
-        self.control, self.port = control_server(environment, self.server, place, guard)
+        service = ControlService(self.server, ServerPart(0, 1, "run"), guard)
+        self.control, self.port = control_server(environment, service, guard)
 
     def call(self, work: Callable[[GrpcServerControl], Any], token: str, term: int = TERM) -> None:
         async def story() -> None:

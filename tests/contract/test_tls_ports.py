@@ -24,7 +24,7 @@ from elasticdl.master.status.limits import PageLimits
 from elasticdl.native import _native
 from elasticdl.ps.lifecycle import control_server
 from elasticdl.ps.saving import ServerPart
-from elasticdl.ps.servicer import TermGuard
+from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits
@@ -158,7 +158,8 @@ def server(directory: Path, certified: CertifiedKey | None) -> Iterator[int]:
     guard = TermGuard(token)
     guard.learn(TERM)
     core = _native.Server(0, 1, bulk_key(TOKEN, 0))
-    control, port = control_server(environment, core, ServerPart(0, 1, "run"), guard, certified)
+    service = ControlService(core, ServerPart(0, 1, "run"), guard)
+    control, port = control_server(environment, service, guard, certified)
     try:
         yield port
     finally:

@@ -23,6 +23,7 @@ LONGEST_FIRST = (
     "verbs",
     "training",
     "faults",
+    "servers",
     "ring",
     "scale",
     "sharing",

@@ -23,14 +23,18 @@ def delete(job: Job, process: str) -> None:
     job.ended(process)
 
 
-def evict(job: Job, process: str) -> None:
-    """By the Eviction API, as `kubectl drain` does; returns when the job knows of it."""
+def evict(job: Job, process: str, pod: str = "") -> None:
+    """By the Eviction API, as `kubectl drain` does; returns when the job knows of it.
+
+    `pod` is that of the process if it is not of its name.
+    """
+    pod = pod or job.pod(process)
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
-        "metadata": {"name": job.pod(process), "namespace": job.jobs.namespace},
+        "metadata": {"name": pod, "namespace": job.jobs.namespace},
     }
-    path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{job.pod(process)}/eviction"
+    path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{pod}/eviction"
     kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
     job.ended(process)
 

@@ -295,15 +295,50 @@ def test_a_signal_ends_a_server_at_once(job: Job, number: signal.Signals) -> Non
     worker.pool.close()
 
 
-def test_a_server_that_is_told_to_leave_has_a_checkpoint_taken_first(job: Job) -> None:
+def test_a_server_that_is_told_to_leave_hands_over_all_that_it_acknowledged(job: Job) -> None:
     job.start_all()
     job.master.status = replace(job.master.status, phase="working", version=7)
-    job.processes["ps-0"].send_signal(signal.SIGTERM)
-    assert job.master.asked.get(timeout=LIMIT_S) == "ps-0"
-    with pytest.raises(subprocess.TimeoutExpired):
-        job.processes["ps-0"].wait(0.5)
+    workers = [Worker(job, f"worker-{w}") for w in range(2)]
+    for worker in workers:
+        worker.start()
+        worker.await_pushes(20)
+    job.processes["ps-1"].send_signal(signal.SIGTERM)
+    assert job.master.asked.get(timeout=LIMIT_S) == "ps-1"
+    # It goes on until the checkpoint's cut, and waits for the checkpoint.
+    workers[0].await_pushes(20)
+    assert job.processes["ps-1"].poll() is None
     saved = CheckpointStatus(version=7, path="version-7", bytes=1, at_s=1.0)
     job.master.status = replace(job.master.status, checkpoints=(saved,))
+    directory = asyncio.run(job.checkpoint(1))
+    assert job.processes["ps-1"].wait(LIMIT_S / 4) == ExitCode.DRAINED
+
+    version = store.read_manifest(directory).version
+    job.master.restore_from = str(directory)
+    job.start("ps-1.1")
+    job.await_attached(1)
+    assert job.versions["ps-1.1"] == version
+    for worker in workers:
+        worker.pool.move(job.bulk)
+    for worker in workers:
+        worker.await_pushes(20)
+    for worker in workers:
+        worker.end()
+    pulled = workers[0].pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S)
+    pushes = workers[0].pushes + workers[1].pushes
+    assert pulled.dense is not None
+    counted = {*-pulled.dense, *-pulled.rows[0].ravel()}
+    assert counted == {pushes}, "each push is on both servers, once"
+    for worker in workers:
+        worker.pool.close()
+
+
+def test_a_server_that_is_told_to_leave_waits_for_the_last_checkpoint_of_the_job(job: Job) -> None:
+    job.start_all()
+    job.master.status = replace(job.master.status, phase="checkpointing", version=7)
+    job.processes["ps-0"].send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.processes["ps-0"].wait(0.5)
+    job.master.status = replace(job.master.status, phase="exporting")
     assert job.processes["ps-0"].wait(LIMIT_S / 4) == ExitCode.DRAINED
 
 

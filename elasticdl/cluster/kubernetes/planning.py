@@ -31,8 +31,8 @@ SPEC_VARIABLE = "ELASTICDL_JOB"
 CHECK_MARK = "elasticdl check: "
 """Begins each message of a check in its pod's log, which has the output of the user's code, too."""
 MASTER_COMMAND = ("python3", "-m", "elasticdl.master.main")
-GRACE_S = {Role.MASTER: 60, Role.WORKER: 30, Role.PS: 30}
-"""A leaving master takes a checkpoint first."""
+GRACE_S = {Role.MASTER: 60, Role.WORKER: 30, Role.PS: 60}
+"""A leaving master or server takes a checkpoint first; a server takes 40 s at most for that."""
 LONGEST_SPEC_BYTES = 96 << 10
 """The kernel allows environment variables of at most 128 KiB."""
 
