@@ -1,7 +1,7 @@
 """`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]
-[backup_workers] [stale] [virtual_workers] [faults] [decisions]`: by default the first six. quality
-and stale take half an hour each, and kubernetes needs root and Go. Writes figures to
-bench/results/<name>.json.
+[backup_workers] [stale] [virtual_workers] [faults] [decisions] [network]`: by default the first six.
+quality, stale and network take half an hour each; kubernetes needs root and Go, and network needs
+root. Writes figures to bench/results/<name>.json.
 
 `python -m bench load …` puts one process under load: see `bench/load.py`.
 """
@@ -16,13 +16,8 @@ from pathlib import Path
 DEFAULT = ("table", "server", "tls", "end_to_end", "ring", "page")
 NAMES = (
     *DEFAULT,
-    "quality",
-    "kubernetes",
-    "backup_workers",
-    "stale",
-    "virtual_workers",
-    "faults",
-    "decisions",
+    *("quality", "kubernetes", "backup_workers", "stale", "virtual_workers", "faults", "decisions"),
+    "network",
 )
 
 

@@ -43,6 +43,8 @@ class Run:
     """(samples, AUC)."""
     known_s: tuple[float, ...] = ()
     """Of a job: when each AUC was known, from its start. Evaluation takes part of that."""
+    bytes_per_sample: float = 0.0
+    """Of a peer: over the loopback, with what other processes send there."""
 
     @property
     def auc(self) -> float:
@@ -74,7 +76,12 @@ def run_peer(module: str, optimizer: str, batch: int, folder: Path) -> Run:
         raise RuntimeError(f"{module} failed:\n{done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
     curve = tuple((samples, auc) for samples, auc in told["curve"])
-    return Run(told["rate"], told["first_at"] - began_at, curve)
+    return Run(
+        told["rate"],
+        told["first_at"] - began_at,
+        curve,
+        bytes_per_sample=told["bytes_per_sample"],
+    )
 
 
 def run_ours(optimizer: str, batch: int, folder: Path) -> Run:
@@ -118,11 +125,14 @@ def steady_rate(job: RunningJob, seconds: float) -> float:
     return statistics.median(rates)
 
 
-def learn(optimizer: str, batch: int, folder: Path, steady: float) -> Run:
-    """One pass, evaluated as often as the others."""
+def learn(
+    optimizer: str, batch: int, folder: Path, steady: float, workers: int = 2, **more: Any
+) -> Run:
+    """One pass, evaluated as often as the others. `more`: flags of the job."""
     began_at = time.time()
     with running(
-        **flags(optimizer, batch, folder / "train.npz", workers=2),
+        **flags(optimizer, batch, folder / "train.npz", workers),
+        **more,
         validation_data=folder / "test.npz",
         evaluation_steps=TRAIN // batch // ROUNDS,
     ) as job:

@@ -39,7 +39,21 @@ def report(peer: Peer, batch: int, folder: Path) -> None:
     peer.advance(_FIRST_STEPS)
     first_at = time.time()
     curve = list(_one_pass(peer, batch, folder))
-    print(json.dumps({"first_at": first_at, "curve": curve, "rate": _rate(peer.advance, batch)}))
+    rate, bytes_per_sample = _rate(peer.advance, batch)
+    told = {
+        "first_at": first_at,
+        "curve": curve,
+        "rate": rate,
+        "bytes_per_sample": bytes_per_sample,
+    }
+    print(json.dumps(told))
+
+
+def loopback_bytes() -> int:
+    """All that this network namespace has sent over its loopback so far, by whatever process."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    counts = next(line for line in lines if line.strip().startswith("lo:")).partition(":")[2]
+    return int(counts.split()[8])
 
 
 def _one_pass(peer: Peer, batch: int, folder: Path) -> Iterator[tuple[int, float]]:
@@ -65,8 +79,8 @@ def auc(labels: NDArray[np.float32], logits: NDArray[np.float32]) -> float:
     return float(metric.result())
 
 
-def _rate(advance: Callable[[int], None], batch: int) -> float:
-    """Median samples/s."""
+def _rate(advance: Callable[[int], None], batch: int) -> tuple[float, float]:
+    """Median samples/s, and the mean of bytes a sample over the loopback."""
 
     def seconds(steps: int) -> float:
         begin_s = time.perf_counter()
@@ -74,4 +88,6 @@ def _rate(advance: Callable[[int], None], batch: int) -> float:
         return time.perf_counter() - begin_s
 
     steps = max(4, int(_CHUNK_S / (seconds(20) / 20)))
-    return statistics.median(steps * batch / seconds(steps) for _ in range(_CHUNKS))
+    sent = loopback_bytes()
+    rate = statistics.median(steps * batch / seconds(steps) for _ in range(_CHUNKS))
+    return rate, (loopback_bytes() - sent) / (_CHUNKS * steps * batch)

@@ -41,6 +41,13 @@ class RateScaling(StrEnum):
     SQRT = "sqrt"
 
 
+class WirePrecision(StrEnum):
+    """Of gradients, and of weights for training, between workers and parameter servers."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class Shuffle(StrEnum):
     """What training puts into a seeded random order each epoch."""
 

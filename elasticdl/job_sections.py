@@ -48,6 +48,7 @@ from elasticdl.job_choices import (
     RateScaling,
     Shuffle,
     Strategy,
+    WirePrecision,
 )
 from elasticdl.job_problems import flag_of
 from elasticdl.kubernetes_section import KubernetesSection, object_name
@@ -166,6 +167,14 @@ class TrainingSection(Section):
         description=(
             "Maximum number of a worker's own unacknowledged updates per step; auto: 0, or 1 while"
             " pull and push take a large share of a step."
+        ),
+    )
+    wire_precision: Annotated[WirePrecision, UsedBy(_TRAIN), UnusedOnRing(_NO_SERVERS)] = Field(
+        default=WirePrecision.FLOAT32,
+        description=(
+            "Parameter servers: precision of gradients, and of weights for training, between"
+            " workers and servers. float32 sends every bit; servers store and add in full"
+            " precision."
         ),
     )
     sync: Annotated[bool | None, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(

@@ -150,8 +150,14 @@ class Pool:
     """
 
     def __init__(
-        self, addresses: list[str], tokens: list[str], name: str, authority: str = ""
+        self,
+        addresses: list[str],
+        tokens: list[str],
+        name: str,
+        authority: str = "",
+        bfloat16: bool = False,
     ) -> None: ...
+    def pack(self, always: bool) -> None: ...
     def initialise(
         self, spec: ParametersSpec, dense: Weights, timeout_s: float
     ) -> list[tuple[bool, str]]:
@@ -165,10 +171,12 @@ class Pool:
         rows: list[Weights],
         newest: Weights | None,
         timeout_s: float,
+        exact: bool,
     ) -> tuple[list[int], list[float]]:
         """Fills `dense` and `rows` in place; returns the versions, and how long each server took.
 
-        A server without parameters gets `newest`.
+        `exact`: with every bit, whatever the pool's precision is. A server without parameters gets
+        `newest`.
         """
 
     def push(

@@ -95,12 +95,14 @@ class Parameters(Protocol):
         *,
         dense: bool = True,
         snapshot: SnapshotId | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         """Weights for one step.
 
         `ids[t]`: distinct int64 ids of table t (may be empty). Rows are made if missing;
-        from a snapshot they are computed but not made.
+        from a snapshot they are computed but not made. Weights of a snapshot are `exact`: every
+        bit is as the servers have it. Others may be rounded, as the job's --wire-precision says.
         """
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:

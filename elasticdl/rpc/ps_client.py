@@ -14,6 +14,7 @@ import numpy as np
 from elasticdl.embedding.fits import check_fits
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import UserError
+from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
 from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, Update
@@ -37,13 +38,21 @@ class ServerPool:
         tokens: Sequence[str],
         *,
         authority: str | None = None,
+        precision: WirePrecision = WirePrecision.FLOAT32,
     ) -> None:
         """`addresses`: bulk addresses (host:port) in index order, '' for a missing server.
 
         `name` is this process's name, `tokens` are what it shows to each server. `authority` (PEM)
-        signs the servers' certificates; None: clear text.
+        signs the servers' certificates; None: clear text. `precision`: of gradients, and of the
+        weights of live pulls that need not be exact.
         """
-        self._pool = _native.Pool(list(addresses), list(tokens), name, authority or "")
+        self._pool = _native.Pool(
+            list(addresses),
+            list(tokens),
+            name,
+            authority or "",
+            bfloat16=precision is WirePrecision.BFLOAT16,
+        )
         self._spec: ParametersSpec | None = None
         self._newest: Floats | None = None
         self._pulling = threading.Lock()
@@ -69,6 +78,7 @@ class ServerPool:
         *,
         dense: bool = True,
         snapshot: SnapshotId | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         """See `Parameters.pull`.
@@ -93,6 +103,7 @@ class ServerPool:
                 rows,
                 self._newest,
                 timeout_s,
+                exact or snapshot is not None,
             )
         if flat is not None:
             flat.flags.writeable = False
@@ -134,6 +145,11 @@ class ServerPool:
             )
         order = np.argsort(ids)
         return ids[order], weights[order]
+
+    def pack(self, *, always: bool) -> None:
+        """Pack all frames, or none that need not be, instead of trying what is faster."""
+        with self._pulling, self._pushing:
+            self._pool.pack(always)
 
     def move(self, addresses: Sequence[str]) -> None:
         """See `Parameters.move`."""

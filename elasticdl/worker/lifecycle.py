@@ -136,6 +136,7 @@ class ProcessContext:
                 str(environment.name),
                 attached.bulk_tokens or ("",),
                 authority=environment.authority,
+                precision=attached.spec.training.wire_precision,
             )
 
         return cls(clock, Gauges(clock), HangWatch(clock), connect, lambda: leave(shutdown))

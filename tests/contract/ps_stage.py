@@ -20,6 +20,7 @@ from elasticdl.embedding.spec import (
     ParametersSpec,
     TableSpec,
 )
+from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.parameters import Floats, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
@@ -98,10 +99,15 @@ class Stage:
         )
 
     def pool(
-        self, name: str = "worker-0", token: str = TOKEN, addresses: Sequence[str] | None = None
+        self,
+        name: str = "worker-0",
+        token: str = TOKEN,
+        addresses: Sequence[str] | None = None,
+        precision: WirePrecision = WirePrecision.FLOAT32,
     ) -> ServerPool:
         places = addresses or self.addresses
-        pool = ServerPool(places, name, shown(len(places), name, token), authority=self._trusted)
+        tokens = shown(len(places), name, token)
+        pool = ServerPool(places, name, tokens, authority=self._trusted, precision=precision)
         self._open.callback(pool.close)
         return pool
 

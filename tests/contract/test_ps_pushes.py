@@ -13,9 +13,10 @@ import pytest
 from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Refused, TransientError, UserError
+from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.parameters import Update
-from elasticdl.shard import Applied, ShardId
+from elasticdl.shard import Applied, ShardId, SnapshotId
 from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key
 from tests.contract.ps_stage import (
@@ -93,6 +94,31 @@ def test_the_additive_part_is_added(stage: Stage) -> None:
     np.testing.assert_array_equal(pool.pull([], timeout_s=LIMIT_S).dense, [-0.5] * 4 + [1.0] * 5)
 
 
+def test_a_lower_precision_on_the_wire_changes_no_value_that_must_be_exact(stage: Stage) -> None:
+    spec = rich_spec()
+    rough, other = stage.pool("worker-0", precision=WirePrecision.BFLOAT16), stage.pool("worker-1")
+    dense = np.random.default_rng(1).normal(size=37).astype(np.float32)
+    ids = [as_ids(IDS), as_ids([5])]
+    for pool in (rough, other):
+        pool.initialise(spec, dense, timeout_s=LIMIT_S)
+    live, exact = rough.pull(ids, timeout_s=LIMIT_S), rough.pull(ids, exact=True, timeout_s=LIMIT_S)
+    stage.cut(3)
+    for whole in (
+        exact,
+        other.pull(ids, timeout_s=LIMIT_S),
+        rough.pull(ids, snapshot=SnapshotId(3), timeout_s=LIMIT_S),
+    ):
+        np.testing.assert_array_equal(whole.dense, dense)
+        np.testing.assert_array_equal(whole.rows[0], exact.rows[0])
+    assert live.dense is not None
+    np.testing.assert_array_equal(live.dense[26:], dense[26:], "the additive part is exact")
+    for rounded, value in ((live.dense[:26], dense[:26]), (live.rows[0], exact.rows[0])):
+        assert (rounded != value).any()
+        np.testing.assert_allclose(rounded, value, rtol=2**-8)
+    _, rows = rough.rows(0, snapshot=None, timeout_s=LIMIT_S)
+    assert set(exact.rows[0].ravel()) == set(rows.ravel())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_every_push_is_applied_once_however_often_the_connections_break(seed: int) -> None:
     stage = Stage(2)
@@ -102,6 +128,7 @@ def test_every_push_is_applied_once_however_often_the_connections_break(seed: in
     ]
     try:
         pool = stage.pool(addresses=[network.address for network in networks])
+        pool.pack(always=seed % 2 == 1)
         pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
         for sequence in range(1, 61):
             pulled = pool.pull([as_ids([1, 2])], timeout_s=LIMIT_S)

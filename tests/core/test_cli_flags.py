@@ -50,6 +50,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "lr_scaling": ("none", "none"),
     "seed": ("7", 7),
     "max_staleness": ("3", 3),
+    "wire_precision": ("bfloat16", "bfloat16"),
     "num_workers": ("1:3", "1:3"),
     "job_name": ("iris", "iris"),
     "envs": ("A=1;B=x", {"A": "1", "B": "x"}),
@@ -732,6 +733,7 @@ def test_all_namespaces_and_one_namespace_exclude_each_other(
 
 
 NOT_OF_RINGS: tuple[str, ...] = (
+    "wire_precision",
     "max_staleness",
     "max_nonfinite_steps",
     "embedding_threshold_bytes",
@@ -744,7 +746,11 @@ NOT_OF_RINGS += ("ps_resource_request", "ps_resource_limit", "ps_pod_priority")
 def test_what_a_ring_does_not_heed_is_refused(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    value = {"ps_resource_request": "cpu=1", "ps_resource_limit": "memory=1Gi"}.get(name, "4")
+    value = {
+        "ps_resource_request": "cpu=1",
+        "ps_resource_limit": "memory=1Gi",
+        "wire_precision": "bfloat16",
+    }.get(name, "4")
     assert (
         run(
             [

@@ -181,6 +181,7 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void() -> N
         *,
         dense: bool = True,
         snapshot: int | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         if snapshot is None:
@@ -222,6 +223,7 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up() -> 
         *,
         dense: bool = True,
         snapshot: int | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         if snapshot is None or rig.context.keeper.revocation:
@@ -269,6 +271,7 @@ class Moving(MemoryParameters):
         *,
         dense: bool = True,
         snapshot: SnapshotId | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         if self.dense is None:

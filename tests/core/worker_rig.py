@@ -95,6 +95,7 @@ class MemoryParameters:
         *,
         dense: bool = True,
         snapshot: SnapshotId | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         with self.lock:

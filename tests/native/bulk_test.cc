@@ -1,5 +1,6 @@
 // Servers, clients and the bulk plane between them without Python, for the sanitizers. Exit 0: all held.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -23,8 +24,10 @@ using namespace elasticdl::testing;
 
 namespace {
 
+using Random = std::mt19937_64;
+
 // Three workers push and pull, while views are cut, read, written to a file and dropped.
-void pushes_pulls_cuts_and_saves_run_beside_one_another() {
+void pushes_pulls_cuts_and_saves_run_beside_one_another(bool packed = false) {
   std::vector<std::unique_ptr<TestServer>> servers;
   Addresses addresses;
   for (uint32_t k = 0; k < 3; ++k) {
@@ -34,6 +37,7 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another() {
   constexpr int kWorkers = 3, kPushes = 60;
   std::vector<std::unique_ptr<Worker>> workers;
   for (int w = 0; w < kWorkers; ++w) workers.push_back(std::make_unique<Worker>(addresses, "worker-" + std::to_string(w)));
+  for (auto& worker : workers) worker->pool.pack(packed);
   std::atomic<int> running{kWorkers};
   std::vector<std::thread> threads;
   for (auto& worker : workers) {
@@ -47,6 +51,7 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another() {
     });
   }
   Worker reader(addresses, "reader");
+  reader.pool.pack(packed);
   for (int64_t snapshot = 0; running > 0; ++snapshot) {
     cut(servers, snapshot);
     std::vector<float> rows, again;
@@ -67,7 +72,7 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another() {
 }
 
 // Odd numbers of everything, so that a section that is not aligned would show; values that float32 does not have.
-void float64_weights_cross_the_wire_whole() {
+void float64_weights_cross_the_wire_whole(bool packed = false) {
   constexpr size_t kServers = 3, kOddDim = 3;
   std::vector<std::unique_ptr<TestServer>> servers;
   Addresses addresses;
@@ -83,6 +88,7 @@ void float64_weights_cross_the_wire_whole() {
   spec.tables.push_back({"u", 1, {InitializerSpec::CONSTANT, 0.0f, 0.0f}, 0});
   spec.json = "{\"odd\": 1}";
   Pool pool(addresses, std::vector<std::string>(kServers, wire::bulk_token("key", "worker-0")), "worker-0", nullptr, trusting());
+  pool.pack(packed);
   const double third = 1.0 / 3.0;
   std::vector<double> dense(16, third), pulled(16);
   pool.initialise(spec, dense.data(), kLimitS);
@@ -173,8 +179,6 @@ void many_workers_share_the_threads_of_a_server() {
   CHECK(refused && servers[0]->core.admission().version() == kWorkers * kPushes);
 }
 
-using Random = std::mt19937_64;
-
 // What a client of ours sends; the spec is the one of `Worker`.
 std::string good_payload(wire::Kind kind) {
   wire::Writer writer;
@@ -189,6 +193,18 @@ std::string good_payload(wire::Kind kind) {
     case wire::Kind::pull: writer.put(wire::Pull{-1, 1, 1}).put(uint64_t{2}).put(ids); break;
     case wire::Kind::push: writer.put(wire::Push{1, 2, 3, 4, 0, 0.1, kDense, 1, 0}).put(uint64_t{2}).put(ids).put(floats); break;
     case wire::Kind::rows: writer.put(wire::Rows{-1, 0, 0, 0, 10}); break;
+    case wire::Kind::packed_pull:
+      writer.put(wire::PackedPull{{-1, 1, 1}, wire::Precision::bfloat16, 0}).put(uint32_t{0});
+      pack_ids({ids, 2}, writer);
+      break;
+    case wire::Kind::packed_push:
+      writer.put(wire::PackedPush{{1, 2, 3, 4, 0, 0.1, kDense, 1, 0}, wire::Precision::full, 0}).put(uint32_t{0});
+      pack_ids({ids, 2}, writer);
+      for (size_t part : {kDense, size_t{0}, 2 * kDim}) {  // each packed plainly
+        writer.put(uint8_t{0});
+        for (size_t i = 0; i < part; ++i) writer.put(floats[i]);
+      }
+      break;
     default: break;
   }
   return std::move(writer.bytes());
@@ -206,7 +222,7 @@ void put_odd_number(std::string& bytes, Random& random) {
 
 std::string any_frame(Random& random) {
   wire::Header header;
-  header.kind = static_cast<wire::Kind>(random() % 16 == 0 ? random() : 1 + random() % 5);
+  header.kind = static_cast<wire::Kind>(random() % 16 == 0 ? random() : std::array{1, 2, 3, 4, 5, 7, 8}[random() % 7]);
   std::string payload = good_payload(header.kind);
   for (uint64_t changes = random() % 4; changes > 0; --changes) {
     if (random() % 3 == 0 && !payload.empty()) payload[random() % payload.size()] = static_cast<char>(random());
@@ -452,6 +468,8 @@ int main() {
   servers_may_go_and_come_while_others_wait();
   many_workers_share_the_threads_of_a_server();
   float64_weights_cross_the_wire_whole();
+  pushes_pulls_cuts_and_saves_run_beside_one_another(true);
+  float64_weights_cross_the_wire_whole(true);
   numbers_at_the_edge_are_refused_or_clamped();
   only_text_is_taken_for_text();
   digests_are_those_of_the_standards();

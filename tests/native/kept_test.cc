@@ -460,6 +460,7 @@ void pushes_count_once_while_servers_are_killed_at_any_instant() {
   for (size_t w = 0; w < kWorkers; ++w) {
     workers.push_back(std::make_unique<Counting>(addresses, w));
     pools.push_back(&workers.back()->worker.pool);
+    pools.back()->pack(w != 1);  // what a process keeps of a packed push must be enough for the next one
   }
   Worker looking(addresses, "looking");
   pools.push_back(&looking.pool);

@@ -39,6 +39,7 @@ void each_step_is_applied_once_beside_late_pushes_pulls_and_cuts() {
   constexpr int kWorkers = 3, kSteps = 40;
   std::vector<std::unique_ptr<Worker>> workers;
   for (int w = 0; w < kWorkers; ++w) workers.push_back(std::make_unique<Worker>(addresses(servers), "worker-" + std::to_string(w)));
+  workers[1]->pool.pack(true);
   Worker reader(addresses(servers), "reader");
   std::atomic<int64_t> applied{0};
   std::thread beside([&] {

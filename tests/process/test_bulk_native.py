@@ -26,6 +26,7 @@ SOURCES = [
     ROOT / "tests/native/bulk_test.cc",
 ]
 STEPS = [*SOURCES[:-1], ROOT / "tests/native/steps_test.cc"]
+PACKED = [*SOURCES[:-1], ROOT / "tests/native/packed_test.cc"]
 KEPT = [*SOURCES[:-1], ROOT / "tests/native/kept_test.cc"]
 
 
@@ -38,6 +39,11 @@ def test_servers_and_clients_hold_under_the_sanitizers(sanitizers: str, tmp_path
         (tmp_path / f"ps-{server}.crt").write_text(certified.certificate)
         (tmp_path / f"ps-{server}.key").write_text(certified.key)
     check_held(SOURCES, sanitizers, tmp_path, {"TLS_CERTIFICATES": str(tmp_path)})
+
+
+@pytest.mark.parametrize("sanitizers", SANITIZERS)
+def test_packed_frames_hold_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
+    check_held(PACKED, sanitizers, tmp_path)
 
 
 @pytest.mark.parametrize("sanitizers", SANITIZERS)

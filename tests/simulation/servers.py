@@ -468,6 +468,7 @@ class Parameters:
         *,
         dense: bool = True,
         snapshot: SnapshotId | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:

@@ -174,6 +174,8 @@ std::optional<Connection::Next> Connection::make_room() {
   kept_ = header_.kind == wire::Kind::push && session_ != 0 && server_.kept() != nullptr && server_.model() != nullptr;
   if (kept_ && !redo_) redo_ = server_.kept()->take_redo();
   received_ = kept_ ? redo_.room(bytes) : payload_.room(bytes);
+  received_bytes_ = header_.payload_bytes;
+  unpacked_ = false;
   stage_ = Stage::payload;
   return {};
 }
@@ -196,7 +198,7 @@ Connection::Next Connection::replied() {
   if (closing_) return Next::close;
   pulling_.reset();
   reply_.clear();
-  for (Buffer* buffer : {&payload_, &dense_}) buffer->trim(0);
+  for (Buffer* buffer : {&payload_, &dense_, &packed_}) buffer->trim(0);
   std::vector<int64_t>().swap(frozen_ids_);
   std::vector<char>().swap(frozen_values_);
   if (redo_) {
@@ -260,12 +262,16 @@ Connection::Answer Connection::prove() {
 Connection::Answer Connection::serve() {
   try {
     server_.admission().check(name_);
-    wire::Cursor cursor(received_, header_.payload_bytes);
+    wire::Cursor cursor(received_, received_bytes_);
     if (header_.kind == wire::Kind::initialise) return initialise(cursor);
     if (server_.model() == nullptr) return fail(wire::Status::empty, "this server has no parameters yet");
+    // Once: a push that has to wait is answered again.
+    if (header_.kind == wire::Kind::packed_push && !unpacked_) unpack_push(cursor);
     switch (header_.kind) {
       case wire::Kind::pull: return pull(cursor);
-      case wire::Kind::push: return push();
+      case wire::Kind::packed_pull: return pull_packed(cursor);
+      case wire::Kind::push:
+      case wire::Kind::packed_push: return push();
       case wire::Kind::rows: return rows(cursor);
       default: break;
     }

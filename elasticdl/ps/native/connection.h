@@ -93,6 +93,8 @@ class Connection : public Source, public Waiter {
 
   Answer initialise(wire::Cursor cursor);
   Answer pull(wire::Cursor cursor);
+  Answer pull_packed(wire::Cursor cursor);
+  void unpack_push(wire::Cursor cursor);
   Answer push();
   Answer rows(wire::Cursor cursor);
   Answer put_frozen_rows(const wire::RowsReply& result, size_t row_bytes);
@@ -127,9 +129,12 @@ class Connection : public Source, public Waiter {
   Buffer payload_;
   Redo redo_;  // of a push, with kept memory: its payload
   bool kept_ = false;         // the payload of the frame at hand is in redo_
-  char* received_ = nullptr;  // the payload, in one of the two
+  char* received_ = nullptr;  // the payload, in one of the two; of a packed push what it unpacks to
+  size_t received_bytes_ = 0;
+  bool unpacked_ = false;  // received_ is what a packed push unpacks to
   Reply reply_;
   Buffer dense_;
+  Buffer packed_;  // a reply, or a push as it was received
   std::vector<int64_t> frozen_ids_;  // of a reply to `rows`
   std::vector<char> frozen_values_;
   std::optional<Pulling> pulling_;

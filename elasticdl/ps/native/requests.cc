@@ -119,7 +119,7 @@ void Connection::count_pull() {
 
 Connection::Answer Connection::push() {
   auto model = server_.model();
-  const size_t bytes = header_.payload_bytes;
+  const size_t bytes = received_bytes_;
   Update update = Update::read(received_, bytes, *model);
   const wire::Push& request = update.head;
   if (session_ == 0) throw UserError("this connection does not push");

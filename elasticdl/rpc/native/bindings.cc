@@ -89,7 +89,7 @@ std::vector<std::pair<bool, std::string>> initialise(Pool& pool, const Spec& spe
 
 std::pair<std::vector<int64_t>, std::vector<double>> pull(
     Pool& pool, const std::vector<IdArray>& ids, int64_t snapshot, const std::optional<OutVector>& dense,
-    const std::vector<OutMatrix>& rows, const std::optional<InVector>& newest, double timeout_s) {
+    const std::vector<OutMatrix>& rows, const std::optional<InVector>& newest, double timeout_s, bool exact) {
   std::vector<Ids> wanted = as_ids(ids);
   require_rows(pool.spec(), wanted, rows);
   std::vector<void*> outs;
@@ -97,7 +97,7 @@ std::pair<std::vector<int64_t>, std::vector<double>> pull(
   void* dense_out = checked_dense(pool.spec(), dense);
   const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
-  PullAnswer answer = pool.pull(wanted, snapshot, dense_out, outs, seed, timeout_s);
+  PullAnswer answer = pool.pull(wanted, snapshot, dense_out, outs, seed, timeout_s, exact);
   return {std::move(answer.versions), std::move(answer.seconds)};
 }
 
@@ -155,11 +155,14 @@ void bind_rpc(nb::module_& m) {
       .def_ro("json", &Spec::json);
   nb::class_<Pool>(m, "Pool")
       .def("__init__", [](Pool* self, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, const std::string& name,
-                          const std::string& authority) {
-        new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority));
-      }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "")
+                          const std::string& authority, bool bfloat16) {
+        new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority),
+                        bfloat16 ? wire::Precision::bfloat16 : wire::Precision::full);
+      }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "", "bfloat16"_a = false)
+      .def("pack", &Pool::pack, "always"_a)
       .def("initialise", &initialise, "spec"_a, "dense"_a.noconvert(), "timeout_s"_a)
-      .def("pull", &pull, "ids"_a.noconvert(), "snapshot"_a, "dense"_a.none(), "rows"_a.noconvert(), "newest"_a.none(), "timeout_s"_a)
+      .def("pull", &pull, "ids"_a.noconvert(), "snapshot"_a, "dense"_a.none(), "rows"_a.noconvert(), "newest"_a.none(), "timeout_s"_a,
+           "exact"_a)
       .def("push", &push, "sequence"_a, "applied"_a, "versions"_a, "learning_rate"_a, "dense"_a.none(), "ids"_a.noconvert(),
            "gradients"_a.noconvert(), "newest"_a.none(), "timeout_s"_a)
       .def("rows", &rows, "table"_a, "snapshot"_a, "newest"_a.none(), "timeout_s"_a)

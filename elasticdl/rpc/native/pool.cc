@@ -34,17 +34,6 @@ uint64_t random_session() {
   return session;
 }
 
-// A server's two pieces of the flat vector [trainable | additive].
-struct Slices {
-  Range trainable, additive;
-  Slices(const Spec& spec, uint32_t server, uint32_t servers)
-      : trainable(even_slice(spec.trainable, server, servers)), additive(even_slice(spec.additive, server, servers)) {
-    additive.begin += spec.trainable;
-    additive.end += spec.trainable;
-  }
-  uint64_t size() const { return trainable.size() + additive.size(); }
-};
-
 class Deadline {
  public:
   explicit Deadline(double timeout_s) : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(timeout_s))) {}
@@ -56,11 +45,19 @@ class Deadline {
   Clock::time_point end_;
 };
 
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
+ private:
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
 }  // namespace
 
 Pool::Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
-           TlsContext tls)
-    : servers_(static_cast<uint32_t>(addresses.size())),
+           TlsContext tls, wire::Precision precision)
+    : servers_(static_cast<uint32_t>(addresses.size())), precision_(precision),
       pulls_(Identity{tokens, name, random_session(), false, tls}, addresses, idle),
       pushes_(Identity{tokens, name, random_session(), true, tls}, addresses, idle) {
   if (servers_ == 0) throw UserError("no addresses of parameter servers");
@@ -105,9 +102,27 @@ std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const void* den
   return answers;
 }
 
+// Of a pull or a push without the heads.
+size_t Pool::plain_bytes(const std::vector<Ids>& ids, bool dense) const {
+  size_t bytes = dense ? (spec_.trainable + spec_.additive) * weight_bytes() : 0;
+  for (size_t t = 0; t < ids.size(); ++t) bytes += ids[t].count * (sizeof(int64_t) + spec_.tables[t].dim * weight_bytes());
+  return bytes;
+}
+
 PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
-                      const void* newest, double timeout_s) {
+                      const void* newest, double timeout_s, bool exact) {
   check_tables(ids.size());
+  const wire::Precision precision = exact ? wire::Precision::full : precision_;
+  if (precision != wire::Precision::full) return pull_packed(ids, snapshot, dense, rows, newest, timeout_s, precision);
+  const Stopwatch watch;
+  PullAnswer answer = pull_packing_.packs() ? pull_packed(ids, snapshot, dense, rows, newest, timeout_s, precision)
+                                            : pull_plain(ids, snapshot, dense, rows, newest, timeout_s);
+  pull_packing_.took(plain_bytes(ids, dense != nullptr), watch.seconds());
+  return answer;
+}
+
+PullAnswer Pool::pull_plain(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
+                            const void* newest, double timeout_s) {
   Split split(servers_, ids);
   std::vector<Part> parts(servers_);
   std::vector<std::string> fronts(servers_);
@@ -143,6 +158,14 @@ PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense
 PushAnswer Pool::push(const PushRequest& request, const void* newest, double timeout_s) {
   check_tables(request.ids.size());
   if (request.versions.size() != servers_) throw UserError("a push needs the version of every server");
+  if (precision_ != wire::Precision::full) return push_packed(request, newest, timeout_s);
+  const Stopwatch watch;
+  PushAnswer answer = push_packing_.packs() ? push_packed(request, newest, timeout_s) : push_plain(request, newest, timeout_s);
+  push_packing_.took(plain_bytes(request.ids, request.dense != nullptr), watch.seconds());
+  return answer;
+}
+
+PushAnswer Pool::push_plain(const PushRequest& request, const void* newest, double timeout_s) {
   Split split(servers_, request.ids);
   std::vector<Part> parts(servers_);
   std::vector<std::string> fronts(servers_);
@@ -168,6 +191,10 @@ PushAnswer Pool::push(const PushRequest& request, const void* newest, double tim
     }
     gather(split, k, request, gathered[k], part);
   }
+  return pushed(parts, replies, newest, timeout_s);
+}
+
+PushAnswer Pool::pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& replies, const void* newest, double timeout_s) {
   pushes_.run(parts, seed(newest), timeout_s, "push");
   PushAnswer answer;
   answer.seconds = pushes_.answered_s();

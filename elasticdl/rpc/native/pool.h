@@ -6,14 +6,11 @@
 #include <vector>
 
 #include "elasticdl/rpc/native/lane.h"
+#include "elasticdl/rpc/native/packed_ids.h"
+#include "elasticdl/rpc/native/packing_choice.h"
 #include "elasticdl/rpc/native/spec.h"
 
 namespace elasticdl {
-
-struct Ids {
-  const int64_t* data;
-  size_t count;
-};
 
 // Assigns ids to servers. With one server nothing is copied.
 class Split {
@@ -36,6 +33,17 @@ class Split {
   std::vector<size_t> begins_;  // [server][table] into the arrays below
   Buffer grouped_;
   Buffer positions_;
+};
+
+// A server's two pieces of the flat vector [trainable | additive].
+struct Slices {
+  Range trainable, additive;
+  Slices(const Spec& spec, uint32_t server, uint32_t servers)
+      : trainable(even_slice(spec.trainable, server, servers)), additive(even_slice(spec.additive, server, servers)) {
+    additive.begin += spec.trainable;
+    additive.end += spec.trainable;
+  }
+  uint64_t size() const { return trainable.size() + additive.size(); }
 };
 
 struct PullAnswer {
@@ -68,17 +76,17 @@ struct PushRequest {
 // One puller and one pusher may use it at a time; `move` and `close` anyone. Weights are of the type of the spec.
 class Pool {
  public:
-  // `tls` null: clear text.
+  // `tls` null: clear text. `precision`: of gradients, and of weights.
   Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
-       TlsContext tls = nullptr);
+       TlsContext tls = nullptr, wire::Precision precision = wire::Precision::full);
 
   // Sets the spec of all later calls.
   std::vector<InitialiseAnswer> initialise(const Spec& spec, const void* dense, double timeout_s);
 
   // `dense` (null: not wanted) gets the flat vector, rows[t] gets weight[ids[t].count, dim of t]. `newest`: dense
-  // values for a server that came back without any, null for none.
+  // values for a server that came back without any, null for none. `exact`: in full precision, whatever that of the pool is.
   PullAnswer pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
-                  const void* newest, double timeout_s);
+                  const void* newest, double timeout_s, bool exact = false);
   PushAnswer push(const PushRequest& request, const void* newest, double timeout_s);
   // Rows of a table in no particular order.
   RowsAnswer rows(uint32_t table, int64_t snapshot, const void* newest, double timeout_s);
@@ -86,17 +94,30 @@ class Pool {
   void move(const std::vector<std::string>& addresses);
   void close();
   const Spec& spec() const { return spec_; }
+  // Packs all frames, or none for which full precision will do, whatever is faster. Not while calls are running.
+  void pack(bool always) { pull_packing_.give(always), push_packing_.give(always); }
 
  private:
   Seed seed(const void* newest) const;
   void check_tables(size_t tables) const;
   size_t weight_bytes() const { return bytes_of(spec_.scalar); }
+  size_t plain_bytes(const std::vector<Ids>& ids, bool dense) const;
+  PullAnswer pull_plain(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
+                        const void* newest, double timeout_s);
+  PullAnswer pull_packed(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
+                         const void* newest, double timeout_s, wire::Precision precision);
+  PushAnswer push_plain(const PushRequest& request, const void* newest, double timeout_s);
+  PushAnswer push_packed(const PushRequest& request, const void* newest, double timeout_s);
+  PushAnswer pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& replies, const void* newest, double timeout_s);
+  void pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, Buffer& room, Part& part) const;
   void gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const;
   void rows_of(uint32_t server, uint32_t table, int64_t snapshot, const void* newest, double timeout_s, RowsAnswer& answer);
 
   uint32_t servers_;
+  const wire::Precision precision_;
   Lane pulls_;
   Lane pushes_;
+  PackingChoice pull_packing_, push_packing_;
   Spec spec_;
   std::string encoded_;
 };

@@ -21,12 +21,13 @@
 namespace elasticdl::wire {
 
 constexpr uint32_t kMagic = 0x314C4445;  // "EDL1"
-constexpr uint16_t kVersion = 3;
+constexpr uint16_t kVersion = 4;
 constexpr uint64_t kMaxPayload = uint64_t{1} << 30;
 constexpr uint64_t kMaxHello = 4096;
 constexpr uint32_t kMaxTables = 4096;
 
-enum class Kind : uint8_t { hello = 1, initialise = 2, pull = 3, push = 4, rows = 5, prove = 6 };
+enum class Kind : uint8_t { hello = 1, initialise = 2, pull = 3, push = 4, rows = 5, prove = 6, packed_pull = 7, packed_push = 8 };
+enum class Precision : uint32_t { full = 0, bfloat16 = 1 };
 enum class Status : uint8_t { ok = 0, user = 1, transient = 2, refused = 3, empty = 4, gone = 5 };
 
 struct Header {
@@ -103,6 +104,21 @@ struct PushReply {
   uint32_t padding;
 };
 
+// The same for a slow link (packed_ids.h, packed_weights.h). Followed by the ids of every table. The reply is a PullReply, then
+// packed: the trainable slice, the additive slice in full precision (both if dense is wanted), and the rows of every table.
+struct PackedPull {
+  Pull pull;
+  Precision precision;
+  uint32_t padding;
+};
+// Followed by the ids of every table, then packed: the trainable slice, the additive slice in full precision (both if dense_count
+// is not 0), and the gradients of every table. The reply is that of a push.
+struct PackedPush {
+  Push push;
+  Precision precision;
+  uint32_t padding;
+};
+
 // Rows [begin, begin + limit) of a frozen table; without a snapshot the table is frozen at begin 0 for this connection.
 struct Rows {
   int64_t snapshot;
@@ -139,6 +155,17 @@ class Cursor {
   const char* elements(uint64_t count, uint64_t bytes) {
     if (count > left_ / bytes) short_by(count > kMaxPayload ? UINT64_MAX : count * bytes);
     return span(count * bytes);
+  }
+
+  // 7 bits a byte, the lowest first; all but the last byte have the top bit set.
+  uint64_t varint() {
+    uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+      const auto byte = take<uint8_t>();
+      value |= static_cast<uint64_t>(byte & 0x7F) << shift;
+      if (byte < 0x80) return value;
+    }
+    throw UserError("a frame with a number of more than 64 bits");
   }
 
   std::string text(uint64_t bytes) { return std::string(array<char>(bytes), bytes); }

@@ -68,6 +68,7 @@ class _PullRequest:
 
     snapshot: SnapshotId | None = None
     dense: bool = True
+    exact: bool = False
     wanted: Callable[[], bool] = lambda: True
 
 
@@ -134,7 +135,7 @@ class PsTrainer:
             nonlocal given
             given = self._parameters.initialise(spec, dense, timeout_s=timeout_s) or given
             # With the servers' present values this worker can revive one that comes back empty.
-            self._parameters.pull(self._no_ids(), timeout_s=timeout_s)
+            self._parameters.pull(self._no_ids(), exact=True, timeout_s=timeout_s)
 
         self._context.retry.call(attempt, "initialise")
         if given:
@@ -245,7 +246,7 @@ class PsTrainer:
 
     def dense(self, snapshot: SnapshotId | None) -> Floats:
         """All dense weights: [trainable_size + additive_size]. Raises as `load`."""
-        return self._dense(_PullRequest(snapshot))
+        return self._dense(_PullRequest(snapshot, exact=True))
 
     def dense_of(self, lease: Lease) -> Floats:
         """The dense weights that this lease reads.
@@ -254,7 +255,9 @@ class PsTrainer:
         """
         held = HeldLease(lease)
         return self._dense(
-            _PullRequest(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
+            _PullRequest(
+                lease.snapshot, exact=True, wanted=lambda: not self._context.keeper.is_void(held)
+            )
         )
 
     def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Floats]:
@@ -314,7 +317,11 @@ class PsTrainer:
     def _pull(self, ids: Sequence[Int64s], wish: _PullRequest = _LIVE) -> Pulled:
         def attempt(timeout_s: float) -> Pulled:
             return self._parameters.pull(
-                ids, dense=wish.dense, snapshot=wish.snapshot, timeout_s=timeout_s
+                ids,
+                dense=wish.dense,
+                snapshot=wish.snapshot,
+                exact=wish.exact,
+                timeout_s=timeout_s,
             )
 
         watch, gauges = self._context.watch, self._context.gauges

@@ -37,6 +37,7 @@ class LocalParameters:
         *,
         dense: bool = True,
         snapshot: SnapshotId | None = None,
+        exact: bool = False,
         timeout_s: float,
     ) -> Pulled:
         """Pull nothing: a step has all parameters."""

@@ -1,0 +1,163 @@
+"""DeepFM with Adam on a real network's speed: one server and two workers, against the same model on
+TensorFlow's ParameterServerStrategy, over a link of 500 Mbit/s, of 2 Gbit/s, and without a limit.
+
+The link is the loopback interface of a network namespace of its own, which both directions share;
+no interface outside of it is touched. Making one needs root. Samples/s; bytes a sample as the
+interface counts them; AUC after one pass. `NETWORK_LINKS`, `NETWORK_BATCHES`, `NETWORK_SYSTEMS`,
+`NETWORK_ROUNDS` (0: no AUC, one round), `NETWORK_SECONDS` and `E2E_RECORDS` shorten it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.deepfm_data import write
+from bench.end_to_end import flags, learn, run_peer
+from bench.jobs import ROOT, RunningJob, running
+from bench.learning_curve import loopback_bytes
+
+LINKS = {"500mbit": "500 Mbit/s", "2gbit": "2 Gbit/s", "none": "no limit"}
+SYSTEMS = ("float32", "bfloat16", "pss")
+"""Ours, by --wire-precision, and ParameterServerStrategy."""
+AIMS = {"float32": 1.1, "bfloat16": 2.0}
+"""Times PSS at 500 Mbit/s."""
+_BURST, _QUEUE = "256k", "50ms"
+"""Of the token bucket: a few packets of the loopback's 64 KiB, and how long one may wait."""
+_SETTLE_S = 12.0
+"""From the first trained record: steps are compiled, and workers have tried packed frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One system over one link."""
+
+    samples_per_s: float
+    bytes_per_sample: float
+    auc: float | None
+
+
+def measure() -> dict[str, Any]:
+    """Measure each link in a namespace of its own."""
+    _check_possible()
+    figures: dict[str, Any] = {}
+    for link in os.environ.get("NETWORK_LINKS", " ".join(LINKS)).split():
+        if link not in LINKS:
+            sys.exit(f"NETWORK_LINKS: unknown {link!r}; choose from {' '.join(LINKS)}")
+        print(LINKS[link], flush=True)
+        command = ["unshare", "--net", sys.executable, "-m", "bench.network", link, _namespace()]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as inside:
+            assert inside.stdout is not None
+            for line in inside.stdout:
+                if line.startswith("{"):
+                    figures[LINKS[link]] = json.loads(line)
+                else:
+                    print(line, end="", flush=True)
+        if inside.returncode != 0:
+            raise RuntimeError(f"the measurement at {LINKS[link]} ended with {inside.returncode}")
+    return figures
+
+
+def _check_possible() -> None:
+    missing = [tool for tool in ("unshare", "ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        sys.exit(f"network: {', '.join(missing)} is missing: install util-linux and iproute2")
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        sys.exit("network: cannot make a network namespace: run it as root, with CAP_SYS_ADMIN")
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/net")
+
+
+def _shape(link: str, outside: str) -> None:
+    """Bring up the loopback of this namespace, at this rate."""
+    if _namespace() == outside:
+        sys.exit("network: this is not a namespace of its own; nothing was changed")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    if link != "none":
+        bucket = f"rate {link} burst {_BURST} latency {_QUEUE}"
+        subprocess.run(f"tc qdisc add dev lo root tbf {bucket}".split(), check=True)
+
+
+def _measure_here() -> dict[str, dict[str, Any]]:
+    rounds = int(os.environ.get("NETWORK_ROUNDS", "3"))
+    systems = os.environ.get("NETWORK_SYSTEMS", " ".join(SYSTEMS)).split()
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write(folder)
+        for batch in map(int, os.environ.get("NETWORK_BATCHES", "512 4096").split()):
+            runs: dict[str, list[Figures]] = {system: [] for system in systems}
+            for _ in range(max(rounds, 1)):
+                for system in systems:
+                    runs[system].append(_run(system, batch, folder, with_auc=rounds > 0))
+            found[str(batch)] = {system: _medians(made) for system, made in runs.items()}
+            _show(batch, found[str(batch)])
+    return found
+
+
+def _run(system: str, batch: int, folder: Path, *, with_auc: bool) -> Figures:
+    if system == "pss":
+        peer = run_peer("bench.peer_pss", "adam", batch, folder)
+        return Figures(peer.rate, peer.bytes_per_sample, peer.auc)
+    ours = flags("adam", batch, folder / "train.npz", 2) | {"wire_precision": system}
+    with running(**ours, num_epochs=1000) as job:
+        rate, bytes_per_sample = _steady(job, float(os.environ.get("NETWORK_SECONDS", "12")))
+    auc = learn("adam", batch, folder, rate, wire_precision=system).auc if with_auc else None
+    return Figures(rate, bytes_per_sample, auc)
+
+
+def _steady(job: RunningJob, seconds: float) -> tuple[float, float]:
+    """Samples/s and bytes a sample over `seconds`, once the job is in its stride."""
+    points = list(_points(job, seconds))
+    (began_s, records, sent), (end_s, more_records, more_sent) = points[0], points[-1]
+    trained = more_records - records
+    return trained / (end_s - began_s), (more_sent - sent) / trained
+
+
+def _points(job: RunningJob, seconds: float) -> Iterator[tuple[float, int, int]]:
+    first_s = 0.0
+    while not first_s or time.perf_counter() < first_s + _SETTLE_S + seconds:
+        status = job.until("it answered", job.status)
+        now_s, records = time.perf_counter(), int(status["records"]["trained"])
+        first_s = first_s or (now_s if records else 0.0)
+        if first_s and now_s > first_s + _SETTLE_S:
+            yield now_s, records, loopback_bytes()
+        time.sleep(0.5)
+
+
+def _medians(runs: list[Figures]) -> dict[str, float | None]:
+    aucs = [run.auc for run in runs if run.auc is not None]
+    return {
+        "samples_per_s": statistics.median(run.samples_per_s for run in runs),
+        "bytes_per_sample": statistics.median(run.bytes_per_sample for run in runs),
+        "auc": statistics.median(aucs) if aucs else None,
+    }
+
+
+def _show(batch: int, row: dict[str, Any]) -> None:
+    pss = row.get("pss", {}).get("samples_per_s")
+    for system, one in row.items():
+        auc = f"   AUC {one['auc']:.4f}" if one["auc"] is not None else ""
+        times = f"   {one['samples_per_s'] / pss:.2f} x PSS" if pss else ""
+        print(
+            f"  {batch:5} {system:9} {one['samples_per_s']:9,.0f} samples/s"
+            f" {one['bytes_per_sample']:7,.0f} bytes a sample{auc}{times}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    _shape(sys.argv[1], sys.argv[2])
+    print(json.dumps(_measure_here()), flush=True)

@@ -1,0 +1,145 @@
+// A connection's requests over a slow link. A packed push becomes a plain one before anything else, as kept memory needs it.
+#include <algorithm>
+#include <chrono>
+
+#include "elasticdl/ps/native/connection.h"
+#include "elasticdl/rpc/native/packed_ids.h"
+#include "elasticdl/rpc/native/packed_weights.h"
+
+namespace elasticdl::ps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kLarge = 16 << 20;  // replies above it share a budget
+
+UnpackedIds take_ids(wire::Cursor& cursor, uint32_t tables, const Model& model) {
+  if (tables != model.tables()) {
+    throw UserError("a frame with ids of " + std::to_string(tables) + " tables; the parameters have " + std::to_string(model.tables()));
+  }
+  return UnpackedIds(cursor, tables);
+}
+
+wire::Precision checked(wire::Precision precision) {
+  if (precision == wire::Precision::full || precision == wire::Precision::bfloat16) return precision;
+  throw UserError("a frame with weights of an unknown precision " + std::to_string(static_cast<uint32_t>(precision)));
+}
+
+// Throws UserError above the limit of a payload, before anything of that size is allocated.
+class Size {
+ public:
+  void add(uint64_t count, uint64_t bytes) {
+    if (count > (wire::kMaxPayload - bytes_) / bytes) throw UserError("a packed frame of more than 1 GiB");
+    bytes_ += count * bytes;
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace
+
+Connection::Answer Connection::pull_packed(wire::Cursor cursor) {
+  const auto begin = Clock::now();
+  auto model = server_.model();
+  const auto [request, precision, padding] = cursor.take<wire::PackedPull>();
+  const UnpackedIds ids = take_ids(cursor, request.tables, *model);
+  cursor.end();
+  auto view = request.snapshot >= 0 ? server_.views().get(request.snapshot) : nullptr;
+  const wire::PullReply result{view ? view->version : server_.admission().version(), request.dense != 0 ? model->dense_size() : 0};
+  Size size;
+  size.add(result.dense_count, model->weight_bytes());
+  size_t most = result.dense_count * model->weight_bytes(), rows = 0;
+  size_t bound = sizeof result + PackedWeights::bound(model->trainable().size()) + PackedWeights::bound(model->additive().size());
+  for (size_t t = 0; t < model->tables(); ++t) {
+    const size_t count = ids.of(t).size(), bytes = count * model->row_bytes(t);
+    size.add(count, model->row_bytes(t));
+    rows += count;
+    most = std::max(most, bytes);
+    bound += PackedWeights::bound(bytes / model->weight_bytes());
+  }
+  PackedWeights weights(model->spec().scalar, checked(precision)), exact(model->spec().scalar, wire::Precision::full);
+  if (bound > kLarge) {
+    if (!replies_.take(*this, bound)) return Answer::wait;
+    reply_share_ = bound;
+  }
+  char* const packed = packed_.room(bound);
+  char* const plain = dense_.room(most + 1);
+  char* at = packed;
+  std::memcpy(at, &result, sizeof result);
+  at += sizeof result;
+  if (request.dense != 0) {
+    if (view == nullptr) model->copy_dense(plain);
+    const char* dense = view == nullptr ? plain : view->dense().weights();
+    at += weights.pack(dense, model->trainable().size(), at);
+    at += exact.pack(dense + model->trainable().size() * model->weight_bytes(), model->additive().size(), at);
+  }
+  for (size_t t = 0; t < model->tables(); ++t) {
+    const std::vector<int64_t>& table_ids = ids.of(t);
+    if (view != nullptr) model->table(t).peek(table_ids.data(), table_ids.size(), plain, view->slot());
+    else model->table(t).lookup(table_ids.data(), table_ids.size(), plain);
+    at += weights.pack(plain, table_ids.size() * model->spec().tables[t].dim, at);
+  }
+  const size_t bytes = static_cast<size_t>(at - packed);
+  reply_.begin(header_, wire::Status::ok, bytes);
+  reply_.put(packed, bytes);
+  Statistics& statistics = server_.statistics();
+  ++statistics.pulls;
+  statistics.pulled_rows += rows;
+  statistics.pulled_bytes += bytes;
+  statistics.pull_time.add(Clock::now() - begin);
+  return Answer::reply;
+}
+
+// Writes what the same push has as a plain frame to where such frames are received.
+void Connection::unpack_push(wire::Cursor cursor) {
+  auto model = server_.model();
+  auto [head, precision, padding] = cursor.take<wire::PackedPush>();
+  const UnpackedIds ids = take_ids(cursor, head.tables, *model);
+  if (head.dense_count != 0 && head.dense_count != model->dense_size()) {
+    throw UserError(std::to_string(head.dense_count) + " dense values for a slice of " + std::to_string(model->dense_size()));
+  }
+  Size size, values;
+  size.add(1, sizeof head);
+  size.add(head.tables, sizeof(uint64_t));
+  size.add(head.dense_count, model->weight_bytes());
+  values.add(head.dense_count, 1);
+  for (size_t t = 0; t < model->tables(); ++t) {
+    size.add(ids.of(t).size(), sizeof(int64_t) + model->row_bytes(t));
+    values.add(ids.of(t).size(), model->spec().tables[t].dim);
+  }
+  // Each takes a byte or more. So what is allocated is at most 16 times what was sent, also if all tables have the same ids.
+  if (values.bytes() > cursor.left()) throw UserError("a packed push with fewer gradients than its ids say");
+  PackedWeights weights(model->spec().scalar, checked(precision)), exact(model->spec().scalar, wire::Precision::full);
+  std::swap(payload_, packed_);  // what was received must outlive what it becomes
+  kept_ = session_ != 0 && server_.kept() != nullptr;
+  if (kept_ && !redo_) redo_ = server_.kept()->take_redo();
+  char* const plain = kept_ ? redo_.room(size.bytes()) : payload_.room(size.bytes());
+  char* at = plain;
+  const auto put = [&](const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(at, from, bytes);
+    at += bytes;
+  };
+  put(&head, sizeof head);
+  for (size_t t = 0; t < model->tables(); ++t) {
+    const uint64_t count = ids.of(t).size();
+    put(&count, sizeof count);
+  }
+  for (size_t t = 0; t < model->tables(); ++t) put(ids.of(t).data(), ids.of(t).size() * sizeof(int64_t));
+  const auto unpack = [&](PackedWeights& from, size_t count) {
+    from.unpack(cursor, count, at);
+    at += count * model->weight_bytes();
+  };
+  if (head.dense_count != 0) {
+    unpack(weights, model->trainable().size());
+    unpack(exact, model->additive().size());
+  }
+  for (size_t t = 0; t < model->tables(); ++t) unpack(weights, ids.of(t).size() * model->spec().tables[t].dim);
+  cursor.end();
+  received_ = plain;
+  received_bytes_ = size.bytes();
+  unpacked_ = true;
+}
+
+}  // namespace elasticdl::ps
