@@ -142,6 +142,7 @@ void many_workers_share_the_threads_of_a_server() {
   std::vector<std::unique_ptr<TestServer>> servers;
   servers.push_back(std::make_unique<TestServer>(0, 1));
   const Addresses addresses = {servers[0]->address()};
+  Worker first(addresses, "first");  // gives the server its parameters, without which there is no cut
   std::atomic<int> running{kWorkers};
   std::vector<std::thread> threads;
   for (int w = 0; w < kWorkers; ++w) {
