@@ -110,22 +110,9 @@ class Master:
         self._gateway = self._process_gateway()
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._sources: tuple[Source, ...] = ()
-        service = MasterService(
-            self.queue, self._gateway, self._welcome(), self.status_json, self.core
-        )
-        self._server = MasterServer(
-            service,
-            self._certificates.own,
-            reuse_port=environment.port in environment.reserved,
-        )
+        self._server = self._master_server()
         self._view = self._job_view()
-        self._page = StatusServer(
-            self._view,
-            AccessGuard(environment.token, environment.page.names),
-            self._term,
-            directory.logs,
-            context=self._certificates.page,
-        )
+        self._page = self._status_server()
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
         self._journal: JournalFile | None = None
@@ -151,6 +138,19 @@ class Master:
             else None,
             self.core.resident,
         )
+
+    def _master_server(self) -> MasterServer:
+        service = MasterService(
+            self.queue, self._gateway, self._welcome(), self.status_json, self.core
+        )
+        reuse_port = self._environment.port in self._environment.reserved
+        return MasterServer(service, self._certificates.own, reuse_port=reuse_port)
+
+    def _status_server(self) -> StatusServer:
+        environment = self._environment
+        guard = AccessGuard(environment.token, environment.page.names)
+        logs, context = environment.directory.logs, self._certificates.page
+        return StatusServer(self._view, guard, self._term, logs, context=context)
 
     def _welcome(self) -> Welcome:
         return Welcome(

@@ -19,6 +19,8 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, final, runtime_checkable
 from pydantic import BaseModel
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.job import JobSpec
+from elasticdl.master.core.events import JobStarted
 
 Plain: TypeAlias = Any
 """A value for `json.dumps`. Every list begins with a tag, so that nothing is ambiguous."""
@@ -67,6 +69,18 @@ def restore(root: object, image: Plain, constants: Mapping[str, object]) -> None
         _Decoder(image, constants).restore(root)
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"not an image of this version: {error!r}") from error
+
+
+def constants_of(spec: JobSpec, started: JobStarted) -> dict[str, object]:
+    """Large values of a job, which its image refers to by name."""
+    return {
+        "spec": spec,
+        "started": started,
+        "training": started.training,
+        "validation": started.validation,
+        "prediction": started.prediction,
+        "ledger": started.ledger,
+    }
 
 
 def _class_name(kind: type[Any]) -> str:

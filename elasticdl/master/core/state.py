@@ -32,7 +32,7 @@ from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.resuming import ledger_json
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
 from elasticdl.master.core.evaluation.rounds import Evaluation
-from elasticdl.master.core.image import Plain, image_of, restore
+from elasticdl.master.core.image import Plain, constants_of, image_of, restore
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
 from elasticdl.master.core.obligations import Obligations
 from elasticdl.master.core.phases import Phases
@@ -116,7 +116,7 @@ class JobState:
     ) -> JobState:
         """Return the state that an image is of. Raises ValueError for one of other code."""
         state = cls(spec, limits)
-        restore(state, image, _constants(spec, started))
+        restore(state, image, constants_of(spec, started))
         state._context.limits = limits
         return state
 
@@ -124,19 +124,15 @@ class JobState:
         """This state as JSON values, without `spec` and JobStarted; None before the job begins."""
         if self._started is None:
             return None
-        return image_of(self, _constants(spec, self._started))
+        return image_of(self, constants_of(spec, self._started))
 
     def _watch_stalls(
         self, activities: Activities, remedies: Remedies, questions: StateQuestions
     ) -> Stalls:
         context, evaluation, checkpointing = self._context, self._evaluation, self._checkpointing
+        coordination, leasing, snapshots = self._coordination, self._leasing, self._snapshots
         obligations = Obligations(
-            context,
-            self._coordination,
-            self._leasing,
-            evaluation,
-            checkpointing,
-            self._snapshots,
+            context, coordination, leasing, evaluation, checkpointing, snapshots
         )
         marks = ProgressMarks(context, evaluation, checkpointing)
         return Stalls(context, marks, activities, obligations, remedies, questions)
@@ -187,17 +183,12 @@ class JobState:
     @property
     def records_done(self) -> int:
         """Records of all epochs that are trained or bad."""
-        main = status_builder.main_ledger(self._context, self._evaluation)
-        if main is None:
-            return 0
-        total = main.totals()
-        return total.trained + total.bad
+        return status_builder.records_done(self._context, self._evaluation)
 
     def receipt(self) -> Receipt:
         """Records by epoch and in total: expected, trained, repeated, bad, lost."""
-        return status_builder.receipt(
-            self._context, status_builder.main_ledger(self._context, self._evaluation)
-        )
+        ledger = status_builder.main_ledger(self._context, self._evaluation)
+        return status_builder.receipt(self._context, ledger)
 
     def step_outlook(self) -> Outlook:
         """Where further gradients of a synchronous step may come from."""
@@ -234,12 +225,7 @@ class JobState:
 
     def shards(self, wish: ShardQuery) -> ShardPage:
         """A page of the shards, for people."""
-        current = self._evaluation.round
-        ledgers = [
-            ledger
-            for ledger in (self._context.work, current.ledger if current else None)
-            if ledger is not None
-        ]
+        ledgers = status_builder.ledgers(self._context, self._evaluation)
         return shard_page(ledgers, wish, self._context.now_s)
 
     def ledger_json(self) -> str:
@@ -482,11 +468,9 @@ class JobState:
     def _at_acknowledged(self) -> None:
         # Workers learn of versions earlier than heartbeats report them. Using their versions makes
         # work that is due every N steps start on time.
-        if (
-            self._context.acknowledged_version > self._context.version
-            and not self._context.servers_away()
-        ):
-            self._at_version(self._context.acknowledged_version)
+        acknowledged = self._context.acknowledged_version
+        if acknowledged > self._context.version and not self._context.servers_away():
+            self._at_version(acknowledged)
 
     def _cut(self, event: events.SnapshotCut) -> None:
         match self._snapshots.answered(event.snapshot):
@@ -514,15 +498,3 @@ class JobState:
         elif self._checkpointing.failed(snapshot, reason):
             return
         self._context.drop(DropCause.LATE_SNAPSHOT, None, f"{snapshot}: {reason}")
-
-
-def _constants(spec: JobSpec, started: events.JobStarted) -> dict[str, object]:
-    """Large values that an image refers to by name."""
-    return {
-        "spec": spec,
-        "started": started,
-        "training": started.training,
-        "validation": started.validation,
-        "prediction": started.prediction,
-        "ledger": started.ledger,
-    }

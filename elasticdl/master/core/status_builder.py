@@ -165,6 +165,22 @@ def _states(context: JobContext) -> dict[str, dict[str, int]]:
     return states
 
 
+def records_done(context: JobContext, evaluation: Evaluation) -> int:
+    """Records of all epochs that are trained or bad."""
+    main = main_ledger(context, evaluation)
+    if main is None:
+        return 0
+    total = main.totals()
+    return total.trained + total.bad
+
+
+def ledgers(context: JobContext, evaluation: Evaluation) -> list[Ledger]:
+    """The ledgers in use: of the job's work, and of an evaluation beside it."""
+    current = evaluation.round
+    found = (context.work, current.ledger if current else None)
+    return [ledger for ledger in found if ledger is not None]
+
+
 def main_ledger(context: JobContext, evaluation: Evaluation) -> Ledger | None:
     """The ledger of the receipt: training, prediction, or the round of `elasticdl evaluate`."""
     if context.spec.action is not Action.EVALUATE:
