@@ -89,9 +89,12 @@ class Client:
         self.term, self._heartbeat_s = reply.term, reply.heartbeat_s
 
     async def _work(self) -> None:
+        # As if the first lease had begun before: clients that start together do not stay in step.
+        share = self._random.uniform(0.0, 1.2)
         while True:
             lease = self._lease = await self._next_lease()
-            await asyncio.sleep(LEASE_S * self._random.uniform(0.8, 1.2))
+            await asyncio.sleep(LEASE_S * share)
+            share = self._random.uniform(0.8, 1.2)
             if lease.revocation < self._revocation:
                 continue
             applied = pb.Applied(

@@ -26,7 +26,7 @@ import numpy as np
 from elasticdl.tokens import bulk_key, bulk_token
 
 HEADER = struct.Struct("<IHBBQQ")
-MAGIC, VERSION = 0x314C4445, 3
+MAGIC, VERSION = 0x314C4445, 4
 HELLO, PULL, PUSH, PROVE = 1, 3, 4, 6
 PUSH_HEAD = struct.Struct("<qqqqqdQIIQ")
 GREETINGS_AT_ONCE = 64
@@ -134,7 +134,7 @@ class Link:
     def _challenged(self, answer: bytes) -> None:
         name = f"worker-{self.worker.number}"
         token = bulk_token(bulk_key("bench", 0), name).encode()
-        message = b"elasticdl bulk plane 3, client:" + answer[24:56] + self._hello
+        message = b"elasticdl bulk plane 4, client:" + answer[24:56] + self._hello
         self.send(PROVE, [hmac.digest(token, message, "sha256")], self._greeted)
 
     def _greeted(self, answer: bytes) -> None:

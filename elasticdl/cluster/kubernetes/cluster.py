@@ -247,13 +247,17 @@ class KubernetesCluster:
             return  # Nothing was started or looked at: the preflight of the job failed.
         # A pod missing from the first list was created here, so the tracker has it.
         await self._whole.wait()
-        await asyncio.gather(
-            *(self.delete(name, grace_s=CLOSE_GRACE_S) for name in self._tracker.names())
-        )
+        # By pod: a process may have started in its predecessor's pod beside one that was ordered.
+        await asyncio.gather(*map(self._end_life, self._tracker.lives()))
         while self._tracker.names() or self._beside:
             await asyncio.sleep(0.05)
         if self._logs is not None:
             await self._logs.finish(_LAST_LINES_LIMIT_S)
+
+    async def _end_life(self, life: Life) -> None:
+        self._tracker.ask(life.name, CLOSE_GRACE_S)
+        life.asked = True
+        await self._delete_life(life, _whole_seconds(CLOSE_GRACE_S))
 
     def _watch(self) -> None:
         if not self._standing:
