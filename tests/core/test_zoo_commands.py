@@ -64,11 +64,12 @@ def test_a_zoo_that_has_modules_keeps_them_and_gets_no_other(
 ) -> None:
     (tmp_path / "mine.py").write_text("MINE = 1\n")
     (tmp_path / "requirements.txt").write_text("scikit-learn\n")
-    code, out, _ = run(capsys, "init", tmp_path)
+    code, out, err = run(capsys, "init", tmp_path)
     assert (code, sorted(Path(line).name for line in out.splitlines())) == (
         0,
         [".dockerignore", "Dockerfile"],
     )
+    assert "mine.py already" in err
     assert (tmp_path / "requirements.txt").read_text() == "scikit-learn\n"
 
 

@@ -64,7 +64,10 @@ def init(folder: Path, base_image: str) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not any(folder.glob("*.py")):
+        modules = sorted(path.name for path in folder.glob("*.py"))
+        if modules:
+            tell(f"no example: {folder} has {modules[0]} already")
+        else:
             texts |= {"example.py": zoo_template.MODULE, "example.csv": zoo_template.example_data()}
         for name, text in texts.items():
             if not (folder / name).exists():
