@@ -36,7 +36,8 @@ class ReferenceTable:
         self._rows: Floats = np.empty((0, self.row_floats), dtype.value)
         self._last: list[tuple[int, float]] = []
         """By row: the step that moved it last, and its learning rate (0: not known)."""
-        self._step, self._rate = 0, 0.0
+        self._step, self._start_rate = 0, 0.0
+        """Updates of the model, and the learning rate of the first one with a rate."""
         self._views: dict[int, Floats] = {}
 
     @property
@@ -87,12 +88,15 @@ class ReferenceTable:
             update(self._optimizer, learning_rate, step, self._parts(rows), gradients)
             self._rows[places] = rows
             for place in places:
-                self._last[place] = step, float(np.float32(learning_rate))
-            self._step, self._rate = max(self._step, step), learning_rate
+                # Updates may come out of order.
+                if self._last[place][0] < step:
+                    self._last[place] = step, float(np.float32(learning_rate))
+        self.advance(step, learning_rate)
 
-    def advance(self, step: int) -> None:
+    def advance(self, step: int, learning_rate: float = 0.0) -> None:
         with self._lock:
             self._step = max(self._step, step)
+            self._start_rate = self._start_rate or learning_rate
 
     def begin_view(self, view: int) -> None:
         with self._lock:
@@ -133,7 +137,7 @@ class ReferenceTable:
         for row, place in zip(rows, places, strict=True):
             last, rate = self._last[place]
             parts = self._parts(row[np.newaxis])
-            idle(self._optimizer, last, step - last, rate or self._rate, parts)
+            idle(self._optimizer, last, step - last, rate or self._start_rate, parts)
         return rows
 
     def _frozen(self, view: int) -> Floats:

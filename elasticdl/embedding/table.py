@@ -66,8 +66,11 @@ class Table(Protocol):
         at the learning rate of the row's last update. Weights of such rows do not decay.
         """
 
-    def advance(self, step: int) -> None:
-        """The model has had `step` updates, of which none may have named rows of this table."""
+    def advance(self, step: int, learning_rate: float = 0.0) -> None:
+        """The model has had `step` updates, whether or not they named rows of this table.
+
+        `learning_rate` is that of the last one; 0 if it is not known.
+        """
 
     def begin_view(self, view: int) -> None:
         """Freezes the rows as view 0..7, which must not have begun.

@@ -195,6 +195,31 @@ def test_a_row_that_is_not_named_moves_as_with_gradients_of_zero(
     close(unnamed.read(0, 0, 1)[1], expected)
 
 
+def test_an_update_that_comes_after_a_later_one_leaves_no_step_to_make_up_for(make: Any) -> None:
+    table = make(TableSpec(name="t", dim=2), OPTIMIZERS["momentum"])
+    first, second = gradients_of(1, 2, 1), gradients_of(1, 2, 2)
+    start = table.lookup(ids_of(1))
+    table.apply(ids_of(1), first, 0.1, 11)
+    table.apply(ids_of(1), second, 0.1, 10)
+    velocity = -np.float32(0.1) * first
+    expected = start + velocity + (np.float32(0.9) * velocity - np.float32(0.1) * second)
+    np.testing.assert_allclose(table.lookup(ids_of(1)), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_rows_that_were_put_in_go_on_at_the_first_rate_whatever_comes_later(make: Any) -> None:
+    source, target = (make(TableSpec(name="t", dim=2), ADAM) for _ in range(2))
+    source.apply(ids_of(1), gradients_of(1, 2), 0.1, 1)
+    target.advance(1)
+    target.insert(*source.read(LIVE, 0, 1))
+    target.advance(2, 0.1)
+    target.begin_view(0)
+    frozen = target.peek(ids_of(1), 0)
+    target.advance(3, 0.001)
+    np.testing.assert_array_equal(target.peek(ids_of(1), 0), frozen)
+    source.advance(3)
+    np.testing.assert_allclose(target.lookup(ids_of(1)), source.lookup(ids_of(1)), rtol=1e-5)
+
+
 def test_steps_that_name_no_row_of_a_table_count(make: Any) -> None:
     told, untold = (make(TableSpec(name="t", dim=2), OPTIMIZERS["momentum"]) for _ in range(2))
     for table in (told, untold):

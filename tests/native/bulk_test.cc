@@ -180,6 +180,26 @@ void many_workers_share_the_threads_of_a_server() {
   CHECK(refused && servers[0]->core.admission().version() == kWorkers * kPushes);
 }
 
+struct Counting : ps::Waiter {
+  int woken = 0;
+  void wake() override { ++woken; }
+};
+
+// Neither who is gone nor who gives up keeps others from their share.
+void a_share_that_is_not_taken_goes_to_the_next() {
+  ps::Budget budget(10);
+  auto first = std::make_shared<Counting>(), second = std::make_shared<Counting>(), third = std::make_shared<Counting>();
+  CHECK(budget.take(*first, 8) && !budget.take(*second, 6) && !budget.take(*third, 10));
+  budget.give_back(8);
+  CHECK(second->woken == 1 && third->woken == 0);
+  budget.cancel(*second);  // it was granted its share, and did not come for it
+  CHECK(third->woken == 1 && budget.take(*third, 10));
+  CHECK(!budget.take(*second, 1) && !budget.take(*first, 3));
+  budget.cancel(*second);
+  budget.give_back(10);
+  CHECK(second->woken == 1 && first->woken == 1 && budget.take(*first, 3) && budget.take(*third, 7));
+}
+
 // What a client of ours sends; the spec is the one of `Worker`.
 std::string good_payload(wire::Kind kind) {
   wire::Writer writer;
@@ -462,6 +482,7 @@ void large_blocks_are_used_again_and_by_one_at_a_time() {
 }  // namespace
 
 int main() {
+  a_share_that_is_not_taken_goes_to_the_next();
   large_blocks_are_used_again_and_by_one_at_a_time();
   specs_survive_their_encoding_and_nothing_else_does();
   ids_find_their_owner_whatever_their_number();

@@ -32,7 +32,7 @@ from elasticdl.cluster.kubernetes.log_archive import LogArchive
 from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
 from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, OVERDUE_S, Life, PodTracker
-from elasticdl.cluster.kubernetes.pods import has_ended, is_process, process_name, uid
+from elasticdl.cluster.kubernetes.pods import is_process, process_name, uid
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
@@ -140,14 +140,16 @@ class KubernetesCluster:
             # A node that starts a process in its predecessor's pod may come before its order.
             self._tracker.tell_again(spec.name)
             return
+        created = False
         try:
             if self._secrets is not None:
                 await self._secrets.provide(spec.name)
             made = pod_manifest(self._owner, self._plan_of(spec.name), spec)
             self._reflector.add(await self._creator.create(self._path, made))
-        except CreateRefused:
-            self._places.ended(spec.name)
-            raise
+            created = True
+        finally:
+            if not created:
+                self._places.ended(spec.name)
 
     async def furnish(self, objects: Iterable[Json]) -> None:
         """Create the job's missing Services, Secret and NetworkPolicy. Raises CreateRefused."""
@@ -278,7 +280,7 @@ class KubernetesCluster:
             self._spawn(self._tell_end(ended, gone=False))
             if ended.abandoned:
                 self._spawn(self._delete_life(ended, 1))
-        elif is_process(pod) and not has_ended(pod):
+        elif is_process(pod) and self._tracker.life(process_name(pod)) is not None:
             self._places.observed(process_name(pod), pod["metadata"].get("labels") or {})
         if self._logs is not None and is_process(pod):
             self._logs.changed(pod)

@@ -199,7 +199,7 @@ void bind_table(nb::module_& m) {
       .def("lookup", &lookup, "ids"_a.noconvert())
       .def("peek", &peek, "ids"_a.noconvert(), "view"_a = -1)
       .def("apply", &apply, "ids"_a.noconvert(), "gradients"_a.noconvert(), "learning_rate"_a, "step"_a)
-      .def("advance", &Table::advance, "step"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("advance", &Table::advance, "step"_a, "learning_rate"_a = 0.0, nb::call_guard<nb::gil_scoped_release>())
       .def("begin_view", &Table::begin_view, "view"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("end_view", &Table::end_view, "view"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("view_rows", &Table::view_rows, "view"_a)

@@ -43,8 +43,8 @@ size_t positive(int dim) {
 struct Head {
   uint64_t rows;
   uint64_t index;
-  uint64_t start;  // see State::start
-  uint64_t padding;
+  uint64_t start;     // see State::start
+  double start_rate;  // see State::start_rate
 };
 
 // The head of table `number`, as it was left or new; an empty region in private memory.
@@ -68,6 +68,7 @@ struct Table::State {
         index(memory, number, head() ? &head()->index : nullptr, rows.size()) {
     if (memory == nullptr) return;
     start = now = head()->start;
+    start_rate = head()->start_rate;
     count_last();
   }
 
@@ -89,7 +90,9 @@ struct Table::State {
 
   void advance(uint64_t step, double learning_rate) {
     now = std::max(now, step);
-    if (learning_rate != 0.0) rate = learning_rate;
+    if (start_rate != 0.0 || learning_rate == 0.0) return;
+    start_rate = learning_rate;
+    if (head() != nullptr) head()->start_rate = learning_rate;
   }
 
   // Counts a row that a killed process had completed, as its place in the index shows.
@@ -120,14 +123,14 @@ struct Table::State {
     if (rows.tagged()) rows.tag(row) = {static_cast<uint32_t>(std::min<uint64_t>(step, UINT32_MAX)), static_cast<float>(rate)};
   }
 
-  // Calls visit(steps) if a row with this tag has missed steps until `until`. A row without a rate goes on at the present one.
+  // Calls visit(steps) if a row with this tag has missed steps until `until`.
   template <class Visit>
   bool catch_up(const Rows& from, uint32_t row, uint64_t until, Visit visit) const {
     if (!from.tagged()) return false;
     const Rows::Tag tag = from.tag(row);
     const uint64_t last = tag.step == 0 ? start : tag.step;
     if (last >= until) return false;
-    visit(idle.after(last, until - last, tag.rate == 0 ? rate : tag.rate));
+    visit(idle.after(last, until - last, tag.rate == 0 ? start_rate : tag.rate));
     return true;
   }
 
@@ -224,7 +227,7 @@ struct Table::State {
   Region kept;              // of the head and the undo; empty in private memory
   uint64_t start = 0;       // rows whose step is not known are of this one
   uint64_t now = 0;         // updates of the model so far
-  double rate = 0.0;        // of the newest one; 0: not known
+  double start_rate = 0.0;  // of the first update after `start`: rows that were put in go on at it; 0: not known
   Rows rows;
   Index index;
   Views views;
@@ -276,7 +279,8 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
     char* w = s.rows.values(row);
     s.catch_up(s.rows, row, step - 1, [&](const Catchup& steps) { s.settle(steps, w); });
     s.update(constants, s.dim, w, w + s.weight_bytes, w + 2 * s.weight_bytes, w + 3 * s.weight_bytes, sums + i * s.weight_bytes);
-    s.tag(row, step, context.learning_rate);
+    // Updates may come out of order: the row has moved in a later step already.
+    if (s.rows.tagged() && s.rows.tag(row).step < step) s.tag(row, step, context.learning_rate);
   };
   State::Writing writing(s.mutex);
   const size_t row_bytes = s.rows.row_bytes();
@@ -301,16 +305,19 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
   s.advance(step, context.learning_rate);
 }
 
-void Table::advance(uint64_t step) {
+void Table::advance(uint64_t step, double learning_rate) {
   State::Writing writing(state_->mutex);
-  state_->advance(step, 0.0);
+  state_->advance(step, learning_rate);
 }
 
 void Table::begin_at(uint64_t step) {
   State& s = *state_;
   State::Writing writing(s.mutex);
   s.start = s.now = step;
-  if (s.head() != nullptr) s.head()->start = step;
+  s.start_rate = 0.0;
+  if (s.head() == nullptr) return;
+  s.head()->start = step;
+  s.head()->start_rate = 0.0;
 }
 
 void Table::repair(const std::function<bool(uint64_t, uint64_t)>& torn) {

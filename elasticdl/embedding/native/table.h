@@ -44,8 +44,8 @@ class Table {
   // In kept memory `progress` makes that survive, and counts each row; without it an update may be left half done.
   void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, const Progress* progress = nullptr);
   // The model has had `step` updates, whether or not they named rows of this table. All reading calls show rows as they are
-  // after them. Steps never go back; apply does this itself.
-  void advance(uint64_t step);
+  // after them. Steps never go back; apply does this itself. `learning_rate`: of that step, 0 if it is not known.
+  void advance(uint64_t step, double learning_rate = 0.0);
   // The same for a table whose rows were inserted: they are of this step.
   void begin_at(uint64_t step);
   // Kept memory, before anything else: undoes what an update did to the row at which it was killed. `torn(serial, item)`:

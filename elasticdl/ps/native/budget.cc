@@ -17,17 +17,35 @@ bool Budget::take(Waiter& who, uint64_t bytes) {
 }
 
 void Budget::give_back(uint64_t bytes) {
+  std::vector<std::shared_ptr<Waiter>> seen;
   std::lock_guard<std::mutex> lock(mutex_);
   left_ += bytes;
+  seen = grant();
+}
+
+void Budget::cancel(Waiter& who) {
+  std::vector<std::shared_ptr<Waiter>> seen;
+  std::lock_guard<std::mutex> lock(mutex_);
+  queue_.erase(std::remove_if(queue_.begin(), queue_.end(), [&](const Asked& one) { return one.who == &who; }), queue_.end());
+  if (const auto found = granted_.find(&who); found != granted_.end()) {
+    left_ += found->second;
+    granted_.erase(found);
+  }
+  seen = grant();
+}
+
+std::vector<std::shared_ptr<Waiter>> Budget::grant() {
+  std::vector<std::shared_ptr<Waiter>> seen;
   for (; !queue_.empty(); queue_.pop_front()) {
     const Asked& first = queue_.front();
-    const auto alive = first.alive.lock();
+    const auto& alive = seen.emplace_back(first.alive.lock());
     if (alive == nullptr) continue;
-    if (first.bytes > left_) return;
+    if (first.bytes > left_) break;
     left_ -= first.bytes;
-    granted_.insert(first.who);
+    granted_.emplace(first.who, first.bytes);
     alive->wake();
   }
+  return seen;
 }
 
 }  // namespace elasticdl::ps

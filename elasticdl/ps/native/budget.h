@@ -4,9 +4,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <vector>
 
 #include "elasticdl/ps/native/waiter.h"
 
@@ -19,6 +20,8 @@ class Budget {
   // False: `who` is woken when it has the bytes, and asks again. At most all of the budget.
   bool take(Waiter& who, uint64_t bytes);
   void give_back(uint64_t bytes);
+  // `who` takes nothing: it asks no more, and gives back what it was granted and has not taken.
+  void cancel(Waiter& who);
 
  private:
   struct Asked {
@@ -27,10 +30,13 @@ class Budget {
     uint64_t bytes;
   };
 
+  // Grants what is left, in order. Returns whom to let go of without the mutex: it may be the last to hold them.
+  std::vector<std::shared_ptr<Waiter>> grant();
+
   std::mutex mutex_;  // guards all below
   uint64_t left_;
   std::deque<Asked> queue_;
-  std::set<Waiter*> granted_;  // have their bytes and do not know it yet
+  std::map<Waiter*, uint64_t> granted_;  // have their bytes and do not know it yet
 };
 
 }  // namespace elasticdl::ps

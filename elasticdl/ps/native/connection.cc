@@ -35,6 +35,8 @@ Connection::Connection(uint64_t number, const Shared& shared, std::shared_ptr<Po
 Connection::~Connection() {
   poller_->remove(socket_.fd());
   socket_.shutdown();
+  frames_.cancel(*this);
+  replies_.cancel(*this);
   if (frame_share_ > 0) frames_.give_back(frame_share_);
   if (reply_share_ > 0) replies_.give_back(reply_share_);
 }
@@ -105,7 +107,10 @@ Connection::Next Connection::advance() {
   }
   if (stage_ == Stage::answer) {
     switch (answer()) {
-      case Answer::wait: return Next::wait;
+      case Answer::wait:
+        // Those that it waits for may need the room: then the pushes of a cut could not come behind those that are kept out.
+        if (const uint64_t share = std::exchange(frame_share_, 0); share > 0) frames_.give_back(share);
+        return Next::wait;
       case Answer::close: return Next::close;
       case Answer::reply: stage_ = Stage::reply;
     }
@@ -295,6 +300,7 @@ Connection::Answer Connection::serve() {
 
 Connection::Answer Connection::fail(wire::Status status, const std::string& message) {
   pulling_.reset();
+  replies_.cancel(*this);  // a pull that waited for room may have it by now
   reply_.begin(header_, status, message.size());
   reply_.put(message.data(), message.size());
   return Answer::reply;

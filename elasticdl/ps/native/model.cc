@@ -96,11 +96,11 @@ void Model::apply(const Update& update, const StepContext& context, Redo* redo) 
     apply_rows(t, update.tables[t], context, counted);
     progress.first += update.tables[t].count;
   }
-  advance(context.step);
+  advance(context.step, context.learning_rate);
 }
 
-void Model::advance(int64_t step) {
-  for (const auto& table : tables_) table->advance(static_cast<uint64_t>(step));
+void Model::advance(int64_t step, double learning_rate) {
+  for (const auto& table : tables_) table->advance(static_cast<uint64_t>(step), learning_rate);
 }
 
 void Model::begin_at(int64_t step) {

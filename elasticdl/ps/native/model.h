@@ -74,7 +74,7 @@ class Model {
   // what it says is done is left out, and the next process can complete the rest.
   void apply(const Update& update, const StepContext& context, Redo* redo = nullptr);
   // The model has had `step` updates: see Table::advance and Table::begin_at.
-  void advance(int64_t step);
+  void advance(int64_t step, double learning_rate = 0.0);
   void begin_at(int64_t step);
   // Kept memory, before anything else: undoes what a killed process was writing. See Table::repair.
   void repair(const std::function<bool(uint64_t, uint64_t)>& torn);

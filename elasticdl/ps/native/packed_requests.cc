@@ -137,6 +137,7 @@ void Connection::unpack_push(wire::Cursor cursor) {
   }
   for (size_t t = 0; t < model->tables(); ++t) unpack(weights, ids.of(t).size() * model->spec().tables[t].dim);
   cursor.end();
+  packed_.trim(0);
   received_ = plain;
   received_bytes_ = size.bytes();
   unpacked_ = true;
