@@ -4,6 +4,7 @@ other pod notices.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,7 +47,9 @@ def test_a_server_that_is_killed_or_evicted_loses_no_update(jobs: Jobs) -> None:
     for incarnation in (1, 2):
         kill(job)
         took_over(job, f"ps-0.{incarnation}")
-        assert pods(job) == {**before, "servers-ps-0": (before["servers-ps-0"][0], incarnation)}
+        same = {**before, "servers-ps-0": (before["servers-ps-0"][0], incarnation)}
+        # The node writes the pod's status some time after it has started the container.
+        until("the node shows the restart", partial(shows, job, same), STEP_LIMIT_S)
 
     evict(job, "ps-0.2", pod=job.pod("ps-0"))
     took_over(job, "ps-0.3")
@@ -88,6 +91,10 @@ def trained(job: Job) -> int:
     if not (job.directory / "metrics.jsonl").exists():
         return 0
     return max((int(row["records"]) for row in job.rows() if "records" in row), default=0)
+
+
+def shows(job: Job, wanted: dict[str, tuple[str, int]]) -> bool:
+    return pods(job) == wanted
 
 
 def pods(job: Job) -> dict[str, tuple[str, int]]:
