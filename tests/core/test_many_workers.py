@@ -8,7 +8,9 @@ from bench.decisions import Decisions
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job_status import JobStatus
 from elasticdl.master.core import events
+from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.status_builder import MOST_LISTED
+from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 
@@ -50,3 +52,22 @@ def test_a_status_lists_those_with_trouble_first_and_counts_all() -> None:
     assert (states["lost"], states["ready"]) == (1, MOST_LISTED + 499)
     assert status.processes_left_out == 501 + status.states["worker"].get("requested", 0)
     assert JobStatus.from_json(status.to_json()).states == status.states
+
+
+def test_a_status_says_once_why_all_idle_workers_are_idle(
+    bench: type[Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = bench(num_workers=20)
+    job.up(workers=20)
+    for index in range(4):
+        job.lease(index)
+    reason, asked = Leasing.idle_reason, []
+
+    def counted(leasing: Leasing) -> str:
+        asked.append(leasing)
+        return reason(leasing)
+
+    monkeypatch.setattr(Leasing, "idle_reason", counted)
+    waiting = job.state.status().waiting
+    assert sum("is idle: all shards are leased" in why for why in waiting) == 16
+    assert len(asked) == 1

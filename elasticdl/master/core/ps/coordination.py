@@ -200,9 +200,12 @@ class PsCoordination:
         return self._leasing.idle_reason() if idle else ""
 
     def idle(self) -> Iterator[str]:
+        if not (names := self._leasing.idle_workers()):
+            return
         away = self._context.servers_away()
-        for name in self._leasing.idle_workers():
-            why = f"waiting for parameter servers: {away}" if away else self._leasing.idle_reason()
+        # Once for all of them: it looks at every held shard.
+        why = f"waiting for parameter servers: {away}" if away else self._leasing.idle_reason()
+        for name in names:
             yield f"{name} is idle: {why}"
 
     def owed(self) -> Iterator[Obligation]:
