@@ -280,7 +280,7 @@ class KubernetesCluster:
             self._spawn(self._tell_end(ended, gone=False))
             if ended.abandoned:
                 self._spawn(self._delete_life(ended, 1))
-        elif is_process(pod) and self._tracker.life(process_name(pod)) is not None:
+        elif self._tracker.follows(pod):
             self._places.observed(process_name(pod), pod["metadata"].get("labels") or {})
         if self._logs is not None and is_process(pod):
             self._logs.changed(pod)

@@ -159,6 +159,10 @@ class PodTracker:
         """The pod of a process that has not ended."""
         return next((life for life in self._lives.values() if life.name == name), None)
 
+    def follows(self, pod: Pod) -> bool:
+        """Whether a pod is of a process that has not ended."""
+        return uid(pod) in self._lives
+
     def names(self) -> list[ProcessName]:
         """Processes that have not ended."""
         return [life.name for life in self._lives.values()]
