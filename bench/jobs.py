@@ -118,3 +118,9 @@ def running(inside: Path | None = None, **flags: object) -> Iterator[RunningJob]
                 except subprocess.TimeoutExpired:
                     child.kill()
                     child.wait()
+
+
+def cpu_time_s(pid: int) -> float:
+    """Return the CPU time of a process so far, of all its threads, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from bench.jobs import cpu_time_s
 from bench.load import Load
 from bench.load_clients import CALL_S
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec
@@ -172,13 +173,12 @@ class LoadedMaster:
 
     def cpu_s(self) -> float:
         assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_time_s(self.process.pid)
 
     def rss_mib(self) -> float:
         assert self.process is not None
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
     @property
     def log(self) -> str:

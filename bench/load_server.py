@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Any
 
+from bench.jobs import cpu_time_s
 from bench.load import Load
 from bench.load_server_clients import Share
 from bench.server import DIM, ROOT, ROWS, Client, resident_bytes, server_process
@@ -49,11 +49,11 @@ def run(clients: int, seconds: float) -> Load:
         ]
         processes = [stack.enter_context(_clients(share)) for share in shares]
         greeted = sum(_answer(process)["greeted"] for process in processes)
-        before_s = _cpu_s(server)
+        before_s = cpu_time_s(server.pid)
         for process in processes:
             _put(process, [seconds, warm_up_s])
         steps = sorted(step for process in processes for step in _answer(process)["steps"])
-        cpu_s = (_cpu_s(server) - before_s) * seconds / (seconds + warm_up_s)
+        cpu_s = (cpu_time_s(server.pid) - before_s) * seconds / (seconds + warm_up_s)
         answers = [_answer(process) for process in processes]
         for trouble in (trouble for answer in answers for trouble in answer["troubles"]):
             print(trouble, file=sys.stderr)
@@ -115,8 +115,3 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 def _pipe(pipe: IO[str] | None) -> IO[str]:
     assert pipe is not None
     return pipe
-
-
-def _cpu_s(process: subprocess.Popen[bytes]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.jobs import ROOT, running
+from bench.jobs import ROOT, cpu_time_s, running
 from bench.ring_peer import horovod_elastic, horovodrun
 from bench.ring_recovery import formed, recovery
 from bench.step_log import steps_of
@@ -162,17 +162,12 @@ def ours(data: Path) -> tuple[float, float]:
         pid = job.live_pid(first)
         begun = len(steps_of(job.directory)[first])
         job.until("a few steps", lambda: len(steps_of(job.directory)[first]) > begun + 4 or None)
-        begun, cpu = len(steps_of(job.directory)[first]), cpu_s(pid)
+        begun, cpu = len(steps_of(job.directory)[first]), cpu_time_s(pid)
         end_s = time.time() + SECONDS
         job.until("it had trained long enough", lambda: time.time() > end_s or None)
-        times, cpu = steps_of(job.directory)[first], cpu_s(pid) - cpu
+        times, cpu = steps_of(job.directory)[first], cpu_time_s(pid) - cpu
     steps = len(times) - begun
     return steps * 2 * BATCH / (times[-1] - times[begun - 1]), cpu / (steps * BATCH) * 1e3
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def print_recovery(figures: dict[str, Any]) -> None:

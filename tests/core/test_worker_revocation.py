@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from elasticdl.errors import TransientError
 from elasticdl.rpc.parameters import Pulled, Update
@@ -168,24 +166,13 @@ def test_the_worker_asks_for_the_next_lease_before_the_current_one_is_done() -> 
     assert seen[100] == 1, "it holds the current lease and the next one, and no more"
 
 
-def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void() -> None:
-    lease = Lease(
-        Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=0, snapshot=SnapshotId(1)
-    )
-    rig = Rig(ScriptedMaster([lease]))
-    rig.master.open = 2
-    pull = rig.parameters.pull
+def lose_view(rig: Rig) -> None:
+    """Have pulls from a view fail. The first one voids the worker's leases; new work comes then."""
+    rig.master.open, pull = 2, rig.parameters.pull
 
-    def lost(
-        ids: tuple[NDArray[Any]],
-        *,
-        dense: bool = True,
-        snapshot: int | None = None,
-        exact: bool = False,
-        timeout_s: float,
-    ) -> Pulled:
-        if snapshot is None:
-            return pull(ids, dense=dense, timeout_s=timeout_s)
+    def lost(*args: Any, **named: Any) -> Pulled:
+        if named.get("snapshot") is None:
+            return pull(*args, **named)
         if rig.context.keeper.revocation == 0:
             rig.context.keeper.revoke(1)
             with rig.master.changed:
@@ -195,7 +182,15 @@ def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void() -> N
             "there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01
         )
 
-    rig.parameters.pull = lost  # type: ignore[assignment, method-assign]
+    rig.parameters.pull = lost  # type: ignore[method-assign]
+
+
+def test_a_lost_view_does_not_hold_the_worker_up_once_its_leases_are_void() -> None:
+    lease = Lease(
+        Task.EVALUATION, Shard(ShardId(50), "numbers", 0, 8), 1, round=0, snapshot=SnapshotId(1)
+    )
+    rig = Rig(ScriptedMaster([lease]))
+    lose_view(rig)
     rig.run()
     assert rig.trained() == once(training(4))
     assert "waiting_for_servers_s" not in rig.gauges.take()
@@ -215,26 +210,7 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up() -> 
         payload='{"round": 3, "metrics": {}}',
     )
     rig = Rig(ScriptedMaster([summary]))
-    rig.master.open = 2
-    pull = rig.parameters.pull
-
-    def lost(
-        ids: tuple[NDArray[Any]],
-        *,
-        dense: bool = True,
-        snapshot: int | None = None,
-        exact: bool = False,
-        timeout_s: float,
-    ) -> Pulled:
-        if snapshot is None or rig.context.keeper.revocation:
-            return pull(ids, dense=dense, timeout_s=timeout_s)
-        rig.context.keeper.revoke(1)
-        with rig.master.changed:
-            rig.master.open -= 1
-            rig.master.todo.append(training(4, revocation=1))
-        raise TransientError(
-            "there is no snapshot 1 here: it was dropped or lost", retry_after_s=0.01
-        )
+    lose_view(rig)
 
     class LooksAtWeights:
         def recall(self, rounds: tuple[Any, ...]) -> None:
@@ -245,7 +221,6 @@ def test_callbacks_of_a_round_whose_view_is_lost_do_not_hold_the_worker_up() -> 
             return False
 
     rig.tasks[Task.SUMMARY] = SummaryTask(rig.step, LooksAtWeights(), rig.outbox)  # type: ignore[arg-type]
-    rig.parameters.pull = lost  # type: ignore[assignment, method-assign]
     rig.run()
     assert rig.trained() == once(training(4))
     assert not any(report.summaries for report in rig.master.reports)
@@ -265,22 +240,14 @@ class Moving(MemoryParameters):
         with self.lock:
             self.dense = None
 
-    def pull(
-        self,
-        ids: Sequence[np.ndarray],
-        *,
-        dense: bool = True,
-        snapshot: SnapshotId | None = None,
-        exact: bool = False,
-        timeout_s: float,
-    ) -> Pulled:
+    def pull(self, *args: Any, **named: Any) -> Pulled:
         if self.dense is None:
             if self.newest is None:
                 raise TransientError("there is nothing to give")
             self.dense = self.newest.copy()
             self.revived.set()
-        pulled = super().pull(ids, dense=dense, snapshot=snapshot, timeout_s=timeout_s)
-        self.newest = pulled.dense if dense else self.newest
+        pulled = super().pull(*args, **named)
+        self.newest = self.newest if pulled.dense is None else pulled.dense
         return pulled
 
 
@@ -308,12 +275,12 @@ def test_initial_values_count_as_given_though_the_server_was_lost_just_then() ->
     assert isinstance(parameters, Moving)
     tries = []
 
-    def lost_once(*args: tuple[NDArray[Any]], **named: Any) -> Pulled:
+    def lost_once(*args: Any, **named: Any) -> Pulled:
         tries.append(1)
         if len(tries) == 1:
             raise TransientError("it is gone", retry_after_s=0.01)
         return pull(*args, **named)
 
-    parameters.pull = lost_once  # type: ignore[assignment, method-assign]
+    parameters.pull = lost_once  # type: ignore[method-assign]
     assert rig.trainer.start(SPEC, np.zeros(1, np.float32))
     rig.shutdown.end(Done())

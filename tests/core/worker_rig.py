@@ -203,7 +203,6 @@ class ScriptedMaster:
         self.open = len(self.todo)
         self.reports: list[Report] = []
         self.changed = threading.Condition()
-        self.hold = 0
 
     def request_lease(self, wait_s: float) -> Finished | Wait | Lease:
         with self.changed:

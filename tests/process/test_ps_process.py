@@ -34,7 +34,7 @@ from elasticdl.master.core.state import JobState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import Caller, SyncChecks
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from elasticdl.rpc.parameters import Update
+from elasticdl.rpc.parameters import Pulled, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.rpc.ps_control import GrpcServerControl, ServerCut, ServerSaved
 from elasticdl.shard import Applied, ShardId, SnapshotId
@@ -258,6 +258,18 @@ class Worker(threading.Thread):
         assert self.error is None, self.error
 
 
+def pushed_on(job: Job, workers: list[Worker]) -> tuple[Pulled, int]:
+    """What the servers have after the workers moved to them and pushed on; the pushes in all."""
+    for worker in workers:
+        worker.pool.move(job.bulk)
+    for worker in workers:
+        worker.await_pushes(20)
+    for worker in workers:
+        worker.end()
+    pulled = workers[0].pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S)
+    return pulled, sum(worker.pushes for worker in workers)
+
+
 def test_servers_serve_report_and_leave_when_the_job_is_over(job: Job) -> None:
     job.start_all()
     assert job.versions == {"ps-0": None, "ps-1": None}
@@ -317,14 +329,7 @@ def test_a_server_that_is_told_to_leave_hands_over_all_that_it_acknowledged(job:
     job.start("ps-1.1")
     job.await_attached(1)
     assert job.versions["ps-1.1"] == version
-    for worker in workers:
-        worker.pool.move(job.bulk)
-    for worker in workers:
-        worker.await_pushes(20)
-    for worker in workers:
-        worker.end()
-    pulled = workers[0].pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S)
-    pushes = workers[0].pushes + workers[1].pushes
+    pulled, pushes = pushed_on(job, workers)
     assert pulled.dense is not None
     counted = {*-pulled.dense, *-pulled.rows[0].ravel()}
     assert counted == {pushes}, "each push is on both servers, once"
@@ -365,14 +370,7 @@ def test_a_killed_server_comes_back_from_the_checkpoint_under_load(job: Job) -> 
     job.await_attached(1)
     saved = store.read_manifest(Path(job.master.restore_from)).version
     assert job.versions["ps-1.1"] == saved
-    for worker in workers:
-        worker.pool.move(job.bulk)
-    for worker in workers:
-        worker.await_pushes(20)
-    for worker in workers:
-        worker.end()
-    pulled = workers[0].pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S)
-    pushes = workers[0].pushes + workers[1].pushes
+    pulled, pushes = pushed_on(job, workers)
     assert pulled.dense is not None
     first, second = -pulled.dense[:3], -pulled.dense[3:]
     assert set(first) == {pushes} == set(-pulled.rows[0][0]), (
