@@ -78,7 +78,7 @@ def path_or_address(text: str) -> str:
                 "the address contains a password, key or signature; give credentials by the"
                 " environment or a mounted file"
             )
-        if text.startswith("memory://"):
+        if text.lower().startswith("memory://"):
             raise ValueError(
                 f"{text!r} is memory of one process, which no other process of the job can read"
             )

@@ -34,8 +34,9 @@ class Task(StrEnum):
 class Source:
     """One file, table or origin, with its number of records; `fingerprint` changes with the data.
 
-    A file's fingerprint is `BYTES:TIME` or `BYTES:TIME:blake2b=DIGEST`; those of several files are
-    joined by `+`. A user's own reader may use any text; '' means unknown.
+    A file's fingerprint is `BYTES:TIME`, `BYTES:TIME:blake2b=DIGEST` or, of an object,
+    `BYTES:TIME:etag=DIGEST`; those of several files are joined by `+`. A user's own reader may use
+    any text; '' means unknown.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Source:
 
 
 DIGEST_MARK = "blake2b="
+ETAG_MARK = "etag="
+"""Of an object: what its store says of its bytes."""
 
 
 def same_data(one: Source, other: Source) -> bool:
@@ -60,7 +63,7 @@ def same_data(one: Source, other: Source) -> bool:
 def same_file(one: str, other: str) -> bool:
     """Whether two fingerprints are of the same bytes, as far as they show."""
     mine, theirs = one.split(":"), other.split(":")
-    if len(mine) == len(theirs) == 3 and mine[2].startswith(DIGEST_MARK):
+    if len(mine) == len(theirs) == 3 and mine[2].startswith((DIGEST_MARK, ETAG_MARK)):
         return (mine[0], mine[2]) == (theirs[0], theirs[2])
     if 3 in (len(mine), len(theirs)) and DIGEST_MARK in f"{one}{other}":
         return mine[:2] == theirs[:2]

@@ -110,5 +110,7 @@ def _manifest(address: str) -> Manifest:
     try:
         opened = store_of(address).open(address)
         return parse_manifest(opened.read(0, opened.size_bytes).decode(), address)
-    except (Absent, UnicodeDecodeError) as error:
+    except Absent as error:
+        raise Corrupted(error.message) from error
+    except UnicodeDecodeError as error:
         raise Corrupted(f"{address}: {error}") from error

@@ -105,7 +105,7 @@ def open_reader(
         UserError: data does not exist, formats are mixed, or a parameter is unknown.
     """
     sources = {source.name: source for source in counted}
-    present = expand(origin)
+    present = expand(origin, running=bool(sources))
     paths = tuple(path for path in present if path in sources) or present
     left = _Params(params)
     file_format = _format(

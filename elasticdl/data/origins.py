@@ -11,16 +11,17 @@ from elasticdl.flag import is_address
 _LOOKS_AT_ONCE = 16
 
 
-def expand(origin: str) -> tuple[str, ...]:
+def expand(origin: str, *, running: bool = False) -> tuple[str, ...]:
     """The files that a path, a directory, a glob or an address names, sorted.
 
-    Raises UserError if there are none.
+    `running`: in a job, which waits longer for a store. Raises UserError if there are none,
+    TransientError if the store of a running job does not answer.
     """
     if is_address(origin):
         # Object stores take pyarrow, whose import takes 0.2 s.
         from elasticdl.data.remote_files import expand_address
 
-        return expand_address(origin)
+        return expand_address(origin, running=running)
     return expand_path(origin)
 
 

@@ -19,11 +19,11 @@ from typing import IO, TypeAlias, final
 
 from elasticdl.data.files import changed, disappeared, truncated
 from elasticdl.errors import TransientError, UserError
+from elasticdl.shard import ETAG_MARK
 from elasticdl.storage.address import Address, parse
-from elasticdl.storage.attempts import STARTING, Absent
+from elasticdl.storage.attempts import RUNNING, STARTING, Absent, Limits
 from elasticdl.storage.store import Entry, StoredObject, store_of
 
-_ETAG_MARK = "etag="
 _LOOK_EVERY_S = 1.0
 """Interval between two looks at whether an object changed: each is a request."""
 _AHEAD = 4
@@ -62,7 +62,7 @@ class RemoteFile:
         """The store's ETag as a word: it may contain any character."""
         if not self.etag:
             return ""
-        return _ETAG_MARK + blake2b(self.etag.encode(), digest_size=16).hexdigest()
+        return ETAG_MARK + blake2b(self.etag.encode(), digest_size=16).hexdigest()
 
     def full_fingerprint(self) -> str:
         """The fingerprint: the store's ETag stands for a digest of the content."""
@@ -146,16 +146,20 @@ class RemoteOpenFile:
         See `record_index.h`: it goes back by a few bytes only.
         """
         at = offset - self._piece_at
-        if self._piece_at < 0 or not 0 <= at <= len(self._piece):
+        if self._piece_at < 0 or not 0 <= at <= len(self._piece) + _AHEAD * _PIECE_BYTES:
             self._seek(offset)
             at = 0
-        if at == len(self._piece):
-            self._piece_at += at
+        # A record may end behind this piece. What was asked for ahead is not asked for again.
+        while at >= len(self._piece):
+            at -= len(self._piece)
+            self._piece_at += len(self._piece)
             self._piece = next(self._pieces, b"")
-            at = 0
+            if not self._piece:
+                break
         return self._piece[at : at + size]
 
     def _seek(self, offset: int) -> None:
+        self.close()
         size = self._file.size_bytes
         self._pieces = self.ranges(
             (begin, min(size, begin + _PIECE_BYTES)) for begin in range(offset, size, _PIECE_BYTES)
@@ -244,30 +248,29 @@ def look_at_object(address: str) -> RemoteFile:
     )
 
 
-def expand_address(origin: str) -> tuple[str, ...]:
-    """The objects that an address, a folder or a glob names, sorted; see `files.expand`.
-
-    Raises UserError if there are none, or if the store does not answer.
-    """
+def expand_address(origin: str, *, running: bool = False) -> tuple[str, ...]:
+    """The objects that an address, a folder or a glob names, sorted; see `origins.expand`."""
+    if running:
+        return _expand(origin, RUNNING)
     try:
-        return _expand(origin)
+        return _expand(origin, STARTING)
     except TransientError as error:
         # Nothing has started: the user waits, and can mend it.
         raise UserError(error.message, hint=error.hint) from error
 
 
-def _expand(origin: str) -> tuple[str, ...]:
-    store = store_of(origin, STARTING)
-    entry = None if origin.endswith("/") else store.look_at(origin, STARTING)
+def _expand(origin: str, limits: Limits) -> tuple[str, ...]:
+    store = store_of(origin, limits)
+    entry = None if origin.endswith("/") else store.look_at(origin, limits)
     if entry is not None and not entry.is_folder:
         return (origin,)
     if has_magic(origin):
-        return _matches(parse(origin))
-    entries = store.listed(origin, limits=STARTING)
+        return _matches(parse(origin), limits)
+    entries = store.listed(origin, limits=limits)
     objects = [each.address for each in entries if _is_data(each)]
     if not objects:
         if not entries:
-            _require_bucket(parse(origin))
+            _require_bucket(parse(origin), limits)
         raise UserError(
             f"folder {origin} has no data files" if entries else f"{origin} does not exist",
             hint="name an object, a folder of objects, or a glob",
@@ -275,9 +278,9 @@ def _expand(origin: str) -> tuple[str, ...]:
     return tuple(objects)
 
 
-def _require_bucket(address: Address) -> None:
+def _require_bucket(address: Address, limits: Limits) -> None:
     """Raise UserError if the bucket itself is absent: a store may list nothing then."""
-    if store_of(address.root, STARTING).look_at(address.root, STARTING) is None:
+    if store_of(address.root, limits).look_at(address.root, limits) is None:
         raise UserError(
             f"{address}: the bucket does not exist", hint="check its name, region and endpoint"
         )
@@ -287,7 +290,7 @@ def _is_data(entry: Entry) -> bool:
     return not entry.is_folder and not parse(entry.address).name.startswith((".", "_"))
 
 
-def _matches(pattern: Address) -> tuple[str, ...]:
+def _matches(pattern: Address, limits: Limits) -> tuple[str, ...]:
     if has_magic(pattern.host):
         raise UserError(
             f"{pattern}: the bucket is a pattern", hint="name the bucket; patterns are for keys"
@@ -296,13 +299,13 @@ def _matches(pattern: Address) -> tuple[str, ...]:
     fixed = next(number for number, part in enumerate(parts) if has_magic(part))
     folder = f"{pattern.root}/{'/'.join(parts[:fixed])}".rstrip("/")
     deep = len(parts) > fixed + 1 or "**" in parts
-    entries = store_of(folder, STARTING).listed(folder, deep=deep, limits=STARTING)
+    entries = store_of(folder, limits).listed(folder, deep=deep, limits=limits)
     fits = re.compile(_regex(parts)).fullmatch
     objects = tuple(
         entry.address for entry in entries if not entry.is_folder and fits(parse(entry.address).key)
     )
     if not objects:
-        _require_bucket(pattern)
+        _require_bucket(pattern, limits)
         raise UserError(
             f"no object matches {pattern}",
             hint="check the pattern, and quote it so that the shell does not expand it",

@@ -42,9 +42,10 @@ class ToNumber(Layer):  # type: ignore[misc]
     def _number(self, text: Tensor) -> Tensor:
         if text.dtype != tf.string:
             return tf.cast(text, self.out_type)
-        default = tf.fill(tf.shape(text), tf.as_string(self.default_value))
-        filled = tf.where(tf.equal(text, ""), default, text)
-        return tf.strings.to_number(filled, self.out_type)
+        empty = tf.equal(text, "")
+        numbers = tf.strings.to_number(tf.where(empty, "0", text), self.out_type)
+        default = tf.as_dtype(self.out_type).as_numpy_dtype(self.default_value)
+        return tf.where(empty, default, numbers)
 
 
 class _ToId(Layer):  # type: ignore[misc]
@@ -70,6 +71,9 @@ class _ToId(Layer):  # type: ignore[misc]
 
     def _bounded(self, ids: Tensor, count: int) -> Tensor:
         """`ids`, rounded and finite or not, as int64 in 0..count - 1, else the default."""
+        if ids.dtype.is_integer:
+            # The bound may not fit a small type.
+            ids = tf.cast(ids, tf.int64)
         fits = tf.logical_and(ids >= 0, ids < tf.cast(count, ids.dtype))
         # A cast of NaN and infinity is undefined, so they are replaced first.
         safe = tf.where(fits, ids, tf.zeros_like(ids))
@@ -118,7 +122,7 @@ class LogRound(_ToId):
         return {**super().get_config(), "num_bins": self.num_bins, "base": self.base}
 
     def _id(self, numbers: Tensor) -> Tensor:
-        kind = tf.float64 if numbers.dtype in (tf.float64, tf.int64, tf.int32) else numbers.dtype
+        kind = numbers.dtype if numbers.dtype.is_floating else tf.float64
         logarithms = tf.math.log(tf.cast(numbers, kind))
         if self.base is not None:
             logarithms /= tf.math.log(tf.cast(self.base, kind))

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -186,21 +185,29 @@ def store_of(address: str, limits: Limits = RUNNING) -> Store:
 
     Raises UserError if nothing that is installed knows the scheme, or there is no such bucket.
     """
-    parts = parse(address)
-    return _store(parts.root, os.getpid(), limits)
+    root = parse(address).root
+    # By process: clients have threads and connections, which a fork does not take along.
+    known = (root, os.getpid())
+    if known not in _stores:
+        _stores[known] = _connect(root, limits)
+    return _stores[known]
+
+
+_stores: dict[tuple[str, int], Store] = {}
 
 
 def forget_connections() -> None:
     """Let the next `store_of` connect with the environment as it is then."""
-    _store.cache_clear()
+    _stores.clear()
 
 
-@lru_cache(maxsize=64)
-def _store(root: str, _process: int, limits: Limits) -> Store:
-    # By process: clients have threads and connections, which a fork does not take along.
+def _connect(root: str, limits: Limits) -> Store:
     parts = parse(root)
     if not parts.host and parts.scheme not in ("memory", "hdfs"):
-        raise UserError(f"{root}/ names no bucket", hint=f"use {parts.scheme}://BUCKET/KEY")
+        hint = f"use {parts.scheme}://BUCKET/KEY"
+        if parts.scheme == "file":
+            hint = "name the path, without file://"
+        raise UserError(f"{root}/ names no bucket", hint=hint)
     from elasticdl.storage.connecting import connected
 
     system, prefix = connected(parts, limits)

@@ -105,7 +105,7 @@ async def no_preflight() -> None:
 
 
 class NoArchive:
-    async def save(self, command: object, snapshots: object) -> tuple[str, int]:
+    async def save(self, command: object, snapshots: object) -> tuple[str, int, str]:
         raise PermanentError("nothing is kept here")
 
     def keep_scale(self, low: int, high: int) -> None: ...

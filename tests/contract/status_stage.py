@@ -64,7 +64,7 @@ async def no_preflight() -> None:
 
 
 class NoArchive:
-    async def save(self, command: do.SaveSnapshot, snapshots: Any) -> tuple[str, int]:
+    async def save(self, command: do.SaveSnapshot, snapshots: Any) -> tuple[str, int, str]:
         raise PermanentError("no space left on device")
 
     def keep_scale(self, low: int, high: int) -> None: ...

@@ -135,6 +135,8 @@ def test_a_file_with_one_other_byte_in_its_middle_is_other_data(tmp_path: Path) 
         ("12:1:blake2b=aa+3:1", "12:2:blake2b=aa+3:1", True),
         ("12:1:blake2b=aa+3:1", "12:2:blake2b=aa+3:2", False),
         ("table:1:etag", "table:2:etag", False),
+        ("12:1:etag=aa", "12:2:etag=aa", True),
+        ("12:1:etag=aa", "12:1:etag=bb", False),
         ("", "", True),
         ("12:1:blake2b=aa", "", False),
     ],

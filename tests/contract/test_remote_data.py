@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from elasticdl.data import Reader, open_reader
 from elasticdl.data.files import DataChanged
 from elasticdl.data.remote_files import RemoteOpenFile, look_at_object
-from elasticdl.errors import UserError
+from elasticdl.errors import TransientError, UserError
 from elasticdl.shard import Shard, ShardId
+from elasticdl.storage.address import Address
+from elasticdl.storage.attempts import Limits
+from elasticdl.storage.connecting import connected
 from elasticdl.storage.store import forget_connections
 from tests.contract.test_data_reader_contract import IN_FILES, RECORDS, read, write
 from tests.object_store import KEY, SECRET, ObjectStore, reached, serving
@@ -166,6 +170,53 @@ def test_an_object_that_changed_since_its_records_were_counted_is_named(
         list(reader().read(Shard(ShardId(0), address, 0, 10)))
 
 
+def test_a_store_that_is_away_is_waited_for_in_a_job_and_not_blamed_on_the_user(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = store.put("d/a.csv", b"number,text\n1,2\n")
+    counted = open_reader("s3://bucket/d", {}).sources()
+    for name in ("RUNNING", "STARTING"):
+        monkeypatch.setattr(f"elasticdl.data.remote_files.{name}", Limits(0.3, 0.1, 0.1))
+    store.faults.down = True
+    with pytest.raises(UserError):
+        open_reader("s3://bucket/d", {})
+    with pytest.raises(TransientError, match=address.rpartition("/")[0]):
+        open_reader("s3://bucket/d", {}, counted=counted)
+
+
+def test_a_worker_counts_no_object_again_and_all_objects_share_a_connection(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in range(8):
+        store.put(f"d/{part}.csv", b"number,text\n1,2\n")
+    connections = []
+
+    def counting(root: Address, limits: Limits) -> Any:
+        connections.append(root)
+        return connected(root, limits)
+
+    monkeypatch.setattr("elasticdl.storage.connecting.connected", counting)
+    with reached_as_set():
+        counted = open_reader("s3://bucket/d", {}).sources()
+    assert len(counted) == 8 and len(connections) == 1
+    reader = open_reader("s3://bucket/d", {}, counted=counted)
+    store.requests.clear()
+    assert reader.sources() == counted and not store.requests
+
+
+def test_the_pass_over_large_records_reads_each_byte_about_once(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "large.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for _ in range(100):
+            writer.write(bytes(300_000))
+    address = store.put("large.tfrecord", path.read_bytes())
+    store.bytes_sent = 0
+    assert open_reader(address, {}).sources()[0].records == 100
+    assert store.bytes_sent < 1.2 * path.stat().st_size
+
+
 @pytest.mark.parametrize(
     ("origin", "words"),
     [
@@ -176,6 +227,7 @@ def test_an_object_that_changed_since_its_records_were_counted_is_named(
         ("s3://bucket/folder", "has no data files"),
         ("s3://bucket/empty.csv", "is empty"),
         ("s3:///x.csv", "names no bucket"),
+        ("file:///x.csv", "names no bucket"),
         ("s3://buck*/x.csv", "the bucket is a pattern"),
         ("nowhere://x/y.csv", "nowhere:// addresses are unknown"),
     ],

@@ -838,6 +838,7 @@ def test_a_job_refuses_an_address_on_a_machine_and_on_a_cluster(name: str, clust
         ("https://user:do-not-show@host/x.csv", "contains a password, key or signature"),
         ("https://host/x.csv?X-Amz-Signature=do-not-show", "contains a password, key or signature"),
         ("memory://do-not-show/x.csv", "memory of one process"),
+        ("MEMORY://x/y.csv", "memory of one process"),
     ],
 )
 def test_an_address_that_no_job_may_have_is_refused(address: str, words: str) -> None:

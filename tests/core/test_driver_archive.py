@@ -99,9 +99,11 @@ class Bench:
         self.writers = [Writer("a"), Writer("b")]
 
     def save(self, version: int, ledger: str = "{}") -> tuple[str, int]:
-        return asyncio.run(self.saving(version, ledger))
+        path, size, not_copied = asyncio.run(self.saving(version, ledger))
+        assert not not_copied
+        return path, size
 
-    async def saving(self, version: int, ledger: str = "{}") -> tuple[str, int]:
+    async def saving(self, version: int, ledger: str = "{}") -> tuple[str, int, str]:
         names = [ProcessName.parse(f"ps-{index}") for index in range(2)]
         roster = PsRegistry(2, lambda name, _: self.writers[name.index])
         for name in names:
@@ -126,6 +128,20 @@ def test_a_checkpoint_is_whole_and_servers_that_come_up_restore_it(tmp_path: Pat
         60,
     )
     assert json.loads(found.manifest.ledger) == {"cursor": 3}
+
+
+def test_a_checkpoint_that_cannot_be_copied_counts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise TransientError("the store does not answer")
+
+    monkeypatch.setattr("elasticdl.checkpoint.copies.upload", full)
+    bench = Bench(tmp_path, keep_checkpoint_max=1, checkpoint_dir="s3://bucket/copies")
+    for version in (1, 2):
+        path, _, not_copied = asyncio.run(bench.saving(version))
+    assert not_copied == ("cannot copy version-2 to s3://bucket/copies: the store does not answer")
+    assert bench.names() == ["version-2"] and bench.archive.restore_from == path
 
 
 def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:

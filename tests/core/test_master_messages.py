@@ -78,6 +78,20 @@ def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(
     assert told(job)[-1].startswith("checkpoint of version 8 saved")
 
 
+def test_a_checkpoint_without_a_copy_is_saved_and_its_copy_is_missed(bench: type[Bench]) -> None:
+    job = bench(num_workers=1, checkpoint_steps=4)
+    job.up()
+    job.progress(0, job.lease(), 8)
+    job.put(e.VersionAdvanced(0, 4))
+    taken = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, taken, 4, {}))
+    job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1, "cannot copy version-4 to s3://b: no"))
+    saved, missed = told(job)
+    assert saved.startswith("checkpoint of version 4 saved")
+    assert missed == "cannot copy version-4 to s3://b: no; the next checkpoint is copied again"
+    assert [one.path for one in job.state.status().checkpoints] == ["version-4"]
+
+
 def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
     bench: type[Bench],
 ) -> None:

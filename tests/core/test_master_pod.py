@@ -78,6 +78,8 @@ def test_a_directory_that_holds_another_job_is_refused_unless_it_is_to_be_resume
 def test_a_resume_needs_a_job(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no job"):
         open_directory(job(tmp_path, resume=True), OURS, replaces=False)
+    copied = job(tmp_path / "elsewhere", resume=True, checkpoint_dir="s3://bucket/copies")
+    open_directory(copied, OURS, replaces=False)  # all that is left may be the copies
     directory, _ = open_directory(job(tmp_path), THEIRS, replaces=False)
     (directory.checkpoints / "version-3").mkdir(parents=True)
     with pytest.raises(SpecError, match="has no manifest"):

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.core
 CASES: list[tuple[Any, list[list[Any]], list[list[Any]]]] = [
     (ToNumber("float32", -1), [["1.5", ""], ["2", "-3"]], [[1.5, -1], [2, -3]]),
     (ToNumber("int64", 7), [["123456789012", ""]], [[123456789012, 7]]),
+    (ToNumber("float32", 1e-8), [["", "1"]], [[np.float32(1e-8), 1]]),
+    (ToNumber("int64", 0.0), [["", "1"]], [[0, 1]]),
     (RoundIdentity(5), [[1.2, 1.6], [4.9, -1.0]], [[1, 2], [0, 0]]),
     (RoundIdentity(5, 3), [[float("nan"), float("inf"), 4.4]], [[3, 3, 4]]),
     (LogRound(16, base=2), [[1.2, 1.6, 0.2], [3.1, 100.0, 0.0]], [[0, 1, 0], [2, 7, 0]]),
@@ -49,6 +51,13 @@ def test_values_of_every_form_of_tensor(
 
 def test_large_ids_stay_exact() -> None:
     assert RoundIdentity(1 << 40)(tf.constant([[16_777_217]], tf.int64)).numpy() == 16_777_217
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int16", "uint32"])
+def test_small_integers_are_compared_with_bounds_that_do_not_fit_them(kind: str) -> None:
+    numbers = tf.constant([1, 8, 100], kind)
+    np.testing.assert_array_equal(RoundIdentity(1 << 33)(numbers), [1, 8, 100])
+    np.testing.assert_array_equal(LogRound(1 << 33, base=2)(numbers), [0, 3, 7])
 
 
 def test_text_that_is_no_number_is_an_error() -> None:

@@ -121,7 +121,7 @@ class Archive:
         self._world = world
         self.restore_from = ""
 
-    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
+    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int, str]:
         path = f"version-{command.version}.{next(self._world.numbers)}"
         await asyncio.sleep(self._world.plan.save_s * self._world.scheduler.random.random())
         if self._world.disk.fails():
@@ -129,7 +129,7 @@ class Archive:
         await snapshots.save(command.snapshot, path)
         self._world.truth.saved(command, path)
         self.restore_from = path
-        return path, 1
+        return path, 1, ""
 
     def keep_scale(self, low: int, high: int) -> None:
         """Nobody resumes."""

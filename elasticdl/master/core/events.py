@@ -349,6 +349,8 @@ class SnapshotSaved(Event):
     version: int
     path: str
     bytes: int
+    not_copied: str = ""
+    """Why there is no copy in --checkpoint-dir; '' if there is, or if none is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,12 @@ class CheckpointArchive:
         """Bring a newer copy from --checkpoint-dir here; return why others were passed over."""
         if not self._spec.checkpoint_dir:
             return ()
-        here = store.complete_ones(self._checkpoints)
-        newest = (store.version_in_name(here[0]) or 0) if here else -1
+        try:
+            here = store.newest(self._checkpoints)
+        except Corrupted:
+            # All of them are damaged: a copy of the same version may be intact.
+            here = None
+        newest = here.manifest.version if here else -1
         try:
             return copies.fetch_newer(self._spec.checkpoint_dir, self._checkpoints, newest)
         except OSError as error:
@@ -132,10 +136,11 @@ class CheckpointArchive:
             )
         return JobStart()
 
-    async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
+    async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int, str]:
         """Save all parts of a view, add the manifest, and remove old checkpoints.
 
-        A failure leaves earlier checkpoints in place. Raises ElasticDLError.
+        Returns path, bytes, and why there is no copy in --checkpoint-dir; '' if there is, or if
+        none is wanted. A failure leaves earlier checkpoints in place. Raises ElasticDLError.
         """
         try:
             making = await asyncio.to_thread(store.begin, self._checkpoints)
@@ -158,19 +163,21 @@ class CheckpointArchive:
             )
         except OSError as error:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
+        problem = ""
         if self._spec.checkpoint_dir:
-            await asyncio.to_thread(self._copy, directory, manifest)
-        return str(directory), manifest.bytes
+            problem = await asyncio.to_thread(self._copy, directory, manifest)
+        return str(directory), manifest.bytes, problem
 
-    def _copy(self, directory: Path, manifest: Manifest) -> None:
-        """Copy a checkpoint to --checkpoint-dir. Raises TransientError."""
+    def _copy(self, directory: Path, manifest: Manifest) -> str:
+        """Copy a checkpoint to --checkpoint-dir; return why that failed, '' if it did not."""
         address = self._spec.checkpoint_dir
         try:
             copies.upload(directory, manifest, address)
             copies.prune(address, self._spec.keep_checkpoint_max, manifest.version)
-        except (UserError, OSError) as error:
-            # Rights or a bucket may come back; the checkpoint here stays.
-            raise TransientError(f"cannot copy {directory.name} to {address}: {error}") from error
+        except (UserError, TransientError, OSError) as error:
+            # The checkpoint here is complete, and older ones are gone: it counts.
+            return f"cannot copy {directory.name} to {address}: {error}"
+        return ""
 
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers that a user scaled the job to, for a resume."""

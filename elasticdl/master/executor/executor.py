@@ -38,10 +38,11 @@ NEVER_STARTED = ExitStatus(reason="NeverStarted", asked=True)
 class Archive(Protocol):
     """Checkpoints on disk."""
 
-    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int]:
-        """Write a cut view as a complete checkpoint; return its directory and size in bytes.
+    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int, str]:
+        """Write a cut view as a complete checkpoint.
 
-        Raises ElasticDLError.
+        Returns its directory, its size in bytes, and why it has no copy in --checkpoint-dir; ''
+        if it has, or needs none. Raises ElasticDLError.
         """
 
     def keep_scale(self, low: int, high: int) -> None:
@@ -209,7 +210,7 @@ class Executor:
 
     async def _save(self, command: do.SaveSnapshot) -> None:
         try:
-            path, size_bytes = await self._deps.archive.save(
+            path, size_bytes, not_copied = await self._deps.archive.save(
                 command, self._gateway.ring or self._deps.snapshots
             )
         except ElasticDLError as error:
@@ -218,7 +219,12 @@ class Executor:
             )
         else:
             saved = happened.SnapshotSaved(
-                self._queue.at_s(), command.snapshot, command.version, path, size_bytes
+                self._queue.at_s(),
+                command.snapshot,
+                command.version,
+                path,
+                size_bytes,
+                not_copied,
             )
             self._queue.post(saved)
 

@@ -377,7 +377,8 @@ def open_directory(
                 f"{directory.path} already contains a job",
                 hint="continue it with --resume, or choose another --job-dir",
             )
-        if spec.checkpoint.resume and not ours and not replaces:
+        # The copies may be all that is left of the job: they are looked at later.
+        if spec.checkpoint.resume and not spec.checkpoint.checkpoint_dir and not (ours or replaces):
             refuse_resume(directory)
         if not replaces:
             refuse_output(spec)

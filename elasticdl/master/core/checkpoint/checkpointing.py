@@ -311,6 +311,9 @@ class Checkpointing:
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
         self._context.orders.announce("checkpoint", text, details=details)
+        if event.not_copied:
+            why = f"{event.not_copied}; the next checkpoint is copied again"
+            self._context.orders.announce("checkpoint", why, level="warning")
 
     def _pause_after(self, saving: Saving) -> None:
         self._over_s = self._context.now_s
