@@ -23,10 +23,11 @@ from functools import partial
 
 import numpy as np
 
+from elasticdl.native import _native
 from elasticdl.tokens import bulk_key, bulk_token
 
 HEADER = struct.Struct("<IHBBQQ")
-MAGIC, VERSION = 0x314C4445, 4
+MAGIC, VERSION = _native.BULK_MAGIC, _native.BULK_VERSION
 HELLO, PULL, PUSH, PROVE = 1, 3, 4, 6
 PUSH_HEAD = struct.Struct("<qqqqqdQIIQ")
 GREETINGS_AT_ONCE = 64
@@ -106,6 +107,8 @@ class Link:
             self._receive()
 
     def close(self) -> None:
+        if self.socket.fileno() < 0:
+            return  # a call that was due found it closed
         self._load.selector.unregister(self.socket)
         self.socket.close()
 
@@ -134,7 +137,7 @@ class Link:
     def _challenged(self, answer: bytes) -> None:
         name = f"worker-{self.worker.number}"
         token = bulk_token(bulk_key("bench", 0), name).encode()
-        message = b"elasticdl bulk plane 4, client:" + answer[24:56] + self._hello
+        message = f"elasticdl bulk plane {VERSION}, client:".encode() + answer[24:56] + self._hello
         self.send(PROVE, [hmac.digest(token, message, "sha256")], self._greeted)
 
     def _greeted(self, answer: bytes) -> None:

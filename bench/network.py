@@ -30,8 +30,6 @@ from bench.learning_curve import loopback_bytes
 LINKS = {"500mbit": "500 Mbit/s", "2gbit": "2 Gbit/s", "none": "no limit"}
 SYSTEMS = ("float32", "bfloat16", "pss")
 """Ours, by --wire-precision, and ParameterServerStrategy."""
-AIMS = {"float32": 1.1, "bfloat16": 2.0}
-"""Times PSS at 500 Mbit/s."""
 _BURST, _QUEUE = "256k", "50ms"
 """Of the token bucket: a few packets of the loopback's 64 KiB, and how long one may wait."""
 _SETTLE_S = 12.0

@@ -127,6 +127,10 @@ def update_dense(
 
 # rpc: elasticdl/rpc/native. Raises the errors of elasticdl.errors; the GIL is released.
 
+BULK_MAGIC: int
+BULK_VERSION: int
+"""Of the bulk plane's frames and greetings."""
+
 class ParametersSpec:
     """As elasticdl.embedding.spec.ParametersSpec; `json` is the whole of it, which servers keep as
     it is.

@@ -68,7 +68,9 @@ def control_server(
     """Start the gRPC server for the master; returns it with its port."""
     checks = SyncChecks(guard.proof, guard.check)
     control = grpc.server(
-        ThreadPoolExecutor(_CONTROL_THREADS), interceptors=[checks], options=server_options()
+        ThreadPoolExecutor(_CONTROL_THREADS),
+        interceptors=[checks],
+        options=server_options(half=True),
     )
     add_ParameterServerServicer_to_server(service, control)
     host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
@@ -103,7 +105,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
         version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
     bulk = reachable_address(environment, server.listen(environment.bind_host))
-    _check_places(server, attached.spec.cluster.num_workers.high)
+    _check_connections(server, attached.spec.cluster.num_workers.high)
     service = ControlService(server, place, guard)
     _control, port = control_server(environment, service, guard, certified)
     before_leaving(lambda: hand_over(environment, service))
@@ -117,7 +119,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     return _follow_orders(client, asked)
 
 
-def _check_places(server: _native.Server, most_workers: int) -> None:
+def _check_connections(server: _native.Server, most_workers: int) -> None:
     if 2 * most_workers > server.most_connections:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         _log.warning(

@@ -56,14 +56,16 @@ def channel_options() -> Options:
     ]
 
 
-def server_options(*, reuse_port: bool = False) -> Options:
+def server_options(*, reuse_port: bool = False, half: bool = False) -> Options:
     """Options of servers: allow the clients' pings.
 
     A port belongs to one process only, unless another one holds it for this (`reuse_port`).
     Strangers cannot take the last open files, and lose connections on which they say nothing. A
-    peer that vanished without a word is noticed within 15 s, as by clients.
+    peer that vanished without a word is noticed within 15 s, as by clients. `half`: the bulk plane
+    has the other half of the open files.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(files // 2 if half else files - _OWN_FILES, files // 2, 64)
     return [
         *_SHARED,
         ("grpc.keepalive_time_ms", 10_000),
@@ -75,7 +77,7 @@ def server_options(*, reuse_port: bool = False) -> Options:
         ("grpc.max_metadata_size", 16 << 10),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 120_000),
-        ("grpc.max_allowed_incoming_connections", max(files - _OWN_FILES, files // 2, 64)),
+        ("grpc.max_allowed_incoming_connections", most),
     ]
 
 

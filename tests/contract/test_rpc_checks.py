@@ -198,3 +198,12 @@ def test_a_method_that_is_not_there_is_refused_like_any_other_without_the_token(
                 pb.StatusRequest(), timeout=10, metadata=Credentials(TOKEN, "master").metadata(3)
             )
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_parameter_server_leaves_half_of_its_open_files_to_the_bulk_plane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (4096, 4096))
+    most = "grpc.max_allowed_incoming_connections"
+    assert dict(server_options(half=True))[most] == 2048
+    assert dict(server_options())[most] == 3072

@@ -202,7 +202,7 @@ void packed_weights_come_back_and_malformed_ones_do_no_harm() {
     }
     const char* values = scalar == Scalar::FLOAT32 ? reinterpret_cast<const char*>(floats.data()) : reinterpret_cast<const char*>(doubles.data());
     PackedWeights weights(scalar, precision);
-    std::string packed(PackedWeights::bound(count), 'x');
+    std::string packed(weights.bound(count), 'x');
     packed.resize(weights.pack(values, count, packed.data()));
     std::string back(count * bytes_of(scalar), 'y');
     CHECK(!refused(packed, [&](wire::Cursor& cursor) { weights.unpack(cursor, count, back.data()); }));

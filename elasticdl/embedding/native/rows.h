@@ -16,8 +16,8 @@ class Rows {
     float rate;
   };
 
-  // row_bytes >= 1; tags only if `tagged`. In kept memory `size` is where the number of rows is kept, and rows that are there already are taken on.
-  // Throws std::invalid_argument if those are of another shape.
+  // row_bytes >= 1; tags only if `tagged`. In kept memory `size` is where the number of rows is kept, and rows that are there
+  // already are taken on. Throws std::invalid_argument if those are of another shape.
   Rows(size_t row_bytes, bool tagged, Memory* memory = nullptr, uint32_t table = 0, uint64_t* size = nullptr)
       : row_bytes_(row_bytes), id_bytes_(sizeof(int64_t) + (tagged ? sizeof(Tag) : 0)), memory_(memory), table_(table), kept_size_(size) {
     while (bit_ < 20 && row_bytes << (bit_ + 1) <= kChunkBytes) ++bit_;

@@ -60,11 +60,13 @@ Region head_region(Memory* memory, uint32_t number, size_t row_bytes) {
 }  // namespace
 
 struct Table::State {
-  State(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number)
+  State(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number,
+        std::shared_ptr<const IdleSteps> shared)
       : dim(positive(dim)), slots(static_cast<size_t>(optimizer.slots())), scalar(scalar), weight_bytes(this->dim * bytes_of(scalar)),
-        initializer(initializer), optimizer(optimizer), seed(seed), update(update_of(optimizer, scalar)), idle(optimizer),
+        initializer(initializer), optimizer(optimizer), seed(seed), update(update_of(optimizer, scalar)),
+        idle(shared != nullptr ? std::move(shared) : std::make_shared<const IdleSteps>(optimizer)),
         kept(head_region(memory, number, weight_bytes * (1 + slots))),
-        rows(weight_bytes * (1 + slots), idle.any(), memory, number, head() ? &head()->rows : nullptr),
+        rows(weight_bytes * (1 + slots), idle->any(), memory, number, head() ? &head()->rows : nullptr),
         index(memory, number, head() ? &head()->index : nullptr, rows.size()) {
     if (memory == nullptr) return;
     start = now = head()->start;
@@ -83,11 +85,6 @@ struct Table::State {
 
   bool is(uint32_t row, int64_t id) const { return rows.id(row) == id; }
 
-  // kNone if there is no such row.
-  uint32_t find(int64_t id) const {
-    return index.find(Index::hash(id), [&](uint32_t row) { return is(row, id); });
-  }
-
   void advance(uint64_t step, double learning_rate) {
     now = std::max(now, step);
     if (start_rate != 0.0 || learning_rate == 0.0) return;
@@ -103,19 +100,13 @@ struct Table::State {
   }
 
   uint32_t make(int64_t id) {
-    const uint32_t row = next(id);
+    const uint32_t row = rows.next(id);
+    tag(row, now, 0.0);
     char* values = rows.values(row);
     initialise_weights(initializer, scalar, seed, id, dim, values);
     for (size_t slot = 0; slot < slots; ++slot) initialise_slot(optimizer, scalar, static_cast<int>(slot), dim, values + (1 + slot) * weight_bytes);
     index.add(Index::hash(id), row);
     rows.add_next();
-    return row;
-  }
-
-  // The next row, of the present step.
-  uint32_t next(int64_t id) {
-    const uint32_t row = rows.next(id);
-    tag(row, now, 0.0);
     return row;
   }
 
@@ -130,7 +121,7 @@ struct Table::State {
     const Rows::Tag tag = from.tag(row);
     const uint64_t last = tag.step == 0 ? start : tag.step;
     if (last >= until) return false;
-    visit(idle.after(last, until - last, tag.rate == 0 ? start_rate : tag.rate));
+    visit(idle->after(last, until - last, tag.rate == 0 ? start_rate : tag.rate));
     return true;
   }
 
@@ -220,7 +211,7 @@ struct Table::State {
   const OptimizerSpec optimizer;
   const uint64_t seed;
   const RowUpdate update;
-  const IdleSteps idle;
+  const std::shared_ptr<const IdleSteps> idle;
   const RowMovement movement = movement_of(optimizer, scalar);
   const RowDecay decay = decay_of(optimizer, scalar);
   mutable Turnstile mutex;  // guards all below
@@ -233,8 +224,9 @@ struct Table::State {
   Views views;
 };
 
-Table::Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number)
-    : state_(std::make_unique<State>(dim, initializer, optimizer, seed, scalar, memory, number)) {}
+Table::Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number,
+             std::shared_ptr<const IdleSteps> idle)
+    : state_(std::make_unique<State>(dim, initializer, optimizer, seed, scalar, memory, number, std::move(idle))) {}
 Table::~Table() = default;
 
 void Table::lookup(const int64_t* ids, size_t n, void* rows) {
@@ -306,6 +298,7 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
 }
 
 void Table::advance(uint64_t step, double learning_rate) {
+  if (!state_->rows.tagged()) return;  // no row moves without a gradient
   State::Writing writing(state_->mutex);
   state_->advance(step, learning_rate);
 }
@@ -388,7 +381,7 @@ void Table::insert(const int64_t* ids, size_t n, const void* values) {
   State::Writing writing(s.mutex);
   s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
     const bool missing = row == Index::kNone;
-    if (missing) row = s.next(ids[i]);
+    if (missing) row = s.rows.next(ids[i]);
     else s.views.preserve(s.rows, row);
     s.tag(row, s.now, 0.0);
     std::memcpy(s.rows.values(row), from + i * row_bytes, row_bytes);

@@ -13,6 +13,8 @@
 
 namespace elasticdl {
 
+class IdleSteps;
+
 // Thread-safe. Each call is one atomic unit (a lookup never sees half of an apply; a view never freezes half of one),
 // except that a lookup that makes rows copies the rows that were there before it makes the others.
 // Reading calls run beside one another, writing ones alone. Any int64 is a legal id. At most 2^31 rows.
@@ -28,9 +30,10 @@ class Table {
   static constexpr int kMaxDim = 1 << 16;  // with its slots a row then has at most 2 MiB
 
   // 1 <= dim <= kMaxDim, else std::invalid_argument. `scalar` is the type of all weights, slots and gradients.
-  // What kept memory has under `number` must be of the same shape, else std::invalid_argument too.
+  // What kept memory has under `number` must be of the same shape, else std::invalid_argument too. `idle` is of this optimizer,
+  // and may serve all tables of a model; null: the table makes its own.
   Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar = Scalar::FLOAT32,
-        Memory* memory = nullptr, uint32_t number = 0);
+        Memory* memory = nullptr, uint32_t number = 0, std::shared_ptr<const IdleSteps> idle = nullptr);
   ~Table();
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;

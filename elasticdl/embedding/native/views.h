@@ -13,8 +13,8 @@
 
 namespace elasticdl {
 
-// One frozen state: the first `rows` rows after `step` updates of the model. `copies` has the old values of rows written since, in private memory: a view ends
-// with its process.
+// One frozen state: the first rows_ rows after step_ updates of the model. copies_ has the old values of rows written since,
+// in private memory: a view ends with its process.
 class View {
  public:
   View(const Rows& live, uint64_t step) : rows_(live.size()), step_(step), copies_(live.row_bytes(), live.tagged()) {}

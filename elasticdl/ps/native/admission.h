@@ -1,7 +1,8 @@
 // Admits pushes: each once, none of a fenced worker, and at a checkpoint's gate only those that belong to the cut.
 //
 // Every push is one atomic unit here: it is admitted, applied by one thread, and then counted. A cut sees no push half
-// applied. A push that is kept out holds no thread: its connection is woken to try again. With kept memory all but the gate survives the process, and so does a push that was admitted.
+// applied. A push that is kept out holds no thread: its connection is woken to try again. With kept memory all but the gate
+// survives the process, and so does a push that was admitted.
 #pragma once
 
 #include <chrono>

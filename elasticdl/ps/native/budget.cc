@@ -17,6 +17,7 @@ bool Budget::take(Waiter& who, uint64_t bytes) {
 }
 
 void Budget::give_back(uint64_t bytes) {
+  if (bytes == 0) return;
   std::vector<std::shared_ptr<Waiter>> seen;
   std::lock_guard<std::mutex> lock(mutex_);
   left_ += bytes;

@@ -15,7 +15,6 @@ constexpr std::chrono::seconds kGreeting{10};
 constexpr size_t kSliceBytes = 1 << 20;
 constexpr size_t kWakeAt = 128 << 10;
 constexpr size_t kRedoKept = 8 << 20;
-constexpr uint64_t kLarge = 16 << 20;  // frames above it share a budget
 
 bool later() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
@@ -37,8 +36,8 @@ Connection::~Connection() {
   socket_.shutdown();
   frames_.cancel(*this);
   replies_.cancel(*this);
-  if (frame_share_ > 0) frames_.give_back(frame_share_);
-  if (reply_share_ > 0) replies_.give_back(reply_share_);
+  frames_.give_back(frame_share_);
+  replies_.give_back(reply_share_);
 }
 
 void Connection::start() { end(Next::readable); }
@@ -109,7 +108,7 @@ Connection::Next Connection::advance() {
     switch (answer()) {
       case Answer::wait:
         // Those that it waits for may need the room: then the pushes of a cut could not come behind those that are kept out.
-        if (const uint64_t share = std::exchange(frame_share_, 0); share > 0) frames_.give_back(share);
+        frames_.give_back(std::exchange(frame_share_, 0));
         return Next::wait;
       case Answer::close: return Next::close;
       case Answer::reply: stage_ = Stage::reply;
@@ -210,8 +209,8 @@ Connection::Next Connection::replied() {
     redo_.trim(kRedoKept);
     redo_ = Redo();
   }
-  if (const uint64_t share = std::exchange(frame_share_, 0); share > 0) frames_.give_back(share);
-  if (const uint64_t share = std::exchange(reply_share_, 0); share > 0) replies_.give_back(share);
+  frames_.give_back(std::exchange(frame_share_, 0));
+  replies_.give_back(std::exchange(reply_share_, 0));
   stage_ = Stage::header;
   return socket_.buffered() ? Next::soon : Next::readable;
 }

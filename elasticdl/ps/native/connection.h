@@ -59,6 +59,7 @@ class Connection : public Source, public Waiter {
   enum class Answer { reply, wait, close };
   enum class Wait { none, waiting, woken };
   static constexpr Clock::rep kNone = 0;
+  static constexpr uint64_t kLarge = 16 << 20;  // frames and copies above it share a budget
 
   // A pull whose rows are looked up while they are sent.
   struct Pulling {
@@ -133,7 +134,7 @@ class Connection : public Source, public Waiter {
   size_t received_bytes_ = 0;
   bool unpacked_ = false;  // received_ is what a packed push unpacks to
   Reply reply_;
-  Buffer dense_;
+  Buffer dense_;   // plain weights of a reply: copied to be sent, or to be packed
   Buffer packed_;  // a reply, or a push as it was received
   std::vector<int64_t> frozen_ids_;  // of a reply to `rows`
   std::vector<char> frozen_values_;

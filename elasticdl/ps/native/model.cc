@@ -1,5 +1,7 @@
 #include "elasticdl/ps/native/model.h"
 
+#include "elasticdl/embedding/native/idle.h"
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -63,10 +65,11 @@ Model::Model(Spec spec, uint32_t server, uint32_t servers, KeptState* kept)
     if (kept != nullptr) kept->keep_dense(dense_->offset());
   }
   open_undo();
+  const auto idle = std::make_shared<const IdleSteps>(spec_.optimizer);
   for (size_t t = 0; t < spec_.tables.size(); ++t) {
     const TableShape& table = spec_.tables[t];
     tables_.push_back(std::make_unique<Table>(static_cast<int>(table.dim), table.initializer, spec_.optimizer, table.seed, spec_.scalar,
-                                              memory_of(kept), static_cast<uint32_t>(t)));
+                                              memory_of(kept), static_cast<uint32_t>(t), idle));
   }
 }
 
@@ -101,6 +104,11 @@ void Model::apply(const Update& update, const StepContext& context, Redo* redo) 
 
 void Model::advance(int64_t step, double learning_rate) {
   for (const auto& table : tables_) table->advance(static_cast<uint64_t>(step), learning_rate);
+}
+
+void Model::require_tables(uint32_t tables) const {
+  if (tables == this->tables()) return;
+  throw UserError("a frame with ids of " + std::to_string(tables) + " tables; the parameters have " + std::to_string(this->tables()));
 }
 
 void Model::begin_at(int64_t step) {

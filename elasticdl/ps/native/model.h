@@ -68,6 +68,8 @@ class Model {
   Table& table(size_t t) { return *tables_[t]; }
   const Table& table(size_t t) const { return *tables_[t]; }
   size_t tables() const { return tables_.size(); }
+  // Throws UserError unless a frame has ids of as many tables.
+  void require_tables(uint32_t tables) const;
 
   void copy_dense(void* out) const;
   // The additive part is added. Rows are applied in pieces, so that pulls run in between. In kept memory `redo` has the update:

@@ -1,6 +1,5 @@
 // A connection's requests over a slow link. A packed push becomes a plain one before anything else, as kept memory needs it.
 #include <algorithm>
-#include <chrono>
 
 #include "elasticdl/ps/native/connection.h"
 #include "elasticdl/rpc/native/packed_ids.h"
@@ -9,14 +8,8 @@
 namespace elasticdl::ps {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr uint64_t kLarge = 16 << 20;  // replies above it share a budget
-
 UnpackedIds take_ids(wire::Cursor& cursor, uint32_t tables, const Model& model) {
-  if (tables != model.tables()) {
-    throw UserError("a frame with ids of " + std::to_string(tables) + " tables; the parameters have " + std::to_string(model.tables()));
-  }
+  model.require_tables(tables);
   return UnpackedIds(cursor, tables);
 }
 
@@ -48,18 +41,19 @@ Connection::Answer Connection::pull_packed(wire::Cursor cursor) {
   cursor.end();
   auto view = request.snapshot >= 0 ? server_.views().get(request.snapshot) : nullptr;
   const wire::PullReply result{view ? view->version : server_.admission().version(), request.dense != 0 ? model->dense_size() : 0};
+  PackedWeights weights(model->spec().scalar, checked(precision)), exact(model->spec().scalar, wire::Precision::full);
   Size size;
   size.add(result.dense_count, model->weight_bytes());
-  size_t most = result.dense_count * model->weight_bytes(), rows = 0;
-  size_t bound = sizeof result + PackedWeights::bound(model->trainable().size()) + PackedWeights::bound(model->additive().size());
+  size_t most = result.dense_count * model->weight_bytes();
+  size_t bound = sizeof result + weights.bound(model->trainable().size()) + exact.bound(model->additive().size());
+  std::vector<uint64_t> counts;
   for (size_t t = 0; t < model->tables(); ++t) {
     const size_t count = ids.of(t).size(), bytes = count * model->row_bytes(t);
     size.add(count, model->row_bytes(t));
-    rows += count;
+    counts.push_back(count);
     most = std::max(most, bytes);
-    bound += PackedWeights::bound(bytes / model->weight_bytes());
+    bound += weights.bound(bytes / model->weight_bytes());
   }
-  PackedWeights weights(model->spec().scalar, checked(precision)), exact(model->spec().scalar, wire::Precision::full);
   if (bound > kLarge) {
     if (!replies_.take(*this, bound)) return Answer::wait;
     reply_share_ = bound;
@@ -81,14 +75,12 @@ Connection::Answer Connection::pull_packed(wire::Cursor cursor) {
     else model->table(t).lookup(table_ids.data(), table_ids.size(), plain);
     at += weights.pack(plain, table_ids.size() * model->spec().tables[t].dim, at);
   }
-  const size_t bytes = static_cast<size_t>(at - packed);
+  dense_.trim(0);
+  const size_t bytes = static_cast<size_t>(at - packed), tables = model->tables();
   reply_.begin(header_, wire::Status::ok, bytes);
   reply_.put(packed, bytes);
-  Statistics& statistics = server_.statistics();
-  ++statistics.pulls;
-  statistics.pulled_rows += rows;
-  statistics.pulled_bytes += bytes;
-  statistics.pull_time.add(Clock::now() - begin);
+  // All rows are looked up; it counts when it has left.
+  pulling_ = Pulling{std::move(model), nullptr, std::move(counts), {}, bytes, begin, tables};
   return Answer::reply;
 }
 

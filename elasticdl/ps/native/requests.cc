@@ -9,14 +9,11 @@ namespace elasticdl::ps {
 namespace {
 
 constexpr uint64_t kRowsAtOnce = 64 << 10;
-constexpr uint64_t kLargeDense = 16 << 20;  // copies above it share a budget while they are sent
 constexpr int64_t kMaxVersion = int64_t{1} << 62;  // leaves room to count updates from there
 
 // Counts of ids by table, checked against the model.
 std::vector<uint64_t> take_counts(wire::Cursor& cursor, uint32_t tables, const Model& model) {
-  if (tables != model.tables()) {
-    throw UserError("a frame with ids of " + std::to_string(tables) + " tables; the parameters have " + std::to_string(model.tables()));
-  }
+  model.require_tables(tables);
   const uint64_t* counts = cursor.array<uint64_t>(tables);
   return std::vector<uint64_t>(counts, counts + tables);
 }
@@ -72,7 +69,7 @@ Connection::Answer Connection::pull(wire::Cursor cursor) {
   const size_t dense_bytes = result.dense_count * model->weight_bytes();
   const char* dense = nullptr;
   if (dense_bytes > 0 && view == nullptr) {
-    if (dense_bytes > kLargeDense) {
+    if (dense_bytes > kLarge) {
       if (!replies_.take(*this, dense_bytes)) return Answer::wait;
       reply_share_ = dense_bytes;
     }

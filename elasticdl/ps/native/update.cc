@@ -10,9 +10,7 @@ Update Update::read(const char* payload, size_t bytes, const Model& model) {
   wire::Cursor cursor(payload, bytes);
   Update update;
   update.head = cursor.take<wire::Push>();
-  if (update.head.tables != model.tables()) {
-    throw UserError("a push with ids of " + std::to_string(update.head.tables) + " tables; the parameters have " + std::to_string(model.tables()));
-  }
+  model.require_tables(update.head.tables);
   const uint64_t* counts = cursor.array<uint64_t>(model.tables());
   for (size_t t = 0; t < model.tables(); ++t) update.tables.push_back({cursor.array<int64_t>(counts[t]), counts[t], nullptr});
   const uint64_t dense = update.head.dense_count;

@@ -146,6 +146,8 @@ void add_table(Spec& spec, const std::string& name, uint32_t dim, const Initiali
 void bind_rpc(nb::module_& m) {
   using namespace elasticdl;
   nb::register_exception_translator(translate);
+  m.attr("BULK_MAGIC") = wire::kMagic;
+  m.attr("BULK_VERSION") = wire::kVersion;
   nb::class_<Spec>(m, "ParametersSpec")
       .def("__init__", [](Spec* self, const OptimizerSpec& optimizer, uint64_t trainable, uint64_t additive, const std::string& json,
                           const std::string& dtype) {

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "elasticdl/rpc/native/sha256.h"
+#include "elasticdl/rpc/native/wire.h"
 
 namespace elasticdl::wire {
 
@@ -33,7 +34,7 @@ inline std::string bulk_token(std::string_view key, std::string_view name) {
 
 // `hello` is the whole payload of the hello, the client's nonce with it.
 inline Digest proof(Side side, std::string_view token, std::string_view hello, const Digest& nonce) {
-  std::string message = side == Side::server ? "elasticdl bulk plane 4, server:" : "elasticdl bulk plane 4, client:";
+  std::string message = "elasticdl bulk plane " + std::to_string(kVersion) + (side == Side::server ? ", server:" : ", client:");
   message.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());
   message.append(hello);
   return hmac_sha256(token, message);

@@ -123,9 +123,9 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
 void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, Buffer& room, Part& part) const {
   PackedWeights weights(spec_.scalar, precision_), exact(spec_.scalar, wire::Precision::full);
   const Slices slices(spec_, server, servers_);
-  size_t bound = PackedWeights::bound(slices.trainable.size()) + PackedWeights::bound(slices.additive.size()), most = 0;
+  size_t bound = weights.bound(slices.trainable.size()) + exact.bound(slices.additive.size()), most = 0;
   for (size_t t = 0; t < spec_.tables.size(); ++t) {
-    bound += PackedWeights::bound(places[t]->size() * spec_.tables[t].dim);
+    bound += weights.bound(places[t]->size() * spec_.tables[t].dim);
     most = std::max(most, places[t]->size() * spec_.tables[t].dim * weight_bytes());
   }
   char* const begin = room.room(bound);

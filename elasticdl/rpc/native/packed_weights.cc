@@ -96,7 +96,7 @@ float from_bfloat16(uint16_t value) {
   return result;
 }
 
-size_t PackedWeights::bound(size_t count) { return 1 + count * sizeof(double) + PrefixCode::bound(count); }
+size_t PackedWeights::bound(size_t count) const { return 1 + count * width() + PrefixCode::bound(count); }
 
 size_t PackedWeights::pack(const char* values, size_t count, char* out) {
   if (precision_ == wire::Precision::bfloat16) {

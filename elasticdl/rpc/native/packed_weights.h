@@ -18,7 +18,7 @@ class PackedWeights {
   PackedWeights(Scalar scalar, wire::Precision precision) : scalar_(scalar), precision_(precision) {}
 
   // What `pack` of so many values needs at `out`.
-  static size_t bound(size_t count);
+  size_t bound(size_t count) const;
   // Returns how many bytes it wrote. bfloat16: rounded to the nearest, ties to even.
   size_t pack(const char* values, size_t count, char* out);
   // Throws UserError if the frame does not have them.
