@@ -247,6 +247,21 @@ def test_a_server_that_leaves_has_a_checkpoint_taken_or_the_loss_is_told(
     assert other.said("ps-0 is leaving and loses its updates so far")
 
 
+def test_a_server_that_leaves_while_a_cut_is_under_way_gets_a_checkpoint_of_its_own(
+    bench: type[Bench],
+) -> None:
+    """Its part of that cut may be older than what it has acknowledged since."""
+    job = bench()
+    job.up()
+    job.put(e.VersionAdvanced(0, 1))
+    assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+    assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, ProcessName.parse("ps-0"))))
+    assert job.of(c.TakeSnapshot, saved(job, cut(job)))
+    saved(job, cut(job, 6))
+    job.tick(61)
+    assert len(job.of(c.TakeSnapshot)) == 2
+
+
 def test_only_the_newest_checkpoints_are_listed(bench: type[Bench]) -> None:
     job = bench(keep_checkpoint_max=2)
     job.up()

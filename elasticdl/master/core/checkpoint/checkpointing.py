@@ -72,6 +72,8 @@ class Checkpointing:
         self.saved: list[Saved] = []
         self.last_problem = ""
         self._cut: SnapshotId | None = None
+        self._wanted_after_cut = ""
+        """Why the cut that is under way is not enough."""
         self._anchor_version = 0
         self._failures = 0
         self._given_up = False
@@ -113,6 +115,10 @@ class Checkpointing:
         if why_not:
             return
         self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
+        if leaving and self._cut is not None:
+            # That server may have acknowledged updates since it made its part of the cut.
+            self._wanted_after_cut = f"{leaving} leaves"
+            return
         self.request(f"{leaving} leaves" if leaving else "requested by a user")
         if not leaving:
             self._context.orders.announce("checkpoint", f"checkpoint requested{self.not_yet()}")
@@ -250,6 +256,7 @@ class Checkpointing:
 
     def _begin(self, cut: SnapshotId) -> None:
         self._cut = cut
+        self._wanted_after_cut = ""
         self._cut_is_final = self._context.phase is Phase.CHECKPOINTING
 
     def recut(self, old: SnapshotId, new: SnapshotId) -> None:
@@ -285,7 +292,8 @@ class Checkpointing:
         # A cut that began before the phase CHECKPOINTING may miss the last steps: the last
         # checkpoint is still wanted.
         final_wanted = self._context.phase is Phase.CHECKPOINTING and not self._cut_is_final
-        self._cut, self.wanted = None, self.wanted if final_wanted else ""
+        self._cut = None
+        self.wanted = self.wanted if final_wanted else self._wanted_after_cut
         self._anchor_version = max(self._anchor_version, version)
         now_s = self._context.now_s
         delays_s = now_s if self._ordered_s is None else self._ordered_s
