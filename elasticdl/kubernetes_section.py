@@ -452,8 +452,15 @@ class KubernetesSection(BaseModel):
         return mount is not None and not mount.read_only
 
     def check(self) -> None:
-        """Raise SpecError for a flag that has no effect without a cluster."""
+        """Raise SpecError for a flag that has no effect without a cluster, or without rungs."""
         if self.image_name:
+            named = self.worker_pod_priority
+            rungs = "{rung}" in named if named else self.priority_ladder is not LadderUse.OFF
+            if self.weight != 1 and not rungs:
+                raise SpecError(
+                    f"--weight {self.weight}, but the workers stand on no rungs",
+                    hint="remove --weight, or --priority-ladder off and --worker-pod-priority",
+                )
             return
         for name, value in self:
             if value != type(self).model_fields[name].get_default(call_default_factory=True):

@@ -55,7 +55,9 @@ class SmallCluster:
     def names(self) -> list[str]:
         return sorted(path.rpartition("/")[2] for path in self.objects)
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch"):
+            return await _silent_watch(request)
         body = await request.json() if request.can_read_body else {}
         bent = self.bend(request.method, request.path, body)
         code, found = (bent["code"], bent) if bent else self._handled(request, body)
@@ -81,7 +83,7 @@ class SmallCluster:
                 return 200, self.objects[request.path]
             case _ if _is_collection(request.path):
                 return 200, {
-                    "metadata": {},
+                    "metadata": {"resourceVersion": str(self._versions)},
                     "items": self._listed(request.path, request.query.get("labelSelector", "")),
                 }
             case _:
@@ -141,6 +143,15 @@ class SmallCluster:
         return [
             one for one in inside if wanted.items() <= (one["metadata"].get("labels") or {}).items()
         ]
+
+
+async def _silent_watch(request: web.Request) -> web.StreamResponse:
+    """A watch that reports nothing, until the client is gone."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while request.transport is not None and not request.transport.is_closing():
+        await asyncio.sleep(0.05)
+    return response
 
 
 def _is_collection(path: str) -> bool:

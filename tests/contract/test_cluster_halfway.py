@@ -14,14 +14,16 @@ import pytest
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
-from elasticdl.cluster.kubernetes.labels import process_secret_name
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
+from elasticdl.cluster.kubernetes.labels import PLACE_LABEL, process_secret_name
 from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.planning import pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.submitting import submit
+from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -170,6 +172,34 @@ def test_the_next_master_has_all_that_it_needs_whenever_the_one_before_was_kille
 
     asyncio.run(story())
     assert cluster.kinds() == sorted(["Job iris", *everything(owner.uid)])
+
+
+def test_the_next_master_gives_a_new_worker_a_place_that_no_pod_has() -> None:
+    cluster = Cluster(-1)
+    owner = with_job(cluster)
+
+    async def start(api: ApiServer, *indices: int) -> None:
+        places = WorkerPlaces()
+        processes = KubernetesCluster(
+            api,
+            owner,
+            lambda name: pod_plan(SPEC, name.role, places.of(name)),
+            ClusterOptions(places=places),
+        )
+        try:
+            for index in indices:
+                await processes.create(ProcessSpec(ProcessName(Role.WORKER, index), ("train",)))
+        finally:
+            await processes.leave()
+
+    async def story() -> None:
+        async with serving(cluster) as api:
+            await start(api, 0, 1)
+            await start(api, 5)
+
+    asyncio.run(story())
+    place = cluster.objects[f"{CORE}/pods/iris-worker-5"]["metadata"]["labels"][PLACE_LABEL]
+    assert place == "3"
 
 
 @pytest.mark.parametrize("count", [0, 1])

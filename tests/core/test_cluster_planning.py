@@ -56,7 +56,7 @@ EVERYTHING: dict[str, Any] = {
     "ps_resource_request": "cpu=1",
     "ps_resource_limit": "memory=8Gi",
     "master_pod_priority": "high",
-    "worker_pod_priority": "spot",
+    "worker_pod_priority": "spot-{rung}",
     "ps_pod_priority": "middle",
     "priority_ladder": "on",
     "weight": 3,
@@ -130,7 +130,7 @@ def test_every_flag_of_a_cluster_changes_the_objects(name: str) -> None:
         (Role.MASTER, "high", {"cpu": "250m", "memory": "512Mi"}, {"memory": "1Gi"}),
         (
             Role.WORKER,
-            "spot",
+            "spot-1",
             {"cpu": "2", "memory": "4Gi"},
             {"memory": "6Gi", "nvidia.com/gpu": "1"},
         ),

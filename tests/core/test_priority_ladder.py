@@ -28,6 +28,7 @@ from elasticdl.cluster.kubernetes.priority_ladder import (
     rung_of,
 )
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
+from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 
@@ -100,6 +101,20 @@ def test_a_class_that_the_user_names_takes_precedence_and_off_means_none() -> No
     assert class_of(mine, Role.MASTER, 1) == "high"
     for use in ("off", "auto"):
         assert classes_of(job(priority_ladder=use)) == (), "auto is settled before it is used"
+
+
+@pytest.mark.parametrize(
+    "flags", [{"priority_ladder": "off"}, {"worker_pod_priority": "high"}], ids=str
+)
+def test_a_weight_without_rungs_is_refused(flags: dict[str, str]) -> None:
+    with pytest.raises(SpecError, match="--weight 2, but the workers stand on no rungs"):
+        job(weight=2, **flags)
+    assert job(**flags).kubernetes.weight == 1
+
+
+def test_a_weight_counts_on_rungs_that_the_user_names_or_the_cluster_may_have() -> None:
+    for flags in ({"priority_ladder": "auto"}, {"worker_pod_priority": "high-{rung}"}):
+        assert job(weight=2, **flags).kubernetes.weight == 2
 
 
 def test_processes_take_the_lowest_free_places_and_keep_them() -> None:

@@ -1,4 +1,4 @@
-"""`top`: what all jobs of a cluster have, wish and wait for."""
+"""`top`: what all jobs of a cluster have, want and wait for."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _HEAD = (
 @click.option("--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C.")
 @FORMAT_OPTION
 def top(namespace: str, kube_context: str, everywhere: bool, watch: bool, form: str) -> None:
-    """Show what the jobs of a cluster have, wish and wait for, and how full the cluster is.
+    """Show what the jobs of a cluster have, want and wait for, and how full the cluster is.
 
     SHARE is a job's largest share of any resource. WORKERS are those that have a node, of those
-    that the job wishes (MIN:MAX). With --watch, JSON has one document a line.
+    that the job was submitted with (MIN:MAX). With --watch, JSON has one document a line.
     """
     if everywhere and namespace:
         raise click.UsageError("-A and --namespace cannot be used together.")

@@ -134,7 +134,8 @@ class KubernetesCluster:
         if self._closed:
             raise CreateRefused("the cluster is closed", retry=False)
         self._watch()
-        if spec.name.incarnation and not await self._looked():
+        # The place of a worker, and whether a server runs already, follow from the pods there are.
+        if not await self._looked():
             raise CreateRefused("the API server does not say which pods there are", retry=True)
         if spec.name in self._bus:
             # A node that starts a process in its predecessor's pod may come before its order.

@@ -63,7 +63,7 @@ class Jobs:
         return tuple(sorted(every, key=lambda state: -state.created_wall_s))
 
     async def usage(self, now_wall_s: float, *, everywhere: bool = False) -> ClusterUsage:
-        """What the jobs have, wish and wait for, and the cluster's utilisation.
+        """What the jobs have, want and wait for, and the cluster's utilisation.
 
         `everywhere`: jobs of all namespaces. Nodes and pods of others that the user may not list
         are left out of account.
@@ -179,10 +179,9 @@ class Jobs:
     async def _list_if_allowed(self, path: str) -> list[Json] | None:
         """None without the right; raises ApiAway."""
         try:
-            await self._api.get(path, {"limit": "1"})
-        except ApiRefused:
+            return await self._list(path, {}, "list")
+        except ClusterRefused:
             return None
-        return await self._list(path, {}, "list")
 
     def _not_allowed(self, refused: ApiRefused, what: str) -> ClusterRefused:
         if refused.status.code == 401:

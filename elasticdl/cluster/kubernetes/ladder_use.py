@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.base import Role
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.manifests import pod
-from elasticdl.cluster.kubernetes.planning import pod_plan
-from elasticdl.cluster.kubernetes.plans import Owner
+from elasticdl.cluster.kubernetes.planning import trial_pod
 from elasticdl.cluster.kubernetes.priority_ladder import classes_of
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import LadderUse
@@ -60,14 +58,7 @@ def _missing(names: list[str], *, whole: bool) -> str:
 
 async def _refused_pod(api: ApiServer, spec: JobSpec, namespace: str, *, readable: bool) -> str:
     """Why the namespace may not use the classes, by the dry run of a pod on the last rung."""
-    name = ProcessName(Role.WORKER, 0)
-    owner = Owner(namespace, spec.cluster.job_name, "00000000-0000-0000-0000-000000000000")
-    made = pod(
-        owner,
-        pod_plan(spec, Role.WORKER, spec.cluster.num_workers.high),
-        ProcessSpec(name, ()),
-    )
-    made["metadata"]["ownerReferences"] = []
+    made = trial_pod(spec, namespace, Role.WORKER, spec.cluster.num_workers.high)
     try:
         await api.create(f"/api/v1/namespaces/{namespace}/pods", made, dry_run=True)
     except ApiRefused as refused:

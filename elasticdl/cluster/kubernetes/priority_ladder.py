@@ -1,9 +1,10 @@
 """The priority ladder: on which priority class a process of a job stands. Pure.
 
-Worker k of every job stands on rung ⌈k / weight⌉, and a higher rung has a lower priority. So the
-stock scheduler shares a full cluster by weighted max-min fairness: a new job's first worker
-preempts the last worker of the job that has most. Masters, servers and the workers that a job is
-guaranteed stand above all rungs. docs/explanation/sharing.md proves the bounds.
+Worker k of every job has level ⌈k / weight⌉. Rungs are ranges of levels, and a higher rung has a
+lower priority. So the stock scheduler shares a full cluster by weighted max-min fairness: a new
+job's first worker preempts the last worker of the job that has most. Masters, servers and the
+workers that a job is guaranteed stand above all rungs. docs/explanation/sharing.md proves the
+bounds.
 """
 
 from __future__ import annotations

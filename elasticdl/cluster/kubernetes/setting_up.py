@@ -100,15 +100,15 @@ def _same(made: Json, existing: Json) -> bool:
 
 def _refuse_fixed(made: Json, existing: Json) -> None:
     kind, name = made["kind"], made["metadata"]["name"]
+    space = made["metadata"].get("namespace", "")
+    within = f" -n {space}" if space else ""
+    after = "; existing pods keep their priority" if kind == "PriorityClass" else ""
     for key in _FIXED.get(kind, ()):
         if existing.get(key) != made[key]:
             raise ClusterRefused(
                 f"{kind} {name} exists with {key} {existing.get(key)!r}, expected {made[key]!r},"
                 " and Kubernetes does not change it",
-                hint=(
-                    f"kubectl delete {_PLURALS[kind]} {name}, then run this again; existing pods"
-                    " keep their priority"
-                ),
+                hint=f"kubectl delete {_PLURALS[kind]} {name}{within}, then run this again{after}",
             )
 
 

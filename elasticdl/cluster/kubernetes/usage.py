@@ -1,4 +1,4 @@
-"""What the jobs of a cluster have, wish and wait for, from its objects. Pure."""
+"""What the jobs of a cluster have, want and wait for, from its objects. Pure."""
 
 from __future__ import annotations
 
