@@ -35,7 +35,7 @@ class SmallKubelet(SmallCluster):
             self.seen.append(made)
         return super().put(path, made)
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         name = request.path.removesuffix("/log").rpartition("/")[2]
         pod = self.objects.get(request.path.removesuffix("/log"))
         if request.method == "GET" and pod is not None and pod in self.seen:

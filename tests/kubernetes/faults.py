@@ -12,6 +12,14 @@ from tests.kubernetes.jobs import Job, make
 from tests.kubernetes.target_cluster import TargetCluster
 from tests.waiting import until
 
+_KILL = """
+import os, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    arguments = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+    if sys.argv[1].encode() in arguments:
+        os.kill(int(pid), 9)
+"""
+
 
 def kubectl(job: Job, *arguments: str, text: str | None = None) -> str:
     return job.jobs.place.kubectl("-n", job.jobs.namespace, *arguments, text=text)
@@ -28,7 +36,12 @@ def evict(job: Job, process: str, pod: str = "") -> None:
 
     `pod` is that of the process if it is not of its name.
     """
-    pod = pod or job.pod(process)
+    evict_pod(job, pod or job.pod(process))
+    job.ended(process)
+
+
+def evict_pod(job: Job, pod: str) -> None:
+    """By the Eviction API."""
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -36,7 +49,15 @@ def evict(job: Job, process: str, pod: str = "") -> None:
     }
     path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{pod}/eviction"
     kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
-    job.ended(process)
+
+
+def kill(job: Job, pod: str, role: str) -> None:
+    """SIGKILL the process of a role (`master`, `ps`, `worker`) inside its container."""
+    try:
+        kubectl(job, "exec", pod, "--", "python3", "-c", _KILL, f"elasticdl.{role}.main")
+    except RuntimeError as error:
+        # The container ends, and this command with it.
+        assert "137" in str(error), error
 
 
 def cut_off(job: Job, process: str) -> None:

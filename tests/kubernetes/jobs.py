@@ -191,7 +191,14 @@ class Job:
 
     def progress(self) -> int:
         """Records trained by now. Seen without asking the cluster."""
-        return int(self.rows()[-1]["records"])
+        if not (self.directory / "metrics.jsonl").exists():
+            return 0
+        return max((int(row["records"]) for row in self.rows() if "records" in row), default=0)
+
+    def continues(self) -> None:
+        """Wait until more records are trained than now."""
+        trained = self.progress()
+        self.until("training continues", lambda _: self.progress() > trained)
 
     def until(
         self,

@@ -10,20 +10,13 @@ import time
 
 import pytest
 
-from tests.kubernetes.faults import evict, filled, kubectl, room_m
+from tests.kubernetes.faults import evict, filled, kill, kubectl, room_m
 from tests.kubernetes.jobs import DATA, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 AWAY_S = float(os.environ.get("ELASTICDL_TEST_AWAY_S", "60"))
 """How long the API server is away: longer than any deadline of a call (30 s), shorter than workers
 wait for their master.
-"""
-KILL = """
-import os
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    arguments = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
-    if b"elasticdl.worker.main" in arguments:
-        os.kill(int(pid), 9)
 """
 
 
@@ -90,11 +83,7 @@ def deleted_while_the_node_is_cordoned(job: Job) -> dict[str, str]:
 
 def killed(job: Job) -> dict[str, str]:
     victim = job.until_workers(2)[0]
-    try:
-        kubectl(job, "exec", job.pod(victim), "--", "python3", "-c", KILL)
-    except RuntimeError as error:
-        # The container goes, and takes this command with it.
-        assert "137" in str(error), error
+    kill(job, job.pod(victim), "worker")
     event = job.ended(victim)
     assert "SIGKILL" in event["text"], event
     job.until_workers(2)
@@ -146,11 +135,10 @@ def the_api_server_is_away(job: Job, away_s: float) -> None:
     before = job.until_workers(2)
     own.kill("kube-apiserver")
     try:
-        began_s, trained = time.monotonic(), job.progress()
-        job.until("it goes on training", lambda _: job.progress() > trained)
+        began_s = time.monotonic()
+        job.continues()
         time.sleep(max(0.0, began_s + away_s - time.monotonic()))
-        trained = job.progress()
-        job.until("it still goes on training", lambda _: job.progress() > trained)
+        job.continues()
     finally:
         own.start("kube-apiserver")
     job.jobs.place.wait_until_reachable()
@@ -164,6 +152,5 @@ def the_kubelet_is_restarted(job: Job) -> None:
     own.kill("kubelet")
     own.start("kubelet")
     job.jobs.place.wait_until_node_is_back()
-    trained = job.progress()
-    job.until("training goes on", lambda _: job.progress() > trained)
+    job.continues()
     assert job.ready() == before, job.story()

@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.faults import evict, kubectl
+from tests.kubernetes.faults import evict, kill
 from tests.kubernetes.jobs import DATA, Job, Jobs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 STEP_LIMIT_S = 120.0
-KILL = """
-import os
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    arguments = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
-    if b"elasticdl.ps.main" in arguments:
-        os.kill(int(pid), 9)
-"""
 
 
 def test_a_server_that_is_killed_or_evicted_loses_no_update(jobs: Jobs) -> None:
@@ -39,13 +32,13 @@ def test_a_server_that_is_killed_or_evicted_loses_no_update(jobs: Jobs) -> None:
         envs=f"PACED_FOLDER={DATA};PACED_S=0.3",
     )
     job.until_workers(2)
-    continues(job)
+    job.continues()
     before = pods(job)
     assert len(before) == 4, before
 
     # The node starts the first container at once, and the next one after 10 s.
     for incarnation in (1, 2):
-        kill(job)
+        kill(job, job.pod("ps-0"), "ps")
         took_over(job, f"ps-0.{incarnation}")
         same = {**before, "servers-ps-0": (before["servers-ps-0"][0], incarnation)}
         # The node writes the pod's status some time after it has started the container.
@@ -78,19 +71,7 @@ def took_over(job: Job, process: str) -> None:
         STEP_LIMIT_S,
     )
     assert "no update of its part was lost" in said[0], job.story()
-    continues(job)
-
-
-def continues(job: Job) -> None:
-    records = trained(job)
-    until("training continues", lambda: trained(job) > records, STEP_LIMIT_S, context=job.story)
-
-
-def trained(job: Job) -> int:
-    """Records by now, by the newest measurement of progress."""
-    if not (job.directory / "metrics.jsonl").exists():
-        return 0
-    return max((int(row["records"]) for row in job.rows() if "records" in row), default=0)
+    job.continues()
 
 
 def shows(job: Job, wanted: dict[str, tuple[str, int]]) -> bool:
@@ -108,11 +89,3 @@ def pods(job: Job) -> dict[str, tuple[str, int]]:
         for pod in found
         if pod["status"]["phase"] == "Running"
     }
-
-
-def kill(job: Job) -> None:
-    try:
-        kubectl(job, "exec", job.pod("ps-0"), "--", "python3", "-c", KILL)
-    except RuntimeError as error:
-        # The container ends, and this command with it.
-        assert "137" in str(error), error

@@ -16,7 +16,7 @@ import pytest
 from elasticdl.cluster.kubernetes.job_accounting import FINALIZER
 from elasticdl.cluster.kubernetes.labels import master_selector
 from elasticdl.errors import ExitCode
-from tests.kubernetes.faults import kubectl
+from tests.kubernetes.faults import evict_pod, kill, kubectl
 from tests.kubernetes.jobs import DATA, Job, Jobs
 from tests.waiting import until
 
@@ -25,13 +25,6 @@ STEP_LIMIT_S = 120.0
 REPLACED_WITHIN_S = 60.0
 """From the taint of a node that fell silent until the Job has another master's pod."""
 STAYS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-KILL = """
-import os
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    arguments = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
-    if b"elasticdl.master.main" in arguments:
-        os.kill(int(pid), 9)
-"""
 
 
 @pytest.mark.usefixtures("fake_nodes")
@@ -51,10 +44,10 @@ def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
     )
     killed_in_the_check(job)
     job.until_workers(2)
-    job.until("training has begun", lambda _: trained(job) > 0)
+    job.until("training has begun", lambda _: job.progress() > 0)
     before = processes(job)
     assert len(before) == 3
-    for end in (delete_by_force, kill, evict, lose_node):
+    for end in (delete_by_force, kill_inside, evict_pod, lose_node):
         taken_over(job, end)
         assert processes(job) == before, job.story()
     taken_over_by_a_second_master(job)
@@ -74,7 +67,7 @@ def killed_in_the_check(job: Job) -> None:
     """Nothing has begun: the next master starts the check again, after the Job's pause of 10 s."""
     check = f"{job.name}-check-1"
     until("the check runs", lambda: check in names(job, "pods"), STEP_LIMIT_S)
-    kill(job, master(job)["metadata"]["name"])
+    kill_inside(job, master(job)["metadata"]["name"])
 
 
 def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
@@ -89,42 +82,23 @@ def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
         STEP_LIMIT_S,
     )[0]
     assert "; 3 processes kept running" in event["text"], job.story()
-    continues(job)
+    job.continues()
     took_s = time.monotonic() - began_s
     print(f"{end.__name__}: training seen {took_s:.1f} s later; {event['text']}")
-
-
-def continues(job: Job) -> None:
-    records = trained(job)
-    job.until("training continues", lambda _: trained(job) > records, STEP_LIMIT_S)
 
 
 def delete_by_force(job: Job, master: str) -> None:
     kubectl(job, "delete", "pod", master, "--force", "--grace-period=0")
 
 
-def kill(job: Job, master: str) -> None:
-    try:
-        kubectl(job, "exec", master, "--", "python3", "-c", KILL)
-    except RuntimeError as error:
-        # The container ends, and this command with it.
-        assert "137" in str(error), error
+def kill_inside(job: Job, master: str) -> None:
+    kill(job, master, "master")
 
 
 def kill_in_a_hurry(job: Job, master: str) -> None:
     """When workers ask for leases all the time."""
     (job.jobs.folder / "hurry").touch()
-    kill(job, master)
-
-
-def evict(job: Job, master: str) -> None:
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": master, "namespace": job.jobs.namespace},
-    }
-    path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{master}/eviction"
-    kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
+    kill_inside(job, master)
 
 
 def lose_node(job: Job, first: str) -> None:
@@ -146,7 +120,7 @@ def lose_node(job: Job, first: str) -> None:
         took_s = (_at(made) - _at(min(tainted))).total_seconds()
         assert took_s < REPLACED_WITHIN_S
         # The first one still acts: only its node is silent.
-        continues(job)
+        job.continues()
     finally:
         own.start("kubelet")
     print(f"the Job replaced the master {took_s:.0f} s after the taint")
@@ -171,7 +145,7 @@ def taken_over_by_a_second_master(job: Job) -> None:
     for pod in (first, second):
         until(f"{pod} has left", partial(_has_left, job, pod), STEP_LIMIT_S, context=job.story)
         assert _exit_code(job, pod) == ExitCode.SUPERSEDED, job.story()
-    continues(job)
+    job.continues()
 
 
 def _copy(job: Job, first: str) -> None:
@@ -219,13 +193,6 @@ def processes(job: Job) -> dict[str, tuple[str, str]]:
 
 def takeovers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in events if one["text"].startswith("another master continues the job")]
-
-
-def trained(job: Job) -> int:
-    """Records by now, by the newest measurement of progress."""
-    if not (job.directory / "metrics.jsonl").exists():
-        return 0
-    return max((int(row["records"]) for row in job.rows() if "records" in row), default=0)
 
 
 def names(job: Job, kind: str) -> list[str]:
