@@ -12,8 +12,8 @@ import os
 import sys
 from dataclasses import replace
 
-from elasticdl.cluster.kubernetes.cluster_setup import cluster_objects
-from elasticdl.cluster.kubernetes.setting_up import set_up
+from elasticdl.cluster.kubernetes.cluster_setup import set_up
+from elasticdl.cluster.kubernetes.setup_objects import cluster_objects
 from experiments import edl1, elasticdl1
 from experiments.figures import Figures
 from tests.kubernetes import many_pods, target_cluster

@@ -9,7 +9,7 @@ from typing import Any
 from elasticdl.history.job_event import JobEvent
 from elasticdl.history.snapshot import About, Record, StatusReading
 from elasticdl.history.snapshot import snapshot as made
-from elasticdl.history.timeline import Bar, Generation, Mark
+from elasticdl.history.timeline import Bar, Generation, TimelineEvent
 from elasticdl.job_status import (
     ProcessStatus,
     RecordCounts,
@@ -91,7 +91,7 @@ def snapshot(
         "now_s": NOW_S,
         "bars": [bar(row) for row in rows],
         "generations": [asdict(Generation(1, 3.0, ("worker-0",), "1 worker is ready"))],
-        "marks": [asdict(Mark(9.0, "checkpoint", "checkpoint of version 5 saved"))],
+        "marks": [asdict(TimelineEvent(9.0, "checkpoint", "checkpoint of version 5 saved"))],
     }
     record = Record([JobEvent(0, 0.0, 1.0, "process", text)], 0, timeline, {}, 0.0)
     return made(StatusReading(about, status, "running", NOW_S), record, series)

@@ -51,7 +51,7 @@ class Generation:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimelineEvent:
     """An event that concerns neither a process nor a generation."""
 
     at_s: float
@@ -72,7 +72,7 @@ class Timeline:
         self._going: dict[str, Bar] = {}
         self._ended: deque[Bar] = deque(maxlen=MOST_ENDED_BARS)
         self._generations: deque[Generation] = deque(maxlen=MOST_GENERATIONS)
-        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+        self._marks: deque[TimelineEvent] = deque(maxlen=MOST_MARKS)
         self._bars = 0
         self._at_s = 0.0
 
@@ -91,7 +91,7 @@ class Timeline:
             case "job":
                 self._job(event)
             case kind if kind in _MARKED or event.level == "error":
-                self._marks.append(Mark(event.at_s, kind, event.text))
+                self._marks.append(TimelineEvent(event.at_s, kind, event.text))
             case _:
                 pass
 
@@ -179,4 +179,4 @@ class Timeline:
             for process in list(self._going):
                 self._close(process, event.at_s, _UNSEEN)
         if event.step:
-            self._marks.append(Mark(event.at_s, event.kind, event.text))
+            self._marks.append(TimelineEvent(event.at_s, event.kind, event.text))

@@ -10,7 +10,7 @@ from keras.layers import StringLookup as IndexLookup
 
 from elasticdl.preprocessing.collecting import ConcatenateWithOffset, ToRagged, ToSparse
 from elasticdl.preprocessing.embedding import SparseEmbedding
-from elasticdl.preprocessing.numbers import LogRound, RoundIdentity, ToNumber
+from elasticdl.preprocessing.numeric import LogRound, RoundIdentity, ToNumber
 
 __all__ = [
     "ConcatenateWithOffset",

@@ -38,7 +38,7 @@ from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
 from elasticdl.worker.process.interpreter_watch import watch_interpreter
-from elasticdl.worker.process.orders import Orders
+from elasticdl.worker.process.order_receiver import OrderReceiver
 from elasticdl.worker.process.os_process import leave, log_to_stderr
 from elasticdl.worker.process.shutdown import (
     CallbackFailed,
@@ -148,7 +148,7 @@ class Link:
 
     attached: Attached
     context: WorkerContext
-    orders: Orders
+    orders: OrderReceiver
     reporter: Reporter
     parameters: Parameters
     generations: Generations
@@ -179,7 +179,7 @@ class Link:
 
         generations = Generations(shutdown, outbox.drop)
         states = StateReports(outbox, watch)
-        orders = Orders(
+        orders = OrderReceiver(
             client.orders,
             shutdown,
             move=move,

@@ -28,10 +28,10 @@ from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Shutdown
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
-from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.position import EndedShard, Position
 from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End
 from elasticdl.worker.ring.trainer import RingTrainer
+from elasticdl.worker.ring.trainer_deps import RingDeps
 from tests.contract.played_ring import PlayedRing
 from tests.present import present
 
@@ -103,7 +103,7 @@ class Job:
             watch,
             self.shutdown,
         )
-        parts = RingParts(
+        parts = RingDeps(
             self.peer,
             Exchange(self.peer, self.variables, chunk_bytes=1),
             self,

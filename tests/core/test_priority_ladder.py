@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.kubernetes.cluster_setup import cluster_objects, namespace_objects
 from elasticdl.cluster.kubernetes.labels import PLACE_LABEL
 from elasticdl.cluster.kubernetes.planning import pod_plan
 from elasticdl.cluster.kubernetes.priority_ladder import (
@@ -27,6 +26,7 @@ from elasticdl.cluster.kubernetes.priority_ladder import (
     ladder_classes,
     rung_of,
 )
+from elasticdl.cluster.kubernetes.setup_objects import cluster_objects, namespace_objects
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec

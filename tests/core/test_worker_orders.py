@@ -16,7 +16,7 @@ from elasticdl.shard import Shard, Source, Task
 from elasticdl.worker.pipeline.first_batch import first_features
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.user_reader import UserReader
-from elasticdl.worker.process.orders import Orders
+from elasticdl.worker.process.order_receiver import OrderReceiver
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown
 
 pytestmark = pytest.mark.core
@@ -29,9 +29,9 @@ def listen(
     shutdown: Shutdown,
     move: Any = lambda addresses: None,
     revoke: Any = pytest.fail,
-) -> Orders:
+) -> OrderReceiver:
     """To orders that are about neither a ring nor the worker's state."""
-    return Orders(
+    return OrderReceiver(
         orders,
         shutdown,
         move=move,
@@ -41,7 +41,7 @@ def listen(
     )
 
 
-def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]], Orders]:
+def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]], OrderReceiver]:
     """A worker that heard these orders and, by the last of them, ends."""
     shutdown, moves = Shutdown(), []
 

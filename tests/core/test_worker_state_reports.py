@@ -17,7 +17,7 @@ from elasticdl.worker.pipeline.reporter import Reporter
 from elasticdl.worker.pipeline.state_reports import StateReports
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch
-from elasticdl.worker.process.orders import Orders
+from elasticdl.worker.process.order_receiver import OrderReceiver
 from elasticdl.worker.process.shutdown import Shutdown
 
 pytestmark = pytest.mark.core
@@ -105,7 +105,7 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report() -> None:
         states.ask()
         asked.set()
 
-    orders = Orders(
+    orders = OrderReceiver(
         lambda: iter((TellState(), Finish())),
         shutdown,
         move=lambda addresses: None,

@@ -44,10 +44,10 @@ from elasticdl.worker.process.os_process import leave
 from elasticdl.worker.process.shutdown import Shutdown
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
-from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.reading import RingReading
 from elasticdl.worker.ring.ring import HorovodRing
 from elasticdl.worker.ring.trainer import RingTrainer
+from elasticdl.worker.ring.trainer_deps import RingDeps
 from elasticdl.worker.ring.virtual_step import VirtualStep
 
 ZOO = Path(__file__).parent / "ring_zoo"
@@ -179,7 +179,7 @@ def main(name: str, setting: dict[str, Any]) -> None:
     reading = RingReading(
         Items(setting), sources, context.watch, shutdown, generations.changed, virtual
     )
-    parts = RingParts(
+    parts = RingDeps(
         ring,
         exchange,
         VirtualStep(model, ring, virtual) if virtual else RingStep(model, ring),

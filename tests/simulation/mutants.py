@@ -353,7 +353,7 @@ MUTANTS = (
     Mutant(
         "a revocation is not passed on",
         SERVERS,
-        "worker.process.orders:Orders._follow",
+        "worker.process.order_receiver:OrderReceiver._follow",
         "self._revoke(revocation)",
         "pass",
     ),

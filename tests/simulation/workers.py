@@ -31,9 +31,9 @@ from elasticdl.worker.process.os_process import DONE_S, DRAIN_S, FAIL_S
 from elasticdl.worker.process.shutdown import Draining, Failed, Shutdown, exit_code
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
-from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.reading import RingReading
 from elasticdl.worker.ring.trainer import RingTrainer
+from elasticdl.worker.ring.trainer_deps import RingDeps
 from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.tasks.export import ExportTask
 from elasticdl.worker.tasks.training import TrainingTask
@@ -295,7 +295,7 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     reading = RingReading(
         client, sources, context.watch, context.shutdown, link.generations.changed, virtual
     )
-    parts = RingParts(ring, exchange, step, reading, listener, virtual)  # type: ignore[arg-type]
+    parts = RingDeps(ring, exchange, step, reading, listener, virtual)  # type: ignore[arg-type]
     trainer = worker.trainer = RingTrainer(
         str(worker.name), "master", parts, context, link.generations
     )

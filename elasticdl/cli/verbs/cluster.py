@@ -13,7 +13,7 @@ from elasticdl.cli.views.documents import Format, render
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elasticdl.cluster.kubernetes.setting_up import SetUp
+    from elasticdl.cluster.kubernetes.cluster_setup import SetUp
 
 
 @click.group(context_settings=SETTINGS)
@@ -40,13 +40,13 @@ def setup(
     quota, are those of one namespace. Repeat it with another --namespace, or after an update: it
     changes only what is missing or differs.
     """
-    from elasticdl.cluster.kubernetes.cluster_setup import cluster_objects, namespace_objects
+    from elasticdl.cluster.kubernetes.setup_objects import cluster_objects, namespace_objects
 
     if dry_run:
         put(_documents([*cluster_objects(), *namespace_objects(namespace, guaranteed_pods)], form))
         return
     from elasticdl.cli.jobs.cluster_client import ClusterClient
-    from elasticdl.cluster.kubernetes.setting_up import set_up
+    from elasticdl.cluster.kubernetes.cluster_setup import set_up
 
     with ClusterClient(namespace, kube_context) as client:
         objects = [*cluster_objects(), *namespace_objects(client.namespace, guaranteed_pods)]

@@ -1,111 +1,124 @@
-"""What a cluster needs for jobs that share it: the priority ladder, roles, and quotas. Pure."""
+"""Create what a cluster lacks of the objects that jobs need; again, it changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import final
 
+from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.plans import Json
-from elasticdl.cluster.kubernetes.priority_ladder import (
-    GUARANTEED_CLASS,
-    MASTER_CLASS,
-    LadderClass,
-    ladder_classes,
-)
-from elasticdl.cluster.kubernetes.rights import (
-    CHECKING,
-    LOOKING_AFTER,
-    NEEDED,
-    SUBMITTING,
-    Right,
-    Rights,
-)
+from elasticdl.errors import ClusterRefused
 
-USER_ROLE, READER_ROLE, QUOTA = "elasticdl-user", "elasticdl-reader", "elasticdl-guaranteed"
-ACCOUNT = "elasticdl"
-_READING: Rights = (Right("list", "priorityclasses", "to see the ladder", "scheduling.k8s.io"),)
-_RBAC = "rbac.authorization.k8s.io"
+_AT_ONCE = 16
+_PLURALS = {
+    "PriorityClass": "priorityclasses",
+    "ClusterRole": "clusterroles",
+    "ClusterRoleBinding": "clusterrolebindings",
+    "ServiceAccount": "serviceaccounts",
+    "Role": "roles",
+    "RoleBinding": "rolebindings",
+    "ResourceQuota": "resourcequotas",
+}
+_COMPARED = ("value", "preemptionPolicy", "rules", "roleRef", "subjects", "spec")
+_FIXED = {"PriorityClass": ("value", "preemptionPolicy"), "RoleBinding": ("roleRef",)}
+_FIXED["ClusterRoleBinding"] = _FIXED["RoleBinding"]
+"""Fields that the API server does not change."""
 
 
-def cluster_objects() -> tuple[Json, ...]:
-    """Objects that belong to no namespace: the ladder, and the roles of users."""
-    return (
-        *(_priority_class(one) for one in ladder_classes()),
-        _role("ClusterRole", READER_ROLE, _READING),
-        {
-            **_head(f"{_RBAC}/v1", "ClusterRoleBinding", READER_ROLE),
-            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": READER_ROLE},
-            "subjects": [{"apiGroup": _RBAC, "kind": "Group", "name": "system:authenticated"}],
-        },
-        _role("ClusterRole", USER_ROLE, (*SUBMITTING, *LOOKING_AFTER, *CHECKING)),
-    )
+class SetupResult(StrEnum):
+    """What became of an object."""
+
+    CREATED = "created"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
 
 
-def namespace_objects(namespace: str, guaranteed_pods: int | None = None) -> tuple[Json, ...]:
-    """The account of masters, as in docker/rbac.yaml; '' leaves the namespace to the creator.
+@final
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """An object, and what became of it."""
 
-    `guaranteed_pods` limits the pods that no other job preempts: masters, servers, MIN workers.
+    kind: str
+    name: str
+    result: SetupResult
+
+
+async def set_up(api: ApiServer, objects: Sequence[Json], namespace: str) -> tuple[SetUp, ...]:
+    """Create or update the objects, those of namespaces in `namespace`.
+
+    The first one goes alone, so that a user without the rights changes nothing.
+
+    Raises ClusterRefused without the rights, or if an object exists that cannot be changed, and
+    ApiAway.
     """
-    account: Json = _head("v1", "ServiceAccount", ACCOUNT, namespace)
-    binding = {
-        **_head(f"{_RBAC}/v1", "RoleBinding", ACCOUNT, namespace),
-        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": ACCOUNT},
-        "subjects": [
-            {"kind": "ServiceAccount", "name": ACCOUNT}
-            | ({"namespace": namespace} if namespace else {})
-        ],
-    }
-    quota = [] if guaranteed_pods is None else [guaranteed_quota(namespace, guaranteed_pods)]
-    return (account, _role("Role", ACCOUNT, NEEDED, namespace), binding, *quota)
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def in_turn(made: Json) -> SetUp:
+        async with turns:
+            return await _one(api, made, namespace)
+
+    first = [await in_turn(made) for made in objects[:1]]
+    return (*first, *await asyncio.gather(*(in_turn(made) for made in objects[1:])))
 
 
-def guaranteed_quota(namespace: str, pods: int) -> Json:
-    """A quota of pods in the classes above the rungs; workers on rungs stay unlimited."""
-    return {
-        **_head("v1", "ResourceQuota", QUOTA, namespace),
-        "spec": {
-            "hard": {"pods": str(pods)},
-            "scopeSelector": {
-                "matchExpressions": [
-                    {
-                        "scopeName": "PriorityClass",
-                        "operator": "In",
-                        "values": [MASTER_CLASS, GUARANTEED_CLASS],
-                    }
-                ]
-            },
-        },
-    }
+async def _one(api: ApiServer, made: Json, namespace: str) -> SetUp:
+    kind, name = str(made["kind"]), str(made["metadata"]["name"])
+    path = _collection(made, namespace)
+    try:
+        await api.create(path, made)
+        return SetUp(kind, name, SetupResult.CREATED)
+    except ApiRefused as refused:
+        if refused.status.code != 409:
+            raise _refused(refused, f"create {kind} {name}") from refused
+    try:
+        existing = await api.get(f"{path}/{name}")
+        if _same(made, existing):
+            return SetUp(kind, name, SetupResult.UNCHANGED)
+        _refuse_fixed(made, existing)
+        kept = {**made, "metadata": existing["metadata"]}
+        await api.replace(f"{path}/{name}", kept)
+        return SetUp(kind, name, SetupResult.CHANGED)
+    except ApiRefused as refused:
+        raise _refused(refused, f"update {kind} {name}") from refused
 
 
-def _priority_class(one: LadderClass) -> Json:
-    return {
-        **_head("scheduling.k8s.io/v1", "PriorityClass", one.name),
-        "value": one.value,
-        "preemptionPolicy": "PreemptLowerPriority",
-        "description": one.description,
-    }
+def _collection(made: Json, namespace: str) -> str:
+    version = str(made["apiVersion"])
+    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    plural = _PLURALS[made["kind"]]
+    if made["kind"] in ("PriorityClass", "ClusterRole", "ClusterRoleBinding"):
+        return f"{root}/{plural}"
+    return f"{root}/namespaces/{made['metadata'].get('namespace') or namespace}/{plural}"
 
 
-def _head(version: str, kind: str, name: str, namespace: str = "") -> Json:
-    within = {"namespace": namespace} if namespace else {}
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **within}}
+def _same(made: Json, existing: Json) -> bool:
+    return all(existing.get(key) == made.get(key) for key in _COMPARED if key in made)
 
 
-def _role(kind: str, name: str, rights: Iterable[Right], namespace: str = "") -> Json:
-    return {**_head(f"{_RBAC}/v1", kind, name, namespace), "rules": _rules(rights)}
+def _refuse_fixed(made: Json, existing: Json) -> None:
+    kind, name = made["kind"], made["metadata"]["name"]
+    space = made["metadata"].get("namespace", "")
+    within = f" -n {space}" if space else ""
+    after = "; existing pods keep their priority" if kind == "PriorityClass" else ""
+    for key in _FIXED.get(kind, ()):
+        if existing.get(key) != made[key]:
+            raise ClusterRefused(
+                f"{kind} {name} exists with {key} {existing.get(key)!r}, expected {made[key]!r},"
+                " and Kubernetes does not change it",
+                hint=f"kubectl delete {_PLURALS[kind]} {name}{within}, then run this again{after}",
+            )
 
 
-def _rules(rights: Iterable[Right]) -> list[Json]:
-    """One rule for each resource, in the order of the rights."""
-
-    def of(right: Right) -> tuple[str, str]:
-        return right.group, right.resource
-
-    unique = {(right.group, right.resource, right.verb): right for right in rights}
-    order = list(dict.fromkeys(of(right) for right in unique.values()))
-    ordered = sorted(unique.values(), key=lambda right: order.index(of(right)))
-    return [
-        {"apiGroups": [group], "resources": [resource], "verbs": [one.verb for one in found]}
-        for (group, resource), found in groupby(ordered, key=of)
-    ]
+def _refused(refused: ApiRefused, what: str) -> ClusterRefused:
+    if refused.status.code == 403:
+        return ClusterRefused(
+            f"you may not {what}: {refused.message}",
+            hint=(
+                "ask the cluster's administrator to run `elasticdl cluster setup`, or to apply what"
+                " `elasticdl cluster setup --dry-run` prints"
+            ),
+        )
+    return ClusterRefused(f"the cluster refuses to {what}: {refused.message}")

@@ -9,7 +9,7 @@ from elasticdl.job_status import StallStatus
 from elasticdl.master.core.obligation import Obligation
 
 
-class Rung(StrEnum):
+class StallStep(StrEnum):
     """The latest step taken against a stall."""
 
     NAMED = "named"
@@ -30,7 +30,7 @@ class Stall:
     since_s: float
     acted_s: float
     owed: list[Obligation]
-    rung: Rung = Rung.NAMED
+    step: StallStep = StallStep.NAMED
 
     def status(self, bound_s: float) -> StallStatus:
         """This stall for the status; `bound_s`: how long the job may be quiet."""
@@ -42,5 +42,5 @@ class Stall:
             debtors=tuple(map(str, owed.debtors)),
             owed_since_s=owed.since_s,
             numbers=owed.numbers,
-            step=str(self.rung),
+            step=str(self.step),
         )

@@ -37,7 +37,7 @@ from elasticdl.master.core.obligation import Obligation, listed
 from elasticdl.master.core.obligations import Obligations
 from elasticdl.master.core.progress_marks import Mark, ProgressMarks
 from elasticdl.master.core.remedies import Remedies
-from elasticdl.master.core.stall import Rung, Stall
+from elasticdl.master.core.stall import Stall, StallStep
 from elasticdl.master.core.state_questions import StateQuestions
 
 _TIMES_LONGEST = 5.0
@@ -262,7 +262,7 @@ class Stalls:
 
     def _pause_s(self, stall: Stall) -> float:
         """How long the last step has to take effect."""
-        if stall.rung is not Rung.ASKED:
+        if stall.step is not StallStep.ASKED:
             return self._least_s
         servers = any(name.role is Role.PS for name in stall.owed[0].debtors)
         # Replacing a server costs updates, so wait until a failed cut has been retried.
@@ -308,30 +308,32 @@ class Stalls:
     def _next(self, stall: Stall) -> None:
         """Take the next step that applies to this job."""
         # Slow workers within their own limits are no stall; straggler bounds deal with them.
-        if stall.rung in (Rung.ASKED, Rung.FORMED) and self._remedies.paced(stall.owed[0].debtors):
+        if stall.step in (StallStep.ASKED, StallStep.FORMED) and self._remedies.paced(
+            stall.owed[0].debtors
+        ):
             return
         # Every step gets its full pause, whatever came before.
         stall.acted_s = self._context.now_s
-        match stall.rung:
-            case Rung.NAMED:
+        match stall.step:
+            case StallStep.NAMED:
                 self._ask_debtors(stall)
             case _ if not self._activities.acts:
                 return
-            case Rung.ASKED if self._remedies.can_form_again:
-                stall.rung = Rung.FORMED
+            case StallStep.ASKED if self._remedies.can_form_again:
+                stall.step = StallStep.FORMED
                 self._announce(
                     "still stalled: forming a new generation of the ring", meaning(EventKind.FAILED)
                 )
                 self._remedies.form_again()
-            case Rung.ASKED | Rung.FORMED:
+            case StallStep.ASKED | StallStep.FORMED:
                 self._replace(stall)
-            case Rung.REPLACED:
+            case StallStep.REPLACED:
                 self._end(stall)
-            case Rung.ENDED:
+            case StallStep.ENDED:
                 return
 
     def _ask_debtors(self, stall: Stall) -> None:
-        stall.rung = Rung.ASKED
+        stall.step = StallStep.ASKED
         debtors = dict.fromkeys(name for one in stall.owed[:_MOST_TOLD] for name in one.debtors)
         for name in list(debtors)[: 2 * _MOST_TOLD]:
             self._questions.ask(name)
@@ -345,14 +347,14 @@ class Stalls:
         if not candidates:
             self._end(stall)
             return
-        stall.rung = Rung.REPLACED
+        stall.step = StallStep.REPLACED
         process = self._remedies.spare(candidates)
         why = f"the job is stalled, waiting for {stall.owed[0].text(self._context.now_s)}"
         self._announce(f"still stalled: replacing {process.name}", meaning(EventKind.FAILED))
         self._remedies.replace(process, why)
 
     def _end(self, stall: Stall) -> None:
-        stall.rung = Rung.ENDED
+        stall.step = StallStep.ENDED
         now_s = self._context.now_s
         text = (
             f"the job was stalled for {now_s - stall.since_s:.0f} s, waiting for"
@@ -363,7 +365,7 @@ class Stalls:
     def _over(self) -> None:
         """End the stall after progress."""
         stall, self._stall = self._stall, None
-        if stall is not None and stall.rung is not Rung.ENDED:
+        if stall is not None and stall.step is not StallStep.ENDED:
             waited_s = self._context.now_s - stall.since_s
             details = meaning(
                 EventKind.ENDED, since_s=stall.since_s, waited_s=waited_s, reason=stall.owed[0].what

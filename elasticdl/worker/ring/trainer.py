@@ -22,11 +22,11 @@ from elasticdl.worker.pipeline.outbox import Advance
 from elasticdl.worker.process.channel import LOOK_AGAIN_S
 from elasticdl.worker.process.shutdown import Draining, NonFinite
 from elasticdl.worker.ring.generations import Generations, MemberReporter
-from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.pause import Pause
 from elasticdl.worker.ring.position import AT_BEGIN, Position
 from elasticdl.worker.ring.protocol import RingBroken, RingMembership
 from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End, ReadPlan
+from elasticdl.worker.ring.trainer_deps import RingDeps
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.contribution import Part
@@ -49,7 +49,7 @@ class RingTrainer:
         self,
         name: str,
         host: str,
-        parts: RingParts,
+        parts: RingDeps,
         context: WorkerContext,
         generations: Generations,
     ) -> None:

@@ -28,11 +28,11 @@ from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
-from elasticdl.worker.ring.parts import RingParts
 from elasticdl.worker.ring.reading import ItemSource, RingReading
 from elasticdl.worker.ring.ring import HorovodRing
 from elasticdl.worker.ring.rounds import RingRounds
 from elasticdl.worker.ring.trainer import RingTrainer
+from elasticdl.worker.ring.trainer_deps import RingDeps
 from elasticdl.worker.ring.virtual_step import VirtualStep, use_one_thread
 from elasticdl.worker.ring.weights import Restoring, built
 from elasticdl.worker.tasks.callback_files import CallbackFiles
@@ -128,7 +128,7 @@ def assemble_ring(
         source, sources, context.watch, context.shutdown, generations.changed, virtual
     )
     ring_step = VirtualStep(model, ring, virtual) if virtual else RingStep(model, ring)
-    parts = RingParts(ring, exchange, ring_step, reading, listener, virtual)
+    parts = RingDeps(ring, exchange, ring_step, reading, listener, virtual)
     trainer = RingTrainer(str(assignment.name), master.host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
 

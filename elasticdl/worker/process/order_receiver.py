@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @final
-class Orders:
+class OrderReceiver:
     """Follows the master's orders; `move` receives the servers' addresses, before anything else.
 
     `revoke` voids leases, `ring` handles orders of a ring, and `tell_state` is called when the

@@ -51,7 +51,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RingParts:
+class RingDeps:
     """The parts of the trainer."""
 
     ring: Ring
