@@ -457,7 +457,7 @@ def _of_counts(
 ) -> Iterator[str]:
     """Each record was trained once in each epoch; what was repeated may be in it, too."""
     draft, total = prepared.draft, receipt["total"]
-    if problem := found.problem():
+    if problem := found.problem(total["repeated"]):
         yield f"{where}: {problem}"
     low, high = total["trained"], total["trained"] + total["repeated"]
     if not low <= found.total <= high:
@@ -497,7 +497,7 @@ def _of_checkpoints(
     found = counts.checkpoints(prepared.job)
     for directory in found:
         had = counts.of_checkpoint(directory, draft.rows, draft.width).since(before)
-        if problem := had.problem():
+        if problem := had.problem(receipt["total"]["repeated"]):
             yield f"{directory.name}: {problem}"
         trained = counts.trained_of_ledger(directory)
         if not trained <= had.total <= trained + receipt["total"]["repeated"]:
