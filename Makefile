@@ -1,6 +1,7 @@
 .PHONY: fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
 BIN := .venv/bin
-WORKERS ?= 2
+# Many tests wait for processes: three use two cores better than two.
+WORKERS ?= 3
 CLUSTERS ?= 2
 # Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeAlias
 
+from bench import deepfm_data
 from bench.jobs import ROOT, RunningJob, running
 from bench.planted_images import write
 from model_zoo import make_data
@@ -58,6 +59,12 @@ def _cnn(optimizer: str, epochs: int = 6) -> Case:
     return Case("cnn", "planted", epochs, 64, zoo=ROOT / "bench/zoo", params=params, kills=kills)
 
 
+def _ctr(optimizer: str, batch: int) -> Case:
+    """One pass over the data of `bench end_to_end`, whose records are as many as E2E_RECORDS."""
+    params = {"optimizer": optimizer}
+    return Case("deepfm", "ctr", 1, batch, metric="auc", zoo=ROOT / "bench/zoo", params=params)
+
+
 CASES: Mapping[str, Case] = {
     **{f"cnn-{name}": _cnn(name) for name in ("momentum", "nesterov", "sgd", "adam", "adagrad")},
     "iris": Case("iris", "iris", 60, 16, "csv"),
@@ -80,6 +87,11 @@ CASES: Mapping[str, Case] = {
         "auc",
         reader_params={"format": "csv", "delimiter": "tab", "header": False},
     ),
+    **{
+        f"ctr-{optimizer}-{batch}": _ctr(optimizer, batch)
+        for optimizer in ("adam", "adagrad")
+        for batch in (512, 4096)
+    },
 }
 CHOSEN = os.environ.get("QUALITY_CASES", " ".join(CASES)).split()
 SEEDS = [int(seed) for seed in os.environ.get("QUALITY_SEEDS", "1 2 3 4 5").split()]
@@ -91,6 +103,8 @@ def make(case: Case, folder: Path) -> None:
     folder.mkdir()
     if case.data == "planted":
         write(folder, RECORDS)
+    elif case.data == "ctr":
+        deepfm_data.write(folder)
     else:
         make_data.MAKERS[case.data](folder, case.records)
 

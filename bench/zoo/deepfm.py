@@ -10,7 +10,7 @@ def custom_model(optimizer="adam"):
     del optimizer
     dense = keras.Input((DENSE,), name="numbers")
     ids = keras.Input((FIELDS,), dtype="int64", name="ids")
-    uniform = keras.initializers.RandomUniform(-0.05, 0.05, seed=1)
+    uniform = keras.initializers.RandomUniform(-0.05, 0.05)
     vectors = layers.Embedding(VOCABULARY, DIM, embeddings_initializer=uniform, name="vectors")(ids)
     wide = layers.Embedding(VOCABULARY, 1, embeddings_initializer=uniform, name="wide")(ids)
     total = ops.sum(vectors, 1)
