@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from elasticdl.rpc.master_client import MasterClient
 
 ROOT = Path(__file__).parent.parent
 T = TypeVar("T")
@@ -32,16 +35,28 @@ class RunningJob:
         if not address.exists():
             return None
         from elasticdl.errors import ElasticDLError
+
+        try:
+            with self._master() as master:
+                return master.status().to_json()
+        except ElasticDLError:
+            return None
+
+    def scale(self, workers: int) -> None:
+        """Have so many workers from now on."""
+        with self._master() as master:
+            master.scale(workers, workers)
+
+    @contextmanager
+    def _master(self) -> Iterator[MasterClient]:
         from elasticdl.rpc.master_client import MasterClient
 
-        where = json.loads(address.read_text())
+        where = json.loads((self.directory / "master.json").read_text())
         client = MasterClient(
             where["address"], where["token"], "cli", authority=where["authority"] or None
         )
         try:
-            return client.status().to_json()
-        except ElasticDLError:
-            return None
+            yield client
         finally:
             client.close()
 

@@ -1,6 +1,7 @@
 """Plain Keras: a module's own functions in a loop without anything of ElasticDL but its readers.
 
-`python -m bench.peer_quality CASE` with a case as JSON prints the metric on the test data.
+`python -m bench.peer_quality CASE` with a case as JSON prints as JSON how the metric on the test
+data went: [share of all steps, seconds, metric] at each of the steps that the case names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -44,7 +46,8 @@ def fed(module: ModelModule, task: Task, origin: str, params: Mapping[str, Any])
     return features, labels
 
 
-def train(module: ModelModule, case: Mapping[str, Any]) -> keras.Model:
+def train(module: ModelModule, case: Mapping[str, Any]) -> Iterator[tuple[int, keras.Model]]:
+    """Yield steps so far and the model after every `case["look_steps"]` steps, and at the end."""
     keras.utils.set_random_seed(case["seed"])
     model = module.custom_model()
     optimizer = module.optimizer(**case["params"])
@@ -63,7 +66,7 @@ def train(module: ModelModule, case: Mapping[str, Any]) -> keras.Model:
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
 
-    random = np.random.default_rng(case["seed"])
+    random, done = np.random.default_rng(case["seed"]), 0
     for _ in range(case["epochs"]):
         order = random.permutation(count)
         for begin in range(0, count, case["batch"]):
@@ -75,14 +78,32 @@ def train(module: ModelModule, case: Mapping[str, Any]) -> keras.Model:
             for schedule in schedules:
                 optimizer.learning_rate.assign(schedule(int(optimizer.iterations)))
             step(*batch)
-    return model
+            done += 1
+            if done % case["look_steps"] == 0:
+                yield done, model
+    if done % case["look_steps"]:
+        yield done, model
 
 
 def main(case: Mapping[str, Any]) -> None:
     section = ModelSection(model_zoo=case["model_zoo"], model_def=case["model_def"])
     module = load_module(section)
-    model = train(module, case)
-    features, labels = fed(module, Task.EVALUATION, case["test"], case["reader_params"])
+    test = fed(module, Task.EVALUATION, case["test"], case["reader_params"])
+    curve: list[tuple[int, float, float]] = []
+    looked_s = 0.0
+    for done, model in train(module, case):
+        begin_s = time.time()
+        curve.append(
+            (done, begin_s - case["began_at"] - looked_s, evaluate(module, model, test, case))
+        )
+        looked_s += time.time() - begin_s
+    print(json.dumps([(done / curve[-1][0], seconds, value) for done, seconds, value in curve]))
+
+
+def evaluate(
+    module: ModelModule, model: keras.Model, test: tuple[Any, Any], case: Mapping[str, Any]
+) -> float:
+    features, labels = test
     assert module.eval_metrics_fn is not None
     metrics: Any = module.eval_metrics_fn()
     predictions: Any = None
@@ -95,7 +116,7 @@ def main(case: Mapping[str, Any]) -> None:
             if isinstance(seen, dict):
                 seen, expected = seen[name], expected[name]
         metric.update_state(expected, seen)
-    print(float(metric.result()))
+    return float(metric.result())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The final metric after the same epochs: plain Keras, and jobs with default flags on 1, 2, 4 and 8
-workers; of some also with workers that are killed every few seconds.
+"""How the metric goes with steps and with time: plain Keras, and jobs with default flags on 1, 2, 4
+and 8 workers; of some also with workers that are killed every few seconds, and with workers that
+join.
 
 `QUALITY_CASES`, `QUALITY_SEEDS` and `QUALITY_WORKERS` shorten it. Steps of 8 workers take 0.1 s
 more, without a processor: as if each had its own.
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias
 from bench import deepfm_data
 from bench.jobs import ROOT, RunningJob, running
 from bench.planted_images import write
+from elasticdl.data import open_reader
 from model_zoo import make_data
 from tests import churn
 
@@ -31,7 +33,11 @@ RECORDS = 8192
 PACED, PACE_S = 8, 0.1
 KILL_EVERY_S = (1.5, 3.0)
 LIMIT_S = 1200.0
-Figures: TypeAlias = dict[str, dict[str, list[dict[str, float]]]]
+LOOKS = 8
+"""Evaluations of a run."""
+Run: TypeAlias = dict[str, Any]
+"""`metric` at the end; `curve` of (share of the steps, seconds from the start, metric)."""
+Figures: TypeAlias = dict[str, dict[str, list[Run]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Case:
     records: int = 30_000
     """Of data that is made to any length."""
     kills: bool = False
-    """Whether a job whose workers are killed is measured, too."""
+    """Whether jobs whose workers are killed, or join, are measured, too."""
     reader_params: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -109,8 +115,14 @@ def make(case: Case, folder: Path) -> None:
         make_data.MAKERS[case.data](folder, case.records)
 
 
-def run_keras(case: Case, data: Path, seed: int) -> float:
-    """Return the metric of plain Keras in one process."""
+def steps_of(case: Case, data: Path) -> int:
+    reader = open_reader(str(data / f"train.{case.suffix}"), dict(case.reader_params))
+    records = sum(source.records for source in reader.sources())
+    return case.epochs * -(-records // case.batch)
+
+
+def run_keras(case: Case, data: Path, seed: int) -> Run:
+    """Plain Keras in one process. Its clock stands still while it evaluates."""
     settings = {
         "model_zoo": str(case.zoo),
         "model_def": case.model_def,
@@ -122,6 +134,8 @@ def run_keras(case: Case, data: Path, seed: int) -> float:
         "epochs": case.epochs,
         "metric": case.metric,
         "seed": seed,
+        "look_steps": max(1, steps_of(case, data) // LOOKS),
+        "began_at": time.time(),
     }
     done = subprocess.run(
         [sys.executable, "-m", "bench.peer_quality", json.dumps(settings)],
@@ -129,13 +143,18 @@ def run_keras(case: Case, data: Path, seed: int) -> float:
     )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(f"plain Keras failed:\n{done.stderr[-2000:]}")
-    return float(done.stdout.split()[-1])
+    curve = json.loads(done.stdout.splitlines()[-1])
+    return {"metric": curve[-1][2], "curve": curve}
 
 
-def run_ours(case: Case, data: Path, seed: int, workers: int, kills: bool) -> dict[str, float]:
-    """Return the metric of a job with default flags on one server, and how many of its workers
-    were killed.
+def run_ours(
+    case: Case, data: Path, seed: int, workers: int, *, kills: bool = False, joining: int = 0
+) -> Run:
+    """A job with default flags on one server; `killed` is how many of its workers were killed.
+
+    `joining`: how many workers more it gets as soon as it trains.
     """
+    steps, began_at = steps_of(case, data), time.time()
     flags: dict[str, Any] = {
         "model_zoo": case.zoo,
         "model_def": case.model_def,
@@ -144,6 +163,7 @@ def run_ours(case: Case, data: Path, seed: int, workers: int, kills: bool) -> di
         "minibatch_size": case.batch,
         "num_epochs": case.epochs,
         "num_workers": workers,
+        "evaluation_steps": max(1, steps // LOOKS),
         "seed": seed,
     }
     if case.params:
@@ -153,20 +173,32 @@ def run_ours(case: Case, data: Path, seed: int, workers: int, kills: bool) -> di
     if workers == PACED:
         flags["envs"] = f"PACED_STEP_S={PACE_S}"
     with running(**flags) as job:
+        if kills or joining:
+            until_it_trains(job)
+        if joining:
+            job.scale(workers + joining)
         killed = kill_workers(job, seed) if kills else 0
         job.finish(LIMIT_S)
-        metrics = json.loads((job.directory / "status.json").read_text())["metrics"]
-    return {"metric": float(metrics[case.metric.replace("/", "_")]), "killed": killed}
+        rows = [json.loads(row) for row in (job.directory / "metrics.jsonl").open()]
+    name = case.metric.replace("/", "_")
+    curve = [
+        (row["version"] / steps, row["at"] - began_at, row["values"][name])
+        for row in rows
+        if row["kind"] == "evaluation"
+    ]
+    return {"metric": curve[-1][2], "curve": curve, "killed": killed}
 
 
-def kill_workers(job: RunningJob, seed: int) -> int:
-    """Kill a random worker every few seconds until the job ends. Others start in their place."""
-
+def until_it_trains(job: RunningJob) -> None:
     def trains() -> bool | None:
         status = job.status()
         return True if status is not None and status["records"]["trained"] > 0 else None
 
     job.until("it trains", trains)
+
+
+def kill_workers(job: RunningJob, seed: int) -> int:
+    """Kill a random worker every few seconds until the job ends. Others start in their place."""
     return len(
         churn.kill_until_it_ends(
             job, random.Random(seed), every_s=KILL_EVERY_S, victims=churn.live("worker"), most=1000
@@ -175,7 +207,7 @@ def kill_workers(job: RunningJob, seed: int) -> int:
 
 
 def measure() -> Figures:
-    """Measure metric and seconds by case, system and seed."""
+    """Measure each system by case and seed."""
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in CHOSEN:
@@ -185,33 +217,39 @@ def measure() -> Figures:
                 make(case, data)
             row = figures[name] = {}
             for system, run in systems(case, data).items():
-                for seed in SEEDS:
-                    begin_s = time.perf_counter()
-                    found = run(seed)
-                    found["seconds"] = round(time.perf_counter() - begin_s, 1)
-                    row.setdefault(system, []).append(found)
+                row[system] = [run(seed) for seed in SEEDS]
             print_row(name, row)
     return figures
 
 
-def systems(case: Case, data: Path) -> dict[str, Callable[[int], dict[str, float]]]:
+def systems(case: Case, data: Path) -> dict[str, Callable[[int], Run]]:
     """What to run with each seed, by name."""
-    made = {"keras": lambda seed: {"metric": run_keras(case, data, seed)}}
+    made: dict[str, Callable[[int], Run]] = {"keras": partial(run_keras, case, data)}
     for count in WORKERS:
         # Only the module of the benchmark can be paced.
         if count != PACED or case.data == "planted":
-            made[f"{count} workers"] = partial(run_ours, case, data, workers=count, kills=False)
+            made[f"{count} workers"] = partial(run_ours, case, data, workers=count)
     if case.kills:
         made["4 workers, killed"] = partial(run_ours, case, data, workers=4, kills=True)
+        made["1 worker, then 4"] = partial(run_ours, case, data, workers=1, joining=3)
     return made
 
 
-def print_row(name: str, row: Mapping[str, list[dict[str, float]]]) -> None:
-    """Print mean and standard deviation of each system."""
-    cells = []
+def print_row(name: str, row: Mapping[str, list[Run]]) -> None:
+    """Print mean and standard deviation of each system, and its mean curve."""
+    print(name, flush=True)
     for system, runs in row.items():
         values = [run["metric"] for run in runs]
         spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
         killed = sum(run.get("killed", 0) for run in runs)
-        cells.append(f"{system} {mean(values):.4f}{spread}" + (f" ({killed})" if killed else ""))
-    print(f"{name:18} {'   '.join(cells)}", flush=True)
+        print(
+            f"  {system:18} {mean(values):.4f}{spread}" + (f", {killed} killed" if killed else "")
+        )
+        # Evaluations of a job may skip one where two are due at once.
+        points = min(len(run["curve"]) for run in runs)
+        print("    share of the steps, seconds, metric:", flush=True)
+        for at in range(-points, 0):
+            share, seconds, metric = (
+                mean(run["curve"][at][number] for run in runs) for number in range(3)
+            )
+            print(f"    {share:5.2f} {seconds:7.1f} {metric:.4f}", flush=True)
