@@ -33,3 +33,11 @@ def next_name(name: str) -> str:
     if "/" in name:
         return f"{stem}-{number}"
     return f"{stem[: LONGEST - len(str(number)) - 1].rstrip('-')}-{number}"
+
+
+def directory_in_pod(name: str) -> str:
+    """The directory of a job on a cluster without --job-dir.
+
+    It is in the master's pod, and lost with it.
+    """
+    return f"/tmp/elasticdl/{name}"  # noqa: S108 - in a pod

@@ -44,7 +44,8 @@ _OUR_LABELS = (
 )
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_OURS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/elasticdl-page", "/var/run/secrets")  # noqa: S108 - places in a pod
+INTERNAL_PATHS = ("/", "/tmp", "/var/run/elasticdl", "/var/run/elasticdl-page", "/var/run/secrets")  # noqa: S108 - places in a pod
+"""Where no volume of the user may be: the pods of a job have their own there."""
 
 
 class PullPolicy(StrEnum):
@@ -249,12 +250,12 @@ class Mount(BaseModel):
             not path.is_absolute()
             or self.mount_path.startswith("//")
             or ".." in path.parts
-            or str(path) in _OURS
+            or str(path) in INTERNAL_PATHS
             or ":" in self.mount_path
         ):
             raise ValueError(
                 f"mount_path {self.mount_path!r}: expected an absolute path other than"
-                f" {', '.join(_OURS)}"
+                f" {', '.join(INTERNAL_PATHS)}"
             )
         return self
 

@@ -19,15 +19,11 @@ from elasticdl.errors import SpecError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_name import generated_name
+from elasticdl.job_name import directory_in_pod, generated_name
 from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB
 from elasticdl.jobdir.scale_override import as_scaled
-
-_PASSING_DIR = "/tmp/elasticdl"  # noqa: S108 - in a pod
-"""Parent of the job directory on a cluster without --job-dir: in the master's pod, lost with it."""
-
 
 _MORE_VARIABLES = re.compile(r",\w+=")
 """Pairs after a comma, as the original ElasticDL took them."""
@@ -112,7 +108,7 @@ def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
 def _on_cluster(spec: JobSpec) -> JobSpec:
     """Keep paths as they are: they are paths in the pods."""
     name = spec.cluster.job_name or generated_name(spec.model.model_def)
-    directory = spec.cluster.job_dir or f"{_PASSING_DIR}/{name}"
+    directory = spec.cluster.job_dir or directory_in_pod(name)
     if not directory.startswith("/"):
         raise SpecError(
             f"--job-dir {directory} is not an absolute path",

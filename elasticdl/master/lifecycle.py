@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE
 from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
@@ -35,6 +34,8 @@ from elasticdl.tokens import run_name
 _LOG = logging.getLogger("elasticdl.master")
 _CONTINUED = (ExitCode.DRAINED, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
 """The job goes on under another master."""
+_IN_POD = "ELASTICDL_JOB_NAME"
+"""The variable that tells a master in a pod from one on this machine."""
 
 
 def on_signals(first: Callable[[str], object], second: Callable[[], object]) -> None:
@@ -182,7 +183,7 @@ def run() -> int:
 
 
 def _platform() -> Platform:
-    if SPEC_VARIABLE not in os.environ:
+    if _IN_POD not in os.environ:
         return LocalPlatform()
     from elasticdl.master.platform.kubernetes import KubernetesPlatform
 

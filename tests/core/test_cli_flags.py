@@ -17,7 +17,7 @@ from elasticdl import original_names
 from elasticdl.cli.api import start
 from elasticdl.cli.main import elasticdl, exit_code_of, run
 from elasticdl.cli.request import Request, settle
-from elasticdl.cluster.kubernetes.planning import spec_of
+from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, Value, mark
 from elasticdl.job import JobSpec

@@ -15,7 +15,8 @@ from elasticdl.cli.jobs.kubernetes_job import after_deletion
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.job_state import JobState
-from elasticdl.cluster.kubernetes.planning import job_object, spec_of
+from elasticdl.cluster.kubernetes.planning import job_object
+from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.errors import ExitCode
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action

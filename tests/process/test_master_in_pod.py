@@ -136,7 +136,7 @@ class Pod:
         (folder / "check.py").write_text(CHECK)
         (folder / "token").mkdir(exist_ok=True)
         told = {
-            "ELASTICDL_JOB": spec.model_dump_json(), "ELASTICDL_NAMESPACE": "ns",
+            "ELASTICDL_NAMESPACE": "ns",
             "ELASTICDL_JOB_NAME": "iris", "ELASTICDL_JOB_UID": "uid-1",
             "ELASTICDL_POD_NAME": "iris-abcde",
             "ELASTICDL_TOKEN_FILE": str(folder / "token/ELASTICDL_TOKEN"),

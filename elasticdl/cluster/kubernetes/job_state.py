@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any, TypeAlias, final
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.kubernetes.planning import spec_of
 from elasticdl.cluster.kubernetes.pods import (
     IMAGE_FAILED,
     START_FAILED,
@@ -29,6 +28,7 @@ from elasticdl.cluster.kubernetes.pods import (
     trouble,
     uid,
 )
+from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec

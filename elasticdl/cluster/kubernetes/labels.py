@@ -80,7 +80,12 @@ def labels(job: str, name: ProcessName) -> dict[str, str]:
 
 
 def parse_labels(values: Mapping[str, str]) -> ProcessName:
-    """The inverse of `labels`. Raises ValueError or KeyError for a foreign pod."""
+    """The inverse of `labels`. Raises ValueError or KeyError for a foreign pod.
+
+    A master of a Job that a person wrote may lack the numbers.
+    """
     return ProcessName(
-        Role(values[ROLE_LABEL]), int(values[INDEX_LABEL]), int(values[INCARNATION_LABEL])
+        Role(values[ROLE_LABEL]),
+        int(values.get(INDEX_LABEL, 0)),
+        int(values.get(INCARNATION_LABEL, 0)),
     )

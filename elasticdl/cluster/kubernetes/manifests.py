@@ -95,9 +95,6 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
             "labels": {**plan.master.labels, **labels(plan.name, MASTER)},
         },
         "spec": {
-            "suspend": plan.suspended,
-            "completions": 1,
-            "parallelism": 1,
             "backoffLimit": plan.failures,
             "ttlSecondsAfterFinished": plan.ttl_s,
             # A pod on a lost node stays in deletion for ever, so its end must not be waited for.
@@ -106,7 +103,7 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
             "template": {
                 "metadata": {
                     "labels": {**plan.master.labels, **labels(plan.name, MASTER)},
-                    "annotations": _annotations(),
+                    "annotations": {**_annotations(), **plan.annotations},
                 },
                 "spec": _master_pod(plan, spec),
             },
@@ -115,14 +112,12 @@ def job(plan: JobPlan, spec: ProcessSpec) -> Json:
 
 
 def _master_pod(plan: JobPlan, spec: ProcessSpec) -> Json:
-    master = pod_spec(plan.name, plan.master, spec)
+    master = pod_spec(plan.name, plan.master, spec, plan.args)
     master["containers"][0]["env"] += [
         from_field("ELASTICDL_NAMESPACE", "metadata.namespace"),
         from_field("ELASTICDL_POD_NAME", "metadata.name"),
+        from_field("ELASTICDL_JOB_NAME", "metadata.labels['batch.kubernetes.io/job-name']"),
         from_field("ELASTICDL_JOB_UID", "metadata.labels['batch.kubernetes.io/controller-uid']"),
-        {"name": "ELASTICDL_JOB_NAME", "value": plan.name},
-        {"name": "ELASTICDL_OUTCOME_FILE", "value": "/dev/termination-log"},
-        {"name": "ELASTICDL_TOKEN_FILE", "value": f"{SECRET_FOLDER}/{TOKEN_KEY}"},
     ]
     master["containers"][0]["ports"] = [
         {"name": "grpc", "containerPort": MASTER_PORT},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import MASTER, PLACE_LABEL
@@ -19,15 +18,15 @@ from elasticdl.cluster.kubernetes.plans import (
     Resources,
     Volume,
 )
-from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 from elasticdl.cluster.kubernetes.priority_ladder import class_of
-from elasticdl.cluster.kubernetes.submit_command import with_commands
-from elasticdl.errors import SpecError, UserError
+from elasticdl.cluster.kubernetes.submitted_job import annotations_of, args_of
+from elasticdl.errors import SpecError
 from elasticdl.formatting import amount
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import Mount
 
 SPEC_VARIABLE = "ELASTICDL_JOB"
+"""Has the job as JSON in the pod that checks model and data."""
 CHECK_MARK = "elasticdl check: "
 """Begins each message of a check in its pod's log, which has the output of the user's code, too."""
 MASTER_COMMAND = ("python3", "-m", "elasticdl.master.main")
@@ -96,12 +95,12 @@ def _source(mount: Mount) -> Json:
 
 
 def job_object(spec: JobSpec, namespace: str) -> Json:
-    """The Job to submit; `spec` has a name and a directory.
+    """The Job to submit; `spec` has a name and a directory. `spec_of` reads it.
 
     If the namespace is empty, the creator sets it. Raises SpecError if the job is too long for a
     pod's environment.
     """
-    text = with_commands(spec).model_dump_json()
+    text = spec.model_dump_json()
     if len(text.encode()) > LONGEST_SPEC_BYTES:
         raise SpecError(
             f"the job has {amount(len(text.encode()), 'byte')} of JSON, at most"
@@ -116,29 +115,11 @@ def job_object(spec: JobSpec, namespace: str) -> Json:
         spec.cluster.job_name,
         pod_plan(spec, Role.MASTER),
         ttl_s=spec.kubernetes.ttl_seconds,
+        args=args_of(spec),
+        annotations=annotations_of(spec),
         page_secret=spec.page_secret,
     )
-    return job(plan, ProcessSpec(MASTER, MASTER_COMMAND, env={SPEC_VARIABLE: text}))
-
-
-def spec_of(submitted: Json) -> JobSpec:
-    """The inverse of `job_object` (with the commands that it adds), from an API server's Job.
-
-    Raises UserError for a foreign Job.
-    """
-    try:
-        variables: dict[str, Any] = {
-            entry["name"]: entry.get("value")
-            for container in submitted["spec"]["template"]["spec"]["containers"]
-            if container["name"] == CONTAINER
-            for entry in container.get("env") or ()
-        }
-        return JobSpec.model_validate_json(str(variables[SPEC_VARIABLE]).replace("$$", "$"))
-    except (KeyError, ValueError) as error:
-        name = submitted["metadata"]["name"]
-        raise UserError(
-            f"the Job {name} contains no job that this version can read: {error}"
-        ) from error
+    return job(plan, ProcessSpec(MASTER, MASTER_COMMAND))
 
 
 def pod_objects(spec: JobSpec, namespace: str) -> tuple[Json, Json, Json]:

@@ -143,7 +143,10 @@ class JobPlan:
     master: PodPlan
     failures: int = MASTER_FAILURES
     ttl_s: int = 24 * 3600
-    suspended: bool = False
+    args: tuple[str, ...] = ()
+    """The job's flags: the args of the master's container."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """More annotations of the master's pod."""
     page_secret: str | None = None
     """The Secret with the status page's certificate."""
 

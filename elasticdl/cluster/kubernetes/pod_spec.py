@@ -6,6 +6,7 @@ Pods meet the restricted Pod Security standard.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from elasticdl.cluster.base import ProcessSpec, Role
@@ -23,11 +24,11 @@ The master goes first: the next one then sees to the others.
 """
 
 
-def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec) -> Json:
-    """Everything below `spec`. The only container is called `process`."""
+def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec, args: Sequence[str] = ()) -> Json:
+    """Everything below `spec`. The only container is called `process`; `args` are its args."""
     role, placement = spec.name.role, plan.placement
     body: Json = {
-        "containers": [_container(plan, spec)],
+        "containers": [_container(plan, spec, args)],
         # The next process of a killed server finds its memory in the pod.
         "restartPolicy": "OnFailure" if role is Role.PS else "Never",
         "hostname": f"{role}-{spec.name.index}",
@@ -90,7 +91,7 @@ def from_field(name: str, path: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _container(plan: PodPlan, spec: ProcessSpec) -> Json:
+def _container(plan: PodPlan, spec: ProcessSpec, args: Sequence[str]) -> Json:
     grown = {} if spec.memory_bytes is None else {"memory": str(spec.memory_bytes)}
     resources = {
         "requests": {**plan.resources.requests, **grown},
@@ -101,6 +102,7 @@ def _container(plan: PodPlan, spec: ProcessSpec) -> Json:
         "image": plan.image.name,
         "imagePullPolicy": plan.image.pull_policy,
         "command": [_verbatim(part) for part in spec.command],
+        **({"args": [_verbatim(part) for part in args]} if args else {}),
         "env": _environment(plan, spec),
         "resources": {key: value for key, value in resources.items() if value},
         "securityContext": {

@@ -1,7 +1,6 @@
 """A master in a pod of its job.
 
-The Job's environment variables configure it. The cluster may end it at any time and then starts a
-new one.
+The Job configures it. The cluster may end it at any time and then starts a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,12 @@ from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServe
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.job_accounting import JobAccounting
 from elasticdl.cluster.kubernetes.labels import MASTER
-from elasticdl.cluster.kubernetes.manifests import PAGE_FOLDER, master_address, master_names
+from elasticdl.cluster.kubernetes.manifests import (
+    PAGE_FOLDER,
+    SECRET_FOLDER,
+    master_address,
+    master_names,
+)
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import (
@@ -62,6 +66,7 @@ from elasticdl.master.platform.kubernetes_resources import (
     heard,
 )
 from elasticdl.master.platform.lease_tenure import LeaseTenure
+from elasticdl.master.platform.own_job import own_job
 from elasticdl.master.platform.platform import (
     Handover,
     JobHasEnded,
@@ -79,6 +84,7 @@ _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
 LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _OUTCOME = "outcome"
+_TERMINATION_MESSAGE = "/dev/termination-log"
 _SETTLED_S = 10.0
 """A master that has run for so long can start: its end is a disruption, and costs no delay."""
 _SETTLE_AGAIN_S = (2.0, 5.0, 15.0, 60.0)
@@ -92,11 +98,11 @@ _ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what 
 @final
 @dataclass(frozen=True, slots=True)
 class MasterPodEnv:
-    """What the Job passes to its master."""
+    """What the pod passes to its master. The job itself is in its Job: see `own_job`."""
 
-    spec: JobSpec
     owner: Owner
     pod_name: str
+    address: str
     token_folder: Path
     outcome: Path
 
@@ -105,7 +111,6 @@ class MasterPodEnv:
         """Read the environment. Raises PermanentError with the exit code for usage."""
         try:
             return cls(
-                JobSpec.model_validate_json(os.environ[SPEC_VARIABLE]),
                 Owner(
                     *(
                         os.environ[f"ELASTICDL_{key}"]
@@ -113,11 +118,17 @@ class MasterPodEnv:
                     )
                 ),
                 os.environ["ELASTICDL_POD_NAME"],
-                Path(os.environ["ELASTICDL_TOKEN_FILE"]).parent,
-                Path(os.environ["ELASTICDL_OUTCOME_FILE"]),
+                os.environ["ELASTICDL_POD_ADDRESS"],
+                Path(os.environ.get("ELASTICDL_TOKEN_FOLDER", SECRET_FOLDER)),
+                Path(os.environ.get("ELASTICDL_OUTCOME_FILE", _TERMINATION_MESSAGE)),
             )
-        except (KeyError, ValueError) as error:
+        except KeyError as error:
             raise invalid_environment(error) from error
+
+    @property
+    def any_address(self) -> str:
+        """Stands for all of the pod's addresses."""
+        return "::" if ":" in self.address else _ANY
 
 
 @final
@@ -131,6 +142,7 @@ class KubernetesPlatform:
     def __init__(self) -> None:
         """Raises PermanentError if the environment is not that of a job's pod."""
         self._pod_env = MasterPodEnv.read()
+        self._job: JobSpec | None = None
         self._token = ""
         self._api: ApiServer | None = None
         self._lease: MasterLease | None = None
@@ -142,13 +154,13 @@ class KubernetesPlatform:
         api = await connect()
         lease = MasterLease(api, self._pod_env.owner, self._pod_env.pod_name, SystemClock())
         try:
-            resources = self._resources(api)
-            term = await resources.take_over(lease)
+            term = await self._resources(api).take_over(lease)
             self._lease = lease
             async with LeaseTenure(lease) as tenure:
                 if (ended := parsed_outcome(lease.note(_OUTCOME))) is not None:
                     raise JobHasEnded(ended)
-                provided = await resources.provide()
+                self._job = await own_job(api, self._pod_env.owner)
+                provided = await self._resources(api).provide()
                 self._settling = asyncio.ensure_future(self._settle(api))
                 try:
                     yield self._environment(provided, term, tenure)
@@ -160,27 +172,32 @@ class KubernetesPlatform:
             self._lease = None
             await api.close()
 
+    @property
+    def _spec(self) -> JobSpec:
+        assert self._job is not None, "nothing but an outcome is needed before it is read"
+        return self._job
+
     def _environment(
         self, provided: ProvisionedResources, term: int, tenure: LeaseTenure
     ) -> MasterEnvironment:
-        spec, owner = self._pod_env.spec, self._pod_env.owner
+        spec, owner = self._spec, self._pod_env.owner
         directory, warnings = open_directory(spec, owner, replaces=provided.replaces)
         _keep_own_log(directory, self._pod_env.pod_name)
         self._token = provided.token
         self._authority = provided.authority
-        host = "[::]" if _v6() else _ANY
+        bound = self._pod_env.any_address
         certified = _page_certificate() if spec.page_secret else None
         own = names_in(certified.certificate) if certified is not None else ()
         names = (*master_names(owner), *own)
         return MasterEnvironment(
             directory,
             provided.token,
-            host,
+            f"[{bound}]" if ":" in bound else bound,
             MASTER_PORT,
             term,
             RENDEZVOUS_PORT,
             warnings,
-            PageAddress(host.strip("[]"), STATUS_PORT, names, owner.namespace, certified),
+            PageAddress(bound, STATUS_PORT, names, owner.namespace, certified),
             Authority(self._authority) if self._authority is not None else None,
             replaces=provided.replaces,
             tenure=tenure,
@@ -192,7 +209,7 @@ class KubernetesPlatform:
     async def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
         async with self._connection() as api:
             ended = await self._resources(api).end_earlier()
-        warnings = begin_anew(self._pod_env.spec, environment.directory, lost=ended > 0)
+        warnings = begin_anew(self._spec, environment.directory, lost=ended > 0)
         return replace(environment, warnings=(*environment.warnings, *warnings))
 
     async def _settled(self) -> None:
@@ -221,7 +238,7 @@ class KubernetesPlatform:
             address,
             environment.token,
             None,
-            "::" if _v6() else _ANY,
+            self._pod_env.any_address,
             environment.trusted,
             _MASTER_AWAY_S,
         )
@@ -229,7 +246,7 @@ class KubernetesPlatform:
     @asynccontextmanager
     async def cluster(self, handover: Handover) -> AsyncIterator[Cluster]:
         api = self._api = await connect()
-        spec = self._pod_env.spec
+        spec = self._spec
         places = WorkerPlaces()
         habits = ClusterOptions(logs=JobDirectory(Path(spec.cluster.job_dir)).logs, places=places)
         secrets = ProcessSecrets(
@@ -308,7 +325,7 @@ class KubernetesPlatform:
             self._pod_env.owner,
             self._pod_env.pod_name,
             self._pod_env.token_folder,
-            secured=self._pod_env.spec.uses_tls,
+            secured=self._job is not None and self._job.uses_tls,
         )
 
 
@@ -336,10 +353,6 @@ def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
     kept.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(kept)
     _LOG.info("=== the master in pod %s ===", pod_name)
-
-
-def _v6() -> bool:
-    return ":" in os.environ.get("ELASTICDL_POD_ADDRESS", "")
 
 
 def _page_certificate() -> CertifiedKey:
