@@ -39,7 +39,10 @@ def _text(name: str, value: object) -> str:
         return value
     parts: list[str] = []
     if isinstance(value, Mapping) and not any(isinstance(one, Mapping) for one in value.values()):
-        parts = [f"{key}={item}" for key, item in value.items()]
+        parts = [
+            f"{key}={json.dumps(item) if item is True or item is False else item}"
+            for key, item in value.items()
+        ]
     elif isinstance(value, Sequence) and all(isinstance(one, str) for one in value):
         parts = list(value)
     read = _reader(name).validate_python

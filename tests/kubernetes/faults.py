@@ -153,7 +153,8 @@ def free_m(place: TargetCluster) -> int:
     ]
     containers = [container for pod in pods for container in pod["spec"]["containers"]]
     return room_m(place) - sum(
-        _m(container["resources"].get("requests", {}).get("cpu", "0")) for container in containers
+        _m(container.get("resources", {}).get("requests", {}).get("cpu", "0"))
+        for container in containers
     )
 
 

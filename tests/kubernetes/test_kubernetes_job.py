@@ -56,7 +56,7 @@ async def main():
     names = ("NAMESPACE", "JOB_NAME", "JOB_UID")
     owner = Owner(*(os.environ[f"ELASTICDL_{name}"] for name in names))
     assert api.namespace == owner.namespace and await missing(api, owner.namespace) == ()
-    assert not os.path.exists(os.environ["ELASTICDL_TOKEN_FILE"])
+    assert not os.path.exists("/var/run/elasticdl/ELASTICDL_TOKEN")
     tokens = ProcessSecrets(api, owner, lambda name: f"opensesame, {name}")
     plan = PodPlan(Image(os.environ["IMAGE"]))
     cluster = KubernetesCluster(api, owner, lambda _: plan, secrets=tokens)

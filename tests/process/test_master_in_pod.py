@@ -15,14 +15,14 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticdl.cluster.kubernetes.job_accounting import FINALIZER
-from elasticdl.cluster.kubernetes.planning import CHECK_MARK
+from elasticdl.cluster.kubernetes.planning import CHECK_MARK, job_object
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
 from elasticdl.errors import ElasticDLError, ExitCode, Refused
 from elasticdl.job import JobSpec
@@ -56,6 +56,7 @@ with socket.socket() as one, socket.socket() as other:
     kubernetes.STATUS_PORT = other.getsockname()[1]
 for name in ("master", "status"):
     open(f"{name}_port", "w").write(str(getattr(kubernetes, f"{name}_port".upper())))
+kubernetes.SECRET_FOLDER, kubernetes.TERMINATION_MESSAGE = "token", "outcome"
 timing = kubernetes_resources.Timing(limit_s=float(sys.argv[2]))
 kubernetes.KubernetesResources = partial(kubernetes.KubernetesResources, timing=timing)
 code = main.main()
@@ -88,7 +89,6 @@ def cluster() -> Iterator[tuple[SmallCluster, str]]:
     """An API server in a thread of its own, and its address."""
     made, told, over = SmallKubelet(), threading.Event(), threading.Event()
     made.put(PODS, {"metadata": {"name": "iris-abcde", "finalizers": [FINALIZER]}})
-    made.put(JOBS, {"metadata": {"name": "iris"}, "spec": {"backoffLimit": 6}})
     address: list[str] = []
 
     async def serve() -> None:
@@ -110,16 +110,7 @@ def cluster() -> Iterator[tuple[SmallCluster, str]]:
 class Pod:
     """One master's pod: what it is told, and what it leaves."""
 
-    def __init__(self, folder: Path, address: str, limit_s: float = 60.0, **flags: Any) -> None:
-        needed = {
-            "model_def": "m",
-            "training_data": "t",
-            "image_name": "i",
-            "job_name": "iris",
-            "job_dir": str(folder / "job"),
-            "envs": f"BEGUN={folder / 'begun'}",
-        }
-        spec = JobSpec.from_flags(Action.TRAIN, {**needed, **flags})
+    def __init__(self, folder: Path, address: str, limit_s: float = 60.0) -> None:
         self.folder, self.outcome, self.begun = folder, folder / "outcome", folder / "begun"
         user = {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -136,11 +127,9 @@ class Pod:
         (folder / "check.py").write_text(CHECK)
         (folder / "token").mkdir(exist_ok=True)
         told = {
-            "ELASTICDL_NAMESPACE": "ns",
-            "ELASTICDL_JOB_NAME": "iris", "ELASTICDL_JOB_UID": "uid-1",
-            "ELASTICDL_POD_NAME": "iris-abcde",
-            "ELASTICDL_TOKEN_FILE": str(folder / "token/ELASTICDL_TOKEN"),
-            "ELASTICDL_OUTCOME_FILE": str(self.outcome), "KUBECONFIG": str(folder / "kubeconfig"),
+            "ELASTICDL_NAMESPACE": "ns", "ELASTICDL_JOB_NAME": "iris",
+            "ELASTICDL_JOB_UID": "uid-1", "ELASTICDL_POD_NAME": "iris-abcde",
+            "ELASTICDL_POD_ADDRESS": "127.0.0.1", "KUBECONFIG": str(folder / "kubeconfig"),
             "PYTHONPATH": str(ROOT),
         }  # fmt: skip
         command = [
@@ -184,12 +173,33 @@ class Pod:
         until(what, look, LIMIT_S / 2, every_s=0.05, context=self.log, over=over)
 
 
+def the_job(folder: Path, **flags: Any) -> dict[str, Any]:
+    """As the API server has it."""
+    needed = {
+        "model_def": "m",
+        "training_data": "t",
+        "image_name": "i",
+        "job_name": "iris",
+        "job_dir": str(folder / "job"),
+        "envs": f"BEGUN={folder / 'begun'}",
+    }
+    made = job_object(JobSpec.from_flags(Action.TRAIN, {**needed, **flags}), "ns")
+    made["metadata"] |= {"uid": "uid-1", "resourceVersion": "1"}
+    return made
+
+
 @pytest.fixture
 def start(cluster: tuple[SmallCluster, str], tmp_path: Path) -> Iterator[Callable[..., Pod]]:
     started: list[Pod] = []
 
-    def begin(**flags: Any) -> Pod:
-        started.append(Pod(tmp_path, cluster[1], **flags))
+    def begin(limit_s: float = 60.0, args: Sequence[str] = (), **flags: Any) -> Pod:
+        """`args` come after those of `flags`."""
+        made = the_job(tmp_path, **flags)
+        made["spec"]["template"]["spec"]["containers"][0]["args"] += args
+        cluster[0].objects.setdefault(f"{JOBS}/iris", made)["spec"]["template"] = made["spec"][
+            "template"
+        ]
+        started.append(Pod(tmp_path, cluster[1], limit_s))
         return started[-1]
 
     yield begin
@@ -223,6 +233,21 @@ def test_a_master_that_is_told_to_leave_leaves_its_processes_to_the_next(
     assert {"iris-worker-0", "iris-ps-0"} <= set(cluster[0].names()) and cluster[0].deleted == [
         ("iris-check-1", 1)
     ]
+
+
+def test_a_job_with_a_wrong_flag_ends_at_once_and_says_which_in_its_pod(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    """Such as a Job that a person wrote."""
+    pod = start(args=["--minibatch-sise=64"])
+    assert pod.finish() == ExitCode.USAGE, pod.log()
+    left = pod.left()
+    assert left is not None and left.exit_code == ExitCode.USAGE
+    assert left.message == "the Job iris: unknown flag --minibatch-sise"
+    assert left.hint == "did you mean minibatch-size?" and left.message in pod.log()
+    # The Job's controller counts this end, and makes no other pod.
+    assert cluster[0].objects[f"{JOBS}/iris"]["spec"]["backoffLimit"] == 0
+    assert cluster[0].objects[f"{PODS}/iris-abcde"]["metadata"]["finalizers"] == [FINALIZER]
 
 
 PROCESSES = {"iris-worker-0", "iris-ps-0"}

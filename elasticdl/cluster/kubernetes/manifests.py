@@ -209,7 +209,6 @@ def services(owner: Owner, *, secured: bool = False) -> tuple[Json, Json]:
         {
             "name": "grpc",
             "port": MASTER_PORT,
-            "targetPort": "grpc",
             "appProtocol": "https" if secured else "kubernetes.io/h2c",
         },
         # Members of a ring find each other here.
@@ -217,7 +216,6 @@ def services(owner: Owner, *, secured: bool = False) -> tuple[Json, Json]:
         {
             "name": "page",
             "port": STATUS_PORT,
-            "targetPort": "page",
             "appProtocol": "https" if secured else "http",
         },
     ]

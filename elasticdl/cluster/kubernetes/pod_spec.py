@@ -45,9 +45,7 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec, args: Sequence[str] = (
             *map(dict, placement.tolerations),
             *_lost_node_tolerations(role, placement),
         ],
-        "affinity": (
-            dict(placement.affinity) if placement.affinity is not None else _affinity(job, role)
-        ),
+        **_affinity(job, role, placement),
         "volumes": [],
     }
     optional = {
@@ -60,7 +58,7 @@ def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec, args: Sequence[str] = (
     body.update({key: value for key, value in optional.items() if value})
     mount(body, "tmp", {"emptyDir": {}}, "/tmp", read_only=False)  # noqa: S108 - its own, in the pod
     if role is Role.PS:
-        limit = body["containers"][0]["resources"].get("limits", {}).get("memory")
+        limit = body["containers"][0].get("resources", {}).get("limits", {}).get("memory")
         kept: Json = {"medium": "Memory", **({"sizeLimit": limit} if limit else {})}
         mount(body, "memory", {"emptyDir": kept}, _MEMORY_FOLDER, read_only=False)
     _mount_volumes(body, plan)
@@ -72,18 +70,20 @@ def _mount_volumes(body: Json, plan: PodPlan) -> None:
     sources = {volume.name: {"name": volume.name, **volume.source} for volume in plan.volumes}
     body["volumes"] += sources.values()
     for volume in plan.volumes:
-        place = {"name": volume.name, "mountPath": volume.mount_path, "readOnly": volume.read_only}
+        place = _place(volume.name, volume.mount_path, read_only=volume.read_only)
         body["containers"][0]["volumeMounts"].append(
             place | ({"subPath": volume.sub_path} if volume.sub_path else {})
         )
 
 
+def _place(name: str, path: str, *, read_only: bool) -> Json:
+    return {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
+
+
 def mount(body: Json, name: str, source: Json, path: str, *, read_only: bool) -> None:
     """Add an internal volume to a pod's `spec` and to its container."""
     body["volumes"].append({"name": name, **source})
-    body["containers"][0]["volumeMounts"].append(
-        {"name": name, "mountPath": path, "readOnly": read_only}
-    )
+    body["containers"][0]["volumeMounts"].append(_place(name, path, read_only=read_only))
 
 
 def from_field(name: str, path: str) -> Json:
@@ -93,10 +93,11 @@ def from_field(name: str, path: str) -> Json:
 
 def _container(plan: PodPlan, spec: ProcessSpec, args: Sequence[str]) -> Json:
     grown = {} if spec.memory_bytes is None else {"memory": str(spec.memory_bytes)}
-    resources = {
+    amounts = {
         "requests": {**plan.resources.requests, **grown},
         "limits": {**plan.resources.limits, **grown},
     }
+    resources = {key: value for key, value in amounts.items() if value}
     return {
         "name": CONTAINER,
         "image": plan.image.name,
@@ -104,7 +105,7 @@ def _container(plan: PodPlan, spec: ProcessSpec, args: Sequence[str]) -> Json:
         "command": [_verbatim(part) for part in spec.command],
         **({"args": [_verbatim(part) for part in args]} if args else {}),
         "env": _environment(plan, spec),
-        "resources": {key: value for key, value in resources.items() if value},
+        **({"resources": resources} if resources else {}),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -120,14 +121,17 @@ def _container(plan: PodPlan, spec: ProcessSpec, args: Sequence[str]) -> Json:
 def _environment(plan: PodPlan, spec: ProcessSpec) -> list[Json]:
     cores = plan.resources.cores
     threads = str(max(1, math.ceil(spec.cores if cores is None else cores)))
+    trains = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "ELASTICDL_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTEROP_THREADS": threads,
+    }
     plain = {
         "HOME": "/tmp",  # noqa: S108 - its own, in the pod
         "PYTHONUNBUFFERED": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "ELASTICDL_THREADS": threads,
         "OMP_NUM_THREADS": threads,
-        "TF_NUM_INTRAOP_THREADS": threads,
-        "TF_NUM_INTEROP_THREADS": threads,
+        **({} if spec.name.role is Role.MASTER else trains),
         **plan.env,
         **spec.env,
         **(_KEPT if spec.name.role is Role.PS else {}),
@@ -172,28 +176,20 @@ def _lost_node_tolerations(role: Role, placement: Placement) -> list[Json]:
     ]
 
 
-def _affinity(job: str, role: Role) -> Json:
+def _affinity(job: str, role: Role, placement: Placement) -> Json:
     """Prefer workers near their servers, and servers apart, so that a lost node costs only one."""
+    if placement.affinity is not None:
+        return {"affinity": dict(placement.affinity)}
     servers: dict[str, Any] = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {**selector(job), ROLE_LABEL: str(Role.PS)}},
     }
     match role:
         case Role.WORKER:
-            return {
-                "podAffinity": {
-                    "preferredDuringSchedulingIgnoredDuringExecution": [_wish(50, servers)]
-                }
-            }
+            kind, weight = "podAffinity", 50
         case Role.PS:
-            return {
-                "podAntiAffinity": {
-                    "preferredDuringSchedulingIgnoredDuringExecution": [_wish(100, servers)]
-                }
-            }
+            kind, weight = "podAntiAffinity", 100
         case Role.MASTER:
             return {}
-
-
-def _wish(weight: int, term: Json) -> Json:
-    return {"weight": weight, "podAffinityTerm": term}
+    wish = {"weight": weight, "podAffinityTerm": servers}
+    return {"affinity": {kind: {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}}

@@ -28,7 +28,7 @@ from elasticdl.job_args import as_args, read_args
 from elasticdl.job_name import directory_in_pod
 from elasticdl.job_problems import flag_of
 from elasticdl.job_sections import is_used
-from elasticdl.kubernetes_section import INTERNAL_PATHS, LadderUse
+from elasticdl.kubernetes_section import INTERNAL_PATHS, ZOO_OF_IMAGES, LadderUse
 
 LADDER_FOUND = f"{DOMAIN}/priority-ladder"
 SCALE_KEPT = f"{DOMAIN}/scale"
@@ -39,19 +39,28 @@ _SAID_BY_THE_JOB = {
     "image_name": "it is the image of the container",
     "volume": "write volumes and volumeMounts into the pod template; all pods get them",
 }
-_MOUNT_KEYS = {"name": "", "mountPath": "mount_path", "subPath": "sub_path", "readOnly": "read_only"}
+_MOUNT_KEYS = {
+    "name": "",
+    "mountPath": "mount_path",
+    "subPath": "sub_path",
+    "readOnly": "read_only",
+}
 _REFERENCE = re.compile(r"\$\$|\$\([^)]*\)")
 
 
 def args_of(spec: JobSpec) -> tuple[str, ...]:
     """The args of the master's container for a job with a name and a directory."""
+    defaults = {
+        "job_dir": directory_in_pod(spec.cluster.job_name),
+        "model_zoo": ZOO_OF_IMAGES,
+    }
     flags = {
         name: value
         for name, value in spec.flags(defaults=False).items()
-        if name not in _SAID_BY_THE_JOB and is_used(name, spec.action)
+        if name not in _SAID_BY_THE_JOB
+        and is_used(name, spec.action)
+        and value != defaults.get(name)
     }
-    if spec.cluster.job_dir == directory_in_pod(spec.cluster.job_name):
-        flags.pop("job_dir", None)
     return as_args(spec.action, flags)
 
 

@@ -84,7 +84,8 @@ _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
 LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _OUTCOME = "outcome"
-_TERMINATION_MESSAGE = "/dev/termination-log"
+TERMINATION_MESSAGE = "/dev/termination-log"
+"""Kubernetes takes the last words of a container from this file."""
 _SETTLED_S = 10.0
 """A master that has run for so long can start: its end is a disruption, and costs no delay."""
 _SETTLE_AGAIN_S = (2.0, 5.0, 15.0, 60.0)
@@ -119,8 +120,8 @@ class MasterPodEnv:
                 ),
                 os.environ["ELASTICDL_POD_NAME"],
                 os.environ["ELASTICDL_POD_ADDRESS"],
-                Path(os.environ.get("ELASTICDL_TOKEN_FOLDER", SECRET_FOLDER)),
-                Path(os.environ.get("ELASTICDL_OUTCOME_FILE", _TERMINATION_MESSAGE)),
+                Path(SECRET_FOLDER),
+                Path(TERMINATION_MESSAGE),
             )
         except KeyError as error:
             raise invalid_environment(error) from error
