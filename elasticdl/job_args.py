@@ -1,7 +1,7 @@
 """A job's flags as the `args` of a container, as on the command line of `elasticdl`.
 
-`["train", "--model-def=deepfm", "--num-workers=2:20", "--resume"]`. `--name value` in two parts, and
-underscores in names, are read, too.
+`["train", "--model-def=deepfm", "--num-workers=2:20", "--resume"]`. `--name value` in two parts and
+underscores in names are read, too.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import yaml
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.manifests import pod
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan
-from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.submit_command import with_commands
+from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.cluster.kubernetes.termination_message import (
     LIMIT_BYTES,
     outcome_text,

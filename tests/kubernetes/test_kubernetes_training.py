@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from elasticdl.cluster.kubernetes.labels import CHECK, master_selector
 from elasticdl.errors import ExitCode
@@ -225,20 +227,39 @@ def test_iris_trains_leaves_its_export_on_the_volume_and_predicts_there(
     assert list((ground.folder / "predictions").iterdir())
 
 
-def test_a_job_of_a_dry_run_whose_masters_pod_is_deleted_is_left_to_the_next_and_loses_nothing(
+def by_hand(ground: Ground, name: str, *flags: str) -> dict[str, Any]:
+    """The Job of docs/how-to/kubernetes.md, changed as its reader would change it."""
+    found = re.search(
+        r"<!-- file: ads.yaml -->\n```yaml\n(.*?)```",
+        (ROOT / "docs/how-to/kubernetes.md").read_text(),
+        re.DOTALL,
+    )
+    assert found
+    text = found[1].replace("ads", name).replace("team-a", ground.namespace)
+    job: dict[str, Any] = yaml.safe_load(text.replace("registry/zoo:7", ground.image))
+    pod = job["spec"]["template"]["spec"]
+    pod["containers"][0]["args"] = ["train", f"--job-dir=/data/{name}", *flags]
+    if ground.place.own is not None:
+        pod["containers"][0]["imagePullPolicy"] = "Never"
+    return job
+
+
+def test_a_job_that_a_person_wrote_waits_for_its_queue_and_outlives_its_masters_pod(
     ground: Ground,
 ) -> None:
-    flags = ground.flags(
-        "long",
-        model_def="iris",
-        training_data=iris(ground, 40),
-        checkpoint_steps=200,
-        minibatch_size=16,
+    flags = ("--model-def=iris", f"--training-data={iris(ground, 40)}", "--minibatch-size=16")
+    job = by_hand(ground, "long", *flags, "--num-epochs=10", "--checkpoint-steps=200")
+    code, text, errors = ground.run(
+        "train", *ground.flags("long", model_def="iris", training_data="t"), "--dry-run"
     )
-    code, text, errors = ground.run("train", *flags, "--num-epochs", 10, "--dry-run", "-o", "yaml")
     assert code == 0, errors
-    assert ground.objects() == []
-    ground.place.kubectl("create", "--validate=strict", "-f", "-", text=text)
+    for dry_run, made in ((["--dry-run=server"], text), ([], json.dumps(job))):
+        ground.place.kubectl("create", "--validate=strict", *dry_run, "-f", "-", text=made)
+    code, output, errors = ground.run("status", "long", "-o", "json")
+    assert code == 0 and "it is suspended, for example by a queue" in output, errors
+    assert ground.objects() == ["Job long"]
+    released = ("patch", "job", "long", "-p", '{"spec": {"suspend": false}}')
+    ground.place.kubectl("-n", ground.namespace, *released)
     directory = ground.folder / "long"
     until(
         "there is a checkpoint",
@@ -257,6 +278,21 @@ def test_a_job_of_a_dry_run_whose_masters_pod_is_deleted_is_left_to_the_next_and
     assert "the master restarted" not in told and total["repeated"] == 0
     # Only pods of the master that the job ended with.
     assert ground.place.read("job", "long", "-n", ground.namespace)["status"]["succeeded"] == 1
+
+
+def test_a_job_that_a_person_wrote_with_a_wrong_flag_ends_with_its_first_pod(
+    ground: Ground,
+) -> None:
+    job = by_hand(ground, "wrong", "--model-def=iris", "--training-dada=t")
+    del job["spec"]["suspend"]
+    ground.place.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(job))
+    code, output, _ = ground.run("wait", "wrong", "-o", "json", limit_s=STEP_LIMIT_S)
+    assert code == ExitCode.USAGE
+    assert "unknown flag --training-dada" in json.loads(output)["message"]
+    pods = ground.place.read("pods", "-n", ground.namespace, "-l", master_selector("wrong"))
+    (state,) = [one["status"]["containerStatuses"][0]["state"] for one in pods["items"]]
+    assert state["terminated"]["exitCode"] == ExitCode.USAGE
+    assert "unknown flag --training-dada" in state["terminated"]["message"]
 
 
 def test_who_may_not_submit_is_told_so_and_nothing_is_made(ground: Ground, tmp_path: Path) -> None:
