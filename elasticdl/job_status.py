@@ -214,6 +214,26 @@ class ScaleStatus:
 
 @final
 @dataclass(frozen=True, slots=True)
+class ClusterShare:
+    """What a job has of a shared cluster, as far as its own pods tell.
+
+    They do not tell how large the cluster is: `elasticdl top` asks the nodes.
+    """
+
+    weight: int
+    placed: int
+    """Workers that have a node."""
+    low: int
+    high: int
+    """The range of workers that the job began with."""
+    guaranteed: int | None
+    """Workers that no other job preempts; None without rungs."""
+    rung: int | None
+    """The rung of the last of the placed workers; None if all are guaranteed, or without rungs."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """Everything that the command line and the page show of a job."""
 
@@ -256,6 +276,8 @@ class JobStatus:
     """Messages that changed nothing, by cause: see `elasticdl.dropped`."""
     states: dict[str, dict[str, int]] = field(default_factory=dict)
     """Processes that have not ended, by role and state: `processes` lists 1,000 of them at most."""
+    cluster_share: ClusterShare | None = None
+    """None for a job on one machine, and for one that has ended."""
 
     @property
     def processes_left_out(self) -> int:

@@ -22,7 +22,7 @@ from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_status import NO_RECORDS, JobStatus
+from elasticdl.job_status import NO_RECORDS, ClusterShare, JobStatus
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.master.core.state import JobState
@@ -276,6 +276,23 @@ def test_no_picture_is_painted_where_none_is_wanted(monkeypatch: pytest.MonkeyPa
         view = view_for()
         view.close()
         assert isinstance(view, LiveView) is painted_over, (name, value)
+
+
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [
+        (
+            ClusterShare(3, 7, 2, 20, 2, 3),
+            "share: 7 of 2:20 workers have a node, 2 guaranteed, the last on rung 3, weight 3",
+        ),
+        (ClusterShare(1, 1, 4, 4, 1, None), "share: 1 of 4 workers have a node, 1 guaranteed"),
+        (ClusterShare(1, 0, 4, 4, None, None), "share: 0 of 4 workers have a node, without"),
+    ],
+)
+def test_a_job_on_a_cluster_shows_what_it_has_of_it(share: ClusterShare, told: str) -> None:
+    place = JobLocation(Kind.KUBERNETES, namespace="team")
+    report = Report("ads", place, "running", 1.0, status(cluster_share=share), None, "")
+    assert [line for line in lines(report) if line.startswith(told)]
 
 
 def test_summary_and_status_say_why_records_are_left_where_the_end_does_not() -> None:

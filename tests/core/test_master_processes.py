@@ -8,7 +8,7 @@ import pytest
 
 from elasticdl.cluster.base import ExitStatus, ProcessName
 from elasticdl.errors import ExitCode
-from elasticdl.job_status import ProcessStatus
+from elasticdl.job_status import JobStatus, ProcessStatus
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.command_buffer import ImpossibleTransition
@@ -309,6 +309,21 @@ def test_a_process_that_runs_but_never_presents_itself_is_replaced(bench: type[B
     assert started(job, job.tick(299)) == []
     assert started(job, job.tick(2)) == ["worker-1"]
     assert entry(job, "worker-0").where == "node-1"
+
+
+def test_a_job_on_a_cluster_tells_how_many_of_its_workers_have_a_node(bench: type[Bench]) -> None:
+    job = bench(image_name="i", num_workers="2:4", priority_ladder="on", weight=2)
+    assert present(job.state.status().cluster_share).placed == 0
+    job.up(workers=3)
+    for index in range(3):
+        where = f"node-{index}"
+        job.put(e.ProcessSeen(0, job.worker(index), running=index != 2, where=where))
+    job.put(e.ProcessSeen(0, job.worker(3), running=False, waiting_for="no room"))
+    share = present(job.state.status().cluster_share)
+    assert (share.placed, share.low, share.high) == (3, 2, 4)
+    assert (share.guaranteed, share.rung, share.weight) == (2, 2, 2)
+    assert JobStatus.from_json(job.state.status().to_json()).cluster_share == share
+    assert bench().state.status().cluster_share is None, "on this machine"
 
 
 def test_why_a_process_does_not_run_yet_is_shown(bench: type[Bench]) -> None:

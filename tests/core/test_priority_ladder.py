@@ -25,12 +25,14 @@ from elasticdl.cluster.kubernetes.priority_ladder import (
     classes_of,
     ladder_classes,
     rung_of,
+    share_of,
 )
 from elasticdl.cluster.kubernetes.setup_objects import cluster_objects, namespace_objects
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.job_status import ClusterShare
 
 pytestmark = pytest.mark.core
 VALUES = {one.name: one.value for one in ladder_classes()}
@@ -101,6 +103,24 @@ def test_a_class_that_the_user_names_takes_precedence_and_off_means_none() -> No
     assert class_of(mine, Role.MASTER, 1) == "high"
     for use in ("off", "auto"):
         assert classes_of(job(priority_ladder=use)) == (), "auto is settled before it is used"
+
+
+@pytest.mark.parametrize(
+    ("flags", "placed", "guaranteed", "rung"),
+    [
+        ({"num_workers": "2:20"}, 2, 2, None),
+        ({"num_workers": "2:20"}, 7, 2, 7),
+        ({"num_workers": "2:20", "weight": 3}, 7, 2, 3),
+        ({"num_workers": "2:20", "priority_ladder": "off"}, 7, None, None),
+        ({"num_workers": "2:20", "worker_pod_priority": "spot"}, 7, None, None),
+        ({"num_workers": "2:20", "worker_pod_priority": "own-{rung}"}, 7, 0, 7),
+    ],
+)
+def test_a_share_is_what_the_jobs_own_pods_tell(
+    flags: dict[str, Any], placed: int, guaranteed: int | None, rung: int | None
+) -> None:
+    share = share_of(job(**flags), placed)
+    assert share == ClusterShare(flags.get("weight", 1), placed, 2, 20, guaranteed, rung)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.job_state import JobState, wall_s
-from elasticdl.cluster.kubernetes.pods import exit_status, has_ended, observed
+from elasticdl.cluster.kubernetes.pods import exit_status, has_ended, observed, process_name
+from elasticdl.cluster.kubernetes.priority_ladder import share_of
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
+from elasticdl.job import JobSpec
 from elasticdl.job_status import (
+    ClusterShare,
     JobStatus,
     ProcessStatus,
     Receipt,
@@ -33,13 +36,21 @@ def status_of_pods(state: JobState, message: str) -> JobStatus:
         scale = ScaleStatus(workers.low, workers.high, requested=0, observed=0)
         status = replace(status, action=str(spec.action), epochs=spec.data.num_epochs, scale=scale)
     if ended is None:
-        return status
+        return (
+            status if spec is None else replace(status, cluster_share=_cluster_share(state, spec))
+        )
     status = replace(status, phase="ended", metrics=dict(ended.metrics), loss=ended.loss)
     receipt = _receipt_of(ended)
     if receipt is None:
         return status
     records = RecordCounts(**asdict(receipt.total), resumed=0, undone=0)
     return replace(status, receipt=receipt, records=records)
+
+
+def _cluster_share(state: JobState, spec: JobSpec) -> ClusterShare:
+    live = [pod for pod in state.pods if not has_ended(pod)]
+    workers = [pod for pod in live if process_name(pod).role is Role.WORKER]
+    return share_of(spec, sum(bool(observed(pod).where) for pod in workers))
 
 
 def _receipt_of(ended: Outcome) -> Receipt | None:

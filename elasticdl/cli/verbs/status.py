@@ -93,6 +93,8 @@ def lines(report: Report) -> list[str]:
         why = status.receipt.why_left.partition("\n")[0]
         if not report.outcome.startswith(why):
             shown.append(plain(f"left: {amount(status.receipt.total.left, 'record')}, {why}"))
+    if status.cluster_share is not None:
+        shown.append(f"share: {progress.cluster_share(status.cluster_share)}")
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
     rows = [

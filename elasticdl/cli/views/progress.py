@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticdl.cli.views.console import one_line, plain
 from elasticdl.formatting import amount, duration, number, percent
-from elasticdl.job_status import JobStatus, ProcessStatus
+from elasticdl.job_status import ClusterShare, JobStatus, ProcessStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,18 @@ def head(status: JobStatus) -> str:
         parts.append(f"{ready}/{amount(workers, 'worker')}")
     parts += measures(status)
     return ", ".join(parts)
+
+
+def cluster_share(share: ClusterShare) -> str:
+    """Describe what a job has of a shared cluster."""
+    asked = str(share.high) if share.low == share.high else f"{share.low}:{share.high}"
+    parts = [f"{share.placed} of {asked} workers have a node"]
+    if share.guaranteed is None:
+        return f"{parts[0]}, without a priority ladder"
+    parts.append(f"{share.guaranteed} guaranteed")
+    if share.rung is not None:
+        parts.append(f"the last on rung {share.rung}")
+    return ", ".join([*parts, f"weight {share.weight}"])
 
 
 _QUIET_ENDS = ("finished", "drained")

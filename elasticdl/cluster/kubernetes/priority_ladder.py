@@ -16,6 +16,7 @@ from typing import final
 
 from elasticdl.cluster.base import Role
 from elasticdl.job import JobSpec
+from elasticdl.job_status import ClusterShare
 
 PLACEHOLDER = "{rung}"
 HIGHEST_NAMED = 32
@@ -92,6 +93,23 @@ def guaranteed_workers(spec: JobSpec) -> int:
     """The workers that no other job preempts: MIN of MIN:MAX; the first one of a plain N."""
     workers = spec.cluster.num_workers
     return workers.low if workers.low < workers.high else 1
+
+
+def share_of(spec: JobSpec, placed: int) -> ClusterShare:
+    """What a job has of its cluster with `placed` workers on nodes.
+
+    A worker takes the lowest free k, so these are the first ones, but for moments after an end.
+    """
+    workers, section = spec.cluster.num_workers, spec.kubernetes
+    guaranteed, rung = None, rung_of(max(1, placed), section.weight)
+    if PLACEHOLDER in section.worker_pod_priority:
+        guaranteed, rung = 0, min(rung, HIGHEST_NAMED)
+    elif spec.on_ladder and not section.worker_pod_priority:
+        guaranteed = guaranteed_workers(spec)
+    on_rung = guaranteed is not None and placed > guaranteed
+    return ClusterShare(
+        section.weight, placed, workers.low, workers.high, guaranteed, rung if on_rung else None
+    )
 
 
 def class_of(spec: JobSpec, role: Role, place: int) -> str:

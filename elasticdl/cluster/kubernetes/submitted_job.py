@@ -79,9 +79,9 @@ def spec_of(submitted: Json) -> JobSpec:
 
     Raises SpecError for a flag that is wrong or missing.
     """
-    name, pod = str(submitted["metadata"]["name"]), submitted["spec"]["template"]
+    name, pod = str(submitted["metadata"]["name"]), submitted["spec"].get("template") or {}
     try:
-        container = _container(pod["spec"])
+        container = _container(pod.get("spec") or {})
         image = str(container.get("image") or "")
         action, flags = read_args([_expanded(arg) for arg in container.get("args") or ()])
         for flag in flags.keys() & _SAID_BY_THE_JOB.keys():
@@ -148,7 +148,7 @@ def _problems(submitted: Json, name: str, pod: Json) -> Iterator[str]:
 
 
 def _container(pod_spec: Json) -> Json:
-    containers: list[Json] = pod_spec["containers"]
+    containers: list[Json] = pod_spec.get("containers") or []
     for container in containers:
         if container["name"] == CONTAINER:
             return container

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.kubernetes.priority_ladder import share_of
 from elasticdl.formatting import START_PARTS, amount
 from elasticdl.job_choices import Action
 from elasticdl.job_status import (
     NO_RECORDS,
     CheckpointStatus,
+    ClusterShare,
     JobStatus,
     NotBegun,
     ProcessStatus,
@@ -131,6 +133,7 @@ def status(
             for role, ends in context.processes.ends.items()
         },
         states=_states(context),
+        cluster_share=_cluster_share(context),
     )
 
 
@@ -252,6 +255,13 @@ def _scale(context: JobContext) -> ScaleStatus:
         len(workers),
         sum(process.up for process in workers),
     )
+
+
+def _cluster_share(context: JobContext) -> ClusterShare | None:
+    if not context.spec.on_kubernetes or context.phase in (Phase.ENDING, Phase.ENDED):
+        return None
+    workers = context.processes.live_workers()
+    return share_of(context.spec, sum(bool(process.where) for process in workers))
 
 
 def _process(

@@ -51,6 +51,7 @@ function facts(status, over) {
     );
   add("Version", count(status.version ?? 0));
   addWorkers(add, status.scale ?? {}, over);
+  if (status.cluster_share && !over) addClusterShare(add, status.cluster_share);
   addOthers(add, status, over);
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
   for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3))
@@ -77,6 +78,15 @@ function addWorkers(add, scale, over) {
       `of ${asked}`,
       (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "",
     );
+}
+
+// What the job's own pods tell: how large the cluster is, a master may not ask.
+function addClusterShare(add, share) {
+  const notes = [`weight ${count(share.weight)}`];
+  if (share.guaranteed === null) notes[0] = "no priority ladder";
+  else notes.unshift(`${count(share.guaranteed)} guaranteed`);
+  if (share.rung !== null) notes.push(`rung ${count(share.rung)}`);
+  add("Workers on nodes", count(share.placed), notes.join(", "));
 }
 
 function addOthers(add, status, over) {
