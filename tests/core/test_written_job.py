@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from elasticdl.cli.main import run
+from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.job_state import JobStage, JobState
+from elasticdl.cluster.kubernetes.planning import job_object
 from elasticdl.cluster.kubernetes.submitted_job import refuse_template, spec_of
 from elasticdl.errors import SpecError
 from elasticdl.job_args import as_args, read_args
@@ -205,6 +207,18 @@ def test_a_template_that_cannot_run_a_master_is_refused(
     with pytest.raises(SpecError) as caught:
         refuse_template(job)
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(("flags", "anew"), [({"num_workers": "3"}, True), ({}, False)])
+def test_a_resumed_job_has_the_workers_that_its_command_names_and_not_those_of_its_file(
+    flags: dict[str, str], anew: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    volume = "claim_name=c,mount_path=/data"
+    file.write_text(f"image_name: i\nnum_workers: 2\nvolume: {volume}\njob_dir: /data/j\n")
+    given = {"model_def": "m", "training_data": "t", "resume": True, **flags}
+    spec = settle(Request(Action.TRAIN, given, file))
+    assert spec_of(job_object(spec, "n")).workers_anew == anew
 
 
 def test_flags_are_read_in_every_form_of_the_command_line() -> None:
