@@ -227,7 +227,7 @@ def test_iris_trains_leaves_its_export_on_the_volume_and_predicts_there(
     assert list((ground.folder / "predictions").iterdir())
 
 
-def by_hand(ground: Ground, name: str, *flags: str) -> dict[str, Any]:
+def by_hand(ground: Ground, name: str) -> str:
     """The Job of docs/how-to/kubernetes.md, changed as its reader would change it."""
     found = re.search(
         r"<!-- file: ads.yaml -->\n```yaml\n(.*?)```",
@@ -236,7 +236,11 @@ def by_hand(ground: Ground, name: str, *flags: str) -> dict[str, Any]:
     )
     assert found
     text = found[1].replace("ads", name).replace("team-a", ground.namespace)
-    job: dict[str, Any] = yaml.safe_load(text.replace("registry/zoo:7", ground.image))
+    return text.replace("registry/zoo:7", ground.image)
+
+
+def with_flags(ground: Ground, name: str, *flags: str) -> dict[str, Any]:
+    job: dict[str, Any] = yaml.safe_load(by_hand(ground, name))
     pod = job["spec"]["template"]["spec"]
     pod["containers"][0]["args"] = ["train", f"--job-dir=/data/{name}", *flags]
     if ground.place.own is not None:
@@ -248,13 +252,15 @@ def test_a_job_that_a_person_wrote_waits_for_its_queue_and_outlives_its_masters_
     ground: Ground,
 ) -> None:
     flags = ("--model-def=iris", f"--training-data={iris(ground, 40)}", "--minibatch-size=16")
-    job = by_hand(ground, "long", *flags, "--num-epochs=10", "--checkpoint-steps=200")
+    job = with_flags(ground, "long", *flags, "--num-epochs=10", "--checkpoint-steps=200")
     code, text, errors = ground.run(
         "train", *ground.flags("long", model_def="iris", training_data="t"), "--dry-run"
     )
     assert code == 0, errors
-    for dry_run, made in ((["--dry-run=server"], text), ([], json.dumps(job))):
-        ground.place.kubectl("create", "--validate=strict", *dry_run, "-f", "-", text=made)
+    strictly = ("create", "--validate=strict", "-f", "-")
+    for made in (text, by_hand(ground, "long")):
+        ground.place.kubectl(*strictly, "--dry-run=server", text=made)
+    ground.place.kubectl(*strictly, text=json.dumps(job))
     code, output, errors = ground.run("status", "long", "-o", "json")
     assert code == 0 and "it is suspended, for example by a queue" in output, errors
     assert ground.objects() == ["Job long"]
@@ -283,7 +289,7 @@ def test_a_job_that_a_person_wrote_waits_for_its_queue_and_outlives_its_masters_
 def test_a_job_that_a_person_wrote_with_a_wrong_flag_ends_with_its_first_pod(
     ground: Ground,
 ) -> None:
-    job = by_hand(ground, "wrong", "--model-def=iris", "--training-dada=t")
+    job = with_flags(ground, "wrong", "--model-def=iris", "--training-dada=t")
     del job["spec"]["suspend"]
     ground.place.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(job))
     code, output, _ = ground.run("wait", "wrong", "-o", "json", limit_s=STEP_LIMIT_S)
