@@ -253,6 +253,11 @@ class JobSpec(Section):
                 ),
             )
         kept, job_dir = self.checkpoint, self.cluster.job_dir
+        if job_dir and not job_dir.startswith("/"):
+            raise SpecError(
+                f"--job-dir {job_dir} is not an absolute path",
+                hint="on a cluster, use a path in the pods, such as /data/NAME",
+            )
         if kept.output and not is_address(kept.output) and not self.kubernetes.keeps(kept.output):
             raise SpecError(
                 f"--output {kept.output} is not on a writable --volume, so it would be lost with"

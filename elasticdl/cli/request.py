@@ -109,11 +109,6 @@ def _on_cluster(spec: JobSpec) -> JobSpec:
     """Keep paths as they are: they are paths in the pods."""
     name = spec.cluster.job_name or generated_name(spec.model.model_def)
     directory = spec.cluster.job_dir or directory_in_pod(name)
-    if not directory.startswith("/"):
-        raise SpecError(
-            f"--job-dir {directory} is not an absolute path",
-            hint="on a cluster, use a path in the pods, such as /data/NAME",
-        )
     return spec.replace(job_name=name, job_dir=directory, generated_name=not spec.cluster.job_name)
 
 

@@ -13,7 +13,6 @@ from elasticdl.cluster.kubernetes.checking import look
 from elasticdl.cluster.kubernetes.cluster_setup import SetUp, set_up
 from elasticdl.cluster.kubernetes.setup_objects import cluster_objects, namespace_objects
 from elasticdl.cluster.kubernetes.submitted_job import spec_of
-from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.cluster.kubernetes.submitting import Submitted, submit
 from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.job import JobSpec

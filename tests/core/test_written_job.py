@@ -139,6 +139,11 @@ def args(*more: str) -> Callable[[Any], None]:
         (args("--image-name=i"), "--image-name is among the args", "image of the container"),
         (args("--volume=claim_name=c,mount_path=/x"), "--volume is among the args", "volumeMounts"),
         (args("--job-name=other"), "--job-name is among the args", "metadata.name"),
+        (
+            lambda job: container(job)["args"].__setitem__(4, "--job-dir=jobs"),
+            "--job-dir jobs is not an absolute path",
+            "/data/NAME",
+        ),
         (args("--envs=A=$(HOME)"), "refer to the variable $(HOME)", "$$(HOME)"),
         (args("--envs=AWS_SECRET_ACCESS_KEY=x"), "AWS_SECRET_ACCESS_KEY is a secret", ""),
         (lambda job: container(job).pop("args"), "there are no args", "train"),

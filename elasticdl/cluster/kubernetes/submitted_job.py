@@ -84,7 +84,7 @@ def spec_of(submitted: Json) -> JobSpec:
         container = _container(pod.get("spec") or {})
         image = str(container.get("image") or "")
         action, flags = read_args([_expanded(arg) for arg in container.get("args") or ()])
-        for flag in flags.keys() & _SAID_BY_THE_JOB.keys():
+        for flag in sorted(flags.keys() & _SAID_BY_THE_JOB.keys()):
             raise SpecError(f"{flag_of(flag)} is among the args", hint=_SAID_BY_THE_JOB[flag])
         spec = JobSpec.from_flags(
             action,

@@ -37,8 +37,9 @@ async def own_job(api: ApiServer, owner: Owner) -> JobSpec:
         away = TransientError(f"could not read the Job {owner.job} within {_LIMIT_S:g} s")
         away.exit_code = ExitCode.UNAVAILABLE
         raise away from error
+    spec = spec_of(submitted)
     refuse_template(submitted)
-    return spec_of(submitted)
+    return spec
 
 
 async def _read(api: ApiServer, owner: Owner) -> Json:

@@ -82,7 +82,10 @@ def invalid_environment(error: KeyError | ValueError) -> PermanentError:
     """Return the error for a master whose environment lacks a variable or has an invalid one."""
     invalid = PermanentError(
         f"an environment variable is missing or invalid: {error}",
-        hint="`elasticdl train` sets it",
+        hint=(
+            "`elasticdl train` sets it; a Job that you write yourself needs the variables that"
+            " `elasticdl train … --dry-run` prints"
+        ),
     )
     invalid.exit_code = ExitCode.USAGE
     return invalid
