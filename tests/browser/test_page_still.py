@@ -15,6 +15,7 @@ from playwright.sync_api import Dialog, Page, Route, expect
 from elasticdl.history.snapshot import finite
 from elasticdl.job_status import (
     CheckpointStatus,
+    ClusterShare,
     NotBegun,
     ProcessStatus,
     ReceiptEpoch,
@@ -104,7 +105,8 @@ def test_each_part_says_what_the_snapshot_has(
         curve("metric", "accuracy", at_s=[61.0], records=[1200], values=[0.994]),
         curve("metric", "recall", values=[None, None, None]),
     ]
-    found = snapshot(receipt=receipt, records=records, series=series)
+    share = ClusterShare(3, 7, 2, 20, 2, 3)
+    found = snapshot(receipt=receipt, records=records, series=series, cluster_share=share)
     found["status"]["shards"] = {"training": {"todo": 0, "leased": 1, "done": 0, "parked": 0}}
     found["logs"] = [{"process": "worker-1", "text": TERMINAL}, {"process": "ps-0", "text": "calm"}]
     window = open_window()
@@ -116,6 +118,8 @@ def test_each_part_says_what_the_snapshot_has(
     for said in ("running", "training, epoch 1 of 2", "20 % 1,234 of 6,000 records"):
         expect(page.locator("header")).to_contain_text(said)
     assert window.numbers()["Records repeated"] == "7"
+    on_nodes = page.locator("#facts > div", has_text="Workers on nodes").locator("dd")
+    expect(on_nodes).to_have_text("7 2 guaranteed, weight 3, rung 3")
     expect(page.locator("#recent td")).to_have_text(["0:01", "worker-0 is started"])
     expect(page.locator("#plot-loss canvas")).to_be_visible()
     assert page.evaluate("() => steady.shift") == 0
