@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cli.jobs.pod_status import status_of_pods
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes.job_state import job_state
 from elasticdl.cluster.kubernetes.manifests import pod
 from elasticdl.cluster.kubernetes.planning import job_object, pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.usage import ClusterUsage, cluster_usage
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.job_status import ClusterShare
 
 pytestmark = pytest.mark.core
 NOW_S = 1_800_000_000.0
@@ -85,6 +88,16 @@ def test_a_job_has_a_share_a_wish_and_what_it_waits_for() -> None:
     assert large.waiting_s == pytest.approx(3600) and large.age_s == pytest.approx(3600)
     assert small.share == pytest.approx(0.5 / 16)
     assert small.waits_for == large.waits_for == "the cluster has not created its master's pod yet"
+
+
+def test_the_status_of_a_job_without_a_master_agrees_with_top() -> None:
+    made, pods = job_of("large", 4, pending=3, weight=2, priority_ladder="on")
+    (told,) = usage((made, pods)).jobs
+    status = status_of_pods(job_state(made, pods), "its master is away")
+    assert status.cluster_share == ClusterShare(2, 4, 1, 9, 1, 2)
+    assert (told.weight, told.workers, told.minimum, told.maximum) == (2, 4, 1, 9)
+    ended = {**made, "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    assert status_of_pods(job_state(ended, pods), "done").cluster_share is None
 
 
 def test_the_waiting_time_of_a_job_whose_master_runs_is_that_of_its_oldest_pod() -> None:
