@@ -25,6 +25,7 @@ class Format(StrEnum):
     CSV = "csv"
     TFRECORD = "tfrecord"
     PARQUET = "parquet"
+    ARROW = "arrow"
     NPZ = "npz"
     NPY = "npy"
 
@@ -36,10 +37,20 @@ _SUFFIXES = {
     ".tfrecords": Format.TFRECORD,
     ".parquet": Format.PARQUET,
     ".pq": Format.PARQUET,
+    ".arrow": Format.ARROW,
+    ".arrows": Format.ARROW,
+    ".ipc": Format.ARROW,
+    ".feather": Format.ARROW,
     ".npz": Format.NPZ,
     ".npy": Format.NPY,
 }
-_BEGINNINGS = {b"PAR1": Format.PARQUET, b"PK\3\4": Format.NPZ, b"\x93NUM": Format.NPY}
+_BEGINNINGS = {
+    b"PAR1": Format.PARQUET,
+    b"ARRO": Format.ARROW,
+    b"\xff\xff\xff\xff": Format.ARROW,
+    b"PK\3\4": Format.NPZ,
+    b"\x93NUM": Format.NPY,
+}
 _DELIMITERS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 _CSV_PARAMS = ("header", "delimiter", "column_names", "quoting")
 
@@ -140,6 +151,10 @@ def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileF
             )  # takes 0.2 s and 40 MB to import
 
             return ParquetFormat(params.names("columns"), params.number("fill_null"))
+        case Format.ARROW:
+            from elasticdl.data.arrow_files import ArrowFormat
+
+            return ArrowFormat(params.names("columns"), params.number("fill_null"))
         case Format.NPZ | Format.NPY:
             from elasticdl.data.numpy_files import NpzFormat
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from glob import has_magic
 
 from elasticdl.data.files import DataFile, expand_path, look_at_path
+from elasticdl.data.saved_datasets import saved_files
 from elasticdl.flag import is_address
 
 _LOOKS_AT_ONCE = 16
@@ -14,6 +16,7 @@ _LOOKS_AT_ONCE = 16
 def expand(origin: str, *, running: bool = False) -> tuple[str, ...]:
     """The files that a path, a directory, a glob or an address names, sorted.
 
+    Of a folder that Hugging Face `datasets` saved they are those that it lists, in its order.
     `running`: in a job, which waits longer for a store. Raises UserError if there are none,
     TransientError if the store of a running job does not answer.
     """
@@ -21,8 +24,12 @@ def expand(origin: str, *, running: bool = False) -> tuple[str, ...]:
         # Object stores take pyarrow, whose import takes 0.2 s.
         from elasticdl.data.remote_files import expand_address
 
-        return expand_address(origin, running=running)
-    return expand_path(origin)
+        paths = expand_address(origin, running=running)
+    else:
+        paths = expand_path(origin)
+    if paths == (origin,) or has_magic(origin):
+        return paths
+    return saved_files(origin, paths, look_at) or paths
 
 
 def look_at(path: str) -> DataFile:

@@ -26,8 +26,8 @@ from tests.present import array
 
 pytestmark = pytest.mark.contract
 RECORDS = 10_007
-FORMATS = ["csv", "tfrecord", "parquet", "npz", "npz compressed", "npy", "custom", "own"]
-IN_FILES = FORMATS[:6]
+IN_FILES = ["csv", "tfrecord", "parquet", "arrow", "arrows", "npz", "npz compressed", "npy"]
+FORMATS = [*IN_FILES, "custom", "own"]
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +78,12 @@ def write(kind: str, path: Path, numbers: range) -> str:
                 row_group_size=977,
             )
             return str(path.with_suffix(".parquet"))
+        case "arrow" | "arrows":
+            table = pa.table({"number": pa.array(list(numbers), pa.int64())})
+            new = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+            with new(str(path.with_suffix(f".{kind}")), table.schema) as out:
+                out.write_table(table, max_chunksize=977)
+            return str(path.with_suffix(f".{kind}"))
         case "npz" | "npz compressed":
             save = np.savez if kind == "npz" else np.savez_compressed
             save(

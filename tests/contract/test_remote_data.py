@@ -91,6 +91,14 @@ def test_folders_and_globs_name_the_objects_that_they_name_on_disk(
     assert sources(f"s3://bucket/d/**/part-*{suffix}") == sorted([*names, deep])
 
 
+def test_a_saved_dataset_is_read_from_a_store(store: ObjectStore, tmp_path: Path) -> None:
+    names = [upload(store, "arrows", tmp_path, range(9), f"d/data-{part}") for part in (1, 0)]
+    store.put("d/dataset_info.json", b"{}")
+    files = ", ".join(f'{{"filename": "{name.rpartition("/")[2]}"}}' for name in names)
+    store.put("d/state.json", f'{{"_data_files": [{files}]}}'.encode())
+    assert [source.name for source in open_reader("s3://bucket/d/", {}).sources()] == names
+
+
 def test_a_listing_of_many_pages_is_read_to_its_end(store: ObjectStore) -> None:
     addresses = [store.put(f"d/{number:03}.csv", b"a,b\n1,2\n") for number in range(120)]
     assert [source.name for source in open_reader("s3://bucket/d", {}).sources()] == addresses
