@@ -3,22 +3,33 @@
 Feather (version 2) is the file format. Hugging Face `datasets` writes streams. A column of structs
 becomes one column for each of its fields: `image.bytes`, `image.path`.
 
-Both formats are read as a stream: messages one after another, which the format of files permits.
 One pass over the headers of messages, which skips their bodies, finds where record batches begin.
+The footer of a file lists them; a stream is a chain of messages.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, final
+from typing import final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from elasticdl.data.arrow_messages import (
+    END_MARK,
+    MAGIC,
+    Kind,
+    batches_of,
+    header_bytes,
+    message_of,
+)
 from elasticdl.data.arrow_tables import (
     Run,
     TableBlocks,
@@ -28,38 +39,26 @@ from elasticdl.data.arrow_tables import (
     runs_of,
 )
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataFile
+from elasticdl.data.files import DataFile, OpenFile
 from elasticdl.data.places import record_location
 from elasticdl.data.record_index import RecordIndex, cached
 from elasticdl.errors import UserError
 
-MAGIC = b"ARROW1"
-CONTINUATION = b"\xff\xff\xff\xff"
-END_MARK = CONTINUATION + bytes(4)
-_START_OF_FILE = 8
-"""Where the first message of a file is: after the magic and its padding."""
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-_WRITE_AGAIN = "it is truncated, or its writer was not closed: write it again"
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """The header of a message: what it is, its rows if it is a batch, and the bytes behind it."""
-
-    kind: int
-    rows: int
-    body_bytes: int
+_TAIL = struct.Struct("<i6s")
+"""The end of a file: the size of its footer, and the magic."""
+_WRITE_AGAIN = "it is damaged or truncated, or its writer was not closed: write it again"
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     """A file whose headers were read."""
 
-    prefix: bytes
-    """The messages before the first record batch: the schema, and dictionaries."""
+    is_file: bool
+    known: bytes
+    """Of a file its footer; of a stream what is before its first batch: schema, dictionaries."""
     schema: pa.Schema
-    offsets: list[int]
-    """Where each record batch begins, and the end of the last one."""
+    spans: list[tuple[int, int]]
+    """(begin, end) of each record batch."""
     runs: list[Run]
 
 
@@ -108,28 +107,36 @@ class ArrowFormat:
     def _open(self, file: DataFile) -> _Opened:
         if file.path not in self._files:
             entries = cached(file, "arrow", _build).entries
-            offsets = entries[:, 1].tolist()
-            with file.opened() as opened:
-                beginning = opened.read(0, offsets[0])
-            prefix = beginning[_START_OF_FILE if beginning.startswith(MAGIC) else 0 :]
+            spans = list(zip(entries[:-1, 1].tolist(), entries[:-1, 2].tolist(), strict=True))
+            sizes = [end - begin for begin, end in spans]
             try:
-                schema = pa.ipc.open_stream(prefix).schema.empty_table().flatten().schema
-            except (pa.ArrowException, OSError) as error:
+                with file.opened() as opened:
+                    is_file = _is_file(opened, file)
+                    begin = _footer_begin(file, opened) if is_file else 0
+                    known = opened.read(begin, file.size_bytes if is_file else int(entries[0, 1]))
+                with _reader(file, known, (0, b""), is_file=is_file) as reader:
+                    schema = reader.schema.empty_table().flatten().schema
+            except (pa.ArrowException, OSError, ValueError, struct.error) as error:
                 raise UserError(
                     f"{file.path}: cannot read the schema: {error}", hint=_WRITE_AGAIN
                 ) from error
-            runs = runs_of(np.diff(entries[:, 0]).tolist(), np.diff(entries[:, 1]).tolist())
-            self._files[file.path] = _Opened(prefix, schema, offsets, runs)
+            runs = runs_of(np.diff(entries[:, 0]).tolist(), sizes)
+            self._files[file.path] = _Opened(is_file, known, schema, spans, runs)
         return self._files[file.path]
 
     def _load(self, file: DataFile, names: Sequence[str], run: Run) -> pa.Table:
-        opened_file = self._open(file)
-        begin, end = (opened_file.offsets[group] for group in (run.groups.start, run.groups.stop))
+        known = self._open(file)
+        spans = known.spans[run.groups.start : run.groups.stop]
+        begin = min(begin for begin, _ in spans)
         with file.opened() as opened:
-            data = opened.read(begin, end)
+            data = opened.read(begin, max(end for _, end in spans))
         try:
-            with pa.ipc.open_stream(b"".join((opened_file.prefix, data))) as stream:
-                table = stream.read_all().flatten().select(list(names))
+            with _reader(file, known.known, (begin, data), is_file=known.is_file) as reader:
+                table = (
+                    reader.read_all()
+                    if isinstance(reader, pa.RecordBatchStreamReader)
+                    else pa.Table.from_batches(map(reader.get_batch, run.groups), reader.schema)
+                )
             # Offsets of strings and lists that are damaged would lead out of the memory.
             table.validate(full=True)
             if table.num_rows != run.last - run.first:
@@ -139,7 +146,7 @@ class ArrowFormat:
                 f"{file.path}: cannot read records {run.first} to {run.last}: {error}",
                 hint="the file is damaged: write it again",
             ) from error
-        return table
+        return table.flatten().select(list(names))
 
     def _first_length(self, file: DataFile, name: str) -> int:
         """The length of the column's first list that is not null; 0 if there is none."""
@@ -150,104 +157,142 @@ class ArrowFormat:
         return 0
 
 
-def _build(file: DataFile) -> RecordIndex:
-    """The entry (first record, offset, number) of each record batch, and one for the end.
+@final
+class _Pieces(io.RawIOBase):
+    """A file of which some pieces, as (offset, bytes), are in memory; others are read."""
 
-    Raises UserError if the file is incomplete, or has dictionaries after its first batch.
+    def __init__(self, file: DataFile, pieces: Sequence[tuple[int, bytes]]) -> None:
+        self._file = file
+        self._pieces = pieces
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size_bytes}[whence]
+        self._at = max(0, origin + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """See `io.RawIOBase.read`. Raises as `OpenFile.read` does."""
+        begin = self._at
+        end = self._file.size_bytes if size < 0 else min(begin + size, self._file.size_bytes)
+        if end <= begin:
+            return b""
+        self._at = end
+        for first, piece in self._pieces:
+            if first <= begin and end <= first + len(piece):
+                return piece[begin - first : end - first]
+        with self._file.opened() as opened:
+            return opened.read(begin, end)
+
+
+@contextmanager
+def _reader(
+    file: DataFile, known: bytes, data: tuple[int, bytes], *, is_file: bool
+) -> Iterator[pa.RecordBatchStreamReader | pa.RecordBatchFileReader]:
+    """Reads these batches of a stream with these first messages, or of a file with this footer."""
+    if not is_file:
+        with pa.ipc.open_stream(known + data[1]) as stream_reader:
+            yield stream_reader
+        return
+    pieces = _Pieces(file, (data, (file.size_bytes - len(known), known)))
+    with pa.ipc.open_file(pa.PythonFile(pieces, mode="r")) as reader:
+        yield reader
+
+
+def _build(file: DataFile) -> RecordIndex:
+    """The entry (first record, begin, end) of each record batch, and one for the end of all.
+
+    Raises UserError if the file is incomplete, or a stream with dictionaries after its first batch.
     """
     entries: list[tuple[int, int, int]] = []
-    with file.opened() as opened, opened.stream() as stream:
-        in_file = stream.read(len(MAGIC)) == MAGIC
-        at, records = _START_OF_FILE if in_file else 0, 0
-        if in_file and opened.read(file.size_bytes - len(MAGIC), file.size_bytes) != MAGIC:
-            raise UserError(
-                f"{file.path}: the file does not end with {MAGIC.decode()}", hint=_WRITE_AGAIN
-            )
-        while True:
-            begin = at
-            found = _read_message(file, stream, begin)
-            if found is None:
-                if not in_file and begin + len(END_MARK) != file.size_bytes:
-                    raise UserError(
-                        f"{file.path}: at offset {begin}: the stream ends, but the file goes on",
-                        hint="give each stream a file of its own",
-                    )
-                break
-            message, at = found
-            if message.kind == _BATCH:
-                entries.append((records, begin, len(entries)))
-                records += message.rows
-            elif entries:
-                raise UserError(
-                    f"{file.path}: at offset {begin}: a dictionary comes after the first record"
-                    " batch, so batches cannot be read alone",
-                    hint="write it again with one dictionary per column (unify_dictionaries)",
-                )
-        entries.append((records, begin, len(entries)))
+    records = at = 0
+    with file.opened() as opened:
+        scan = _scan_file if _is_file(opened, file) else _scan_stream
+        for begin, rows, at in scan(file, opened):
+            if rows is not None:
+                entries.append((records, begin, at))
+                records += rows
+    entries.append((records, at, at))
     return RecordIndex(np.array(entries, np.int64))
 
 
-def _read_message(file: DataFile, stream: IO[bytes], begin: int) -> tuple[_Message, int] | None:
-    """The message at an offset, and where the next one is; None at the end of the stream.
+def _is_file(opened: OpenFile, file: DataFile) -> bool:
+    return opened.read(0, min(len(MAGIC), file.size_bytes)) == MAGIC
 
-    Raises UserError if it is no message, or not whole.
-    """
-    place = f"{file.path}: at offset {begin}"
-    stream.seek(begin)
-    start = stream.read(len(END_MARK))
-    if len(start) < len(END_MARK):
-        raise UserError(f"{place}: the file ends without its end mark", hint=_WRITE_AGAIN)
-    if not start.startswith(CONTINUATION):
-        raise UserError(
-            f"{place}: not a message of Arrow IPC",
-            hint="the file is damaged, no Arrow file, or older than Arrow 0.15: write it again",
-        )
-    size = int.from_bytes(start[4:], "little", signed=True)
-    if size == 0:
-        return None
+
+def _footer_begin(file: DataFile, opened: OpenFile) -> int:
+    """Where a file's footer begins. Raises ValueError, struct.error."""
+    size = file.size_bytes
+    footer_bytes, magic = _TAIL.unpack(opened.read(max(0, size - _TAIL.size), size))
+    if magic != MAGIC:
+        raise ValueError(f"it does not end with {MAGIC.decode()}")
+    begin = size - _TAIL.size - int(footer_bytes)
+    if not len(MAGIC) <= begin <= size - _TAIL.size:
+        raise ValueError(f"a footer of {footer_bytes} bytes")
+    return begin
+
+
+def _scan_file(file: DataFile, opened: OpenFile) -> Iterator[tuple[int, int, int]]:
+    """(begin, rows, end) of each record batch of a file, by its footer."""
     try:
-        if not 0 < size <= file.size_bytes - begin:
-            raise ValueError(f"a header of {size} bytes")
-        message = _parse(stream.read(size))
-        end = begin + len(start) + size + message.body_bytes
-        if message.body_bytes < 0 or message.rows < 0 or end > file.size_bytes:
-            raise ValueError(f"{message} does not fit into the file")
+        begin = _footer_begin(file, opened)
+        places = batches_of(opened.read(begin, file.size_bytes - _TAIL.size))
+        if any(place.end > begin for place in places):
+            raise ValueError("a record batch does not fit into the file")
+        headers = opened.ranges((each.offset, each.offset + each.header_bytes) for each in places)
+        for place, header in zip(places, headers, strict=True):
+            header_bytes(header)  # refuses what is no message
+            yield place.offset, message_of(header[len(END_MARK) :]).rows, place.end
     except (ValueError, struct.error) as error:
         raise UserError(
-            f"{place}: a message of Arrow IPC is damaged or cut off: {error}", hint=_WRITE_AGAIN
+            f"{file.path}: not a complete file of Arrow IPC: {error}", hint=_WRITE_AGAIN
         ) from error
-    return message, end
 
 
-def _parse(data: bytes) -> _Message:
-    """The header of a message, a flatbuffer: see Message.fbs of Arrow's format.
-
-    Raises ValueError and struct.error for other bytes.
-    """
-    (root,) = struct.unpack_from("<I", data)
-    kind_at, header_at, body_at = (_field(data, root, number) for number in (1, 2, 3))
-    if not kind_at or not header_at:
-        raise ValueError("no header")
-    kind = data[kind_at] if kind_at < len(data) else 0
-    if kind not in (_SCHEMA, _DICTIONARY, _BATCH):
-        raise ValueError(f"a header of type {kind}")
-    (to_header,) = struct.unpack_from("<I", data, header_at)
-    rows_at = _field(data, header_at + to_header, 0) if kind == _BATCH else 0
-    return _Message(
-        kind,
-        struct.unpack_from("<q", data, rows_at)[0] if rows_at else 0,
-        struct.unpack_from("<q", data, body_at)[0] if body_at else 0,
-    )
-
-
-def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table is; 0 if it has its default."""
-    (back,) = struct.unpack_from("<i", data, table)
-    directory = table - back
-    if directory < 0:
-        raise ValueError("an offset before the beginning")
-    (size,) = struct.unpack_from("<H", data, directory)
-    if size < 4 + 2 * (number + 1):
-        return 0
-    (offset,) = struct.unpack_from("<H", data, directory + 4 + 2 * number)
-    return table + int(offset) if offset else 0
+def _scan_stream(file: DataFile, opened: OpenFile) -> Iterator[tuple[int, int | None, int]]:
+    """(begin, rows, end) of each message of a stream; rows are None if it is no record batch."""
+    at, batches = 0, 0
+    with opened.stream() as stream:
+        while True:
+            stream.seek(at)
+            start = stream.read(len(END_MARK))
+            try:
+                if len(start) < len(END_MARK):
+                    raise ValueError("the file ends without its end mark")
+                size = header_bytes(start)
+                if size == 0:
+                    break
+                message = message_of(stream.read(min(size, file.size_bytes)))
+                end = at + len(start) + size + message.body_bytes
+                if end > file.size_bytes:
+                    raise ValueError("the file ends inside a message")
+            except (ValueError, struct.error) as error:
+                raise UserError(
+                    f"{file.path}: at offset {at}: {error}", hint=_WRITE_AGAIN
+                ) from error
+            if message.kind is Kind.BATCH:
+                batches += 1
+            elif batches:
+                raise UserError(
+                    f"{file.path}: at offset {at}: a dictionary comes after the first record"
+                    " batch, so batches cannot be read alone",
+                    hint="write a file, not a stream, with one dictionary per column"
+                    " (unify_dictionaries)",
+                )
+            yield at, message.rows if message.kind is Kind.BATCH else None, end
+            at = end
+    if at + len(END_MARK) != file.size_bytes:
+        raise UserError(
+            f"{file.path}: at offset {at}: the stream ends, but the file goes on",
+            hint="give each stream a file of its own",
+        )
+    yield at, None, at

@@ -69,7 +69,9 @@ def convert(
     if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         return _convert_lists(array, fill_null, length or 0)
     if isinstance(array, pa.DictionaryArray):
-        array = array.dictionary_decode()
+        # Arrow decodes no dictionary of views.
+        words = array.dictionary.cast(plain_type(array.type) or array.type.value_type)
+        array = pa.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
     plain = plain_type(array.type)
     if plain is None:
         raise UserError(f"values of type {array.type} have no NumPy form")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from elasticdl.data import open_reader
-from elasticdl.data.arrow_files import END_MARK
+from elasticdl.data.arrow_messages import END_MARK
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
 
@@ -61,6 +61,7 @@ def test_values_of_many_types_are_those_that_were_written(
             "view": pa.array(["a", "b"], pa.string_view()),
             "fixed": pa.array([b"ab", b"cd"], pa.binary(2)),
             "word": pa.array(["x", "y"]).dictionary_encode(),
+            "sort": pa.DictionaryArray.from_arrays([1, 0], pa.array(["p", "q"], pa.string_view())),
             "pair": [[1, 2], [3, 4]],
             "image": [{"bytes": b"\xff", "path": "a.png"}, {"bytes": b"\0", "path": None}],
         }
@@ -72,7 +73,7 @@ def test_values_of_many_types_are_those_that_were_written(
     assert np.isnan(found["f32"].pop())
     assert found == {
         "i8": [1, -2], "f32": [0.5], "text": ["ü".encode(), b""], "view": [b"a", b"b"],
-        "fixed": [b"ab", b"cd"], "word": [b"x", b"y"], "pair": [[1, 2], [3, 4]],
+        "fixed": [b"ab", b"cd"], "word": [b"x", b"y"], "sort": [b"q", b"p"], "pair": [[1, 2], [3, 4]],
         "image.bytes": [b"\xff", b"\0"], "image.path": [b"a.png", b""],
     }  # fmt: skip
     reader = open_reader(str(path), {"columns": "image.bytes,i8"})
