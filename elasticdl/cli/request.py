@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.cli.views.console import tell
+from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
 from elasticdl.errors import SpecError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark
 from elasticdl.job import JobSpec
@@ -131,6 +132,8 @@ def _absolute_data(origin: str) -> str:
 
     Keep addresses, and what only custom_data_reader knows, such as a table.
     """
+    if is_sqlite(origin):
+        return str(parse_sqlite(origin).absolute())
     if is_address(origin):
         return origin
     root = origin

@@ -13,6 +13,7 @@ from elasticdl.data.csv_files import CsvDialect, CsvFormat
 from elasticdl.data.file_reader import Counting, FileFormat, FileReader
 from elasticdl.data.files import refuse_compressed
 from elasticdl.data.origins import expand, look_at
+from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError
 from elasticdl.flag_values import Scalar
@@ -83,7 +84,7 @@ class _Params:
             raise UserError(f"data reader parameter {name}={value!r}: expected a number")
         return value
 
-    def finish(self, form: Format) -> None:
+    def finish(self, form: str) -> None:
         for name in self._left:
             near = difflib.get_close_matches(name, self._known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self._known)}"
@@ -104,6 +105,8 @@ def open_reader(
 ) -> Reader:
     """Open the files of one format that `origin` names: a file, a directory or a glob.
 
+    `sqlite:///PATH?table=NAME` names a table.
+
     `format=` selects the format; otherwise the name or the first bytes do. `sources()` refuses CSV
     files with more than `max_bad_records` bad rows. Other bad records are counted in blocks as they
     are read.
@@ -116,6 +119,8 @@ def open_reader(
         UserError: data does not exist, formats are mixed, or a parameter is unknown.
     """
     sources = {source.name: source for source in counted}
+    if is_sqlite(origin):
+        return _sqlite_reader(origin, _Params(params), sources)
     present = expand(origin, running=bool(sources))
     paths = tuple(path for path in present if path in sources) or present
     left = _Params(params)
@@ -137,6 +142,14 @@ def open_reader(
                 paths, made, max_bad_records=max_bad_records, counted=sources, counting=counting
             )
     return reader
+
+
+def _sqlite_reader(origin: str, params: _Params, counted: Mapping[str, Source]) -> Reader:
+    from elasticdl.data.sqlite_tables import SqliteParams, SqliteReader
+
+    chosen = SqliteParams(params.text("key"), params.names("columns"), params.number("fill_null"))
+    params.finish("sqlite")
+    return SqliteReader(parse_sqlite(origin), chosen, counted)
 
 
 def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileFormat:
@@ -211,6 +224,10 @@ def _format_of(path: str, *, csv_params: bool) -> Format:
         return _BEGINNINGS[beginning[:4]]
     if _begins_like_tfrecord(beginning):
         return Format.TFRECORD
+    if beginning.startswith(b"SQLite forma"):
+        raise UserError(
+            f"{path} is a SQLite database", hint=f"name a table of it: sqlite:///{path}?table=NAME"
+        )
     raise UserError(
         f"{path}: unknown data format: neither name nor first bytes identify it",
         hint=f'set --data-reader-params "format=…" to one of {", ".join(Format)}',

@@ -73,7 +73,8 @@ def test_values_of_many_types_are_those_that_were_written(
     assert np.isnan(found["f32"].pop())
     assert found == {
         "i8": [1, -2], "f32": [0.5], "text": ["ü".encode(), b""], "view": [b"a", b"b"],
-        "fixed": [b"ab", b"cd"], "word": [b"x", b"y"], "sort": [b"q", b"p"], "pair": [[1, 2], [3, 4]],
+        "fixed": [b"ab", b"cd"], "word": [b"x", b"y"], "sort": [b"q", b"p"],
+        "pair": [[1, 2], [3, 4]],
         "image.bytes": [b"\xff", b"\0"], "image.path": [b"a.png", b""],
     }  # fmt: skip
     reader = open_reader(str(path), {"columns": "image.bytes,i8"})

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import csv
 import os
+import sqlite3
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from tests.present import array
 pytestmark = pytest.mark.contract
 RECORDS = 10_007
 IN_FILES = ["csv", "tfrecord", "parquet", "arrow", "arrows", "npz", "npz compressed", "npy"]
-FORMATS = [*IN_FILES, "custom", "own"]
+FORMATS = [*IN_FILES, "sqlite", "sqlite with gaps", "custom", "own"]
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,15 @@ def write(kind: str, path: Path, numbers: range) -> str:
             with new(str(path.with_suffix(f".{kind}")), table.schema) as out:
                 out.write_table(table, max_chunksize=977)
             return str(path.with_suffix(f".{kind}"))
+        case "sqlite" | "sqlite with gaps":
+            step = 3 if kind == "sqlite with gaps" else 1
+            file_name = path.with_suffix(".sqlite")
+            with closing(sqlite3.connect(file_name)) as database, database:
+                database.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, number INT)")
+                database.executemany(
+                    "INSERT INTO t VALUES (?, ?)", [(i * step, i) for i in numbers]
+                )
+            return f"sqlite:///{file_name}?table=t"
         case "npz" | "npz compressed":
             save = np.savez if kind == "npz" else np.savez_compressed
             save(
