@@ -228,9 +228,9 @@ class SqliteReader:
     def _count(self) -> int:
         with self._opened() as database:
             table = _quoted(self._table)
-            self._one(
-                database, f"SELECT {self._key} FROM {table} LIMIT 1"
-            )  # refuses a missing rowid
+            # Some builds of SQLite give views a rowid of null.
+            if self._one(database, f"SELECT {self._key} FROM {table} LIMIT 1") == (None,):
+                raise self._unordered()
             (records,) = self._one(database, f"SELECT COUNT(*) FROM {table}")
             if self._key != _ROWID:
                 (distinct,) = self._one(
@@ -252,10 +252,13 @@ class SqliteReader:
         except sqlite3.OperationalError as error:
             if _ROWID not in str(error):
                 raise
-            raise UserError(
-                f"{self._name} is a view or a table without rowid",
-                hint='name a unique column that orders it: --data-reader-params "key=NAME"',
-            ) from error
+            raise self._unordered() from error
+
+    def _unordered(self) -> UserError:
+        return UserError(
+            f"{self._name} is a view or a table without rowid, or its key is null",
+            hint='name a unique column that orders it: --data-reader-params "key=NAME"',
+        )
 
     def _known_keys(self, records: int) -> _Keys:
         if self._keys is None:
