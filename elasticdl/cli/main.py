@@ -32,6 +32,7 @@ VERBS = {
     "evaluate": _Verb("train", "Evaluate a trained model."),
     "predict": _Verb("train", "Write a trained model's predictions."),
     "check": _Verb("check", "Validate model and data without starting a job."),
+    "analyze": _Verb("analyze", "Compute statistics of the data's columns."),
     "list": _Verb("list", "List jobs on this machine and on the cluster.", "list_"),
     "top": _Verb("top", "Show what the jobs of a cluster have and wait for."),
     "status": _Verb("status", "Show the state of a job."),
@@ -62,7 +63,7 @@ GROUPS = {
     "Start a job": ("train", "evaluate", "predict", "check"),
     "Inspect jobs": ("list", "top", "status", "dashboard", "why", "report", "logs", "checkpoints"),
     "Control a job": ("scale", "checkpoint", "wait", "stop"),
-    "Other": ("cluster", "completion", "zoo"),
+    "Other": ("analyze", "cluster", "completion", "zoo"),
 }
 
 

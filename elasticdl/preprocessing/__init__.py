@@ -11,8 +11,10 @@ from keras.layers import StringLookup as IndexLookup
 from elasticdl.preprocessing.collecting import ConcatenateWithOffset, ToRagged, ToSparse
 from elasticdl.preprocessing.embedding import SparseEmbedding
 from elasticdl.preprocessing.numeric import LogRound, RoundIdentity, ToNumber
+from elasticdl.preprocessing.statistics import ColumnStatistics, Statistics
 
 __all__ = [
+    "ColumnStatistics",
     "ConcatenateWithOffset",
     "Discretization",
     "Hashing",
@@ -21,6 +23,7 @@ __all__ = [
     "Normalizer",
     "RoundIdentity",
     "SparseEmbedding",
+    "Statistics",
     "ToNumber",
     "ToRagged",
     "ToSparse",
