@@ -8,10 +8,12 @@ from __future__ import annotations
 import csv
 import os
 import random
+import sqlite3
 import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -64,6 +66,24 @@ def write_parquet(path: Path) -> None:
     )
 
 
+def write_arrow(path: Path) -> None:
+    import pyarrow as pa
+
+    rng = np.random.default_rng(1)
+    table = pa.table({f"x{i}": rng.random(1_200_000) for i in range(10)})
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+
+
+def write_sqlite(path: Path) -> None:
+    rng = np.random.default_rng(1)
+    names = [f"x{i}" for i in range(10)]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"CREATE TABLE t ({' REAL, '.join(names)} REAL)")
+        rows = rng.random((1_100_000, 10)).tolist()
+        database.executemany(f"INSERT INTO t VALUES ({', '.join('?' * 10)})", rows)
+
+
 def write_npz(path: Path) -> None:
     np.savez(
         path,
@@ -90,6 +110,8 @@ def files(folder: Path) -> Iterator[tuple[str, Path, Callable[[Path], None]]]:
             partial(write_tfrecord, record_bytes=size),
         )
     yield "Parquet, 10 float64", folder / "a.parquet", write_parquet
+    yield "Arrow, 10 float64", folder / "a.arrows", write_arrow
+    yield "SQLite, 10 REAL", folder / "a.sqlite", write_sqlite
     yield "npz, 100 float32", folder / "a.npz", write_npz
 
 
@@ -100,7 +122,8 @@ def main() -> None:
         for title, path, write in files(Path(name)):
             write(path)
             megabytes = path.stat().st_size / 1e6
-            reader = open_reader(str(path), {})
+            origin = f"sqlite:///{path}" if path.suffix == ".sqlite" else str(path)
+            reader = open_reader(origin, {})
             began_s = time.perf_counter()
             (source,) = reader.sources()
             indexed_s = time.perf_counter()

@@ -84,6 +84,7 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
 """What to give instead of a value, by flag in snake case and value."""
 
 _READERS: Final = "see “A reader of your own” in the documentation"
+_TABLES: Final = "name a table of SQLite, sqlite:///PATH?table=NAME, or export to Parquet"
 _FEATURES: Final = "use keras.utils.FeatureSpace or Keras' preprocessing layers"
 
 IMPORTS: Final[Mapping[str, str]] = {
@@ -96,7 +97,7 @@ IMPORTS: Final[Mapping[str, str]] = {
     "default_logger": "logging.getLogger(__name__)",
     "AbstractDataReader": _READERS,
     "RecordIODataReader": _READERS,
-    "ODPSDataReader": _READERS,
+    "ODPSDataReader": _TABLES,
     **{
         name: f"from elasticdl.preprocessing import {name}"
         for name in (
