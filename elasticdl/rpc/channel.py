@@ -41,13 +41,18 @@ _SHARED: Options = [
 
 
 def channel_options() -> Options:
-    """Options of clients: notice a silent peer within 15 s, reconnect within 1 s, use no proxy."""
+    """Options of clients: notice a silent peer within 15 s, reconnect within 1 s, use no proxy.
+
+    A peer has 5 s to accept a connection.
+    """
     return [
         *_SHARED,
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # This is the limit of an attempt to connect, not a pause. With a short one, thousands of
+        # clients hang up on a busy server and come again, and it accepts none of them.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),
         # Channels to a server that came back at the same address must not share the broken

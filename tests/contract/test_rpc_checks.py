@@ -186,6 +186,22 @@ def test_a_connection_that_says_nothing_is_closed(served: tuple[str, Acting]) ->
     assert fence(served[0], Credentials(TOKEN, "master").metadata(3)).sequence == 5
 
 
+def test_a_client_waits_for_a_server_that_is_slow_to_accept() -> None:
+    """Thousands of clients that hang up early and come again keep a master from accepting any."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        busy.settimeout(30)
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        with grpc.insecure_channel(address, options=channel_options()) as channel:
+            channel.subscribe(lambda _: None, try_to_connect=True)
+            connection, _ = busy.accept()
+            with connection:
+                connection.settimeout(1.0)
+                with pytest.raises(TimeoutError):
+                    while connection.recv(4096):  # its preface and settings come first
+                        pass
+                    pytest.fail("the client has hung up")
+
+
 def test_a_method_that_is_not_there_is_refused_like_any_other_without_the_token(
     served: tuple[str, Acting],
 ) -> None:
