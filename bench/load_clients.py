@@ -91,21 +91,23 @@ class Client:
     async def _work(self) -> None:
         # As if the first lease had begun before: clients that start together do not stay in step.
         share = self._random.uniform(0.0, 1.2)
+        lease: Any = None
         while True:
-            lease = self._lease = await self._next_lease()
+            lease = self._lease = lease or await self._next_lease()
             await asyncio.sleep(LEASE_S * share)
             share = self._random.uniform(0.8, 1.2)
             if lease.revocation < self._revocation:
+                lease = None
                 continue
             applied = pb.Applied(
                 shard=lease.shard, attempt=lease.attempt, offset=lease.end - lease.begin
             )
-            await self._report(
+            lease = await self._report(
                 pb.Progress(
                     task=lease.task, applied=applied, version=1, has_loss=True, loss=0.5, done=True
-                )
+                ),
+                asks=True,
             )
-            self._lease = None
 
     async def _next_lease(self) -> Any:
         began_s = time.monotonic()
@@ -113,23 +115,37 @@ class Client:
             self._sequence += 1
             request = pb.LeaseRequest(wait_s=POLL_S, sequence=self._sequence)
             reply = await self._call(self._stub.RequestLease, request, POLL_S + CALL_S)
-            match reply.WhichOneof("answer"):
-                case "lease":
-                    self._measured.leases_ms.append(1e3 * (time.monotonic() - began_s))
-                    return reply.lease
-                case "finished":
-                    raise Refused("the job has no more records")
+            if (lease := self._leased(reply, began_s)) is not None:
+                return lease
 
-    async def _report(self, *progress: Any, version: int = 0) -> None:
+    def _leased(self, reply: Any, began_s: float) -> Any:
+        """Return the lease of an answer; None if there is none now."""
+        match reply.WhichOneof("answer"):
+            case "lease":
+                self._measured.leases_ms.append(1e3 * (time.monotonic() - began_s))
+                return reply.lease
+            case "finished":
+                raise Refused("the job has no more records")
+
+    async def _report(self, *progress: Any, version: int = 0, asks: bool = False) -> Any:
+        """Report; return a lease if it `asks` for one and there is one now."""
+        began_s, lease = time.monotonic(), None
         async with self._reporting:
             self._reports += 1
             request = pb.ReportRequest(
                 progress=progress, sequence=self._reports, gauges=_GAUGES, version=version
             )
+            if asks:
+                self._sequence += 1
+                request.lease.sequence = self._sequence
             reply = await self._call(self._stub.Report, request)
+            if asks:
+                # Before another report leaves: another master is told of this lease.
+                lease = self._lease = self._leased(reply.lease, began_s)
             self._reported_s = time.monotonic()
             self._measured.reports += 1
             self._heartbeat_s = getattr(reply, "heartbeat_s", 0.0) or self._heartbeat_s
+        return lease
 
     async def _beat(self) -> None:
         """Report whenever the last report is a heartbeat old."""

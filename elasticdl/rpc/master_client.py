@@ -40,6 +40,7 @@ AWAY_S = 120.0
 _STREAM_S = 3600.0
 _LONG_POLL_SLACK_S = 10.0
 _ATTACH_AGAIN_S = 5.0
+_CALL_S = 15.0
 _RECEIVED_KEPT = 1024
 """Newest leases to tell another master of: more than a worker can have at a time."""
 
@@ -218,12 +219,35 @@ class MasterClient:
 
         Counted exactly once. Returns after how many seconds the next one is due; None: as before.
         """
+        reply, _ = self._report(report, None)
+        return reply.heartbeat_s or None
+
+    def report_and_request(self, report: Report) -> tuple[float | None, LeaseAnswer | None]:
+        """Report, and ask for one more lease in the same call; see `report`.
+
+        The answer does not wait for work: `Wait` if there is no lease now. None: another master
+        was told meanwhile that the answer did not arrive, so ask it again.
+        """
+        with self._lease_lock:
+            reply, term = self._report(report, pb.LeaseRequest(sequence=self._leases + 1))
+            try:
+                answer = messages.lease_answer_from_wire(reply.lease)
+            except ValueError as error:
+                raise PermanentError(f"{self._what('report')}: {error}") from error
+            taken = self._take(answer, term)
+            self._leases += taken
+            return reply.heartbeat_s or None, answer if taken else None
+
+    def _report(self, report: Report, lease: pb.LeaseRequest | None) -> tuple[pb.ReportReply, int]:
+        """Return the reply, and the term of the master that it is from."""
         with self._report_lock:
             request = messages.report_to_wire(report, self._reports + 1)
-            reply = self._call(self._stub.Report, request, "report")
+            if lease is not None:
+                request.lease.CopyFrom(lease)
+            answered = self._call_of_term(self._stub.Report, request, "report", attempt_s=_CALL_S)
             # After the answer: the master counts a repeated number once.
             self._reports += 1
-            return reply.heartbeat_s or None
+            return answered
 
     def orders(self) -> Iterator[Order]:
         """The master's orders, as they come; ends when this client is closed.
@@ -304,7 +328,7 @@ class MasterClient:
         }
 
     def _call(
-        self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = 15.0
+        self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = _CALL_S
     ) -> T:
         reply, _ = self._call_of_term(method, request, what, attempt_s=attempt_s)
         return reply

@@ -318,6 +318,45 @@ def test_a_report_that_is_repeated_counts_once(stage: Stage) -> None:
     assert repeated in stage.journal.safe
 
 
+def test_a_report_brings_the_next_lease(stage: Stage) -> None:
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.GrantLease(event.worker, LEASE),
+    )
+    client = stage.worker()
+    done = Progress(Task.TRAINING, Applied(ShardId(3), 0, 100), done=True)
+    heartbeat_s, lease = client.report_and_request(Report(progress=(done,)))
+    assert (heartbeat_s, lease) == (2.0, LEASE)
+    kinds = [type(event).__name__ for event in stage.journal.safe]
+    assert kinds[-2:] == ["ProgressReported", "LeaseRequested"], "what is done makes room first"
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.NoLeaseNow(event.worker, "all shards are leased"),
+    )
+    assert client.report_and_request(Report())[1] == Wait("all shards are leased")
+    stage.core.answers[happened.LeaseRequested] = lambda event: (do.WorkFinished(event.worker),)
+    assert client.report_and_request(Report())[1] == Finished()
+
+
+def test_a_repeated_report_brings_the_same_lease_again(stage: Stage) -> None:
+    stage.core.answers[happened.LeaseRequested] = lambda event: (
+        do.GrantLease(event.worker, LEASE),
+    )
+    client = stage.worker()
+    report = Report(progress=(Progress(Task.TRAINING, Applied(ShardId(3), 0, 100), done=True),))
+    first = client.report_and_request(report)
+    client._reports = client._leases = 0
+    assert client.report_and_request(report) == first
+    assert len(stage.core.of(happened.LeaseRequested)) == 1
+    assert len(stage.core.of(happened.ProgressReported)) == 1
+
+
+def test_a_server_gets_no_lease_with_its_report(stage: Stage) -> None:
+    client = stage.client("ps-0")
+    client.attach()
+    with pytest.raises(UserError, match="ps-0 requested a lease; only workers have leases"):
+        client.report_and_request(Report())
+    assert not stage.core.of(happened.LeaseRequested)
+
+
 def test_what_a_process_drops_itself_is_in_the_journal(stage: Stage) -> None:
     client = stage.worker()
     for count in (2, 2, 5):

@@ -97,6 +97,37 @@ async def test_the_next_request_gets_another_lease(bench: Bench) -> None:
 
 
 @on_loop
+async def test_a_request_that_does_not_wait_is_answered_when_the_core_has_decided(
+    bench: Bench,
+) -> None:
+    poll = bench.poll(1, 0.0)
+    await settle()
+    assert not poll.done()
+    bench.desk.answer(WORKER, Wait("all shards are leased"))
+    assert await poll == Wait("all shards are leased")
+    # The number was not answered with a lease, so the next request may have it.
+    again = bench.poll(1, 0.0)
+    await settle()
+    bench.desk.answer(WORKER, lease(7))
+    assert await again == lease(7)
+    assert await bench.poll(1, 0.0) == lease(7), "a repeat gets the answer that was lost"
+    assert bench.asked == [WORKER, WORKER]
+    assert bench.returned == []
+
+
+@on_loop
+async def test_a_lease_for_a_call_that_did_not_wait_and_was_cancelled_goes_back(
+    bench: Bench,
+) -> None:
+    poll = bench.poll(1, 0.0)
+    await settle()
+    poll.cancel()
+    await settle()
+    bench.desk.answer(WORKER, lease(7))
+    assert bench.returned == [lease(7)]
+
+
+@on_loop
 async def test_a_lease_whose_call_was_cancelled_before_it_came_goes_back(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from elasticdl.rpc.conversation import Finished, LeaseAnswer
+from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.worker.pipeline.leases import AHEAD, LeaseKeeper
-from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.outbox import Advance, Outbox
 from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.shutdown import Done, Shutdown
 from tests.present import present
+from tests.waiting import until
 
 pytestmark = pytest.mark.core
 
@@ -24,8 +27,10 @@ class Source:
 
     def __init__(self, *answers: Lease) -> None:
         self.left: list[LeaseAnswer] = [*answers]
+        self.calls = 0
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:
+        self.calls += 1
         return self.left.pop(0) if self.left else Finished()
 
 
@@ -58,3 +63,56 @@ def test_an_order_that_is_told_again_does_not_bring_an_earlier_era_back() -> Non
     keeper.revoke(2)
     keeper.revoke(1)
     assert keeper.revocation == 2
+
+
+@pytest.fixture
+def shutdown() -> Iterator[Shutdown]:
+    made = Shutdown()
+    yield made
+    made.end(Done())
+
+
+def test_the_report_on_a_finished_lease_carries_the_request_for_the_next(
+    shutdown: Shutdown,
+) -> None:
+    outbox, source = Outbox(), Source(lease(0, 0), lease(1, 0))
+    keeper = LeaseKeeper(source, outbox, shutdown, lambda lease_s: 30.0)
+    keeper.start()
+    first, second = keeper.next(), keeper.next()
+    assert not outbox.carried.take(), "there is no room yet"
+    keeper.worked_through(first)
+    until("the next report may carry the request", outbox.carried.take)
+    outbox.carried.answered(lease(2, 0))
+    assert present(keeper.next().lease.shard).id == 2
+    # There is no work now: the next request is a call that waits for some.
+    keeper.worked_through(second)
+    until("the next report may carry the request", outbox.carried.take)
+    source.left.append(lease(3, 0))
+    outbox.carried.answered(Wait("all shards are leased"))
+    assert present(keeper.next().lease.shard).id == 3
+    assert source.calls == 3
+
+
+def test_a_request_waits_for_no_report_that_is_not_due_soon(shutdown: Shutdown) -> None:
+    outbox, source = Outbox(), Source(*(lease(number, 0) for number in range(4)))
+    keeper = LeaseKeeper(source, outbox, shutdown, lambda lease_s: 3600.0)
+    keeper.start()
+    first, second = keeper.next(), keeper.next()
+    outbox.advance(first.lease, Advance(8, done=True))
+    keeper.worked_through(first)
+    assert present(keeper.next().lease.shard).id == 2
+    # Nothing is left to work on.
+    keeper.revoke(1)
+    keeper.worked_through(second)
+    with pytest.raises(Ended):
+        keeper.next()
+
+
+def test_a_request_that_no_report_took_along_is_a_call(shutdown: Shutdown) -> None:
+    outbox, source = Outbox(), Source(*(lease(number, 0) for number in range(3)))
+    keeper = LeaseKeeper(source, outbox, shutdown, lambda lease_s: 0.01)
+    keeper.start()
+    first, _ = keeper.next(), keeper.next()
+    keeper.worked_through(first)
+    assert present(keeper.next().lease.shard).id == 2
+    assert not outbox.carried.take()

@@ -202,6 +202,8 @@ class ScriptedMaster:
         self.todo = list(leases)
         self.open = len(self.todo)
         self.reports: list[Report] = []
+        self.carried = 0
+        """Requests that came with a report."""
         self.changed = threading.Condition()
 
     def request_lease(self, wait_s: float) -> Finished | Wait | Lease:
@@ -215,6 +217,11 @@ class ScriptedMaster:
             self.reports.append(report)
             self.open -= sum(progress.done for progress in report.progress) + len(report.summaries)
             self.changed.notify_all()
+
+    def report_and_request(self, report: Report) -> tuple[None, Finished | Wait | Lease]:
+        self.report(report)
+        self.carried += 1
+        return None, self.request_lease(0.0)
 
     def progress(self) -> list[Progress]:
         return [progress for report in self.reports for progress in report.progress]

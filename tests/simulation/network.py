@@ -215,14 +215,9 @@ class Client:
                     )
 
                 answer: LeaseAnswer = self._call(handle, wait_s + _LONG_POLL_SLACK_S)
-                with self._attaching:
-                    if self._term != term:
-                        continue
-                    if isinstance(answer, Lease):
-                        self._received.append(ReceivedLease.of(answer))
-                        self._revocation = max(self._revocation, answer.revocation)
-                self._leases += 1
-                return answer
+                if self._note_answer(answer, term):
+                    self._leases += 1
+                    return answer
 
     def take_turn(self, number: int, epoch: int, revocation: int, wait_s: float) -> tuple[int, str]:
         """See MasterClient."""
@@ -271,6 +266,36 @@ class Client:
 
             self._call(handle, _ATTEMPT_S)
             self._reports += 1
+
+    def report_and_request(self, report: Report) -> tuple[None, LeaseAnswer | None]:
+        """See MasterClient."""
+        with self._lease_lock, self._report_lock:
+            sequence, lease, term = self._reports + 1, self._leases + 1, 0
+
+            async def handle() -> LeaseAnswer:
+                nonlocal term
+                term = self._check()
+                gateway = self._master.gateway
+                answer = await gateway.report_and_poll(self._name, report, sequence, lease)
+                self._master.reported(self._name, report)
+                return answer
+
+            answer: LeaseAnswer = self._call(handle, _ATTEMPT_S)
+            self._reports += 1
+            if not self._note_answer(answer, term):
+                return None, None
+            self._leases += 1
+            return None, answer
+
+    def _note_answer(self, answer: LeaseAnswer, term: int) -> bool:
+        """As `rpc.master_client.MasterClient._take`."""
+        with self._attaching:
+            if self._term != term:
+                return False
+            if isinstance(answer, Lease):
+                self._received.append(ReceivedLease.of(answer))
+                self._revocation = max(self._revocation, answer.revocation)
+            return True
 
     def orders(self) -> Iterator[Order]:
         """See MasterClient."""

@@ -30,6 +30,8 @@ class _Poll:
 
     sequence: int
     answer: asyncio.Future[LeaseAnswer]
+    at_once: bool
+    """Whether it takes `Wait` for an answer."""
     reason: str = "the master has not answered yet"
 
 
@@ -67,7 +69,10 @@ class LeasePolls:
         self._eras: dict[ProcessName, int] = {}
 
     async def poll(self, worker: ProcessName, sequence: int, wait_s: float) -> LeaseAnswer:
-        """Wait up to `wait_s` for a lease. The caller may be cancelled."""
+        """Wait up to `wait_s` for a lease; 0: until the core has decided.
+
+        The caller may be cancelled.
+        """
         # A repeated sequence number: the first answer was lost on its way. Without this the core
         # would hold a lease that the worker never got.
         given = self._given.get(worker)
@@ -81,7 +86,8 @@ class LeasePolls:
             self._given[worker] = _LastAnswer(sequence, kept, taker=None)
             return kept
         self._end(worker, "superseded by a newer request of this worker")
-        poll = self._polls[worker] = _Poll(sequence, asyncio.get_running_loop().create_future())
+        answer: asyncio.Future[LeaseAnswer] = asyncio.get_running_loop().create_future()
+        poll = self._polls[worker] = _Poll(sequence, answer, at_once=wait_s == 0)
         self._ask_once(worker)
         try:
             return await self._within(poll, wait_s)
@@ -108,6 +114,8 @@ class LeasePolls:
             return False
         if isinstance(answer, Wait):
             poll.reason = answer.reason
+            if poll.at_once:
+                poll.answer.set_result(answer)
         else:
             # Remember it before the call returns: the reply may be lost from here on.
             self._given[worker] = _LastAnswer(poll.sequence, answer, taker=poll)
@@ -168,6 +176,8 @@ class LeasePolls:
 
     @staticmethod
     async def _within(poll: _Poll, wait_s: float) -> LeaseAnswer:
+        if poll.at_once:
+            return await poll.answer
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 # The timeout must not cancel the answer, which the core may still give.

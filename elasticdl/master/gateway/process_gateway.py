@@ -209,7 +209,7 @@ class ProcessGateway:
         ring_number: int = 0,
         at_mark: bool = False,
     ) -> LeaseAnswer:
-        """Wait up to `wait_s` for a lease, or for an item of the ring."""
+        """Wait up to `wait_s` for a lease, or for an item of the ring; see `LeasePolls.poll`."""
         self.sessions.heard(worker)
         self._items[worker] = (ring_number, at_mark)
         return await self.leases.poll(worker, sequence, wait_s)
@@ -219,6 +219,27 @@ class ProcessGateway:
 
         Raises Refused for a process that is not attached, or that may not report such a thing.
         """
+        if (kept := self._take_report(name, report, sequence)) is not None:
+            await kept
+
+    async def report_and_poll(
+        self, name: ProcessName, report: Report, sequence: int, lease_sequence: int
+    ) -> LeaseAnswer:
+        """Handle a report and then a request for a lease, which does not wait for work.
+
+        Both share one batch of events, and one write to the journal. Raises as `report`.
+        """
+        kept = self._take_report(name, report, sequence)
+        answer = await self.poll(name, lease_sequence, 0.0)
+        if kept is not None:
+            # An answer to an earlier request may have come before.
+            await kept
+        return answer
+
+    def _take_report(
+        self, name: ProcessName, report: Report, sequence: int
+    ) -> asyncio.Future[None] | None:
+        """Post the events of a report. Events are handled in order: returns the last one."""
         presence = self.sessions.heard(name)
         if presence is None:
             raise Refused(self.sessions.refusal(name, ""))
@@ -232,9 +253,8 @@ class ProcessGateway:
         if name.role is Role.WORKER:
             self._delays.reported(name, report.gauges, self._queue.at_s())
         if sequence <= presence.reports:
-            # Events are handled in order, so when this one is on disk, so is the original report.
-            await self._dropped(name, DropCause.REPEATED_REPORT)
-            return
+            # When this one is on disk, so is the original report.
+            return self._dropped(name, DropCause.REPEATED_REPORT)
         # Before any event is posted: a repeat that arrives during the disk write must not count
         # again.
         presence.reports = sequence
@@ -242,17 +262,15 @@ class ProcessGateway:
             presence.version = report.version
             self._server_reported()
             if report.state is not None:
-                await self._queue.post(state_reported(name, report.state, self._queue.at_s()))
-            return
+                return self._queue.post(state_reported(name, report.state, self._queue.at_s()))
+            return None
         at_s = self._queue.at_s()
         for progress in report.progress:
             self.throughput.reported(name, progress, at_s)
         self._busy_reported(name, report.activity, at_s)
         self._ring_reported(name, report)
         handled = [self._queue.post(event) for event in events_of(name, report, at_s)]
-        if handled:
-            # Events are handled in order, so waiting for the last one is enough.
-            await handled[-1]
+        return handled[-1] if handled else None
 
     def stream(self, name: ProcessName) -> AsyncGenerator[Order]:
         """Yield the orders for a process, from now on."""

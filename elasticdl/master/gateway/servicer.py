@@ -39,6 +39,7 @@ from elasticdl.rpc.channel import (
     server_options,
     status_details,
 )
+from elasticdl.rpc.conversation import Report
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import ShardId, Source
@@ -261,12 +262,26 @@ class MasterService(MasterServicer):
             with _valid():
                 report = messages.report_from_wire(request)
             name = _name(context)
-            await self._gateway.report(name, report, request.sequence)
+            answer = await self._taken(name, report, request)
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
             await _refuse(context, refused)
-        return pb.ReportReply(heartbeat_s=self._gateway.told_period_s(name))
+        return pb.ReportReply(heartbeat_s=self._gateway.told_period_s(name), lease=answer)
+
+    async def _taken(
+        self, name: ProcessName, report: Report, request: pb.ReportRequest
+    ) -> pb.LeaseReply | None:
+        """Handle a report, and the request for a lease that it may carry."""
+        if not request.HasField("lease"):
+            await self._gateway.report(name, report, request.sequence)
+            return None
+        if name.role is not Role.WORKER:
+            raise _InvalidMessage(f"{name} requested a lease; only workers have leases")
+        answer = await self._gateway.report_and_poll(
+            name, report, request.sequence, request.lease.sequence
+        )
+        return messages.lease_answer_to_wire(answer)
 
     async def Orders(
         self, request: pb.OrdersRequest, context: AsyncContext

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, assert_never, final
 
@@ -27,6 +28,15 @@ _LEAST_S = 0.05
 
 _GIVE_UP_S = 600.0
 
+_PATIENCE = 0.125
+_MOST_PATIENCE_S = 1.0
+
+
+def patience_s(lease_s: float) -> float:
+    """How long a request waits for a report to travel with, if a lease takes `lease_s`."""
+    return min(_PATIENCE * lease_s, _MOST_PATIENCE_S)
+
+
 
 class LeaseSource(Protocol):
     """Grants leases: the master's client."""
@@ -46,14 +56,25 @@ class HeldLease:
 class LeaseKeeper:
     """Thread-safe: the reader takes leases, the loop makes room for more, orders revoke them."""
 
-    def __init__(self, source: LeaseSource, outbox: Outbox, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        source: LeaseSource,
+        outbox: Outbox,
+        shutdown: Shutdown,
+        patience_s: Callable[[float], float] = patience_s,
+    ) -> None:
         self._source = source
+        self._patience_s = patience_s
         self._outbox = outbox
         self._shutdown = shutdown
         self._leases: Channel[HeldLease] = Channel(depth=AHEAD)
         self._ahead: set[HeldLease] = set()
         self._revocation = 0
         self._voided: list[Lease] = []
+        self._worked: HeldLease | None = None
+        """The newest lease that was worked through."""
+        self._worked_s, self._lease_s = time.monotonic(), 0.0
+        """When that was, and how long after the one before."""
         self._changed = threading.Condition()
         shutdown.listen(self._leases.close)
         shutdown.listen(self._wake)
@@ -82,6 +103,9 @@ class LeaseKeeper:
         """The last batch of this lease is computed: there is room for another lease."""
         with self._changed:
             self._ahead.discard(held)
+            now_s = time.monotonic()
+            self._lease_s, self._worked_s = now_s - self._worked_s, now_s
+            self._worked = held
             self._changed.notify_all()
 
     def revoke(self, revocation: int) -> None:
@@ -135,6 +159,9 @@ class LeaseKeeper:
 
     def _fill_room(self) -> bool:
         """Request until a lease is granted; False if there will be no more."""
+        answer = self._outbox.carried.ask(self._wait_for_report_s(), self._shutdown)
+        if answer is not None and (more := self._answered(answer)) is not None:
+            return more
         away_since_s: float | None = None
         while not self._shutdown:
             begin_s = time.monotonic()
@@ -149,21 +176,38 @@ class LeaseKeeper:
                 continue
             # The limit is for one outage; a master that answers, even with Wait, is not away.
             away_since_s = None
-            match answer:
-                case Lease():
-                    self._accept(answer)
-                    return True
-                case Wait(reason):
-                    _log.debug("no lease now: %s", reason)
-                    self._shutdown.wait(max(0.0, _LEAST_S - (time.monotonic() - begin_s)))
-                case Finished():
-                    self._leases.finish()
-                    return False
-                case WorkItem():
-                    raise PermanentError(f"asked for a lease, got item {answer.number} of a ring")
-                case _:
-                    assert_never(answer)
+            if (more := self._answered(answer)) is not None:
+                return more
+            self._shutdown.wait(max(0.0, _LEAST_S - (time.monotonic() - begin_s)))
         return False
+
+    def _wait_for_report_s(self) -> float:
+        """How long a request may wait for a report to travel with.
+
+        Not at all if no report is due soon, or if the worker has nothing else to do.
+        """
+        with self._changed:
+            worked, idle, lease_s = self._worked, not self._ahead, self._lease_s
+        if worked is None or idle or worked.lease not in self._outbox.held():
+            return 0.0
+        return self._patience_s(lease_s)
+
+    def _answered(self, answer: LeaseAnswer) -> bool | None:
+        """Whether there may be further leases after this one; None: it is no lease."""
+        match answer:
+            case Lease():
+                self._accept(answer)
+                return True
+            case Wait(reason):
+                _log.debug("no lease now: %s", reason)
+                return None
+            case Finished():
+                self._leases.finish()
+                return False
+            case WorkItem():
+                raise PermanentError(f"asked for a lease, got item {answer.number} of a ring")
+            case _:
+                assert_never(answer)
 
     def _accept(self, lease: Lease) -> None:
         held = HeldLease(lease)

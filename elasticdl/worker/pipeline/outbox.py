@@ -26,6 +26,7 @@ from elasticdl.rpc.conversation import (
     Summary,
 )
 from elasticdl.shard import Applied, Lease, Shard, ShardId
+from elasticdl.worker.pipeline.carried_request import CarriedRequest
 
 LeaseKey: TypeAlias = tuple[ShardId, int]
 
@@ -161,6 +162,7 @@ class Outbox:
         """Set when the next report has arrived; `_under_way`: when the last one has."""
         self._under_way: list[threading.Event] = []
         self.urgent = threading.Event()
+        self.carried = CarriedRequest()
 
     def tell_all(self) -> tuple[Applied, ...]:
         """Include every lease in hand in the next report, changed or not.

@@ -11,7 +11,7 @@ import threading
 from typing import Protocol, final
 
 from elasticdl.errors import Refused, TransientError
-from elasticdl.rpc.conversation import Report
+from elasticdl.rpc.conversation import LeaseAnswer, Report
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.state_reports import StateReports
 from elasticdl.worker.process.gauges import Gauges
@@ -33,6 +33,9 @@ class Listener(Protocol):
 
         Raises Refused, TransientError.
         """
+
+    def report_and_request(self, report: Report) -> tuple[float | None, LeaseAnswer | None]:
+        """Do the same, and ask for a lease; None: ask again. Raises Refused, TransientError."""
 
 
 @final
@@ -87,7 +90,7 @@ class Reporter:
                 last = self._closing.is_set()
                 # The same report object is sent again until it arrives; what was taken is never
                 # lost.
-                self._heartbeat_s = self._send(self._report()) or self._heartbeat_s
+                self._heartbeat_s = self._send(self._report(), last=last) or self._heartbeat_s
                 # Only after the master's answer.
                 self._outbox.arrived()
                 if last:
@@ -105,10 +108,16 @@ class Reporter:
         state = self._states.prepare()
         return self._states.complete(self._outbox.take(self._gauges.take()), state)
 
-    def _send(self, report: Report) -> float | None:
+    def _send(self, report: Report, *, last: bool) -> float | None:
+        carried = self._outbox.carried
+        asks = not last and carried.take()
         for attempt in range(GIVE_UP_ATTEMPTS):
             try:
-                return self._master.report(report)
+                if not asks:
+                    return self._master.report(report)
+                heartbeat_s, answer = self._master.report_and_request(report)
+                carried.answered(answer)
+                return heartbeat_s
             except TransientError as error:
                 if attempt + 1 == GIVE_UP_ATTEMPTS or self._closing.is_set():
                     raise
