@@ -1,5 +1,6 @@
-"""`python -m bench load --server N | --master N [--seconds S] [-o json]`: a parameter server, or a
-master, with N clients over real sockets. With `-o json` the last line is one JSON object.
+"""`python -m bench load --server N | --master N [--seconds S] [--lease-seconds L] [-o json]`: a
+parameter server, or a master, with N clients over real sockets. With `-o json` the last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 LOADS = {"server": "bench.load_server", "master": "bench.load_master"}
-"""Modules with `run(clients: int, seconds: float) -> Load`."""
+"""Modules with `run(clients: int, seconds: float) -> Load`; a master's takes `lease_s`, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,17 @@ def main(arguments: Sequence[str]) -> None:
     for kind in LOADS:
         which.add_argument(f"--{kind}", type=int, metavar="N", help=f"N clients of one {kind}")
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds to measure")
+    parser.add_argument(
+        "--lease-seconds", type=float, help="how long a master's client works on a lease"
+    )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     given = parser.parse_args(arguments)
     kind = next(kind for kind in LOADS if getattr(given, kind) is not None)
-    load: Load = importlib.import_module(LOADS[kind]).run(getattr(given, kind), given.seconds)
+    options = {"lease_s": given.lease_seconds} if given.lease_seconds else {}
+    if options and kind != "master":
+        parser.error("--lease-seconds is for --master")
+    run = importlib.import_module(LOADS[kind]).run
+    load: Load = run(getattr(given, kind), given.seconds, **options)
     if given.output == "json":
         print(json.dumps(asdict(load)), flush=True)
         return

@@ -31,7 +31,7 @@ from elasticdl.tokens import process_token, proof_to_master
 
 T = TypeVar("T")
 LEASE_S = 5.0
-"""How long a client computes on a lease, give or take a fifth: the cost model."""
+"""How long a client works on a lease unless it is told otherwise, give or take a fifth."""
 CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
 _LONGEST_PAUSE_S = 1.0
 _PASSING = (
@@ -58,8 +58,11 @@ class Refused(Exception):
 class Client:
     """A worker; a parameter server is one that reports, and leases nothing."""
 
-    def __init__(self, address: str, token: str, name: str, measured: Measured) -> None:
+    def __init__(
+        self, address: str, token: str, name: str, measured: Measured, lease_s: float
+    ) -> None:
         self.name = ProcessName.parse(name)
+        self._lease_s = lease_s
         self._credentials = Credentials(proof_to_master(process_token(token, name)), name)
         self._channel = grpc.aio.insecure_channel(address, options=channel_options())
         self._stub: Any = MasterStub(self._channel)
@@ -68,6 +71,8 @@ class Client:
         self._attaching, self._reporting = asyncio.Lock(), asyncio.Lock()
         self._request: Any = None
         self._lease: Any = None
+        self._stream: Any = None
+        self._answer: asyncio.Future[Any] | None = None
         self._revocation = self._reports = self._sequence = 0
         self._heartbeat_s = 2.0
         self.term = 0
@@ -94,7 +99,7 @@ class Client:
         lease: Any = None
         while True:
             lease = self._lease = lease or await self._next_lease()
-            await asyncio.sleep(LEASE_S * share)
+            await asyncio.sleep(self._lease_s * share)
             share = self._random.uniform(0.8, 1.2)
             if lease.revocation < self._revocation:
                 lease = None
@@ -138,7 +143,9 @@ class Client:
             if asks:
                 self._sequence += 1
                 request.lease.sequence = self._sequence
-            reply = await self._call(self._stub.Report, request)
+            reply = await self._report_on_stream(request)
+            if reply is None:
+                reply = await self._call(self._stub.Report, request)
             if asks:
                 # Before another report leaves: another master is told of this lease.
                 lease = self._lease = self._leased(reply.lease, began_s)
@@ -164,11 +171,12 @@ class Client:
         while True:
             term = self.term
             try:
-                async for order in self._stub.Orders(
-                    pb.OrdersRequest(), metadata=self._credentials.metadata(term)
-                ):
-                    attempt = 0
+                stream = self._stub.Orders(metadata=self._credentials.metadata(term))
+                async for order in stream:
+                    attempt, self._stream = 0, stream
                     match order.WhichOneof("order"):
+                        case "reported":
+                            self._reported(order.reported)
                         case "finish" | "drain":
                             raise Refused("the master ended this client")
                         case "revoke":
@@ -176,9 +184,32 @@ class Client:
                 away_s = time.monotonic()
             except grpc.aio.AioRpcError as error:
                 await self._survive(error, term, time.monotonic() - away_s if attempt else 0.0)
+            finally:
+                self._stream = None
+                self._reported(pb.ReportReply())
             away_s = away_s if attempt else time.monotonic()
             attempt += 1
             await self._pause(attempt)
+
+    def _reported(self, reply: Any) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(reply)
+
+    async def _report_on_stream(self, request: Any) -> Any:
+        """Return the answer; None if the report has to be repeated as a call."""
+        if self._stream is None:
+            return None
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self._stream.write(request)
+                reply = await self._answer
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            return None
+        if not reply.taken:
+            return None
+        self.answered_s = time.monotonic()
+        return reply
 
     async def _call(
         self, method: Callable[..., Awaitable[T]], request: object, timeout_s: float = CALL_S
@@ -246,8 +277,8 @@ class Control(ParameterServerServicer):
 class Clients:
     """All clients of this process."""
 
-    def __init__(self, address: str, token: str) -> None:
-        self._address, self._token = address, token
+    def __init__(self, address: str, token: str, lease_s: float) -> None:
+        self._address, self._token, self._lease_s = address, token, lease_s
         self._measured = Measured()
         self._clients: list[Client] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -266,7 +297,7 @@ class Clients:
                 print(json.dumps(self._told()), flush=True)
 
     async def _start(self, name: str) -> None:
-        client = Client(self._address, self._token, name, self._measured)
+        client = Client(self._address, self._token, name, self._measured, self._lease_s)
         self._clients.append(client)
         if client.name.role is not Role.PS:
             await client.run()
@@ -296,7 +327,7 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     first = json.loads(await reader.readline())
-    clients = Clients(first["address"], first["token"])
+    clients = Clients(first["address"], first["token"], first["lease_s"])
     while line := await reader.readline():
         clients.take(json.loads(line))
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from bench.jobs import cpu_time_s
 from bench.load import Load
-from bench.load_clients import CALL_S
+from bench.load_clients import CALL_S, LEASE_S
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.cluster.local.supervisor.channel import Channel
@@ -41,7 +41,7 @@ PROCESSES = 4
 """Processes that the clients share; one more has the client that is killed."""
 SHARDS, SHARD_RECORDS = 1_000_000, 100
 LOOK_S, ANSWER_S, NOTICE_S, TAKEOVER_S = 0.25, 60.0, 300.0, 120.0
-MASTER = (sys.executable, "-m", "elasticdl.master.main")
+MASTER = (sys.executable, "-m", "bench.load_master_process")
 
 
 class ClientProcess:
@@ -51,7 +51,7 @@ class ClientProcess:
         self._process = process
 
     @classmethod
-    async def started(cls, address: str, token: str) -> ClientProcess:
+    async def started(cls, address: str, token: str, lease_s: float) -> ClientProcess:
         command = (sys.executable, "-m", "bench.load_clients")
         pipe = asyncio.subprocess.PIPE
         process = cls(
@@ -59,7 +59,7 @@ class ClientProcess:
                 *command, cwd=ROOT, stdin=pipe, stdout=pipe, limit=64 << 20
             )
         )
-        process.send({"address": address, "token": token})
+        process.send({"address": address, "token": token, "lease_s": lease_s})
         return process
 
     def send(self, message: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ class Measurement:
         self.processes: list[ClientProcess] = []
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, lease_s: float) -> AsyncIterator[None]:
         """Start the master, and the processes of the clients as soon as there is a token."""
         await self.master.start()
         try:
@@ -225,7 +225,7 @@ class Measurement:
             address = f"127.0.0.1:{self.master.ports.reserve('master', '127.0.0.1', 0)}"
             token = self.master.kept["token"]
             self.processes = [
-                await ClientProcess.started(address, token) for _ in range(PROCESSES + 1)
+                await ClientProcess.started(address, token, lease_s) for _ in range(PROCESSES + 1)
             ]
             self.cluster.use(self.processes)
             yield
@@ -297,17 +297,21 @@ class Measured:
     taken_over: int
 
 
-async def measured(clients: int, seconds: float) -> Measured:
+async def measured(clients: int, seconds: float, lease_s: float = LEASE_S) -> Measured:
     with tempfile.TemporaryDirectory() as path:
         cluster = ClientCluster()
         master = LoadedMaster(job_directory(Path(path) / "job", clients), cluster)
         measurement = Measurement(clients, master, cluster)
         began_s = time.monotonic()
-        async with measurement.running():
+        async with measurement.running(lease_s):
             attached_s, attached = await measurement.until_attached(
                 0, clients, 60 + 0.015 * clients
             )
-            print(f"{attached:,} attached after {attached_s - began_s:.1f} s", flush=True)
+            print(
+                f"{attached:,} attached after {attached_s - began_s:.1f} s,"
+                f" {master.cpu_s():.1f} s of the master's CPU time",
+                flush=True,
+            )
             for process in measurement.processes:
                 process.send({"window": True})
             cpu_s, window_s = master.cpu_s(), time.monotonic()
@@ -318,7 +322,11 @@ async def measured(clients: int, seconds: float) -> Measured:
             noticed_s = await measurement.notice()
             rss_mib = master.rss_mib()
             taken_s, number = await measurement.take_over()
-            print(f"taken over: {number:,} clients after {taken_s:.1f} s", flush=True)
+            print(
+                f"taken over: {number:,} clients after {taken_s:.1f} s,"
+                f" {master.cpu_s():.1f} s of the next master's CPU time",
+                flush=True,
+            )
     leases = sorted(one for process in told for one in process["leases_ms"])
     reports = sum(process["reports"] for process in told)
     failures = {name: why for process in told for name, why in process["failures"].items()}
@@ -344,6 +352,9 @@ async def measured(clients: int, seconds: float) -> Measured:
     return Measured(load, taken_s, number)
 
 
-def run(clients: int, seconds: float) -> Load:
-    """Put a master under the load of so many clients for so long, once all have attached."""
-    return asyncio.run(measured(clients, seconds)).load
+def run(clients: int, seconds: float, lease_s: float = LEASE_S) -> Load:
+    """Put a master under the load of so many clients for so long, once all have attached.
+
+    Each works `lease_s` on a lease.
+    """
+    return asyncio.run(measured(clients, seconds, lease_s)).load

@@ -62,7 +62,11 @@ WRONG = frozenset(
 )
 """Causes that reveal a defect; the master logs each once and ignores the message."""
 
-_OF_SERVERS = {"repeated_pushes": DropCause.REPEATED_PUSH}
+_COUNTERS = (
+    *((f"{GAUGE_PREFIX}{cause}", cause) for cause in DropCause),
+    ("repeated_pushes", DropCause.REPEATED_PUSH),
+)
+"""Gauges with counts, and their causes; the last is a server's."""
 _MOST = 1 << 53
 """Floats are exact up to this value."""
 
@@ -72,9 +76,8 @@ def drops_in(gauges: Mapping[str, float]) -> dict[DropCause, int]:
 
     Other gauges are ignored.
     """
-    names = [(f"{GAUGE_PREFIX}{cause}", cause) for cause in DropCause] + list(_OF_SERVERS.items())
     counts: dict[DropCause, int] = {}
-    for name, cause in names:
+    for name, cause in _COUNTERS:
         count = gauges.get(name, 0.0)
         if 1 <= count <= _MOST:
             counts[cause] = counts.get(cause, 0) + int(count)

@@ -25,6 +25,7 @@ from elasticdl.rpc import messages
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke, Settled
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
+from elasticdl.rpc.report_stream import ReportStream
 from elasticdl.rpc.retry import delay_s, mapped, retrying
 from elasticdl.rpc.secured import connected
 from elasticdl.shard import Applied, Lease, ReceivedLease, Source
@@ -85,6 +86,8 @@ class MasterClient:
         self._attached: pb.AttachRequest | None = None
         self._received: deque[ReceivedLease] = deque(maxlen=_RECEIVED_KEPT)
         self._revocation = 0
+        self._stream: ReportStream | None = None
+        """The newest stream of orders."""
         self._unsettled: set[int] = set()
         """Pushes of synchronous steps whose outcome is not known."""
 
@@ -244,23 +247,31 @@ class MasterClient:
             request = messages.report_to_wire(report, self._reports + 1)
             if lease is not None:
                 request.lease.CopyFrom(lease)
-            answered = self._call_of_term(self._stub.Report, request, "report", attempt_s=_CALL_S)
+            answered = self._report_on_stream(request) or self._call_of_term(
+                self._stub.Report, request, "report", attempt_s=_CALL_S
+            )
             # After the answer: the master counts a repeated number once.
             self._reports += 1
             return answered
 
+    def _report_on_stream(self, request: pb.ReportRequest) -> tuple[pb.ReportReply, int] | None:
+        """Report on the open stream of orders; None: repeat the report as a call."""
+        if (stream := self._stream) is None:
+            return None
+        reply = stream.report(request, _CALL_S)
+        return (reply, stream.term) if reply is not None else None
+
     def orders(self) -> Iterator[Order]:
         """The master's orders, as they come; ends when this client is closed.
 
-        The first order after (re)connecting is always `Servers`.
+        The first order after (re)connecting is always `Servers`. Reports travel on the same stream
+        while this iterates.
         """
         attempt, away_since_s = 0, time.monotonic()
         while not self._closed.is_set():
             term = self._term
             try:
-                for message in self._stub.Orders(
-                    pb.OrdersRequest(), **self._with(_STREAM_S, wait_for_ready=False)
-                ):
+                for message in self._messages(term):
                     attempt = 0
                     order = messages.order_from_wire(message)
                     self._note(order)
@@ -273,6 +284,19 @@ class MasterClient:
             away_since_s = away_since_s if attempt else time.monotonic()
             attempt += 1
             self._closed.wait(delay_s(attempt))
+
+    def _messages(self, term: int) -> Iterator[pb.Order]:
+        """The messages of one stream, except the answers to reports. Raises grpc.RpcError."""
+        stream = self._stream = ReportStream(term)
+        try:
+            for message in self._stub.Orders(
+                stream.requests(), **self._with(_STREAM_S, wait_for_ready=False)
+            ):
+                if stream.came(message):
+                    with stream.unread():
+                        yield message
+        finally:
+            stream.close()
 
     def _note(self, order: Order) -> None:
         """Keep what another master would have to know."""

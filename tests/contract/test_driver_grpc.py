@@ -88,7 +88,7 @@ def test_a_call_without_any_metadata_is_unauthenticated(stage: Stage) -> None:
             MasterStub(channel).Status(pb.StatusRequest(), timeout=5)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(grpc.RpcError) as caught:
-            next(MasterStub(channel).Orders(pb.OrdersRequest(), timeout=5))
+            next(MasterStub(channel).Orders(iter(()), timeout=5))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -55,11 +55,20 @@ def _kinds() -> dict[str, type[events.Event]]:
     return {kind.__name__: kind for kind in found if kind is not events.Event}
 
 
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...] | None:
+    """Names of a dataclass's fields; None for another type."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+
+
 def _plain(value: Any) -> Any:  # noqa: ANN401 - of any field's type
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
     if isinstance(value, Enum):
         return value.value
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if (names := _field_names(kind)) is not None:
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

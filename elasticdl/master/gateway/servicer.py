@@ -6,7 +6,7 @@ It makes no decisions.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol, final
 
@@ -24,6 +24,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.ps.steps import Contribution
 from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.gateway.order_writer import OrderWriter
 from elasticdl.master.gateway.process_gateway import ProcessGateway, Returning
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -39,7 +40,6 @@ from elasticdl.rpc.channel import (
     server_options,
     status_details,
 )
-from elasticdl.rpc.conversation import Report
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import ShardId, Source
@@ -259,35 +259,53 @@ class MasterService(MasterServicer):
 
     async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:
         try:
-            with _valid():
-                report = messages.report_from_wire(request)
-            name = _name(context)
-            answer = await self._taken(name, report, request)
+            return await self._reported(_name(context), request)
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:
             await _refuse(context, refused)
-        return pb.ReportReply(heartbeat_s=self._gateway.told_period_s(name), lease=answer)
 
-    async def _taken(
-        self, name: ProcessName, report: Report, request: pb.ReportRequest
-    ) -> pb.LeaseReply | None:
-        """Handle a report, and the request for a lease that it may carry."""
+    async def _reported(self, name: ProcessName, request: pb.ReportRequest) -> pb.ReportReply:
+        """Handle a report, and the request for a lease that it may carry.
+
+        Raises _InvalidMessage, Refused.
+        """
+        with _valid():
+            report = messages.report_from_wire(request)
+        answer = None
         if not request.HasField("lease"):
             await self._gateway.report(name, report, request.sequence)
-            return None
-        if name.role is not Role.WORKER:
+        elif name.role is not Role.WORKER:
             raise _InvalidMessage(f"{name} requested a lease; only workers have leases")
-        answer = await self._gateway.report_and_poll(
-            name, report, request.sequence, request.lease.sequence
+        else:
+            answer = await self._gateway.report_and_poll(
+                name, report, request.sequence, request.lease.sequence
+            )
+        return pb.ReportReply(
+            heartbeat_s=self._gateway.told_period_s(name),
+            lease=messages.lease_answer_to_wire(answer) if answer is not None else None,
+            sequence=request.sequence,
+            taken=True,
         )
-        return messages.lease_answer_to_wire(answer)
 
     async def Orders(
-        self, request: pb.OrdersRequest, context: AsyncContext
-    ) -> AsyncIterator[pb.Order]:
-        async for order in self._gateway.stream(_name(context)):
-            yield messages.order_to_wire(order)
+        self, requests: AsyncIterator[pb.ReportRequest], context: AsyncContext
+    ) -> None:
+        name, stream = _name(context), OrderWriter(context)
+        async with stream.reading(self._take_reports(name, requests, stream)):
+            async with aclosing(self._gateway.stream(name)) as orders:
+                async for order in orders:
+                    await stream.write(messages.order_to_wire(order))
+
+    async def _take_reports(
+        self, name: ProcessName, requests: AsyncIterator[pb.ReportRequest], stream: OrderWriter
+    ) -> None:
+        async for request in requests:
+            try:
+                reply = await self._reported(name, request)
+            except (_InvalidMessage, Refused):
+                reply = pb.ReportReply(sequence=request.sequence)
+            await stream.write(pb.Order(reported=reply))
 
     async def Status(self, request: pb.StatusRequest, context: AsyncContext) -> pb.StatusReply:
         return pb.StatusReply(status=self._status())

@@ -33,6 +33,8 @@ from elasticdl.master.core.events import Event
 
 FORMAT = 1
 """Of segments. Another format is refused, not guessed."""
+# `json.dumps` makes an encoder for each call that names separators.
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
 _SEGMENT = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
 _TERM = re.compile(r"run-(\d{4,})\.term-(\d+)")
 _IMAGE = re.compile(r"run-(\d{4,})-(\d{6,})-(\d+)\.image")
@@ -68,7 +70,7 @@ class Header:
 
 def line(plain: object) -> bytes:
     """Encode one line."""
-    text = json.dumps(plain, separators=(",", ":")).encode()
+    text = _TO_JSON(plain).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
