@@ -82,9 +82,7 @@ def test_a_report_on_the_stream_counts_and_brings_a_lease(stage: Stage, follower
     until("orders still arrive", lambda: Finish() in follower.orders)
 
 
-def test_a_report_that_is_invalid_is_refused_as_by_a_call(
-    stage: Stage, follower: Follower
-) -> None:
+def test_a_report_that_is_invalid_is_refused_as_by_a_call(stage: Stage, follower: Follower) -> None:
     with pytest.raises(UserError, match="offset is -1"):
         follower.client.report(
             Report(progress=(Progress(Task.TRAINING, Applied(ShardId(1), 0, -1)),))

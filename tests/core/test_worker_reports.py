@@ -18,6 +18,7 @@ from elasticdl.worker.process.channel import Channel, Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown, exit_code
 from elasticdl.worker.ring.generations import Generations
+from tests.core.reports_only import ReportsOnly
 
 pytestmark = pytest.mark.core
 
@@ -25,7 +26,7 @@ LIMIT_S = 10.0
 LEASE = Lease(Task.TRAINING, Shard(ShardId(4), "s", 0, 100), 2, offset=10)
 
 
-class Master:
+class Master(ReportsOnly):
     """Takes reports, after failing as often as told."""
 
     def __init__(self, *failures: Exception) -> None:
@@ -315,7 +316,7 @@ def test_the_master_changes_the_period_of_reports_with_its_answer() -> None:
 def test_what_is_put_in_while_the_report_before_the_end_is_under_way_is_sent_as_well() -> None:
     begun, go = threading.Event(), threading.Event()
 
-    class Slow:
+    class Slow(ReportsOnly):
         def __init__(self) -> None:
             self.reports: list[Report] = []
 

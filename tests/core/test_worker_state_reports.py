@@ -19,6 +19,7 @@ from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.order_receiver import OrderReceiver
 from elasticdl.worker.process.shutdown import Shutdown
+from tests.core.reports_only import ReportsOnly
 
 pytestmark = pytest.mark.core
 
@@ -95,7 +96,7 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report() -> None:
     outbox, shutdown, asked = Outbox(), Shutdown(), threading.Event()
     reports: list[Report] = []
 
-    class Master:
+    class Master(ReportsOnly):
         def report(self, report: Report) -> None:
             reports.append(report)
 

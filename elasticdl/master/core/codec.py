@@ -56,13 +56,13 @@ def _kinds() -> dict[str, type[events.Event]]:
 
 
 @cache
-def _field_names(kind: type[Any]) -> tuple[str, ...] | None:
+def _field_names(kind: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - any type
     """Names of a dataclass's fields; None for another type."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - of any field's type
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _SCALARS:
         return value
     if isinstance(value, Enum):

@@ -292,10 +292,12 @@ class MasterService(MasterServicer):
         self, requests: AsyncIterator[pb.ReportRequest], context: AsyncContext
     ) -> None:
         name, stream = _name(context), OrderWriter(context)
-        async with stream.reading(self._take_reports(name, requests, stream)):
-            async with aclosing(self._gateway.stream(name)) as orders:
-                async for order in orders:
-                    await stream.write(messages.order_to_wire(order))
+        async with (
+            stream.reading(self._take_reports(name, requests, stream)),
+            aclosing(self._gateway.stream(name)) as orders,
+        ):
+            async for order in orders:
+                await stream.write(messages.order_to_wire(order))
 
     async def _take_reports(
         self, name: ProcessName, requests: AsyncIterator[pb.ReportRequest], stream: OrderWriter

@@ -37,7 +37,6 @@ def patience_s(lease_s: float) -> float:
     return min(_PATIENCE * lease_s, _MOST_PATIENCE_S)
 
 
-
 class LeaseSource(Protocol):
     """Grants leases: the master's client."""
 
