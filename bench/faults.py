@@ -113,7 +113,7 @@ class _Window:
         self.took_s = end_s - self._begin_s
         self.records = status["records"]["trained"] - self._before["records"]["trained"]
         self.repeated = status["records"]["repeated"]
-        self.updates_lost = status["updates_lost"]
+        self.updates_lost = status["updates"]["lost"]
         for times_s in steps_of(self._job.directory).values():
             inside = [one for one in times_s if self._begin_s <= one <= end_s]
             # A worker lives from its first step to its last one.

@@ -136,6 +136,27 @@ NO_RECORDS = RecordCounts(0, 0, 0, 0, 0, 0, 0, 0)
 
 @final
 @dataclass(frozen=True, slots=True)
+class UpdateCounts:
+    """Updates of the model: pushes that every server acknowledged; with --sync or on a ring, steps.
+
+    The job has made applied + lost + repeated updates.
+    """
+
+    applied: int
+    """In the model."""
+    lost: int
+    """Some parameter server was replaced by one without its part of them."""
+    repeated: int
+    """Undone: their records are trained again because the weights were lost, or a run was."""
+    at_least: bool
+    """Whether `lost` and `repeated` are lower bounds."""
+
+
+NO_UPDATES = UpdateCounts(0, 0, 0, at_least=False)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class ReceiptTotal:
     """Records of all planned epochs."""
 
@@ -173,9 +194,9 @@ class NotBegun:
 @final
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The final account of all records: expected = trained + bad + lost + left.
+    """The final account of all records and updates.
 
-    This holds in each epoch and in total.
+    Records: expected = trained + bad + lost + left, in each epoch and in total.
     """
 
     epochs: tuple[ReceiptEpoch, ...]
@@ -189,6 +210,8 @@ class Receipt:
     """Why records are left after the end of the job or of its training."""
     counted: str | None
     """When this was counted, if before the end of the job."""
+    updates: UpdateCounts | None = None
+    """None if the job does not train, or in a receipt of an earlier version."""
 
     def to_json(self) -> dict[str, object]:
         """Return the content of receipt.json."""
@@ -256,7 +279,6 @@ class JobStatus:
     metrics: dict[str, float | None]
     rounds: tuple[RoundStatus, ...]
     checkpoints: tuple[CheckpointStatus, ...]
-    updates_lost: int
     waiting: tuple[str, ...]
     """All current waits, with their reasons."""
     parked: tuple[str, ...]
@@ -278,6 +300,8 @@ class JobStatus:
     """Processes that have not ended, by role and state: `processes` lists 1,000 of them at most."""
     cluster_share: ClusterShare | None = None
     """None for a job on one machine, and for one that has ended."""
+    updates: UpdateCounts | None = None
+    """Those of the receipt; None if the job does not train, or if they are unknown."""
 
     @property
     def processes_left_out(self) -> int:
@@ -336,7 +360,6 @@ def unknown_status(message: str) -> JobStatus:
         metrics={},
         rounds=(),
         checkpoints=(),
-        updates_lost=0,
         waiting=(),
         parked=(),
         bad_examples=(),

@@ -194,8 +194,10 @@ class Pool:
         gradients: list[Weights],
         newest: Weights | None,
         timeout_s: float,
-    ) -> tuple[list[int], list[int], list[float]]:
-        """(versions, staleness, seconds until the answer), one a server."""
+    ) -> tuple[list[int], list[int], list[float], list[str]]:
+        """(versions, staleness, seconds until the answer), one a server; and the addresses of
+        servers that have answered a push for the first time.
+        """
 
     def rows(
         self, table: int, snapshot: int, newest: Weights | None, timeout_s: float

@@ -101,6 +101,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
     version = _take_on(server)
+    kept = version is not None
     if version is None:
         version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
@@ -109,7 +110,8 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     service = ControlService(server, place, guard)
     _control, port = control_server(environment, service, guard, certified)
     before_leaving(lambda: hand_over(environment, service))
-    client.attach(reachable_address(environment, port), bulk, version, memory=server.memory_id)
+    control_address = reachable_address(environment, port)
+    client.attach(control_address, bulk, version, memory=server.memory_id, kept=kept)
     _log.info(
         "%s serves %s, version %s",
         environment.name,

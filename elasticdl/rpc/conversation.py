@@ -189,7 +189,9 @@ class Report:
     """Progress and heartbeat in one. An empty one is a plain heartbeat.
 
     `version` is set by parameter servers only. `gauges` are numbers for people: records_per_s,
-    step_ms, rss_bytes …
+    step_ms, rss_bytes … `pushes` of a worker: its first so many are on every server; 0 if that did
+    not change. `met`: addresses of servers that it has pushed to for the first time, with the
+    number of pushes before.
     """
 
     progress: tuple[Progress, ...] = ()
@@ -209,6 +211,8 @@ class Report:
     """Parts of its start that a worker began, in their order, as `formatting.START_PARTS` has them;
     '': it is ready for work.
     """
+    pushes: int = 0
+    met: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

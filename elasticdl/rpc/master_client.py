@@ -108,6 +108,7 @@ class MasterClient:
         starting: bool = False,
         public_key: bytes = b"",
         memory: int = 0,
+        kept: bool = False,
     ) -> Attached:
         """Attach this process. Reports are due from now on.
 
@@ -115,7 +116,8 @@ class MasterClient:
         it can serve, with both addresses and the version it restored (None: it has no state yet).
         Only then does the master announce it. `starting`: a worker that first builds a model; its
         reports say when it is ready for work. `public_key` (DER) of a server that wants a
-        certificate. `memory` is the number of a server's kept memory, 0 for none.
+        certificate. `memory` is the number of a server's kept memory, 0 for none; `kept`: it was
+        taken on from the process before.
         """
         request = pb.AttachRequest(
             control_address=control_address,
@@ -125,6 +127,7 @@ class MasterClient:
             starting=starting,
             public_key=public_key,
             memory=memory,
+            kept=kept,
         )
         reply = self._call(self._stub.Attach, request, "attach")
         with self._attach_lock:

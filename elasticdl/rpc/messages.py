@@ -368,6 +368,8 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         ring_cuts=[ring.cut_to_wire(cut) for cut in report.ring_cuts],
         ring_saves=[ring.saved_to_wire(saved) for saved in report.ring_saves],
         starting=report.starting,
+        pushes=report.pushes,
+        met=report.met,
         activity=(
             pb.Activity(what=report.activity.what, age_s=report.activity.age_s)
             if report.activity
@@ -410,7 +412,7 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
     Gauges that are not finite are left out: JSON has no word for them. Raises ValueError.
     """
     parts = len(message.progress) + len(message.summaries) + len(message.failures)
-    parts += len(message.ring_cuts) + len(message.ring_saves)
+    parts += len(message.ring_cuts) + len(message.ring_saves) + len(message.met)
     if parts > _MAX_PARTS:
         raise ValueError(f"a report of {parts} parts, expected at most {_MAX_PARTS}")
     return Report(
@@ -429,6 +431,8 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
         ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),
         starting=_start_parts(message.starting),
+        pushes=_count(message.pushes, "pushes"),
+        met={_text(name): _count(count, "pushes") for name, count in message.met.items()},
         activity=_activity_from_wire(message.activity) if message.HasField("activity") else None,
         state=_state_told_from_wire(message.state) if message.HasField("state") else None,
     )

@@ -66,12 +66,14 @@ class Update:
 class Pushed:
     """Versions after the update, and updates of others between pull and push, per server.
 
-    `seconds` is how long each server took to answer; () if that is not known.
+    `seconds` is how long each server took to answer; () if that is not known. `met`: addresses of
+    servers that have answered a push for the first time.
     """
 
     versions: tuple[int, ...]
     staleness: tuple[int, ...]
     seconds: tuple[float, ...] = field(default=(), compare=False)
+    met: tuple[str, ...] = field(default=(), compare=False)
 
 
 class Parameters(Protocol):

@@ -121,7 +121,7 @@ class ServerPool:
         applied = [update.applied.shard, update.applied.attempt, update.applied.offset]
         ids, gradients = list(update.ids), list(update.gradients)
         with self._pushing:
-            versions, staleness, seconds = self._pool.push(
+            versions, staleness, seconds, met = self._pool.push(
                 update.sequence,
                 applied,
                 list(update.versions),
@@ -132,7 +132,7 @@ class ServerPool:
                 self._newest,
                 timeout_s,
             )
-        return Pushed(tuple(versions), tuple(staleness), tuple(seconds))
+        return Pushed(tuple(versions), tuple(staleness), tuple(seconds), tuple(met))
 
     def rows(
         self, table: int, *, snapshot: SnapshotId | None, timeout_s: float

@@ -248,6 +248,22 @@ def test_a_worker_that_counts_anew_has_its_first_pushes_applied_and_its_former_s
     assert [server.version for server in pair.servers] == [4, 4]
 
 
+def test_a_push_names_the_servers_that_got_none_before(pair: Stage) -> None:
+    pool, both, later = pair.pool(), pair.addresses, Stage(2)
+    pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+    assert set(pool.push(update(1, (0, 0), ONES), timeout_s=LIMIT_S).met) == set(both)
+    assert pool.push(update(2, (1, 1), ONES), timeout_s=LIMIT_S).met == ()
+    # Pulls do not count: what a server has of a worker is its pushes.
+    pool.move(("", both[1]))
+    with pytest.raises(TransientError):
+        pool.push(update(3, (2, 2), ONES), timeout_s=0.2)
+    pool.move((later.addresses[0], both[1]))
+    pool.pull([as_ids([1])], timeout_s=LIMIT_S)
+    assert pool.push(update(3, (2, 2), ONES), timeout_s=LIMIT_S).met == (later.addresses[0],)
+    assert pool.push(update(4, (3, 3), ONES), timeout_s=LIMIT_S).met == ()
+    later.close()
+
+
 def test_a_fence_refuses_a_push_that_waits_at_the_gate(pair: Stage) -> None:
     pool = pair.pool()
     pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)

@@ -57,6 +57,20 @@ def test_all_pushes_of_a_large_step_that_is_dropped_are_named() -> None:
     asyncio.run(story())
 
 
+def test_a_step_gets_no_old_number_after_a_takeover_though_no_server_knows_of_any() -> None:
+    async def story() -> None:
+        queue, orders = EventQueue(SystemClock()), OrderStreams(0)
+        registry = PsRegistry(0, lambda name, address: pytest.fail("no server is needed"))
+        turns = StepTurns(
+            Steps(FULL, 0), lambda: Outlook((LEASE,)), queue, registry, orders, asyncio.Lock()
+        )
+        turns.recover(7)
+        assert await turns.take(WORKER, 1, 0, 0, 5.0) == (8, "")
+        await queue.close()
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(
     ("method", "request_"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import settings
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
@@ -125,6 +127,13 @@ class Bench:
         applied = Applied(present(lease.shard).id, lease.attempt, offset)
         return self.put(e.ProgressReported(0, worker(index), lease.task, applied, **more))
 
+    def pushed(
+        self, index: int, pushes: int, met: Mapping[ProcessName, int] | None = None
+    ) -> list[c.Command]:
+        """A worker tells how many pushes all servers have, and before which it met a server."""
+        addresses = {f"at-{name}": before for name, before in (met or {}).items()}
+        return self.put(e.PushesReported(0, worker(index), pushes, addresses))
+
     def finish(self, index: int, lease: Lease, **more: Any) -> list[c.Command]:
         return self.progress(index, lease, present(lease.shard).records, done=True, **more)
 
@@ -155,6 +164,13 @@ class Bench:
     @property
     def total(self) -> dict[str, int]:
         return asdict(self.state.receipt().total)
+
+    @property
+    def updates(self) -> UpdateCounts:
+        """The receipt's updates, which the status has, too."""
+        status, receipt = self.state.status(), self.state.receipt()
+        assert status.updates == receipt.updates
+        return present(status.updates)
 
     @property
     def finished(self) -> c.FinishJob | None:

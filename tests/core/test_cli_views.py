@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_status import NO_RECORDS, ClusterShare, JobStatus
+from elasticdl.job_status import NO_RECORDS, ClusterShare, JobStatus, UpdateCounts
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.master.core.state import JobState
@@ -212,6 +212,23 @@ def test_a_receipt_says_what_was_done_with_the_records(
         action=action,
     )
     assert summary(outcome)[0] == f"records  expected 2  {word} 2  repeated 0  lost 0"
+
+
+@pytest.mark.parametrize(
+    ("updates", "words"),
+    [
+        (UpdateCounts(20, 0, 0, at_least=False), "applied 20  lost 0"),
+        (UpdateCounts(20, 0, 0, at_least=True), "applied 20  lost 0"),
+        (UpdateCounts(20, 4, 0, at_least=False), "applied 20  lost 4"),
+        (UpdateCounts(9, 4, 7, at_least=True), "applied 9  lost at least 4  repeated at least 7"),
+    ],
+)
+def test_a_receipt_says_what_became_of_updates(
+    tmp_path: Path, updates: UpdateCounts, words: str
+) -> None:
+    outcome = outcome_of(left(tmp_path, 0), 0, interrupted=False)
+    outcome = replace(outcome, receipt={**outcome.receipt, "updates": asdict(updates)})
+    assert summary(outcome)[1] == f"updates  {words}"
 
 
 def test_an_end_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:

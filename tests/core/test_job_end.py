@@ -47,6 +47,7 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench: type
     job = bench(num_epochs=2)
     job.up()
     job.train_all()
+    job.pushed(0, 16)
     assert job.of(c.WorkFinished) == [c.WorkFinished(job.worker(0))]
     assert job.of(c.StopProcess) == []
     job.die(job.worker(0), ExitStatus(exit_code=0))
@@ -75,6 +76,7 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench: type
         "repeated_at_least": False,
         "why_left": None,
         "counted": None,
+        "updates": {"applied": 16, "lost": 0, "repeated": 0, "at_least": False},
     }
 
 

@@ -317,7 +317,10 @@ def test_a_journal_of_format_1_still_replays(tmp_path: Path) -> None:
     recovered = recover(directory, HEADER.run, SPEC, Limits())
     assert recovered is not None
     known = json.loads((GOLDEN / "receipt.json").read_text())
-    assert json.loads(json.dumps(asdict(recovered.core.receipt()))) == known
+    receipt = json.loads(json.dumps(asdict(recovered.core.receipt())))
+    # Workers of that version did not report their pushes.
+    assert receipt.pop("updates")["applied"] == 0
+    assert receipt == known
 
 
 def write_golden() -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from elasticdl.cluster.base import ExitStatus
+from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
@@ -149,11 +150,73 @@ def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_amo
     job = bench()
     job.up()
     lease = job.lease()
-    job.put(e.VersionAdvanced(0, 5))
+    job.pushed(0, 5, {job.ps(0): 0})
     job.die(job.ps(0))
-    job.progress(0, lease, 8, version=12)
-    job.attach(job.ps(0, 1), restored=5)
-    assert job.state.status().updates_lost == 7
+    job.progress(0, lease, 8, pushes=12)
+    job.attach(job.ps(0, 1))
+    assert job.updates.lost == 12
+
+
+def test_what_was_acknowledged_is_lost_although_it_is_reported_after_the_servers_return(
+    bench: type[Bench],
+) -> None:
+    job = bench()
+    job.up()
+    lease = job.lease()
+    job.pushed(0, 5, {job.ps(0): 0})
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1))
+    assert (job.updates.lost, job.updates.applied) == (5, 0)
+    job.progress(0, lease, 8, pushes=12)
+    assert (job.updates.lost, job.updates.applied) == (12, 0)
+    # The next report says that the last of these were on the new server already.
+    job.pushed(0, 16, {job.ps(0, 1): 13})
+    job.pushed(0, 20)
+    assert (job.updates.lost, job.updates.applied) == (13, 7)
+
+
+def test_a_server_that_kept_its_memory_loses_nothing_whatever_is_reported_later(
+    bench: type[Bench],
+) -> None:
+    job = bench()
+    job.up()
+    job.put(e.VersionAdvanced(0, 5))
+    job.pushed(0, 5, {job.ps(0): 0})
+    job.die(job.ps(0))
+    job.put(e.ProcessAttached(0, job.ps(0, 1), "c", "at-ps-0.1", 12, kept=True))
+    assert job.said(
+        "has the memory of the process before, of version 12: no update of its part was lost"
+    )
+    job.pushed(0, 14, {job.ps(0, 1): 12})
+    assert job.updates == UpdateCounts(14, 0, 0, at_least=False)
+
+
+def test_pushes_that_only_a_fence_tells_of_are_lost_at_least(bench: type[Bench]) -> None:
+    """The servers have 9 pushes of a lost worker; nobody knows before which it met the new one."""
+    job = bench()
+    job.up()
+    job.pushed(0, 5, {job.ps(0): 0})
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1))
+    job.put(e.WorkerFenced(0, job.worker(0), (None,), (9,)))
+    assert job.updates == UpdateCounts(4, 5, 0, at_least=True)
+
+
+def test_a_step_that_ends_after_a_server_was_replaced_is_lost_on_it(bench: type[Bench]) -> None:
+    job = bench(sync=True)
+    job.up()
+    for number in (1, 2):
+        job.put(e.StepApplied(0, number, complete=True, servers=(job.ps(0),)))
+    job.put(e.StepApplied(0, 3, complete=False, servers=(job.ps(0),)))
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1))
+    assert job.updates == UpdateCounts(0, 2, 0, at_least=False)
+    job.put(e.StepApplied(0, 4, complete=True, servers=(job.ps(0),)))
+    job.put(e.StepApplied(0, 5, complete=True, servers=(job.ps(0, 1),)))
+    assert job.updates == UpdateCounts(1, 3, 0, at_least=False)
+    # Told once more by a master that took over.
+    job.put(e.StepApplied(0, 5, complete=True, servers=(job.ps(0, 1),)))
+    assert job.updates == UpdateCounts(1, 3, 0, at_least=False)
 
 
 def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_once(

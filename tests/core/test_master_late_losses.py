@@ -27,6 +27,7 @@ def trained(bench: type[Bench], **flags: Any) -> Bench:
     job = bench(**usual | flags)
     job.up()
     job.train_all()
+    job.pushed(0, 20)
     job.put(e.VersionAdvanced(0, 20))
     return job
 
@@ -211,7 +212,7 @@ def test_initial_values_while_records_are_left_cost_updates_but_no_records(
 ) -> None:
     job = bench(num_workers=1, num_ps_pods=1)
     job.up()
-    job.finish(0, job.lease())
+    job.finish(0, job.lease(), pushes=5)
     job.put(e.VersionAdvanced(0, 5))
     job.die(job.worker(0))
     job.die(job.ps(0))
@@ -220,7 +221,7 @@ def test_initial_values_while_records_are_left_cost_updates_but_no_records(
     new_worker(job, 1, gives=True)
     job.train_all(1)
     assert (job.total["trained"], job.total["lost"]) == (64, 0)
-    assert job.state.status().updates_lost == 5
+    assert job.updates.lost == 5
 
 
 def test_a_job_that_is_being_stopped_does_not_begin_again(bench: type[Bench]) -> None:
@@ -236,13 +237,21 @@ def test_a_job_that_is_being_stopped_does_not_begin_again(bench: type[Bench]) ->
 def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_updates_after_it(
     bench: type[Bench],
 ) -> None:
-    job = trained(bench, checkpoint_steps=15)
+    job = bench(validation_data="v", output="o", num_workers=1, checkpoint_steps=15)
+    job.up()
+    job.put(e.VersionAdvanced(0, 15))
+    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, snapshot, 15, {}, {"worker-0": 15}))
+    job.put(e.SnapshotSaved(0, snapshot, 15, "version-15", 9))
+    job.train_all()
+    job.pushed(0, 20)
+    job.put(e.VersionAdvanced(0, 20))
     cut(job)
     job.lease()
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=15)
     job.tick(6.0)
-    assert job.state.status().updates_lost == 5
+    assert job.updates.lost == 5
     snapshot = job.of(c.TakeSnapshot)[-1]
     assert snapshot.purpose is c.Purpose.EVALUATION
 
@@ -304,4 +313,4 @@ def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoin
             job.finish(0, job.lease())
     finished = end(job)
     assert (finished.exit_code, finished.message) == (0, "done")
-    assert job.state.status().updates_lost == 0
+    assert job.state.status().updates is None

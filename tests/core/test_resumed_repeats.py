@@ -14,6 +14,7 @@ import pytest
 from elasticdl.cli.views.result_output import summary
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job_choices import Strategy
+from elasticdl.job_status import UpdateCounts
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core import events
@@ -39,6 +40,20 @@ def known(job: Bench, **more: Any) -> RunBefore:
         {row.epoch: (row.trained, row.repeated) for row in job.state.receipt().epochs},
         **more,
     )
+
+
+def test_updates_of_the_run_before_beyond_the_checkpoint_are_repeated(bench: type[Bench]) -> None:
+    job = bench(num_epochs=2)
+    job.up()
+    job.finish(0, job.lease(), pushes=2)
+    ledger = job.state.ledger_json()
+    job.finish(0, job.lease(), pushes=9)
+    for killed in (False, True):
+        found, _ = count_repeated(ledger, known(job, updates=job.updates, killed=killed), 2)
+        resumed = bench(num_epochs=2)
+        resumed.up(ledger=found, version=2)
+        resumed.pushed(0, 3)
+        assert resumed.updates == UpdateCounts(5, 0, 7, at_least=killed)
 
 
 def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(

@@ -51,7 +51,7 @@ def test_a_server_that_is_killed_or_evicted_loses_no_update(jobs: Jobs) -> None:
 
     causes = {"ps-0": "infrastructure", "ps-0.1": "infrastructure", "ps-0.2": "evicted"}
     assert job.causes(causes) == causes, job.story()
-    assert job.status()["updates_lost"] == 0, job.story()
+    assert job.status()["updates"]["lost"] == 0, job.story()
     (jobs.folder / "hurry").touch()
     job.done()
     total = job.receipt()

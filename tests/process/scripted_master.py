@@ -46,7 +46,7 @@ STATUS: dict[str, Any] = {
          "where": None, "cause": None, "message": "loading", "shard": None, "records": 0,
          "evaluated": 0},
     ],
-    "loss": 0.5, "metrics": {"accuracy": 0.75}, "rounds": [], "checkpoints": [], "updates_lost": 0,
+    "loss": 0.5, "metrics": {"accuracy": 0.75}, "rounds": [], "checkpoints": [], "updates": None,
     "waiting": ["ps-0 is starting: loading"], "parked": [], "bad_examples": [],
     "receipt": {
         "epochs": [

@@ -78,6 +78,11 @@ def check_weights(job: Job, tmp_path: Path, *, most_repeated: int) -> None:
     assert found.problem(repeated) == ""
     assert 0 <= found.total - total["trained"] <= repeated
     assert found.records.min() >= EPOCHS
+    updates = job.receipt()["updates"]
+    print(f"updates {updates}")
+    assert (updates["lost"], updates["repeated"], updates["at_least"]) == (0, 0, False)
+    # The last minibatch of a shard may be smaller.
+    assert 1.0 <= updates["applied"] * MINIBATCH / total["trained"] <= 1.2
 
 
 def returns(job: Job) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ def status_of_pods(state: JobState, message: str) -> JobStatus:
     if receipt is None:
         return status
     records = RecordCounts(**asdict(receipt.total), resumed=0, undone=0)
-    return replace(status, receipt=receipt, records=records)
+    return replace(status, receipt=receipt, records=records, updates=receipt.updates)
 
 
 def _cluster_share(state: JobState, spec: JobSpec) -> ClusterShare:

@@ -95,6 +95,8 @@ def lines(report: Report) -> list[str]:
             shown.append(plain(f"left: {amount(status.receipt.total.left, 'record')}, {why}"))
     if status.cluster_share is not None:
         shown.append(f"share: {progress.cluster_share(status.cluster_share)}")
+    if status.updates is not None and (status.updates.applied or over):
+        shown.append(f"updates: {progress.update_words(status.updates).replace('  ', ', ')}")
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
     rows = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticdl.cli.views.console import one_line, plain
 from elasticdl.formatting import amount, duration, number, percent
-from elasticdl.job_status import ClusterShare, JobStatus, ProcessStatus
+from elasticdl.job_status import ClusterShare, JobStatus, ProcessStatus, UpdateCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,24 @@ def measures(status: JobStatus) -> list[str]:
         shown.append(f"staleness {sum(stale) / len(stale):.2g}")
     if limits := [gauges["staleness_limit"] for gauges in workers if "staleness_limit" in gauges]:
         shown.append(f"staleness limit {max(limits):.0f}{_reason(workers)}")
-    if status.updates_lost:
-        shown.append(f"updates lost {status.updates_lost}")
+    if status.updates is not None and status.updates.lost:
+        shown.append(f"updates lost {bound(status.updates)}{status.updates.lost:,}")
     return shown
+
+
+def bound(updates: UpdateCounts) -> str:
+    """Return what precedes updates that are lost or repeated: `at least ` for a lower bound."""
+    return "at least " if updates.at_least else ""
+
+
+def update_words(updates: UpdateCounts) -> str:
+    """Format the account of updates: `applied 1200  lost at least 20`; repeated ones if any."""
+    words = (
+        f"applied {updates.applied}  lost {bound(updates) if updates.lost else ''}{updates.lost}"
+    )
+    if updates.repeated:
+        words += f"  repeated {bound(updates)}{updates.repeated}"
+    return words
 
 
 def _reason(workers: Sequence[Mapping[str, float]]) -> str:

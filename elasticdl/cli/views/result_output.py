@@ -6,9 +6,10 @@ import sys
 
 from elasticdl.cli.views.console import one_line, put, show, silence, tell
 from elasticdl.cli.views.documents import Format, render
-from elasticdl.cli.views.progress import named_values
+from elasticdl.cli.views.progress import named_values, update_words
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount, done_word
+from elasticdl.job_status import UpdateCounts
 from elasticdl.jobdir.outcome import Outcome
 
 _RARE = ("bad", "left")
@@ -54,6 +55,8 @@ def summary(outcome: Outcome) -> list[str]:
             + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in counts.items())
             + counted
         )
+    if updates := outcome.receipt.get("updates"):
+        lines.append(f"updates  {update_words(UpdateCounts(**updates))}")
     why = str(outcome.receipt.get("why_left") or "").partition("\n")[0]
     if why and why != outcome.message.partition("\n")[0]:
         lines.append(f"left     {amount(total.get('left', 0), 'record')}: {why}")

@@ -22,7 +22,8 @@ _ELLIPSIS = " …"
 
 def outcome_text(outcome: Outcome) -> str:
     """The outcome as at most 4096 bytes of JSON."""
-    total = {"total": outcome.receipt.get("total") or {}} if outcome.receipt else {}
+    receipt = outcome.receipt
+    total = {key: receipt.get(key) or {} for key in ("total", "updates") if key in receipt}
     shorter: tuple[Callable[[Outcome], Outcome], ...] = (
         lambda full: replace(full, receipt=total),
         lambda full: replace(full, hint=_cut(full.hint, _SHORT)),

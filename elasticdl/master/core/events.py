@@ -125,8 +125,9 @@ class ProcessAttached(Event):
     """A process started and attached to the master.
 
     A parameter server gives the addresses of its two planes and the version it restored (None: it
-    has no state yet). With `starting`, a worker reports with `StartWentOn` when it is ready for
-    work. `instance` distinguishes it from another process of that name.
+    has no state yet). `kept`: it has taken on the memory of the process before, with every update.
+    With `starting`, a worker reports with `StartWentOn` when it is ready for work. `instance`
+    distinguishes it from another process of that name.
     """
 
     name: ProcessName
@@ -135,6 +136,7 @@ class ProcessAttached(Event):
     restored_version: int | None = None
     starting: bool = False
     instance: str = ""
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ class ProgressReported(Event):
     has that batch: with `ahead` nothing is done, and `offset` is where the batch begins. `loss` is
     the mean of the
     last steps; `done` ends the lease. `metrics` maps each metric name of an evaluation lease to its
-    tuple of flat state arrays, which the master adds up. It comes only with `done`.
+    tuple of flat state arrays, which the master adds up. It comes only with `done`. `pushes`: as in
+    `PushesReported`; 0 if it did not change.
     """
 
     worker: ProcessName
@@ -200,6 +203,28 @@ class ProgressReported(Event):
     ahead: bool = False
     done: bool = False
     metrics: dict[str, tuple[Numbers, ...]] = field(default_factory=dict)
+    pushes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PushesReported(Event):
+    """Every server has acknowledged the first `pushes` pushes of a worker.
+
+    `met`: addresses of servers that it has pushed to for the first time: the pushes before.
+    """
+
+    worker: ProcessName
+    pushes: int
+    met: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepApplied(Event):
+    """The `servers` were to apply a synchronous step. `complete`: all did, else it is dropped."""
+
+    number: int
+    complete: bool
+    servers: tuple[ProcessName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,22 +348,25 @@ class WorkerFenced(Event):
 
     `applied` has one entry per server, in index order. An entry is None if that server knows no
     push of this worker, or is away. A server that comes back knows no later push either.
+    `sequences`: the numbers of those pushes.
     """
 
     worker: ProcessName
     applied: tuple[Applied | None, ...]
+    sequences: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCut(Event):
     """All servers hold one consistent frozen view.
 
-    `applied` is each worker's last push within the cut.
+    `applied` is each worker's last push within the cut, `sequences` its number.
     """
 
     snapshot: SnapshotId
     version: int
     applied: dict[str, Applied]
+    sequences: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

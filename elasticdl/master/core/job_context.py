@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -14,6 +14,8 @@ from elasticdl.flag_values import WorkerRange
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
+from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core.command_buffer import CommandBuffer
 from elasticdl.master.core.commands import RecordMetrics
 from elasticdl.master.core.data.ledger import Count, Ids, Ledger
@@ -24,6 +26,7 @@ from elasticdl.master.core.processes.causes import MEMORY_WORDS
 from elasticdl.master.core.processes.memory_limits import MemoryLimits
 from elasticdl.master.core.processes.table import Process, Processes
 from elasticdl.master.core.ps.divergence import LossWatch
+from elasticdl.master.core.updates import UpdateAccount, UpdateMark
 from elasticdl.shard import Source, Task
 
 _LOSS_EVERY_S = 1.0
@@ -117,7 +120,9 @@ class JobContext:
 
     `version` comes from heartbeats and is therefore older.
     """
-    updates_lost: int = 0
+    updates: UpdateAccount = field(default_factory=UpdateAccount)
+    begun_version: int = 0
+    """The version that the job began with."""
     server_back_s: float = float("-inf")
     """When a server last came back from a checkpoint."""
     now_s: float = 0.0
@@ -233,6 +238,19 @@ class JobContext:
         if self.phase in _LATE:
             return _LATE[self.phase]
         return "is being stopped" if self.outcome is not None else ""
+
+    def update_counts(self, version: int, mark: UpdateMark | None = None) -> UpdateCounts | None:
+        """The updates in `version` of a ring's weights, or in `mark` of servers (None: so far).
+
+        None if the job does not train.
+        """
+        if self.spec.action is not Action.TRAIN:
+            return None
+        found = self.updates.counts() if mark is None else self.updates.counts_at(mark)
+        if not self.spec.trains_on_ring:
+            return found
+        # The version of a ring counts its steps.
+        return replace(found, applied=found.applied + max(0, version - self.begun_version))
 
     def version_may_fall(self) -> bool:
         """Whether a lower version is real rather than a late heartbeat."""

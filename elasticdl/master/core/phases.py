@@ -258,15 +258,14 @@ class Phases:
             self._done()
 
     def _done(self) -> None:
-        """End the job with its results; mention updates lost with servers.
-
-        The receipt counts only records.
-        """
-        if not (updates := self._context.updates_lost):
+        """End the job with its results; mention updates lost with servers."""
+        counts = self._context.update_counts(self._context.version)
+        if counts is None or not counts.lost:
             return self._end("done")
+        lost = f"{'at least ' if counts.at_least else ''}{amount(counts.lost, 'update')}"
         self._context.outcome = self._context.outcome or Outcome(
             ExitCode.DONE,
-            f"done, but {amount(updates, 'update')} were lost when parameter servers died",
+            f"done, but {lost} were lost when parameter servers died",
             "lower --checkpoint-seconds or --checkpoint-steps to lose fewer: a server restores its"
             " part of the newest checkpoint",
         )

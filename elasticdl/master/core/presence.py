@@ -40,6 +40,8 @@ class Presence:
     saving: SnapshotId | None
     restore_from: str | None
     """The newest checkpoint, from which servers restore; None: what the job began with."""
+    step: int = 0
+    """The number of the newest synchronous step; 0: none."""
 
 
 def presence_of(
@@ -62,4 +64,5 @@ def presence_of(
         members=tuple(map(ProcessName.parse, ring.members)) if ring is not None else (),
         saving=saving.id if saving is not None else None,
         restore_from=saved[-1].path if saved else None,
+        step=context.updates.step,
     )

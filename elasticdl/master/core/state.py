@@ -16,7 +16,6 @@ from elasticdl.dropped import DropCause
 from elasticdl.errors import UserError
 from elasticdl.formatting import GIVING_PART
 from elasticdl.job import JobSpec
-from elasticdl.job_choices import Action
 from elasticdl.job_status import JobStatus, Receipt
 from elasticdl.master.core import events, status_builder
 from elasticdl.master.core.activities import Activities
@@ -26,10 +25,13 @@ from elasticdl.master.core.command_buffer import ImpossibleTransition
 from elasticdl.master.core.commands import Command, DropSnapshot, Purpose
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.backup_leases import BackupLeases
-from elasticdl.master.core.data.beginning import announce_repeated, first_ledger
+from elasticdl.master.core.data.beginning import (
+    announce_repeated,
+    continued_ledger,
+    first_ledger,
+)
 from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.data.resuming import ledger_json
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.image import Plain, constants_of, image_of, restore
@@ -54,6 +56,7 @@ from elasticdl.master.core.stalls import Stalls
 from elasticdl.master.core.state_questions import StateQuestions
 from elasticdl.master.core.stragglers import Stragglers
 from elasticdl.master.core.takeover import Takeover
+from elasticdl.master.core.updates import UpdateMark
 from elasticdl.master.core.waits import Waits
 from elasticdl.shard import Applied, SnapshotId, Task
 
@@ -216,7 +219,7 @@ class JobState:
         return self._scaling.why_not_replace(name)
 
     def why_not_scale(self) -> str:
-        """Why changing the number of workers has no effect any more; '' if it has."""
+        """Why changing the number of workers has no effect any more, or ''."""
         return self._scaling.why_not_scale()
 
     def why_not_checkpoint(self) -> str:
@@ -233,21 +236,14 @@ class JobState:
 
         '' if there is none.
         """
-        return self._ledger_at({})
+        return self._ledger_at({}, self._context.version, None)
 
-    def _ledger_at(self, applied: Mapping[str, Applied]) -> str:
-        work = self._context.work
-        if work is None or self._context.spec.action is not Action.TRAIN:
-            return ""
-        return ledger_json(
-            work,
-            self._context.ids,
-            applied,
-            ring_at=self._cut_at,
-            workers_used=self._context.processes.next_worker,
-            rounds_used=self._evaluation.rounds,
-            updates_lost=self._context.updates_lost,
-        )
+    def _ledger_at(
+        self, applied: Mapping[str, Applied], version: int, mark: UpdateMark | None
+    ) -> str:
+        updates = self._context.update_counts(version, mark)
+        rounds = self._evaluation.rounds
+        return continued_ledger(self._context, applied, self._cut_at, rounds, updates)
 
     # events
 
@@ -261,6 +257,7 @@ class JobState:
         # Before dispatch: a failed transition must show the event that caused it.
         self._story.append(event)
         try:
+            self._lifecycle.booking.saw(event)
             self._dispatch(event)
             self._decide()
             self._stragglers.saw(event)
@@ -354,8 +351,10 @@ class JobState:
                 | events.StepsWaited()
                 | events.ServerDelayed()
                 | events.CpuShareReported()
+                | events.PushesReported()
+                | events.StepApplied()
             ):
-                pass  # `Stalls`, `Stragglers`, `SlowWorkers` and `SlowServers` take it in.
+                pass  # What sees every event takes it in: see `handle`.
             case events.ConnectionLost():
                 self._coordination.lost_connection(event)
             case events.MessagesDropped():
@@ -425,7 +424,7 @@ class JobState:
             )
         announce_repeated(self._context, event)
         self._context.validation = event.validation
-        self._context.version = event.version
+        self._context.version = self._context.begun_version = event.version
         self._checkpointing.start(event.version)
         self._evaluation.start(event.version)
         self._coordination.begin(event.ledger, event.version)
@@ -476,8 +475,9 @@ class JobState:
         match self._snapshots.answered(event.snapshot):
             case Purpose.CHECKPOINT:
                 self._cut_at = self._coordination.offsets_at(event.snapshot)
-                ledger = self._ledger_at(event.applied)
-                self._checkpointing.cut(event.snapshot, event.version, ledger)
+                mark = self._lifecycle.booking.mark(event)
+                ledger = self._ledger_at(event.applied, event.version, mark)
+                self._checkpointing.cut(event.snapshot, event.version, ledger, mark)
             case Purpose.EVALUATION:
                 self._evaluation.cut(event.snapshot, event.version)
             case None:

@@ -68,6 +68,7 @@ def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = Non
         repeated_at_least=bool(ledger and ledger.repeated_at_least),
         why_left=_why_left(context) if total.left else None,
         counted=None,
+        updates=context.update_counts(context.version),
     )
 
 
@@ -116,7 +117,6 @@ def status(
         checkpoints=tuple(
             CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved
         ),
-        updates_lost=context.updates_lost,
         ring=coordination.status(),
         waiting=(*pending.waits(), *_waiting(context, coordination, checkpointing)),
         parked=tuple(context.given_up),
@@ -134,6 +134,7 @@ def status(
         },
         states=_states(context),
         cluster_share=_cluster_share(context),
+        updates=account.updates,
     )
 
 

@@ -192,15 +192,21 @@ class Executor:
 
     async def _fence(self, worker: ProcessName) -> None:
         self._gateway.leave(worker, "was fenced")
-        applied = await self._deps.fences.fence(str(worker))
-        self._queue.post(happened.WorkerFenced(self._queue.at_s(), worker, applied))
+        answers = await self._deps.fences.fence(str(worker))
+        applied = tuple(one.applied if one is not None else None for one in answers)
+        sequences = tuple(one.sequence if one is not None else None for one in answers)
+        self._queue.post(happened.WorkerFenced(self._queue.at_s(), worker, applied, sequences))
 
     async def _cut(self, snapshot: SnapshotId) -> None:
         try:
             async with self._deps.snapshots.cut(snapshot) as cut:
                 await self._queue.post(
                     happened.SnapshotCut(
-                        self._queue.at_s(), snapshot, cut.version, dict(cut.applied)
+                        self._queue.at_s(),
+                        snapshot,
+                        cut.version,
+                        dict(cut.applied),
+                        dict(cut.sequences),
                     )
                 )
         except ElasticDLError as error:

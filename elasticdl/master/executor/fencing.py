@@ -11,7 +11,6 @@ from elasticdl.errors import ElasticDLError
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
 from elasticdl.rpc.ps_control import Fenced
 from elasticdl.rpc.retry import delay_s
-from elasticdl.shard import Applied
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPT_S = 2.0
@@ -31,7 +30,7 @@ class Fences:
         """Remember the workers that an earlier master fenced."""
         self._fenced.update(dict.fromkeys(workers))
 
-    async def fence(self, worker: str) -> tuple[Applied | None, ...]:
+    async def fence(self, worker: str) -> tuple[Fenced | None, ...]:
         """Return the last push of `worker` at each server, in index order; None if absent.
 
         An absent server fences the worker when it attaches. Asks each server until it answers or is
@@ -45,7 +44,8 @@ class Fences:
             answers = await asyncio.gather(
                 *(self._ask_index(index, worker) for index in range(self._registry.number))
             )
-        return tuple(answer.applied if answer is not None else None for answer in answers)
+        known = (one if one is not None and one.applied is not None else None for one in answers)
+        return tuple(known)
 
     async def _ask_index(self, index: int, worker: str) -> Fenced | None:
         """Ask the server of an index, and its next process if it ends meanwhile."""

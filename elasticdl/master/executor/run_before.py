@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticdl.errors import Corrupted
+from elasticdl.job_status import UpdateCounts
 from elasticdl.jobdir.last_status import last_measured, newest_status
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.data.resuming import RunBefore, counts_of, repeated_at_least
@@ -29,7 +30,7 @@ def run_before(directory: JobDirectory) -> RunBefore:
             started, since_s = counts_of(start.ledger), start.at_s
             at_least = repeated_at_least(start.ledger)
             known = replace(known, sources=start.training, at_least=at_least)
-    counts, trained = dict[int, tuple[int, int]](), 0
+    counts, trained, updates = dict[int, tuple[int, int]](), 0, None
     with suppress(OSError, ValueError):
         status = newest_status(directory)
         # An earlier status describes the run before: that run's records are in `started`.
@@ -37,10 +38,12 @@ def run_before(directory: JobDirectory) -> RunBefore:
             counts = {row.epoch: (row.trained, row.repeated) for row in status.receipt.epochs}
             # The status may leave out epochs; the total has them.
             trained, since_s = status.receipt.total.trained, status.at_s
+            updates = status.updates
     if not counts:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            ended = _counts(json.loads(directory.receipt.read_text(encoding="utf-8")))
-            return replace(known, counts=_newer(started, ended))
+            receipt = json.loads(directory.receipt.read_text(encoding="utf-8"))
+            updates = UpdateCounts(**receipt["updates"]) if receipt.get("updates") else None
+            return replace(known, counts=_newer(started, _counts(receipt)), updates=updates)
     if since_s is None:
         return known
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -48,7 +51,8 @@ def run_before(directory: JobDirectory) -> RunBefore:
         # to other runs.
         rows = [row for row in last_measured(directory) if float(row["at_s"]) >= since_s]
         trained = max([trained, *(int(row["records"]) for row in rows)])
-    return replace(known, counts=_newer(started, counts), trained=trained, killed=True)
+    counted = _newer(started, counts)
+    return replace(known, counts=counted, trained=trained, killed=True, updates=updates)
 
 
 def _newer(start: _Counts, later: _Counts) -> _Counts:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
 from elasticdl.errors import ElasticDLError, TransientError
@@ -42,10 +42,14 @@ class CutLimits:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A consistent view: its version and each worker's last push that all servers include."""
+    """A consistent view: its version and each worker's last push that all servers include.
+
+    `sequences` are the numbers of those pushes.
+    """
 
     version: int
     applied: Mapping[str, Applied]
+    sequences: Mapping[str, int] = field(default_factory=dict)
 
 
 def highest(gates: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -61,12 +65,13 @@ def agreed(cuts: Sequence[ServerCut]) -> Cut:
     that some server never saw has nothing in the cut.
     """
     everywhere = set.intersection(*(set(cut.applied) for cut in cuts))
-    applied = {}
+    applied, sequences = {}, {}
     for worker in sorted(everywhere):
         # The lowest sequence number is on every server.
         least = min(cuts, key=lambda cut: cut.sequences.get(worker, 0))
         applied[worker] = least.applied[worker]
-    return Cut(min(cut.version for cut in cuts), applied)
+        sequences[worker] = least.sequences.get(worker, 0)
+    return Cut(min(cut.version for cut in cuts), applied, sequences)
 
 
 @final

@@ -122,7 +122,7 @@ class ProcessGateway:
         if self.ring is not None:
             self.ring.restore(presence.members, presence.saving)
         if self.turns is not None:
-            self.turns.recover()
+            self.turns.recover(presence.step)
 
     def period_s(self, name: ProcessName) -> float:
         """Return how often a process is to report."""

@@ -10,6 +10,7 @@ from elasticdl.master.core.events import (
     ExportFinished,
     LeaseReturned,
     ProgressReported,
+    PushesReported,
     RingReported,
     SnapshotCut,
     StartWentOn,
@@ -32,8 +33,10 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
         yield StartWentOn(at_s, worker, part)
     for cut in report.ring_cuts:
         yield SnapshotCut(at_s, cut.snapshot, cut.version, {})
+    if report.met or (report.pushes and not report.progress):
+        yield PushesReported(at_s, worker, report.pushes, dict(report.met))
     for progress in report.progress:
-        yield _progressed(worker, progress, at_s)
+        yield _progressed(worker, progress, report.pushes, at_s)
         if progress.returned:
             yield LeaseReturned(at_s, worker, progress.applied)
     for summary in report.summaries:
@@ -70,7 +73,9 @@ def state_reported(name: ProcessName, state: State, at_s: float) -> StateReporte
     return StateReported(at_s, name, state.held, state.stacks, state.doing, state.frames)
 
 
-def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> ProgressReported:
+def _progressed(
+    worker: ProcessName, progress: Progress, pushes: int, at_s: float
+) -> ProgressReported:
     return ProgressReported(
         at_s,
         worker,
@@ -83,4 +88,5 @@ def _progressed(worker: ProcessName, progress: Progress, at_s: float) -> Progres
         ahead=progress.ahead,
         done=progress.done,
         metrics=dict(progress.metrics),
+        pushes=pushes,
     )

@@ -386,6 +386,7 @@ class MasterService(MasterServicer):
             version,
             starting=request.starting,
             instance=caller.instance,
+            kept=name.role is Role.PS and request.kept,
         )
 
 

@@ -16,7 +16,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError
-from elasticdl.master.core.events import GradientDropped, StepDelayed
+from elasticdl.master.core.events import GradientDropped, StepApplied, StepDelayed
 from elasticdl.master.core.ps.step_waits import StepWaits
 from elasticdl.master.core.ps.steps import Contribution, LeasePart, Outlook, Steps
 from elasticdl.master.event_queue import EventQueue
@@ -83,10 +83,14 @@ class StepTurns:
 
     # after a takeover
 
-    def recover(self) -> None:
-        """Continue after the last step of an earlier master, which its servers know."""
+    def recover(self, known: int) -> None:
+        """Continue after the last step of an earlier master, which its servers know.
+
+        `known`: the last one in the journal. Servers that came back without their memory since know
+        of none, and a number must not come again.
+        """
         self._recovered.clear()
-        self._queue.spawn("last step of an earlier master", self._recover())
+        self._queue.spawn("last step of an earlier master", self._recover(known))
 
     def restore(self, worker: ProcessName, revocation: int, unsettled: tuple[int, ...]) -> None:
         """Tell a worker of an earlier master what became of its pushes, as soon as it is known."""
@@ -95,7 +99,7 @@ class StepTurns:
         if self._recovered.is_set():
             self._settle_told(worker)
 
-    async def _recover(self) -> None:
+    async def _recover(self, known: int) -> None:
         async with self._between_steps:
             indexes = range(self._registry.number)
             recent = await asyncio.gather(*(self._recent_on(index) for index in indexes))
@@ -118,7 +122,11 @@ class StepTurns:
                 await self._recent_on(index) if index in behind else one
                 for index, one in enumerate(recent)
             ]
-        self._steps.continue_after(newest)
+        holders = [self._registry.holder(index) for index in indexes]
+        complete = all(one is not None and newest in one.steps for one in self._recent)
+        if newest > known:
+            self._post_applied(newest, holders, complete=complete)
+        self._steps.continue_after(max(newest, known))
         self._opened_s = self._queue.at_s()
         self._recovered.set()
         for worker in sorted(self._told):
@@ -294,6 +302,7 @@ class StepTurns:
             )
         self._opened_s = self._queue.at_s()
         self._steps.applied()
+        self._post_applied(step, holders, complete=None not in versions)
         pushes: dict[ProcessName, list[int]] = {}
         for one in contributions:
             pushes.setdefault(one.worker, []).append(one.sequence)
@@ -308,6 +317,11 @@ class StepTurns:
                 self._settle_dropped(worker, sequences)
                 self._drop(worker, _SERVER_ENDED, partly_applied=bool(applied))
         self.decide()
+
+    def _post_applied(self, step: int, holders: Sequence[Holder], *, complete: bool) -> None:
+        """Post the outcome of a step, before anything that workers may say of it."""
+        names = tuple(one.server.name for one in holders if one.server is not None)
+        self._queue.post(StepApplied(self._queue.at_s(), step, complete, names))
 
     async def _apply_by(
         self, holder: Holder, step: int, contributions: Sequence[Contribution]

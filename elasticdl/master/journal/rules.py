@@ -13,8 +13,10 @@ from elasticdl.master.core.events import (
     MessagesDropped,
     ProcessSeen,
     ProgressReported,
+    PushesReported,
     ServerDelayed,
     StalenessChosen,
+    StepApplied,
     StepDelayed,
     StepsWaited,
     Tick,
@@ -45,6 +47,8 @@ def may_free_work(event: Event) -> bool:
             | ProcessSeen()
             | VersionAdvanced()
             | MessagesDropped()
+            | PushesReported()
+            | StepApplied()
             | StalenessChosen()
             | StepDelayed()
             | StepsWaited()

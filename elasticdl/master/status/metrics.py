@@ -195,10 +195,21 @@ class _Scrape:
     def _model(self) -> Iterator[Metric]:
         status = self._status
         yield self._gauge("model_version", "Updates applied to the model.", [({}, status.version)])
+        updates = status.updates
+        yield self._gauge(
+            "updates_applied",
+            "Updates in the model, of this job and the runs that it continues.",
+            [({}, updates.applied)] if updates else [],
+        )
         yield self._counter(
             "updates_lost",
             "Updates lost with parameter servers.",
-            [({}, status.updates_lost)],
+            [({}, updates.lost)] if updates else [],
+        )
+        yield self._counter(
+            "updates_repeated",
+            "Updates undone because weights were lost.",
+            [({}, updates.repeated)] if updates else [],
         )
         loss = status.loss
         yield self._gauge(

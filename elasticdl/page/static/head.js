@@ -109,6 +109,12 @@ function addOthers(add, status, over) {
     );
 }
 
+function addUpdates(add, updates) {
+  const bound = updates?.at_least ? "at least" : "";
+  if (updates?.lost) add("Updates lost", count(updates.lost), bound || "with a server", "error");
+  if (updates?.repeated) add("Updates repeated", count(updates.repeated), bound, "moved");
+}
+
 function addTroubles(add, status, records) {
   const last = status.checkpoints?.at(-1);
   if (last) add("Checkpoint", count(last.version), `at ${clock(last.at_s)}`);
@@ -119,8 +125,7 @@ function addTroubles(add, status, records) {
   ]) {
     if (records[key]) add(label, count(records[key]), "", key === "lost" ? "error" : "moved");
   }
-  if (status.updates_lost)
-    add("Updates lost", count(status.updates_lost), "with a server", "error");
+  addUpdates(add, status.updates);
   const age = status.cluster_view_age_s;
   if (age !== null && age !== undefined)
     add("Cluster view", duration(age), "old", age > 30 ? "moved" : "");

@@ -146,8 +146,15 @@ function toCome(epochs, waiting) {
   });
 }
 
+function updateWords({ applied, lost, repeated, at_least: atLeast }) {
+  const bound = atLeast ? "at least " : "",
+    undone = repeated ? `, repeated ${bound}${count(repeated)}` : "";
+  return `Updates: ${count(applied)} applied, lost ${lost ? bound : ""}${count(lost)}${undone}`;
+}
+
 function* receiptNotes({ receipt, records }) {
   if (receipt?.why_left) yield `Left: ${firstLine(receipt.why_left)}`;
+  if (receipt?.updates) yield updateWords(receipt.updates);
   if (receipt?.counted) yield `counted ${receipt.counted}`;
   if (records?.resumed)
     yield `${count(records.resumed)} were trained by earlier runs, before the job was resumed`;

@@ -101,7 +101,7 @@ std::pair<std::vector<int64_t>, std::vector<double>> pull(
   return {std::move(answer.versions), std::move(answer.seconds)};
 }
 
-std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>> push(
+std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, std::vector<std::string>> push(
     Pool& pool, int64_t sequence, const std::vector<int64_t>& applied, const std::vector<int64_t>& versions, double learning_rate,
     const std::optional<InVector>& dense, const std::vector<IdArray>& ids, const std::vector<InMatrix>& gradients,
     const std::optional<InVector>& newest, double timeout_s) {
@@ -113,7 +113,7 @@ std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>> push
   const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
   PushAnswer answer = pool.push(request, seed, timeout_s);
-  return {std::move(answer.versions), std::move(answer.staleness), std::move(answer.seconds)};
+  return {std::move(answer.versions), std::move(answer.staleness), std::move(answer.seconds), std::move(answer.met)};
 }
 
 // The bytes of a vector as a NumPy array, without a copy.

@@ -38,6 +38,7 @@ Lane::Lane(Identity identity, std::vector<std::string> addresses, std::function<
   uint32_t count = static_cast<uint32_t>(addresses.size());
   for (uint32_t k = 0; k < count; ++k) links_.push_back(std::make_unique<Link>(identity_, k, count, addresses[k]));
   answered_s_.resize(count);
+  answered_by_.resize(count);
 }
 
 Lane::~Lane() { ::close(wake_); }
@@ -54,7 +55,7 @@ void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, con
       const auto& link = links_[k];
       if (link->waiting()) {
         link->advance(now());
-        if (!link->waiting()) answered_s_[k] = std::chrono::duration<double>(now() - begin).count();
+        if (!link->waiting()) answered(k, now() - begin);
       }
       waiting = waiting || link->waiting();
       all_met = all_met && (!link->waiting() || link->met());
@@ -68,6 +69,14 @@ void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, con
     if (now() >= deadline) give_up(timeout_s, what);
     wait(deadline);
   }
+}
+
+void Lane::answered(size_t server, std::chrono::duration<double> after) {
+  answered_s_[server] = after.count();
+  const std::string& address = links_[server]->address();
+  if (answered_by_[server] == address) return;
+  answered_by_[server] = address;
+  met_.push_back(address);
 }
 
 void Lane::wait(Time deadline) {

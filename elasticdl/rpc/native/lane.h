@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elasticdl/rpc/native/buffer.h"
@@ -74,8 +75,11 @@ class Lane {
   uint32_t servers() const { return static_cast<uint32_t>(links_.size()); }
   // How long each server took to answer in the last run, if it was asked. For the thread that runs.
   const std::vector<double>& answered_s() const { return answered_s_; }
+  // Addresses from which an answer came for the first time since the last call. For the thread that runs.
+  std::vector<std::string> take_met() { return std::exchange(met_, {}); }
 
  private:
+  void answered(size_t server, std::chrono::duration<double> after);
   void wait(Time deadline);
   void listen_to_owner();
   [[noreturn]] void give_up(double timeout_s, const char* what);
@@ -83,6 +87,8 @@ class Lane {
   Identity identity_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<double> answered_s_;
+  std::vector<std::string> answered_by_;  // the address of each server's last answer
+  std::vector<std::string> met_;
   std::function<void()> idle_;
   int wake_;
   std::mutex mutex_;

@@ -67,6 +67,7 @@ class Link {
   bool met() const { return held_ && state_ == State::ready; }
   bool away() const { return state_ == State::away; }
   bool reachable() const { return !address_.empty(); }
+  const std::string& address() const { return address_; }
   int fd() const { return socket_.fd(); }
   short events() const;
   Time retry_at() const { return retry_at_; }

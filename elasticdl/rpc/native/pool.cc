@@ -198,6 +198,7 @@ PushAnswer Pool::pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& 
   pushes_.run(parts, seed(newest), timeout_s, "push");
   PushAnswer answer;
   answer.seconds = pushes_.answered_s();
+  answer.met = pushes_.take_met();
   for (const wire::PushReply& reply : replies) {
     answer.versions.push_back(reply.version);
     answer.staleness.push_back(reply.staleness);

@@ -53,7 +53,8 @@ struct PullAnswer {
 struct PushAnswer {
   std::vector<int64_t> versions;
   std::vector<int64_t> staleness;
-  std::vector<double> seconds;  // how long each server took
+  std::vector<double> seconds;    // how long each server took
+  std::vector<std::string> met;  // addresses of servers that have answered a push for the first time
 };
 struct InitialiseAnswer {
   bool took;

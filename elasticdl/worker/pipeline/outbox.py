@@ -158,6 +158,8 @@ class Outbox:
         self._cuts: list[RingCut] = []
         self._saves: list[RingSaved] = []
         self._starting: list[str] = []
+        self._pushes = self._pushes_taken = 0
+        self._met: dict[str, int] = {}
         self._awaited: list[threading.Event] = []
         """Set when the next report has arrived; `_under_way`: when the last one has."""
         self._under_way: list[threading.Event] = []
@@ -185,6 +187,12 @@ class Outbox:
         with self._lock:
             self._starting.append(part)
         self.urgent.set()
+
+    def pushed(self, number: int, met: Collection[str]) -> None:
+        """Push `number` is on every server, and `met` are servers that got none before it."""
+        with self._lock:
+            self._pushes = number
+            self._met.update(dict.fromkeys(met, number - 1))
 
     def hold(self, lease: Lease) -> None:
         """A lease was granted.
@@ -362,8 +370,11 @@ class Outbox:
                 ring_cuts=tuple(self._cuts),
                 ring_saves=tuple(self._saves),
                 starting=tuple(self._starting),
+                pushes=self._pushes if self._pushes != self._pushes_taken else 0,
+                met=self._met,
             )
             self._starting = []
+            self._pushes_taken, self._met = self._pushes, {}
             # These waiters are satisfied when this very report arrives.
             self._under_way, self._awaited = self._awaited, []
             self._cuts, self._saves = [], []

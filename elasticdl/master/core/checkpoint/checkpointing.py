@@ -16,6 +16,7 @@ from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
 from elasticdl.master.core.events import SnapshotSaved
 from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.updates import NOTHING, UpdateMark
 from elasticdl.shard import SnapshotId
 
 SAVE_LIMIT_S = 1800.0
@@ -44,6 +45,7 @@ class Saving:
     """Since when it has delayed the job."""
     final: bool
     ledger: str
+    mark: UpdateMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Saved:
     at_s: float
     ledger: str = ""
     """A ring that lost all members returns to this ledger. Only the newest checkpoint has it."""
+    mark: UpdateMark | None = None
+    """The updates in it; None if an earlier master ordered it and gave it up."""
 
 
 @final
@@ -74,7 +78,7 @@ class Checkpointing:
         self._cut: SnapshotId | None = None
         self._wanted_after_cut = ""
         """Why the cut that is under way is not enough."""
-        self._anchor_version = 0
+        self._anchor_version = self._begun_version = 0
         self._failures = 0
         self._given_up = False
         """Whether the last due checkpoint was given up.
@@ -99,7 +103,7 @@ class Checkpointing:
 
     def start(self, version: int) -> None:
         """Count versions from here."""
-        self._anchor_version = version
+        self._anchor_version = self._begun_version = version
         self._resumed = bool(version)
         self._begun_s = self._over_s = self._context.now_s
 
@@ -287,7 +291,14 @@ class Checkpointing:
             self._anchor_version = version
             self.request(f"version {version}")
 
-    def cut(self, snapshot: SnapshotId, version: int, ledger: str) -> None:
+    def mark_of(self, version: int) -> UpdateMark | None:
+        """The updates of this run that a server has that restored `version`; None: not known."""
+        for saved in reversed(self.saved):
+            if saved.version == version:
+                return saved.mark
+        return NOTHING if version in (0, self._begun_version) else None
+
+    def cut(self, snapshot: SnapshotId, version: int, ledger: str, mark: UpdateMark) -> None:
         """Write the frozen view, together with the ledger (JSON) at exactly that point."""
         # A cut that began before the phase CHECKPOINTING may miss the last steps: the last
         # checkpoint is still wanted.
@@ -297,24 +308,24 @@ class Checkpointing:
         self._anchor_version = max(self._anchor_version, version)
         now_s = self._context.now_s
         delays_s = now_s if self._ordered_s is None else self._ordered_s
-        self.saving = Saving(snapshot, version, now_s, delays_s, self._cut_is_final, ledger)
+        self.saving = Saving(snapshot, version, now_s, delays_s, self._cut_is_final, ledger, mark)
         self._context.orders.give(SaveSnapshot(snapshot, version, ledger))
 
     def completed(self, event: SnapshotSaved) -> None:
         """Note a checkpoint on disk, even one that was given up as too slow."""
-        ledger, took_s, late = "", 0.0, True
+        written, took_s, late = None, 0.0, True
         if self.saving is not None and self.saving.id == event.snapshot:
             took_s = event.at_s - self.saving.since_s
-            ledger, late = self.saving.ledger, False
+            written, late = self.saving, False
             self._final_done = self.saving.final
             self._pause_after(self.saving)
             self.saving = None
             self._failures, self._given_up = 0, False
         elif self._slow is not None and self._slow.id == event.snapshot:
-            ledger = self._slow.ledger
+            written = self._slow
             self._pause_after(self._slow)
             self._slow = None
-        self._list(event, ledger, late=late)
+        self._list(event, written, late=late)
         self._context.orders.give(DropSnapshot(event.snapshot))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
@@ -327,19 +338,21 @@ class Checkpointing:
         self._over_s = self._context.now_s
         self._took_s = self._over_s - saving.delays_s
 
-    def _list(self, event: SnapshotSaved, ledger: str, *, late: bool) -> None:
+    def _list(self, event: SnapshotSaved, written: Saving | None, *, late: bool) -> None:
         """List a checkpoint; it replaces one of the same path, as on disk.
 
         `late`: newer ones completed earlier.
         """
         same = next((saved for saved in self.saved if saved.path == event.path), None)
         others = [saved for saved in self.saved if saved is not same]
+        known = written if written is not None else same
         one = Saved(
             event.version,
             event.path,
             event.bytes,
             event.at_s,
-            ledger or (same.ledger if same else ""),
+            known.ledger if known is not None else "",
+            known.mark if known is not None else None,
         )
         *older, newest = (
             sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)

@@ -1,16 +1,19 @@
-"""What a job begins with: a fresh ledger, or that of a checkpoint."""
+"""What a job begins with: a fresh ledger, or that of a checkpoint. What it leaves to the next."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from elasticdl.formatting import amount
 from elasticdl.job_choices import Action
+from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core.data.ledger import Ledger
-from elasticdl.master.core.data.resuming import resume
+from elasticdl.master.core.data.resuming import ledger_json, resume
 from elasticdl.master.core.data.sharding import shard_plan, training_plan
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import JobStarted
 from elasticdl.master.core.job_context import JobContext
-from elasticdl.shard import Task
+from elasticdl.shard import Applied, ShardId, Task
 
 
 def announce_repeated(context: JobContext, event: JobStarted) -> None:
@@ -50,7 +53,31 @@ def first_ledger(context: JobContext, evaluation: Evaluation, event: JobStarted)
             # Round and worker numbers continue, so names in logs and callbacks stay unique across
             # runs.
             evaluation.start(event.version, resumed.rounds_used)
-            context.updates_lost = resumed.updates_lost
+            context.updates.before = resumed.updates
             return resumed.ledger
         case Action.TRAIN:
             return Ledger(training_plan(context.spec, event.training), ids, task=Task.TRAINING)
+
+
+def continued_ledger(
+    context: JobContext,
+    applied: Mapping[str, Applied],
+    ring_at: Mapping[ShardId, int] | None,
+    rounds: int,
+    updates: UpdateCounts | None,
+) -> str:
+    """The training ledger (JSON) for a job that continues this one; '' if there is none.
+
+    `applied`, `ring_at`: as for `ledger_json`. `rounds`: evaluations so far.
+    """
+    if context.work is None or context.spec.action is not Action.TRAIN:
+        return ""
+    return ledger_json(
+        context.work,
+        context.ids,
+        applied,
+        ring_at=ring_at,
+        workers_used=context.processes.next_worker,
+        rounds_used=rounds,
+        updates=updates,
+    )

@@ -12,26 +12,27 @@ from typing import Any
 
 from elasticdl.errors import UserError
 from elasticdl.job_choices import Shuffle
+from elasticdl.job_status import NO_UPDATES, UpdateCounts
 from elasticdl.master.core.data.ledger import Count, Ids, Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Piece, reached
 from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.shard import Applied, ShardId, Source, Task, same_data
 
 _FORMAT = 1
+_MADE = ("applied", "lost", "repeated")
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """The result of resuming a checkpoint's ledger.
 
-    `workers_used`: the first worker index that was never used. `updates_lost`: updates that servers
-    lost before the checkpoint.
+    `workers_used`: the first worker index that was never used. `updates`: those of earlier runs.
     """
 
     ledger: Ledger
     workers_used: int
     rounds_used: int
-    updates_lost: int
+    updates: UpdateCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class RunBefore:
 
     `trained`: records of all epochs, possibly reported later than `counts`. `killed`: the run ended
     without an outcome. `sources`: its data; () if unknown. `at_least`: it may itself have repeated
-    more than it counted.
+    more than it counted. `updates`: None if unknown.
     """
 
     counts: Mapping[int, tuple[int, int]]
@@ -48,6 +49,7 @@ class RunBefore:
     killed: bool = False
     sources: tuple[Source, ...] = ()
     at_least: bool = False
+    updates: UpdateCounts | None = None
 
 
 def ledger_json(
@@ -58,7 +60,7 @@ def ledger_json(
     ring_at: Mapping[ShardId, int] | None = None,
     workers_used: int = 0,
     rounds_used: int = 0,
-    updates_lost: int = 0,
+    updates: UpdateCounts | None = None,
 ) -> str:
     """The ledger with every holding at its position in the cut.
 
@@ -90,7 +92,7 @@ def ledger_json(
             "done_shards": ledger.done_shards + sum(not piece.rest for piece in pieces),
             "workers_used": workers_used,
             "rounds_used": rounds_used,
-            "updates_lost": updates_lost,
+            "updates": asdict(updates or NO_UPDATES),
             "repeated_at_least": ledger.repeated_at_least,
             "repeated_before": {
                 str(epoch): count for epoch, count in ledger.repeated_before.items()
@@ -227,10 +229,22 @@ def count_repeated(text: str, before: RunBefore, epochs: int) -> tuple[str, int]
             elif known or more:
                 later[str(epoch)] = known + more
             again += more
+        _count_undone(plain, before)
     except (ValueError, KeyError, TypeError, AttributeError):
         return text, 0
     plain["repeated_at_least"] = plain.get("repeated_at_least", False) or before.killed or again > 0
     return json.dumps(plain), again
+
+
+def _count_undone(plain: dict[str, Any], before: RunBefore) -> None:
+    """Count the updates that the earlier run made beyond this ledger as repeated."""
+    mine = plain.setdefault("updates", asdict(NO_UPDATES))
+    made = sum(mine[key] for key in _MADE)
+    if before.updates is not None:
+        made_before = sum(getattr(before.updates, key) for key in _MADE)
+        mine["repeated"] += max(0, made_before - made)
+        mine["at_least"] = mine["at_least"] or before.updates.at_least
+    mine["at_least"] = mine["at_least"] or before.killed
 
 
 def _trained_by_epoch(plain: Mapping[str, Any], before: RunBefore, epochs: int) -> dict[int, int]:
@@ -280,9 +294,8 @@ def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, i
     ledger.repeated_before = {
         int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()
     }
-    return Resumed(
-        ledger, plain["workers_used"], plain["rounds_used"], plain.get("updates_lost", 0)
-    )
+    updates = UpdateCounts(**plain["updates"]) if "updates" in plain else NO_UPDATES
+    return Resumed(ledger, plain["workers_used"], plain["rounds_used"], updates)
 
 
 def _piece(plan: ShardPlan, entry: dict[str, Any]) -> Piece:

@@ -26,6 +26,7 @@ from elasticdl.master.core.processes.causes import (
 )
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.ps.update_booking import UpdateBooking
 from elasticdl.master.core.status_builder import main_ledger
 from elasticdl.shard import ShardId
 
@@ -57,6 +58,7 @@ class ProcessLifecycle:
         checkpointing: Checkpointing,
     ) -> None:
         self._context = context
+        self.booking = UpdateBooking(context, checkpointing)
         self._leasing = leasing
         self._scaling = scaling
         self._evaluation = evaluation
@@ -170,33 +172,7 @@ class ProcessLifecycle:
 
     def _server_back(self, event: ProcessAttached) -> None:
         if event.name.incarnation:
-            known, restored = (
-                max(self._context.version, self._context.acknowledged_version),
-                event.restored_version or 0,
-            )
-            # Acknowledgements of lost updates no longer hold.
-            self._context.acknowledged_version = min(self._context.acknowledged_version, restored)
-            self._context.server_back_s = event.at_s
-            lost = max(0, known - restored)
-            self._context.updates_lost += lost
-            if event.restored_version is not None and not lost:
-                text = f"{event.name} has version {restored}: no update of its part was lost"
-                self._context.orders.announce("server", text, process=event.name)
-            if lost:
-                text = (
-                    f"{event.name} restored version {restored}: {amount(lost, 'update')} of its"
-                    " part were lost"
-                )
-                newest = max((saved.version for saved in self._checkpointing.saved), default=0)
-                if restored < newest:
-                    text += f"; it could not read the checkpoint of version {newest}: see its log"
-                self._context.orders.announce(
-                    "server",
-                    text,
-                    process=event.name,
-                    level="warning",
-                    details={"updates_lost": lost},
-                )
+            self.booking.back(event)
         if not self._context.servers_away():
             self._all_there()
             self.forgive()

@@ -148,7 +148,8 @@ class PsCoordination:
         self._evaluation.abandon()
         repeated = restore_ledger(context, self._evaluation, "", worker)
         # A surviving server may be ahead: versions count from what all servers have.
-        context.version = context.acknowledged_version = context.updates_lost = 0
+        context.version = context.acknowledged_version = 0
+        context.updates.begin_again()
         context.server_back_s = context.now_s
         self._checkpointing.rolled_back(0)
         self._evaluation.rolled_back(0)

@@ -391,6 +391,8 @@ class RingWork:
         self._evaluation.abandon()
         repeated = restore_ledger(self._context, self._evaluation, ledger, RING)
         self._share_out()
+        booked = max(self._context.version, self._context.acknowledged_version)
+        self._context.updates.undo(booked - version)
         self._context.version = self._context.acknowledged_version = version
         self._checkpointing.rolled_back(version)
         self._evaluation.rolled_back(version)

@@ -1,0 +1,100 @@
+"""Books the updates of the model from what workers, servers and the master's steps tell."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.cluster.base import Role
+from elasticdl.formatting import amount
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.events import (
+    Event,
+    ProcessAttached,
+    ProgressReported,
+    PushesReported,
+    SnapshotCut,
+    StepApplied,
+    WorkerFenced,
+)
+from elasticdl.master.core.job_context import JobContext
+from elasticdl.master.core.updates import UpdateMark
+
+
+@final
+class UpdateBooking:
+    """Keeps the account of updates up to date with restarts of servers."""
+
+    def __init__(self, context: JobContext, checkpointing: Checkpointing) -> None:
+        self._context = context
+        self._checkpointing = checkpointing
+
+    def saw(self, event: Event) -> None:
+        """Book what an event tells of updates. Call it before the event is handled."""
+        account = self._context.updates
+        match event:
+            case ProgressReported():
+                account.reported(event, {})
+            case PushesReported():
+                self._pushed(event)
+            case StepApplied():
+                account.stepped(event)
+            case WorkerFenced() if not self._context.spec.trains_in_steps:
+                # In synchronous training only steps are updates.
+                account.fenced(event)
+            case _:
+                pass
+
+    def _pushed(self, event: PushesReported) -> None:
+        """Book a worker's pushes, and which servers it has met."""
+        processes = self._context.processes.all.values()
+        names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
+        met = {names[address]: count for address, count in event.met.items() if address in names}
+        self._context.updates.reported(event, met)
+
+    def mark(self, event: SnapshotCut) -> UpdateMark:
+        """The updates in a cut."""
+        if self._context.spec.trains_in_steps:
+            return UpdateMark(steps=self._context.updates.steps)
+        return UpdateMark(event.sequences)
+
+    def back(self, event: ProcessAttached) -> None:
+        """A server's next process is there."""
+        # What a server says of its own memory counts, whatever workers have reported by now.
+        if event.kept:
+            text = (
+                f"{event.name} has the memory of the process before, of version"
+                f" {event.restored_version}: no update of its part was lost"
+            )
+            self._context.orders.announce("server", text, process=event.name)
+        else:
+            self._restored(event)
+        self._context.server_back_s = event.at_s
+
+    def _restored(self, event: ProcessAttached) -> None:
+        """Count what a server lacks that has restored a checkpoint, or nothing."""
+        context, restored = self._context, event.restored_version or 0
+        known = max(context.version, context.acknowledged_version)
+        # Acknowledgements of lost updates no longer hold.
+        context.acknowledged_version = min(context.acknowledged_version, restored)
+        counted = context.updates.restored(event.name, self._checkpointing.mark_of(restored))
+        # Workers may not have reported their last pushes yet, and a heartbeat may be newer.
+        lost = max(counted, known - restored)
+        if lost <= 0:
+            if event.restored_version is not None:
+                # What it acknowledged after the checkpoint may not be reported yet.
+                text = (
+                    f"{event.name} restored version {restored}: no update of its part was lost, as"
+                    " far as is known"
+                )
+                context.orders.announce("server", text, process=event.name)
+            return
+        text = (
+            f"{event.name} restored version {restored}: at least {amount(lost, 'update')} of its"
+            " part were lost"
+        )
+        newest = max((saved.version for saved in self._checkpointing.saved), default=0)
+        if restored < newest:
+            text += f"; it could not read the checkpoint of version {newest}: see its log"
+        context.orders.announce(
+            "server", text, process=event.name, level="warning", details={"updates_lost": lost}
+        )

@@ -1,0 +1,209 @@
+"""Counts the updates of the model: applied, lost with parameter servers, and undone.
+
+An update is a push that every server acknowledged or, with `--sync` and on a ring, a step. A server
+that starts again from a checkpoint lacks its part of the updates since. Such an update is lost, and
+counts once, however many servers lack it.
+
+A worker numbers its pushes from 1 without gaps, and a push is complete only if every server is
+there. So what a restored server lacks of one worker is one range: it begins after the last push in
+the checkpoint, and ends with the last push before the worker's first one to that server. The worker
+reports where it ends. Until then everything that the worker reports is in the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+from elasticdl.cluster.base import ProcessName
+from elasticdl.job_status import NO_UPDATES, UpdateCounts
+from elasticdl.master.core.events import ProgressReported, PushesReported, StepApplied, WorkerFenced
+
+Range: TypeAlias = tuple[int, int]
+"""Updates after the first number, up to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMark:
+    """The updates in one cut: each worker's last push, and the number of complete steps."""
+
+    pushes: Mapping[str, int] = field(default_factory=dict)
+    steps: int = 0
+
+
+NOTHING = UpdateMark()
+
+
+@dataclass(slots=True)
+class _Updates:
+    """The updates of one worker, or the steps.
+
+    `begin`: what is before no longer counts. `booked`: the last one known to be complete. `lost`:
+    disjoint ranges, ascending. `lacking`: restored servers that it has not met, with the last
+    update that each has.
+    """
+
+    begin: int = 0
+    booked: int = 0
+    lost: list[Range] = field(default_factory=list)
+    lacking: dict[ProcessName, int] = field(default_factory=dict)
+
+    def lose(self, after: int, last: int) -> None:
+        """Count a range as lost; what is in it already counts once."""
+        begin, end = max(after, self.begin), last
+        if end <= begin:
+            return
+        apart = [one for one in self.lost if one[1] < begin or one[0] > end]
+        joined = [one for one in self.lost if one not in apart]
+        ends = [(begin, end), *joined]
+        self.lost = sorted([*apart, (min(one[0] for one in ends), max(one[1] for one in ends))])
+
+    def book(self, number: int) -> None:
+        """All updates up to `number` are complete."""
+        self.booked = max(self.booked, number)
+        for has in self.lacking.values():
+            self.lose(has, self.booked)
+
+    def lost_until(self, number: int) -> int:
+        """How many of the updates up to `number` are lost."""
+        return sum(max(0, min(end, number) - begin) for begin, end in self.lost)
+
+
+@final
+class UpdateAccount:
+    """The account of one job. Its counts only become more exact; see `UpdateCounts.at_least`."""
+
+    def __init__(self) -> None:
+        self.before = NO_UPDATES
+        """What earlier runs did, up to the checkpoint that this one began with."""
+        self._workers: dict[str, _Updates] = {}
+        self._steps = _Updates()
+        self.step = 0
+        """The number of the newest step, complete or not."""
+        self._restored: dict[ProcessName, Mapping[str, int]] = {}
+        """Servers that started again from a checkpoint, and each worker's last push in it."""
+        self._undone = 0
+        self._at_least = False
+
+    # what happened
+
+    def reported(
+        self,
+        event: ProgressReported | PushesReported,
+        met: Mapping[ProcessName, int],
+    ) -> None:
+        """Book a worker's pushes. `met`: how many were complete before its first to a server."""
+        if not event.pushes and not met:
+            return
+        mine = self._of(str(event.worker))
+        for server, before in met.items():
+            # Whoever has met a server has nothing under way to those before it.
+            for one in [one for one in mine.lacking if _follows(server, one)]:
+                mine.lose(mine.lacking.pop(one), before)
+        mine.book(event.pushes)
+
+    def fenced(self, event: WorkerFenced) -> None:
+        """Book the pushes of a lost worker that all servers have."""
+        known = [one for one in event.sequences if one is not None]
+        if len(known) < len(event.sequences) or not known:
+            return
+        mine, number = self._of(str(event.worker)), min(known)
+        if number > mine.booked and any(has < number for has in mine.lacking.values()):
+            # It has met a restored server and did not say when: some of its last pushes may have
+            # been before.
+            self._at_least = True
+            mine.lacking.clear()
+        mine.book(number)
+
+    def stepped(self, event: StepApplied) -> None:
+        """Count a step if every server applied it."""
+        if event.number <= self.step:
+            return
+        # An earlier master may have ended before the steps in between were in its journal.
+        unseen, self.step = event.number - self.step - 1, event.number
+        steps = self._steps
+        steps.book(steps.booked + unseen + event.complete)
+        replaced = any(
+            _follows(one, server) and one != server
+            for one in self._restored
+            for server in event.servers
+        )
+        if event.complete and replaced:
+            # One of them ended right after it, and has been replaced by now.
+            steps.lose(steps.booked - 1, steps.booked)
+
+    def restored(self, server: ProcessName, mark: UpdateMark | None) -> int:
+        """A server started again with what `mark` has; None: it is not known what that is.
+
+        Returns how many more updates are known to be lost.
+        """
+        before = self.counts().lost
+        if mark is None:
+            self._at_least = True
+            return 0
+        self._restored[server] = dict(mark.pushes)
+        for name, mine in self._workers.items():
+            mine.lacking[server] = mark.pushes.get(name, 0)
+            mine.book(mine.booked)
+        self._steps.lose(mark.steps, self._steps.booked)
+        return self.counts().lost - before
+
+    def undo(self, steps: int) -> None:
+        """A ring lost its weights, and these steps with them."""
+        self._undone += max(0, steps)
+
+    def begin_again(self) -> None:
+        """All training is repeated: the servers have initial values again."""
+        counts = self.counts()
+        self._undone += counts.applied + counts.lost
+        self.before = UpdateCounts(0, 0, self.before.repeated, self.before.at_least)
+        for mine in (*self._workers.values(), self._steps):
+            mine.begin, mine.lost = mine.booked, []
+            mine.lacking.clear()
+        # Workers may still report pushes from before.
+        self._at_least = True
+
+    # what it comes to
+
+    @property
+    def steps(self) -> int:
+        """Complete steps of this run."""
+        return self._steps.booked
+
+    def counts(self) -> UpdateCounts:
+        """All updates so far."""
+        known = {name: mine.booked for name, mine in self._workers.items()}
+        return self.counts_at(UpdateMark(known, self._steps.booked))
+
+    def counts_at(self, mark: UpdateMark) -> UpdateCounts:
+        """The updates in a cut."""
+        total = lost = 0
+        at_least = self._at_least or self.before.at_least
+        workers = (
+            (self._workers.get(name, _Updates()), last) for name, last in mark.pushes.items()
+        )
+        for mine, last in (*workers, (self._steps, mark.steps)):
+            total += max(0, last - mine.begin)
+            lost += mine.lost_until(last)
+            late = last > mine.booked and any(has < last for has in mine.lacking.values())
+            at_least = at_least or late
+        before = self.before
+        return UpdateCounts(
+            before.applied + total - lost,
+            before.lost + lost,
+            before.repeated + self._undone,
+            at_least,
+        )
+
+    def _of(self, worker: str) -> _Updates:
+        if worker not in self._workers:
+            # Its first pushes may have been to servers that were replaced before it reported.
+            lacking = {server: has.get(worker, 0) for server, has in self._restored.items()}
+            self._workers[worker] = _Updates(lacking=lacking)
+        return self._workers[worker]
+
+
+def _follows(server: ProcessName, other: ProcessName) -> bool:
+    """Whether `server` is `other` or a later process of the same index."""
+    return server.index == other.index and server.incarnation >= other.incarnation
