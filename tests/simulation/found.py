@@ -95,6 +95,11 @@ STEPS = (
         (501094, 503638, 503781, 504566),
         "After a takeover a turn was given again, and the push of its first time did not count.",
     ),
+    Defect(
+        "sync",
+        (82, 160, 269),
+        "After a takeover steps got old numbers again if the servers had lost their memory.",
+    ),
 )
 DEFECTS = (*RING, *SERVERS, *STEPS)
 

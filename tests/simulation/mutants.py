@@ -21,6 +21,7 @@ from typing import Any
 from tests.simulation.mutant import RING, SERVERS, Mutant
 from tests.simulation.runner import Seen, run_jobs
 from tests.simulation.takeover_mutants import TAKEOVER_MUTANTS
+from tests.simulation.update_mutants import UPDATE_MUTANTS
 
 DONE_AT_ITEM_END = Mutant(
     "a shard is told done at the end of an item",
@@ -57,6 +58,7 @@ STALL_TOO_SOON = Mutant(
 
 MUTANTS = (
     *TAKEOVER_MUTANTS,
+    *UPDATE_MUTANTS,
     DONE_AT_ITEM_END,
     NO_ROOM,
     SILENT_STALL,

@@ -470,6 +470,8 @@ class Disk:
         self.rings: dict[str, tuple[int, Weights]] = {}
         self.servers: dict[str, dict[int, Any]] = {}
         """By directory and server: a `servers.View`."""
+        self.versions: dict[str, int] = {}
+        """Of what servers saved, by directory: as its manifest has it."""
         self.fails: Callable[[], bool] = lambda: False
 
     def write(self, directory: Path, version: int, arrays: Mapping[str, Any]) -> PartFile:

@@ -51,6 +51,7 @@ class View:
     version: int
     log: tuple[Key, ...]
     pushes: Mapping[str, tuple[int, Applied]]
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +75,8 @@ class Server:
         self._step = 0
         self.steps: dict[int, tuple[tuple[str, int, float], ...]] = {}
         """All that it applied."""
+        self.applied_steps: list[int] = []
+        """The numbers of the steps in its weights."""
         self.running = running
         self.index = running.name.index
         self.version = 0
@@ -94,9 +97,10 @@ class Server:
     def dead(self) -> bool:
         return self.running.process.dead
 
-    def restore(self, view: View) -> int:
-        """Take what a checkpoint has."""
-        self.version, self.log, self.has_state = view.version, list(view.log), True
+    def restore(self, view: View, version: int) -> int:
+        """Take what a checkpoint of that version has."""
+        self.version, self.log, self.has_state = version, list(view.log), True
+        self.applied_steps = list(view.steps)
         for worker, (sequence, applied) in view.pushes.items():
             self.workers[worker] = _Pushes(sequence, applied)
         return self.version
@@ -157,6 +161,7 @@ class Server:
         self.version += 1
         self._step = number
         self.steps[number] = tuple(named)
+        self.applied_steps.append(number)
         self._tear_master()
         return self.version
 
@@ -225,7 +230,8 @@ class Server:
             for name, one in self.workers.items()
             if one.applied is not None
         }
-        self.views[snapshot] = View(self.version, tuple(self.log), known)
+        steps = tuple(self.applied_steps)
+        self.views[snapshot] = View(self.version, tuple(self.log), known, steps)
         applied = {name: one for name, (_, one) in known.items()}
         return ServerCut(
             self.version, applied, {name: sequence for name, (sequence, _) in known.items()}
@@ -279,9 +285,11 @@ def _serve(world: World, running: Running) -> int:
     running.process.spawn(report, "report")
     version = None
     if attached.restore_from:
-        version = server.restore(world.disk.servers[attached.restore_from][server.index])
+        saved, disk = attached.restore_from, world.disk
+        version = server.restore(disk.servers[saved][server.index], disk.versions[saved])
     address = f"{running.name}:1"
     world.servers[address] = server
+    world.truth.servers[server.index] = server
     client.attach(address, address, version)
     for order in client.orders():
         match order:
@@ -440,6 +448,7 @@ class _Fan:
     begin_s: float = 0.0
     error: BaseException | None = None
     over: bool = False
+    pushes: bool = False
 
 
 @final
@@ -454,6 +463,10 @@ class Parameters:
         self._addresses: tuple[str, ...] = ("",) * world.plan.servers
         self._met: set[Server] = set()
         """Those to which the pushing connection was open."""
+        self._answered_by = [""] * world.plan.servers
+        """The address of each server's last answer to a push."""
+        self._new: list[str] = []
+        """Addresses that have answered since the last push that all servers have."""
 
     def initialise(self, spec: Any, dense: Any, *, timeout_s: float) -> bool:
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
@@ -501,12 +514,14 @@ class Parameters:
             )
             if kill_s is not None:
                 self._scheduler.after(kill_s, lambda: self._world.kill(self._process))
-        fan = self._all(ask, timeout_s, first, late_s)
+        fan = self._all(ask, timeout_s, first, late_s, pushes=True)
         versions = tuple(fan.results)
+        met, self._new = tuple(self._new), []
         return Pushed(
             versions,
             tuple(max(0, one - at) for one, at in zip(versions, update.versions, strict=True)),
             tuple(fan.seconds),
+            met,
         )
 
     def _meet(self, timeout_s: float) -> None:
@@ -537,12 +552,15 @@ class Parameters:
         timeout_s: float,
         first: int = 0,
         late_s: float = 0.0,
+        *,
+        pushes: bool = False,
     ) -> _Fan:
         """Ask every server; all but the `first` so much later."""
         scheduler = self._scheduler
         assert scheduler.current is not None
         count = len(self._addresses)
-        fan = _Fan(scheduler.current, count, [None] * count, [0.0] * count, scheduler.now_s)
+        none: list[Any] = [None] * count
+        fan = _Fan(scheduler.current, count, none, [0.0] * count, scheduler.now_s, pushes=pushes)
         for index in range(count):
             self._send(fan, index, ask, 0.0 if index == first % count else late_s)
         end_s = scheduler.now_s + timeout_s
@@ -600,7 +618,8 @@ class Parameters:
                 self._again(fan, index, ask)
             else:
                 self._scheduler.after(
-                    self._world.network.latency_s(), lambda: self._reply(fan, index, result, error)
+                    self._world.network.latency_s(),
+                    lambda: self._reply(fan, index, f"{server.running.name}:1", result, error),
                 )
 
         def broken() -> None:
@@ -614,9 +633,14 @@ class Parameters:
         if not fan.over:
             self._send(fan, index, ask, _AGAIN_S)
 
-    def _reply(self, fan: _Fan, index: int, result: Any, error: BaseException | None) -> None:
+    def _reply(
+        self, fan: _Fan, index: int, address: str, result: Any, error: BaseException | None
+    ) -> None:
         if fan.over:
             return
+        if fan.pushes and error is None and self._answered_by[index] != address:
+            self._answered_by[index] = address
+            self._new.append(address)
         if error is not None:
             fan.error = error
         else:

@@ -6,6 +6,8 @@ time.
 - At a mark, where the ring stands still, they are exactly those in the weights.
 - A checkpoint's ledger is exactly what is in its weights.
 - At the end each record of each epoch is in the weights once, and nothing is lost.
+- The receipt's updates are those in the weights of all servers, or of the ring. The lost ones are
+  those that some server lacks.
 - What the journal has is enough to come to the same state again.
 """
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import WRONG
 from elasticdl.errors import ElasticDLError, ExitCode
-from elasticdl.job_status import Receipt
+from elasticdl.job_status import Receipt, UpdateCounts
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.job_context import Phase
@@ -32,7 +34,7 @@ from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Lease, Task
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Reason
 from tests.simulation.scheduler import Violation
-from tests.simulation.servers import Key, View
+from tests.simulation.servers import Key, Server, View
 
 if TYPE_CHECKING:
     from tests.simulation.workers import SimulatedWorker
@@ -67,6 +69,8 @@ class Truth:
         self.server_deaths = 0
         self.complete_records = 0
         """In pushes that all servers have."""
+        self.servers: dict[int, Server] = {}
+        """The newest of each index."""
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
         """A property does not hold."""
@@ -177,7 +181,7 @@ class Truth:
         if (
             isinstance(event, happened.ProcessEnded)
             and event.name.role is Role.PS
-            and not self._world.master.state.over
+            and self._world.master.state.status().phase not in (Phase.ENDING, Phase.ENDED)
         ):
             self.server_deaths += 1
 
@@ -262,6 +266,7 @@ class Truth:
 
     def saved(self, command: do.SaveSnapshot, path: str) -> None:
         """A checkpoint is complete."""
+        self._world.disk.versions[path] = command.version
         trained = sum(int(count["trained"]) for count in json.loads(command.ledger)["counts"])
         if self._world.plan.on_ring:
             version, weights = self._world.disk.rings[path]
@@ -275,7 +280,9 @@ class Truth:
                     f"{path} has {weights.records} records in its weights, and {trained} in its"
                     " ledger"
                 )
-        elif not self.server_deaths:
+        else:
+            self._check_saved_updates(command, path)
+        if not self._world.plan.on_ring and not self.server_deaths:
             views: dict[int, View] = self._world.disk.servers[path]
             everywhere = set.intersection(*(set(view.log) for view in views.values()))
             records = sum(len(self._pushes[key][1]) for key in everywhere)
@@ -347,6 +354,12 @@ class Truth:
                 " missing,"
                 f" {int((counts > 1).sum())} more than once"
             )
+        updates = self._updates()
+        steps = self._world.hub.newest.version
+        if updates.applied > steps or (updates.applied < steps and not total["left"]):
+            self.violated(f"the weights have {steps} steps, the receipt says {updates}")
+        if updates.lost or bool(updates.repeated) > bool(self.rolled_back):
+            self.violated(f"updates are undone that were not: {updates}")
         if not self.rolled_back and total["repeated"]:
             self.violated(
                 f"{total['repeated']} records count as repeated, but no weights were lost"
@@ -360,6 +373,7 @@ class Truth:
                 np.add.at(complete, ids + epoch * records, 1)
             else:
                 torn += len(ids)
+        self._check_updates(self._updates())
         missing = complete < self._wanted(records, epochs)
         if not total["left"] and missing.any():
             self.violated(f"{int(missing.sum())} records were never on all servers")
@@ -374,6 +388,72 @@ class Truth:
                 f"{total['repeated']} records count as repeated, but pushes that only some servers"
                 f" have are of {torn}"
             )
+
+    def _updates(self) -> UpdateCounts:
+        """What the receipt says."""
+        updates = self._world.master.state.receipt().updates
+        assert updates is not None
+        return updates
+
+    def _booked(self) -> set[Key]:
+        """Updates that the master was told to be on all servers: pushes, or steps of ''."""
+        pushes: dict[str, int] = {}
+        steps: dict[int, bool] = {}
+        for event in self._world.journal.events:
+            match event:
+                case happened.ProgressReported() | happened.PushesReported():
+                    worker, number = str(event.worker), event.pushes
+                case happened.WorkerFenced():
+                    known = [one for one in event.sequences if one is not None]
+                    worker, number = str(event.worker), min(known, default=0)
+                    number = number if len(known) == len(event.sequences) else 0
+                case happened.StepApplied():
+                    steps.setdefault(event.number, event.complete)
+                    continue
+                case _:
+                    continue
+            pushes[worker] = max(number, pushes.get(worker, 0))
+        if self._world.plan.spec.trains_in_steps:
+            return {("", number) for number, complete in steps.items() if complete}
+        return {(worker, one + 1) for worker, number in pushes.items() for one in range(number)}
+
+    def _on(self, server: Server | View) -> set[Key]:
+        """The updates in the weights of a server."""
+        if not self._world.plan.spec.trains_in_steps:
+            return set(server.log)
+        steps = server.applied_steps if isinstance(server, Server) else server.steps
+        return {("", number) for number in steps}
+
+    def _check_updates(self, told: UpdateCounts) -> None:
+        """Whether the receipt's updates are those of the servers."""
+        booked = self._booked()
+        everywhere = set.intersection(booked, *(self._on(one) for one in self.servers.values()))
+        lost = booked - everywhere
+        if told.applied + told.lost + told.repeated != len(booked):
+            self.violated(f"{len(booked)} updates were made, the receipt says {told}")
+        if told.repeated:
+            return  # All training was repeated; late reports may still be of the first time.
+        if told.lost > len(lost) or (told.lost < len(lost) and not told.at_least):
+            self.violated(f"{len(lost)} updates were lost, the receipt says {told}")
+        if self.server_deaths:
+            return
+        if lost or told.at_least:
+            self.violated(f"no server was lost, the receipt says {told}")
+        if self._world.plan.spec.trains_in_steps:
+            return
+        whole = {key for key, (_, _, on) in self._pushes.items() if len(on) == len(self.servers)}
+        if booked != whole:
+            self.violated(f"all servers have {len(whole)} pushes, the receipt says {told}")
+
+    def _check_saved_updates(self, command: do.SaveSnapshot, path: str) -> None:
+        """Whether a checkpoint's ledger has the updates of its parts."""
+        if self.server_deaths:
+            return
+        told = UpdateCounts(**json.loads(command.ledger)["updates"])
+        views = self._world.disk.servers[path].values()
+        everywhere = set.intersection(*(self._on(view) for view in views))
+        if told != UpdateCounts(len(everywhere), 0, 0, at_least=False):
+            self.violated(f"{path} has {len(everywhere)} updates, its ledger says {told}")
 
     def _wanted(self, records: int, epochs: int) -> NDArray[np.int64]:
         """How often each record of each epoch is trained on: the bad ones never."""

@@ -1,0 +1,55 @@
+"""Defects in the account of updates."""
+
+from __future__ import annotations
+
+from tests.simulation.mutant import SERVERS, STEPS, Mutant
+
+UPDATE_MUTANTS = (
+    Mutant(
+        "pushes that are reported after a server's return are not lost",
+        SERVERS,
+        "master.core.updates:_Updates.book",
+        "self.lose(has, self.booked)",
+        "pass",
+        shows="updates were lost",
+    ),
+    Mutant(
+        "whatever a worker pushes after a server's return is lost",
+        SERVERS,
+        "master.core.updates:UpdateAccount.reported",
+        "if _follows(server, one)",
+        "if False",
+        shows="updates were lost",
+    ),
+    Mutant(
+        "an update that two servers lack is lost twice",
+        SERVERS,
+        "master.core.updates:_Updates.lose",
+        "apart = [one for one in self.lost if one[1] < begin or one[0] > end]",
+        "apart = list(self.lost)",
+        shows="updates were lost",
+    ),
+    Mutant(
+        "a step that a server did not apply counts",
+        STEPS,
+        "master.core.updates:UpdateAccount.stepped",
+        "unseen + event.complete",
+        "unseen + 1",
+        shows="updates were made",
+    ),
+    Mutant(
+        "steps get old numbers again after a takeover",
+        STEPS,
+        "master.gateway.step_turns:StepTurns._recover",
+        "max(newest, known)",
+        "newest",
+    ),
+    Mutant(
+        "the ledger of a checkpoint has the updates that are reported",
+        SERVERS,
+        "master.core.job_context:JobContext.update_counts",
+        "if mark is None",
+        "if True",
+        shows="its ledger says",
+    ),
+)
