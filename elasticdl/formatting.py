@@ -100,3 +100,10 @@ def size(size_bytes: float | None) -> str:
         if size_bytes >= scale:
             return f"{number(size_bytes / scale)} {unit}"
     return f"{size_bytes:.0f} B"
+
+
+def exchange_words(share: float) -> str:
+    """What pull and push take, given as a share of the time that a step computes."""
+    if share <= 1.0:
+        return f"pull and push take {share * 100:.0f} % of a step"
+    return f"pull and push take {share:.1f} times as long as a step"

@@ -96,12 +96,12 @@ def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events()
 
 def test_the_limit_of_staleness_comes_with_its_reason() -> None:
     gauges = {"worker-0": {"staleness_limit": 0.0}, "ps-0": {"staleness_mean": 1.0}}
-    assert "staleness limit 0" in progress.measures(replace(running(), gauges=gauges))
+    assert "own updates missed at most 0" in progress.measures(replace(running(), gauges=gauges))
     gauges = {
         "worker-0": {"staleness_limit": 0.0, "exchange_share": 0.2},
         "worker-1": {"staleness_limit": 1.0, "exchange_share": 0.4},
     }
-    assert "staleness limit 1 (pull and push take 30 % of a step)" in progress.measures(
+    assert "own updates missed at most 1 (pull and push take 30 % of a step)" in progress.measures(
         replace(running(), gauges=gauges)
     )
 

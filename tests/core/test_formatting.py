@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.formatting import amount, duration, number, percent, size, spoken
+from elasticdl.formatting import amount, duration, exchange_words, number, percent, size, spoken
 
 pytestmark = pytest.mark.core
 
@@ -98,3 +98,8 @@ def test_a_time_in_a_sentence_is_as_exact_as_it_matters(seconds: float, said: st
 )
 def test_a_size_has_the_unit_that_fits_it(size_bytes: float | None, said: str) -> None:
     assert size(size_bytes) == said
+
+
+def test_what_takes_longer_than_a_step_is_no_share_of_it() -> None:
+    assert exchange_words(0.5) == "pull and push take 50 % of a step"
+    assert exchange_words(5.37) == "pull and push take 5.4 times as long as a step"

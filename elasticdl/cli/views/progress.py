@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from elasticdl.cli.views.console import one_line, plain
-from elasticdl.formatting import amount, duration, number, percent
+from elasticdl.formatting import amount, duration, exchange_words, number, percent
 from elasticdl.job_status import ClusterShare, JobStatus, ProcessStatus, UpdateCounts
 
 
@@ -87,7 +87,7 @@ def measures(status: JobStatus) -> list[str]:
     if stale:
         shown.append(f"staleness {sum(stale) / len(stale):.2g}")
     if limits := [gauges["staleness_limit"] for gauges in workers if "staleness_limit" in gauges]:
-        shown.append(f"staleness limit {max(limits):.0f}{_reason(workers)}")
+        shown.append(f"own updates missed at most {max(limits):.0f}{_reason(workers)}")
     if status.updates is not None and status.updates.lost:
         shown.append(f"updates lost {bound(status.updates)}{status.updates.lost:,}")
     return shown
@@ -111,7 +111,7 @@ def update_words(updates: UpdateCounts) -> str:
 def _reason(workers: Sequence[Mapping[str, float]]) -> str:
     """Return what an automatic limit of staleness depends on; '' for an explicit limit."""
     shares = [one["exchange_share"] for one in workers if "exchange_share" in one]
-    return f" (pull and push take {median(shares) * 100:.0f} % of a step)" if shares else ""
+    return f" ({exchange_words(median(shares))})" if shares else ""
 
 
 def version(status: JobStatus) -> list[str]:

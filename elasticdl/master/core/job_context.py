@@ -11,7 +11,7 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import WRONG, DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.flag_values import WorkerRange
-from elasticdl.formatting import amount
+from elasticdl.formatting import amount, exchange_words
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -175,7 +175,7 @@ class JobContext:
             return
         self.staleness_limits.add(limit)
         overlap = "overlaps its own pushes" if limit else "waits for its own pushes"
-        text = f"{worker} {overlap}: pull and push take {share * 100:.0f} % of a step"
+        text = f"{worker} {overlap}: {exchange_words(share)}"
         self.orders.announce("staleness", text, process=worker)
 
     def watch_loss(self, loss: float) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import final
 
+from elasticdl.formatting import exchange_words
+
 WINDOW = 16
 """Steps per measurement; their median does not see the step that traces, or a wait for a server."""
 OVERLAPPED = 1_000
@@ -41,9 +43,9 @@ class Decision:
 
     def __str__(self) -> str:
         return (
-            f"maximum staleness {self.limit}: pull ({self.pull_s * 1e3:.1f} ms) and push"
-            f" ({self.push_s * 1e3:.1f} ms) take {self.share * 100:.0f} % of a step"
-            f" ({self.step_s * 1e3:.1f} ms)"
+            f"own updates that a step may miss: {self.limit}; {exchange_words(self.share)} (pull"
+            f" {self.pull_s * 1e3:.1f} ms, push {self.push_s * 1e3:.1f} ms, step"
+            f" {self.step_s * 1e3:.1f} ms)"
         )
 
 
