@@ -252,6 +252,31 @@ def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench: type[Bench
     assert (gone.state, gone.cause) == ("lost", "hung")
 
 
+def test_a_holder_of_the_export_that_hangs_in_feed_has_no_more_time_for_it(
+    bench: type[Bench],
+) -> None:
+    job, _ = exporting(bench)
+    job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
+    (stop,) = job.of(c.StopProcess, wait(job, 10 * S + 1))
+    assert "hung: in feed for 601 s; the limit is 600 s" in stop.reason
+
+
+def test_a_task_that_nobody_takes_is_owed_by_a_worker_that_hangs(bench: type[Bench]) -> None:
+    job = bench(num_workers=1, validation_data="v", evaluation_steps=10)
+    job.up()
+    job.lease()
+    job.put(e.VersionAdvanced(0, 10))
+    (cut,) = job.of(c.TakeSnapshot)
+    job.put(e.SnapshotCut(0, cut.snapshot, 10, {}))
+    evaluated = job.lease()
+    assert evaluated.task is Task.EVALUATION
+    job.finish(0, evaluated)
+    job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
+    wait(job, 9 * S)
+    assert job.state.status().outcome is None
+    assert job.of(c.StopProcess, wait(job, S + 1))
+
+
 def test_code_that_has_taken_long_before_may_take_ten_times_that(bench: type[Bench]) -> None:
     job = bench(num_workers=1)
     job.up()

@@ -67,6 +67,11 @@ SERVERS = (
         (70005278,),
         "A server ended between its part of a frozen view and the master's word on the whole.",
     ),
+    Defect(
+        "ps",
+        (739, 1400),
+        "The holder of the export hung in `feed`, with the half hour that an export may take.",
+    ),
 )
 STEPS = (
     Defect(

@@ -118,10 +118,11 @@ class Activities:
         """How long the activity may take, whatever the others do."""
         # The job's own longest `feed` or step sets the bound: slow user code is slow every time.
         longest_s = self._longest_s.get(activity.what, 0.0)
-        return max(
-            _BUSY_TIMES * max(self.bound_s, longest_s),
-            self._leasing.limits.singleton_limit_s(process),
-        )
+        limit_s = _BUSY_TIMES * max(self.bound_s, longest_s)
+        if self.is_input(activity):
+            # A summary or an export reads nothing: its holder is still with an earlier shard.
+            return limit_s
+        return max(limit_s, self._leasing.limits.singleton_limit_s(process))
 
     def long(self) -> list[str]:
         """Workers that have been in user code for long, in words."""

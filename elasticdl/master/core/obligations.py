@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import final
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import Snapshots
 from elasticdl.master.core.coordination import Coordination
@@ -95,7 +96,7 @@ class Obligations:
                 yield from lease_obligations(self._context, self._leasing, current.ledger)
             case RoundStage.SUMMARISING:
                 holder = current.summary.holder or self._evaluation.summary_waits_for()
-                owe = (holder,) if holder else tuple(self._leasing.idle_workers())
+                owe = (holder,) if holder else self._takers()
                 what = f"the summary of evaluation round {current.number}"
                 held = "" if current.summary.holder else "no worker has taken it"
                 yield Obligation(what, owe, current.added_up_s, held)
@@ -115,9 +116,14 @@ class Obligations:
         export = self._context.export
         if self._context.phase is not Phase.EXPORTING or export is None:
             return
-        held = (export.holder,) if export.holder else tuple(self._leasing.idle_workers())
+        held = (export.holder,) if export.holder else self._takers()
         numbers = "" if export.holder else "no worker has taken it"
         yield Obligation("the export of the model", held, self._context.phase_since_s, numbers)
+
+    def _takers(self) -> tuple[ProcessName, ...]:
+        """Workers that may take a task that nobody has; busy ones only if none is idle."""
+        up = (process.name for process in self._context.processes.live_workers() if process.up)
+        return tuple(self._leasing.idle_workers()) or tuple(up)
 
     def _unexplained(self) -> Obligation:
         """Report a wait that the books do not explain; workers that are up may know more."""
