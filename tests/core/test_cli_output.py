@@ -154,6 +154,7 @@ def test_the_verbs_above_are_all_of_them_that_name_a_job() -> None:
         *("status", "wait", "why", "logs", "list", "stop", "scale", "checkpoint", "dashboard"),
         *("report", "zoo", "train", "check", "completion", "checkpoints"),
         *("cluster", "top"),  # of a cluster: of its jobs `top` shows names that Kubernetes allows
+        "analyze",  # of data
     }
 
 
