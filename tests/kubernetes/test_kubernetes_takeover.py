@@ -157,10 +157,11 @@ def _copy(job: Job, first: str) -> None:
         del labels[key]
     (owner,) = pod["metadata"]["ownerReferences"]
     spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
+    own = {"ELASTICDL_JOB_UID": owner["uid"], "ELASTICDL_JOB_NAME": job.name}
     for variable in spec["containers"][0]["env"]:
-        if variable["name"] == "ELASTICDL_JOB_UID":
+        if variable["name"] in own:
             variable.pop("valueFrom", None)
-            variable["value"] = owner["uid"]
+            variable["value"] = own[variable["name"]]
     metadata = {
         "name": f"{job.name}-second",
         "namespace": namespace,
