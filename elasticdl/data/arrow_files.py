@@ -9,13 +9,10 @@ The footer of a file lists them; a stream is a chain of messages.
 
 from __future__ import annotations
 
-import io
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
 import numpy as np
@@ -30,18 +27,10 @@ from elasticdl.data.arrow_messages import (
     header_bytes,
     message_of,
 )
-from elasticdl.data.arrow_tables import (
-    Run,
-    TableBlocks,
-    chosen_columns,
-    lists_of,
-    metadata_of_schema,
-    runs_of,
-)
-from elasticdl.data.base import Block, Metadata
+from elasticdl.data.arrow_tables import Run, TableFile, TableFormat, runs_of
 from elasticdl.data.files import DataFile, OpenFile
-from elasticdl.data.places import record_location
 from elasticdl.data.record_index import RecordIndex, cached
+from elasticdl.data.seekable import SeekableFile
 from elasticdl.errors import UserError
 
 _TAIL = struct.Struct("<i6s")
@@ -50,82 +39,43 @@ _WRITE_AGAIN = "it is damaged or truncated, or its writer was not closed: write 
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _ArrowFile(TableFile):
     """A file whose headers were read."""
 
     is_file: bool
     known: bytes
     """Of a file its footer; of a stream what is before its first batch: schema, dictionaries."""
-    schema: pa.Schema
     spans: list[tuple[int, int]]
     """(begin, end) of each record batch."""
-    runs: list[Run]
 
 
 @final
-class ArrowFormat:
+class ArrowFormat(TableFormat[_ArrowFile]):
     """Arrow IPC files and streams; see FileFormat.
 
     The smallest readable part is a record batch; up to 256 MiB of them are cached.
     """
 
-    def __init__(self, columns: Sequence[str] = (), fill_null: float | None = None) -> None:
-        self._names = tuple(columns)
-        self._tables = TableBlocks(fill_null)
-        self._lengths: dict[str, dict[str, int]] = {}
-        self._files: dict[str, _Opened] = {}
-
-    def metadata(self, file: DataFile) -> Metadata:
-        schema = self._open(file).schema
-        names = chosen_columns(schema, self._names, file.path)
-        if file.path not in self._lengths:
-            self._lengths[file.path] = {
-                name: self._first_length(file, name) for name in lists_of(schema, names)
-            }
-        return metadata_of_schema(schema, names, self._lengths[file.path], file.path)
-
-    def count(self, file: DataFile) -> int:
-        runs = self._open(file).runs
-        return runs[-1].last if runs else 0
-
-    def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
-        return 0, ()
-
-    def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
-        names = self.metadata(file).column_names
-        return self._tables.blocks(
-            file,
-            self._open(file).runs,
-            partial(self._load, file, names),
-            self._lengths[file.path],
-            range(begin, end),
-        )
-
-    def place(self, file: DataFile, number: int) -> str:
-        return record_location(file.path, number)
-
-    def _open(self, file: DataFile) -> _Opened:
-        if file.path not in self._files:
-            entries = cached(file, "arrow", _build).entries
-            spans = list(zip(entries[:-1, 1].tolist(), entries[:-1, 2].tolist(), strict=True))
-            sizes = [end - begin for begin, end in spans]
-            try:
-                with file.opened() as opened:
-                    is_file = _is_file(opened, file)
-                    begin = _footer_begin(file, opened) if is_file else 0
-                    known = opened.read(begin, file.size_bytes if is_file else int(entries[0, 1]))
-                with _reader(file, known, (0, b""), is_file=is_file) as reader:
-                    schema = reader.schema.empty_table().flatten().schema
-            except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-                raise UserError(
-                    f"{file.path}: cannot read the schema: {error}", hint=_WRITE_AGAIN
-                ) from error
-            runs = runs_of(np.diff(entries[:, 0]).tolist(), sizes)
-            self._files[file.path] = _Opened(is_file, known, schema, spans, runs)
-        return self._files[file.path]
+    def _read_headers(self, file: DataFile) -> _ArrowFile:
+        entries = cached(file, "arrow", _build).entries
+        spans = list(zip(entries[:-1, 1].tolist(), entries[:-1, 2].tolist(), strict=True))
+        sizes = [end - begin for begin, end in spans]
+        try:
+            with file.opened() as opened:
+                is_file = _is_file(opened, file)
+                begin = _footer_begin(file, opened) if is_file else 0
+                known = opened.read(begin, file.size_bytes if is_file else int(entries[0, 1]))
+            with _reader(file, known, (0, b""), is_file=is_file) as reader:
+                schema = reader.schema.empty_table().flatten().schema
+        except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+            raise UserError(
+                f"{file.path}: cannot read the schema: {error}", hint=_WRITE_AGAIN
+            ) from error
+        runs = runs_of(np.diff(entries[:, 0]).tolist(), sizes)
+        return _ArrowFile(schema, runs, is_file, known, spans)
 
     def _load(self, file: DataFile, names: Sequence[str], run: Run) -> pa.Table:
-        known = self._open(file)
+        known = self._headers(file)
         spans = known.spans[run.groups.start : run.groups.stop]
         begin = min(begin for begin, _ in spans)
         with file.opened() as opened:
@@ -149,8 +99,7 @@ class ArrowFormat:
         return table.flatten().select(list(names))
 
     def _first_length(self, file: DataFile, name: str) -> int:
-        """The length of the column's first list that is not null; 0 if there is none."""
-        for run in self._open(file).runs:
+        for run in self._headers(file).runs:
             lengths = pc.list_value_length(self._load(file, [name], run).column(0)).drop_null()
             if len(lengths):
                 return int(lengths[0].as_py())
@@ -158,32 +107,18 @@ class ArrowFormat:
 
 
 @final
-class _Pieces(io.RawIOBase):
+class _Pieces(SeekableFile):
     """A file of which some pieces, as (offset, bytes), are in memory; others are read."""
 
     def __init__(self, file: DataFile, pieces: Sequence[tuple[int, bytes]]) -> None:
+        super().__init__(file.size_bytes)
         self._file = file
         self._pieces = pieces
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size_bytes}[whence]
-        self._at = max(0, origin + offset)
-        return self._at
 
     def read(self, size: int = -1) -> bytes:
         """See `io.RawIOBase.read`. Raises as `OpenFile.read` does."""
         begin = self._at
-        end = self._file.size_bytes if size < 0 else min(begin + size, self._file.size_bytes)
+        end = self._size if size < 0 else min(begin + size, self._size)
         if end <= begin:
             return b""
         self._at = end

@@ -1,14 +1,15 @@
-"""Blocks of Arrow tables that are read in runs: row groups of Parquet, record batches of Arrow."""
+"""Formats of Arrow tables that are read in runs: row groups of Parquet, record batches of Arrow."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 import pyarrow as pa
@@ -73,13 +74,83 @@ def chosen_columns(schema: pa.Schema, names: Sequence[str], path: str) -> tuple[
     return tuple(names) or tuple(schema.names)
 
 
-def lists_of(schema: pa.Schema, names: Iterable[str]) -> list[str]:
-    """The columns that are lists."""
-    return [name for name in names if is_list(schema.field(name).type)]
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """What the headers of a file say."""
+
+    schema: pa.Schema
+    runs: list[Run]
+
+
+F = TypeVar("F", bound=TableFile)
+
+
+class TableFormat(ABC, Generic[F]):
+    """A format of files with a schema, whose tables are read in runs; see FileFormat."""
+
+    def __init__(self, columns: Sequence[str] = (), fill_null: float | None = None) -> None:
+        """No columns mean all. `fill_null` replaces nulls, which are bad records without it."""
+        self._names = tuple(columns)
+        self._tables = _TableBlocks(fill_null)
+        self._lengths: dict[str, dict[str, int]] = {}
+        self._files: dict[str, F] = {}
+
+    def metadata(self, file: DataFile) -> Metadata:
+        """See FileFormat."""
+        schema = self._headers(file).schema
+        names = chosen_columns(schema, self._names, file.path)
+        if file.path not in self._lengths:
+            lists = [name for name in names if is_list(schema.field(name).type)]
+            self._lengths[file.path] = {name: self._first_length(file, name) for name in lists}
+        return metadata_of_schema(schema, names, self._lengths[file.path], file.path)
+
+    def count(self, file: DataFile) -> int:
+        """See FileFormat."""
+        runs = self._headers(file).runs
+        return runs[-1].last if runs else 0
+
+    def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
+        """See FileFormat: bad records are found as they are read."""
+        return 0, ()
+
+    def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
+        """See FileFormat."""
+        names = self.metadata(file).column_names
+        return self._tables.blocks(
+            file,
+            self._headers(file).runs,
+            partial(self._load, file, names),
+            self._lengths[file.path],
+            range(begin, end),
+        )
+
+    def place(self, file: DataFile, number: int) -> str:
+        """See FileFormat."""
+        return record_location(file.path, number)
+
+    def _headers(self, file: DataFile) -> F:
+        if file.path not in self._files:
+            self._files[file.path] = self._read_headers(file)
+        return self._files[file.path]
+
+    @abstractmethod
+    def _read_headers(self, file: DataFile) -> F:
+        """Raises UserError if the file is incomplete."""
+
+    @abstractmethod
+    def _load(self, file: DataFile, names: Sequence[str], run: Run) -> pa.Table:
+        """The columns of one run. Raises UserError if the file is damaged."""
+
+    @abstractmethod
+    def _first_length(self, file: DataFile, name: str) -> int:
+        """The length of the column's first list that is not null, which all others must equal.
+
+        0 if there is none.
+        """
 
 
 @final
-class TableBlocks:
+class _TableBlocks:
     """Cuts the tables of runs into blocks, and keeps the last ones, up to 256 MiB."""
 
     def __init__(self, fill_null: float | None) -> None:

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import IO, TypeAlias, final
 
 from elasticdl.data.files import changed, disappeared, truncated
+from elasticdl.data.seekable import SeekableFile
 from elasticdl.errors import TransientError, UserError
 from elasticdl.shard import ETAG_MARK
 from elasticdl.storage.address import Address, parse
@@ -172,27 +173,12 @@ class RemoteOpenFile:
 
 
 @final
-class _Stream(io.RawIOBase):
+class _Stream(SeekableFile):
     """An object as a seekable file."""
 
     def __init__(self, file: RemoteFile) -> None:
+        super().__init__(file.size_bytes)
         self._opened = RemoteOpenFile(file)
-        self._size = file.size_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, origin + offset)
-        return self._at
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # a Buffer
         view = memoryview(buffer).cast("B")
