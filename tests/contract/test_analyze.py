@@ -151,3 +151,12 @@ def test_a_process_that_is_killed_ends_the_analysis(
     monkeypatch.setattr(analysis_run, "_read_here", kill_this_process)
     with pytest.raises(PermanentError, match="was killed"):
         analyze(Analysis(table[0], {}), 2)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_data_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "missing" / "s.json"
+    # The data does not exist either: it is not looked at.
+    assert run(["analyze", str(tmp_path / "none.csv"), "--output", str(output)]) == 2
+    assert f"there is no directory {output.parent}" in capfd.readouterr().err

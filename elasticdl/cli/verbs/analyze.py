@@ -14,6 +14,7 @@ from elasticdl.cli.job_argument import SETTINGS
 from elasticdl.cli.param_types import LocalPath
 from elasticdl.cli.views.console import put, tell
 from elasticdl.errors import SpecError
+from elasticdl.private_file import temporary_name
 
 _PROGRESS_EVERY_S = 5.0
 
@@ -72,6 +73,9 @@ def analyze(
         path_or_address(data)
     except ValueError as error:
         raise SpecError(str(error)) from error
+    if output is not None and not output.parent.is_dir():
+        # Now, and not after hours of reading.
+        raise SpecError(f"--output {output}: there is no directory {output.parent}")
     names = tuple(name.strip() for name in columns.split(",") if name.strip())
     found = run(
         Analysis(data, params, names, **limits),
@@ -83,7 +87,7 @@ def analyze(
         put(text)
         return
     # Whole or not at all: a model may read it meanwhile.
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    unfinished = temporary_name(output)
     try:
         unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, output)

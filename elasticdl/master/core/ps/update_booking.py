@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from elasticdl.cluster.base import Role
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.formatting import amount
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.events import (
@@ -46,9 +46,11 @@ class UpdateBooking:
 
     def _pushed(self, event: PushesReported) -> None:
         """Book a worker's pushes, and which servers it has met."""
-        processes = self._context.processes.all.values()
-        names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
-        met = {names[address]: count for address, count in event.met.items() if address in names}
+        met: dict[ProcessName, int] = {}
+        if event.met:
+            processes = self._context.processes.all.values()
+            names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
+            met = {names[at]: count for at, count in event.met.items() if at in names}
         self._context.updates.reported(event, met)
 
     def mark(self, event: SnapshotCut) -> UpdateMark:
