@@ -26,7 +26,7 @@ from keras import ops
 
 from elasticdl.embedding.spec import Dtype
 from elasticdl.errors import UserError
-from elasticdl.rpc.parameters import Floats
+from elasticdl.rpc.parameters import Int64s
 
 Tensor: TypeAlias = Any
 """A TensorFlow tensor (the package has no types)."""
@@ -66,7 +66,7 @@ def _bytes_of(layer: keras.layers.Embedding) -> int:
 
 _building: ContextVar[Building | None] = ContextVar("building", default=None)
 _lookup: ContextVar[Lookup | None] = ContextVar("lookup", default=None)
-_matrices: ContextVar[Mapping[int, Floats] | None] = ContextVar("matrices", default=None)
+_matrices: ContextVar[Mapping[int, Int64s] | None] = ContextVar("matrices", default=None)
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def lookups(lookup: Lookup) -> Iterator[None]:
 
 
 @contextmanager
-def matrices(values: Mapping[int, Floats]) -> Iterator[None]:
-    """`model.save_weights` in the body writes `values[table]`, [input_dim, dim]."""
+def matrices(values: Mapping[int, Int64s]) -> Iterator[None]:
+    """`model.save_weights` in the body writes `values[table]` in the place of its matrix."""
     token = _matrices.set(values)
     try:
         yield

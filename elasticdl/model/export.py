@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.embedding.spec import Dtype, OptimizerKind, OptimizerSpec, TableSpec
-from elasticdl.embedding.table import native_table
-from elasticdl.model import embedding_hooks
+from elasticdl.model import embedding_hooks, exported_table
 from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.model.exported_table import ExportedTable, Pages
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import user_code
+from elasticdl.model.variables_file import Parts, replace_values, stand_in
 from elasticdl.private_file import temporary_name
-from elasticdl.rpc.parameters import Floats, Int64s
+from elasticdl.rpc.parameters import Floats
 
 WEIGHTS = "model.weights.h5"
 
-_ROWS_AT_ONCE = 1 << 16
+_TABLES = "tables"
 
 
 def export(
     ps_model: PsModel,
     dense: Floats,
-    tables: Sequence[tuple[Int64s, Floats]],
+    tables: Sequence[Pages],
     directory: str | Path,
     *,
     zoo: str = "",
 ) -> None:
     """Write `directory/`: a SavedModel with signature `serving_default`, and `model.weights.h5`.
 
-    `tables[t]` are all rows of table t that exist: ids int64[n] and weights [n, dim]. The
+    `tables[t]` are all rows of table t that exist, ids int64[n] and weights [n, dim] at a time. The
     missing rows of a bounded vocabulary get their initial values; the weights file then fits the
     model that the user's unchanged `custom_model` makes without this package. For an unbounded
     vocabulary, unknown ids read as zeros.
 
     Inputs and outputs of the signature have the model's names. The export is written to a temporary
-    directory and renamed, so it is never incomplete. The model's Keras variables equal `dense`
+    directory and renamed, so it is never incomplete. Rows go through files of that directory: they
+    need twice their size on disk, and little memory. The model's Keras variables equal `dense`
     afterwards.
 
     Raises:
@@ -52,32 +56,57 @@ def export(
     target = Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(target)
-    temporary.mkdir()
+    (temporary / _TABLES).mkdir(parents=True)
     ps_model.set_dense(dense)
-    bounded = {
-        table: whole_matrix(ps_model.parameters.tables[table], size, *rows)
-        for table, (layer, rows) in enumerate(zip(ps_model.tables, tables, strict=True))
-        if (size := embedding_hooks.vocabulary(layer)) is not None
-    }
     try:
-        _save(ps_model, bounded, tables, temporary, zoo)
-        with embedding_hooks.matrices(bounded):
-            ps_model.model.save_weights(temporary / WEIGHTS)
+        exported = _stored(ps_model, tables, temporary / _TABLES)
+        _save(ps_model, exported, temporary, zoo)
+        _save_weights(ps_model, exported, temporary / WEIGHTS)
+        shutil.rmtree(temporary / _TABLES)
         _replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def whole_matrix(table: TableSpec, size: int, ids: Int64s, rows: Floats) -> Floats:
-    """[size, dim]: the given rows, and initial values for all others."""
-    matrix = np.empty((size, table.dim), rows.dtype)
-    untouched = native_table(table, OptimizerSpec(kind=OptimizerKind.SGD), Dtype(rows.dtype.name))
-    # In parts, so that the initial values never need a second whole matrix.
-    for begin in range(0, size, _ROWS_AT_ONCE):
-        end = min(size, begin + _ROWS_AT_ONCE)
-        matrix[begin:end] = untouched.peek(np.arange(begin, end))
-    matrix[ids] = rows
-    return matrix
+def _stored(ps_model: PsModel, tables: Sequence[Pages], folder: Path) -> list[ExportedTable]:
+    """All tables, as files of `folder`."""
+    parameters, stored = ps_model.parameters, []
+    for table, (layer, pages) in enumerate(zip(ps_model.tables, tables, strict=True)):
+        spec, file = parameters.tables[table], folder / str(table)
+        size = embedding_hooks.vocabulary(layer)
+        stored.append(
+            exported_table.unbounded(spec, pages, parameters.dtype, file)
+            if size is None
+            else exported_table.bounded(spec, size, pages, parameters.dtype, file)
+        )
+    return stored
+
+
+def _save_weights(ps_model: PsModel, tables: Sequence[ExportedTable], file: Path) -> None:
+    """Write the weights file: Keras writes a mark for each matrix, which then gets its values."""
+    secret = secrets.randbits(62)
+    marks = {
+        table: np.array([secret, table])
+        for table, stored in enumerate(tables)
+        if stored.ids is None
+    }
+    with embedding_hooks.matrices(marks):
+        ps_model.model.save_weights(file)
+    with h5py.File(file, "r+") as weights:
+        places: dict[str, int] = {}
+
+        def find(name: str, value: object) -> None:
+            if isinstance(value, h5py.Dataset) and value.shape == (2,) and value[0] == secret:
+                places[name] = int(value[1])
+
+        weights.visititems(find)
+        for name, table in places.items():
+            matrix = tables[table].matrix
+            del weights[name]
+            values, begin = weights.create_dataset(name, matrix.shape, matrix.dtype), 0
+            for part in tables[table].parts():
+                values[begin : begin + len(part)] = part
+                begin += len(part)
 
 
 def _replace(temporary: Path, target: Path) -> None:
@@ -90,31 +119,17 @@ def _replace(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _save(
-    ps_model: PsModel,
-    bounded: Mapping[int, Floats],
-    tables: Sequence[tuple[Int64s, Floats]],
-    directory: Path,
-    zoo: str,
-) -> None:
+def _save(ps_model: PsModel, tables: Sequence[ExportedTable], directory: Path, zoo: str) -> None:
     """Write the SavedModel.
 
     One module tracks everything it needs: variables, lookup tables of preprocessing, rows.
     """
     module = tf.Module()
     module.model = ps_model.model
-    lookups = []
-    for table, (ids, rows) in enumerate(tables):
-        if table in bounded:
-            lookups.append(
-                _gather(
-                    tf.Variable(
-                        bounded[table], trainable=False, name=ps_model.parameters.tables[table].name
-                    )
-                )
-            )
-        else:
-            lookups.append(_search(ids, rows, ps_model.parameters.tables[table].name))
+    lookups = [
+        _gather(stored, spec.name) if stored.ids is None else _search(stored, spec.name)
+        for stored, spec in zip(tables, ps_model.parameters.tables, strict=True)
+    ]
     module.rows = [lookup.variables for lookup in lookups]
 
     def look_up(table: int, ids: Tensor) -> Tensor:
@@ -123,6 +138,13 @@ def _save(
     module.serve = _serving(ps_model, look_up, zoo)
     with _no_signature_of_keras():
         tf.saved_model.save(module, str(directory), signatures={"serving_default": module.serve})
+    values = {
+        f"rows/{table}/{number}/.ATTRIBUTES/VARIABLE_VALUE": value
+        for table, lookup in enumerate(lookups)
+        for number, value in enumerate(lookup.values)
+    }
+    if values:
+        replace_values(directory, values)
 
 
 def _serving(
@@ -178,34 +200,41 @@ def _no_signature_of_keras() -> Iterator[None]:
 
 
 class _Rows:
-    """The lookup of a table in the exported graph, and its variables."""
+    """The lookup of a table in the exported graph, its variables, and their values."""
 
-    def __init__(self, call: Callable[[Tensor], Tensor], variables: list[tf.Variable]) -> None:
+    def __init__(
+        self, call: Callable[[Tensor], Tensor], variables: list[tf.Variable], values: list[Parts]
+    ) -> None:
         self.call = call
         self.variables = variables
+        self.values = values
 
 
-def _gather(matrix: tf.Variable) -> _Rows:
+def _gather(stored: ExportedTable, name: str) -> _Rows:
+    value = Parts(stored.matrix.shape, stored.matrix.dtype, stored.parts())
+    matrix = stand_in(value, name)
+
     def call(ids: Tensor) -> Tensor:
-        size = tf.cast(matrix.shape[0], ids.dtype)
-        return tf.gather(matrix, tf.where(ids < 0, ids + size, ids))  # as Keras does
+        size = tf.cast(value.shape[0], ids.dtype)
+        rows = tf.ensure_shape(matrix, value.shape)
+        return tf.gather(rows, tf.where(ids < 0, ids + size, ids))  # as Keras does
 
-    return _Rows(call, [matrix])
+    return _Rows(call, [matrix], [value])
 
 
-def _search(ids: Int64s, rows: Floats, name: str) -> _Rows:
+def _search(stored: ExportedTable, name: str) -> _Rows:
     """Look rows up by binary search in the sorted ids.
 
     The row after the last is zeros, for ids that are absent.
     """
-    order = np.argsort(ids, kind="stable")
-    keys = tf.Variable(ids[order], trainable=False, name=f"{name}_ids")
-    values = tf.Variable(
-        np.concatenate([rows[order], np.zeros((1, rows.shape[1]), rows.dtype)]),
-        trainable=False,
-        name=name,
-    )
-    count = len(ids)
+    assert stored.ids is not None
+    count, dim, dtype = stored.rows, stored.matrix.shape[1], stored.matrix.dtype
+    none = np.zeros((1, dim), dtype)
+    values = [
+        Parts((count,), stored.ids.dtype, [stored.ids]),
+        Parts((count + 1, dim), dtype, chain(stored.parts(), [none])),
+    ]
+    keys, rows = stand_in(values[0], f"{name}_ids"), stand_in(values[1], name)
 
     def call(wanted: Tensor) -> Tensor:
         wanted = tf.cast(wanted, tf.int64)
@@ -216,12 +245,12 @@ def _search(ids: Int64s, rows: Floats, name: str) -> _Rows:
             if count
             else tf.zeros_like(flat, tf.bool)
         )
-        selected = tf.gather(values, tf.where(present, places, count))
-        shaped = tf.reshape(selected, tf.concat([tf.shape(wanted), [rows.shape[1]]], 0))
-        shaped.set_shape([*wanted.shape, rows.shape[1]])
+        selected = tf.gather(rows, tf.where(present, places, count))
+        shaped = tf.reshape(selected, tf.concat([tf.shape(wanted), [dim]], 0))
+        shaped.set_shape([*wanted.shape, dim])
         return shaped
 
-    return _Rows(call, [keys, values])
+    return _Rows(call, [keys, rows], values)
 
 
 def _named_inputs(

@@ -200,9 +200,18 @@ class Pool:
         """
 
     def rows(
-        self, table: int, snapshot: int, newest: Weights | None, timeout_s: float
-    ) -> tuple[NDArray[np.int64], Weights]:
-        """Ids and weights, in no particular order."""
+        self,
+        server: int,
+        table: int,
+        snapshot: int,
+        begin: int,
+        newest: Weights | None,
+        timeout_s: float,
+    ) -> tuple[bool, int, NDArray[np.int64], Weights]:
+        """(lost, total, ids, weights) of one page of a server's rows, in no particular order.
+
+        Lost: the connection broke, and the table has to be read again from `begin` 0.
+        """
 
     def move(self, addresses: list[str]) -> None: ...
     def close(self) -> None: ...

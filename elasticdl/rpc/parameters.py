@@ -76,6 +76,19 @@ class Pushed:
     met: tuple[str, ...] = field(default=(), compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class RowsPage:
+    """Some rows of one server: ids int64[n], weights [n, dim]; `total` is how many it has.
+
+    `lost`: the connection broke, and the rows have to be read again from the first.
+    """
+
+    lost: bool
+    total: int
+    ids: Int64s
+    weights: Floats
+
+
 class Parameters(Protocol):
     """Thread-safe for one puller and one pusher at a time.
 
@@ -83,6 +96,10 @@ class Parameters(Protocol):
     when a server is away longer than that, and the caller decides whether to keep waiting;
     UserError, with the first variable that differs, when the model does not fit the servers'.
     """
+
+    @property
+    def servers(self) -> int:
+        """How many servers share the parameters."""
 
     def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
         """Give servers that have no state the spec and initial dense values; True if any took them.
@@ -111,11 +128,17 @@ class Parameters(Protocol):
         """Apply one step's gradients on every server, once."""
 
     def rows(
-        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
-    ) -> tuple[Int64s, Floats]:
-        """Every row of a table that was ever made: ids int64[n] ascending, weights [n, dim].
+        self,
+        table: int,
+        server: int,
+        begin: int,
+        *,
+        snapshot: SnapshotId | None,
+        timeout_s: float,
+    ) -> RowsPage:
+        """The rows from `begin` on that a server has ever made, in its own order. For export.
 
-        For export.
+        At `begin` 0 the server freezes a live table for this connection.
         """
 
     def move(self, addresses: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from elasticdl.errors import UserError
 from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
-from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, Update
+from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, RowsPage, Update
 from elasticdl.shard import SnapshotId
 
 _LIVE = -1
@@ -53,10 +53,16 @@ class ServerPool:
             authority or "",
             bfloat16=precision is WirePrecision.BFLOAT16,
         )
+        self._servers = len(addresses)
         self._spec: ParametersSpec | None = None
         self._newest: Floats | None = None
         self._pulling = threading.Lock()
         self._pushing = threading.Lock()
+
+    @property
+    def servers(self) -> int:
+        """See `Parameters.servers`."""
+        return self._servers
 
     def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
         """See `Parameters.initialise`. `dense`: [trainable_size + additive_size]; copied."""
@@ -135,16 +141,20 @@ class ServerPool:
         return Pushed(tuple(versions), tuple(staleness), tuple(seconds), tuple(met))
 
     def rows(
-        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
-    ) -> tuple[Int64s, Floats]:
+        self,
+        table: int,
+        server: int,
+        begin: int,
+        *,
+        snapshot: SnapshotId | None,
+        timeout_s: float,
+    ) -> RowsPage:
         """See `Parameters.rows`."""
         self._known()
+        view = _LIVE if snapshot is None else snapshot
         with self._pulling:
-            ids, weights = self._pool.rows(
-                table, _LIVE if snapshot is None else snapshot, self._newest, timeout_s
-            )
-        order = np.argsort(ids)
-        return ids[order], weights[order]
+            page = self._pool.rows(server, table, view, begin, self._newest, timeout_s)
+        return RowsPage(*page)
 
     def pack(self, *, always: bool) -> None:
         """Pack all frames, or none that need not be, instead of trying what is faster."""

@@ -24,7 +24,7 @@ from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.parameters import Floats, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
-from elasticdl.shard import Applied, ShardId
+from elasticdl.shard import Applied, ShardId, SnapshotId
 from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key, bulk_token
 
@@ -218,3 +218,20 @@ class BadNetwork:
             thread.join(LIMIT_S)
         for end in self._sockets:
             end.close()
+
+
+def all_rows(
+    pool: ServerPool, table: int, snapshot: SnapshotId | None = None
+) -> tuple[Int64s, Floats]:
+    """All rows of a table: ids ascending, weights."""
+    ids, weights = [], []
+    for server in range(pool.servers):
+        begin, total = 0, 1
+        while begin < total:
+            page = pool.rows(table, server, begin, snapshot=snapshot, timeout_s=LIMIT_S)
+            assert not page.lost
+            ids.append(page.ids)
+            weights.append(page.weights)
+            begin, total = begin + len(page.ids), page.total
+    order = np.argsort(np.concatenate(ids))
+    return np.concatenate(ids)[order], np.concatenate(weights)[order]

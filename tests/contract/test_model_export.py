@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from elasticdl.data.base import Metadata
 from elasticdl.embedding.initializers import initial_weights
 from elasticdl.errors import UserError
 from elasticdl.job_sections import ModelSection
+from elasticdl.model import exported_table
 from elasticdl.model.export import export
+from elasticdl.model.exported_table import Pages
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
@@ -88,6 +91,19 @@ def trained(ps_model: PsModel, rows: int) -> tuple[np.ndarray, list[tuple[np.nda
     return dense, tables
 
 
+def paged(tables: list[tuple[np.ndarray, np.ndarray]]) -> list[Pages]:
+    """The rows as servers may send them: some at a time, some again with their last values."""
+    return [
+        [(ids[3:], rows[3:]), (ids[:5], rows[:5] + 1), (ids[:5], rows[:5])] for ids, rows in tables
+    ]
+
+
+@pytest.fixture(autouse=True)
+def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are written in several parts, though they are small."""
+    monkeypatch.setattr(exported_table, "_PART_BYTES", 100)
+
+
 FEATURES = {
     "ids": np.array([[0, 1, 49], [2, 2, -1]]),
     "text": np.array([["a"], ["zzz"]], dtype=object),
@@ -122,7 +138,7 @@ def served_and_predicted(folder: Path) -> tuple[Any, Any]:
     module = module_with(folder, BOUNDED)
     ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense, tables = trained(ps_model, 50)
-    export(ps_model, dense, tables, folder / "export")
+    export(ps_model, dense, paged(tables), folder / "export")
     ours = expected(ps_model, module, dense, tables)
     signature = tf.saved_model.load(str(folder / "export")).signatures["serving_default"]
     theirs = signature(ids=tf.constant(FEATURES["ids"]), text=tf.constant(FEATURES["text"]))
@@ -155,7 +171,7 @@ def test_a_float64_model_is_exported_in_float64(tmp_path: Path) -> None:
 def test_a_float64_model_of_an_unbounded_vocabulary_is_exported_in_float64(tmp_path: Path) -> None:
     ps_model = PsModel.build(module_with(tmp_path, UNBOUNDED), {}, threshold_bytes=0, seed=1)
     rows = np.full((1, 4), 0.1)
-    export(ps_model, np.ones(13), [(np.array([7]), rows)], tmp_path / "export")
+    export(ps_model, np.ones(13), [[(np.array([7]), rows)]], tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     [out] = signature(ids=tf.constant([[7, 7, 8]], tf.int64)).values()
     np.testing.assert_allclose(out, [[1 + 8 * 0.1]], rtol=1e-12)
@@ -168,7 +184,7 @@ def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
     module = module_with(tmp_path, BOUNDED)
     ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense, tables = trained(ps_model, 50)
-    export(ps_model, dense, tables, tmp_path / "export")
+    export(ps_model, dense, paged(tables), tmp_path / "export")
     np.save(tmp_path / "ours.npy", expected(ps_model, module, dense, tables)["logit"])
     script = f"""
 import sys
@@ -194,9 +210,9 @@ def test_an_unbounded_vocabulary_is_looked_up_in_the_graph(tmp_path: Path) -> No
     module = module_with(tmp_path, UNBOUNDED)
     ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense = np.array([1, 0, 0, 0, 10, 0, 0, 0, 100, 0, 0, 0, 5], np.float32)
-    ids = np.array([2**60, -7, 12])
-    rows = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
-    export(ps_model, dense, [(ids, rows)], tmp_path / "export")
+    ids = np.array([2**60, -7, 12, 5, -9, 13])
+    rows = np.arange(1, 25, dtype=np.float32).reshape(6, 4)
+    export(ps_model, dense, paged([(ids, rows)]), tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     out = signature(ids=tf.constant([[-7, 2**60, 12], [3, 2**62, 12]], tf.int64))
     np.testing.assert_allclose(next(iter(out.values())), [[5 + 10 + 900 + 5], [900 + 5]])
@@ -206,11 +222,34 @@ def test_an_unbounded_vocabulary_without_rows_reads_as_zeros(tmp_path: Path) -> 
     module = module_with(tmp_path, UNBOUNDED)
     ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     nothing = (np.empty(0, np.int64), np.empty((0, 4), np.float32))
-    export(ps_model, np.full(13, 2, np.float32), [nothing], tmp_path / "export")
+    export(ps_model, np.full(13, 2, np.float32), [[nothing]], tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     np.testing.assert_allclose(
         next(iter(signature(ids=tf.constant([[1, 2, 3]], tf.int64)).values())), [[2.0]]
     )
+
+
+@pytest.mark.parametrize("layer", ["layers.Embedding(80_000, 100)", "Embedding(100)"])
+def test_an_export_needs_memory_for_a_part_of_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: str
+) -> None:
+    body = UNBOUNDED.replace("Embedding(4)", layer)
+    ps_model = PsModel.build(module_with(tmp_path, body), {}, threshold_bytes=0, seed=1)
+    monkeypatch.setattr(exported_table, "_PART_BYTES", 1 << 20)
+    # 32 MB.
+    pages = (
+        (np.arange(begin, begin + 1000), np.full((1000, 100), begin, np.float32))
+        for begin in range(0, 80_000, 1000)
+    )
+    tracemalloc.start()
+    try:
+        export(ps_model, np.ones(301, np.float32), [pages], tmp_path / "export")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    [out] = signature(ids=tf.constant([[0, 1999, 79_000]], tf.int64)).values()
+    np.testing.assert_allclose(out, [[100 * (1000 + 79_000) + 1]])
 
 
 def test_a_subclassed_model_is_exported_with_the_inputs_it_was_built_with(tmp_path: Path) -> None:
@@ -219,7 +258,7 @@ def test_a_subclassed_model_is_exported_with_the_inputs_it_was_built_with(tmp_pa
         module, {}, threshold_bytes=0, seed=1, features=tf.zeros((2, 3), tf.int64)
     )
     dense, tables = trained(ps_model, 50)
-    export(ps_model, dense, tables, tmp_path / "export")
+    export(ps_model, dense, paged(tables), tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     matrix = initial_weights(
         ps_model.parameters.tables[0].initializer,
@@ -256,7 +295,7 @@ def test_a_subclassed_model_of_texts_is_exported_for_texts_of_any_length(tmp_pat
     made = PsModel.build(module, {}, threshold_bytes=0, seed=1, features=features)
     ps_model = replace(made, open_inputs=feeder.open_features())
     dense, tables = trained(ps_model, 50)
-    export(ps_model, dense, tables, tmp_path / "export")
+    export(ps_model, dense, paged(tables), tmp_path / "export")
     signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
     long = signature(inputs=tf.constant([["d", "", "", "", ""], ["a", "b", "c", "d", "e"]]))[
         "predictions"
@@ -284,7 +323,7 @@ def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path
     with pytest.raises(
         UserError, match=r"made.py:\d+: exporting the model raised AssertionError: .*not now"
     ):
-        export(ps_model, dense, tables, tmp_path / "export", zoo=module.zoo)
+        export(ps_model, dense, paged(tables), tmp_path / "export", zoo=module.zoo)
     assert not (tmp_path / "export").exists()
 
 
@@ -296,7 +335,7 @@ def test_an_export_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
     dense, tables = trained(ps_model, 50)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "stale").write_text("")
-    export(ps_model, dense, tables, tmp_path / "export")
+    export(ps_model, dense, paged(tables), tmp_path / "export")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["export", "zoo"]
     assert not (tmp_path / "export" / "stale").exists()
     assert isinstance(ps_model.model, keras.Model)

@@ -17,7 +17,7 @@ from elasticdl.rpc.native_spec import native_spec
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import SnapshotId
 from elasticdl.tokens import bulk_key
-from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec, update
+from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, all_rows, as_ids, counting_spec, update
 
 pytestmark = pytest.mark.contract
 
@@ -193,7 +193,7 @@ def test_a_view_computes_rows_that_are_not_there_and_makes_none(stage: Stage) ->
     assert pulled.dense is None and pulled.versions == (1, 1)
     np.testing.assert_array_equal(pulled.rows[0][:, 0], [-1, -1, 0])
     assert sum(server.statistics()["rows"] for server in stage.servers) == 2
-    ids, rows = pool.rows(0, snapshot=SnapshotId(5), timeout_s=LIMIT_S)
+    ids, rows = all_rows(pool, 0, SnapshotId(5))
     np.testing.assert_array_equal(ids, [1, 2])
     np.testing.assert_array_equal(rows, [[-1, -1], [-1, -1]])
 

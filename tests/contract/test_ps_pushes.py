@@ -24,6 +24,7 @@ from tests.contract.ps_stage import (
     TOKEN,
     BadNetwork,
     Stage,
+    all_rows,
     as_ids,
     counting_spec,
     rich_spec,
@@ -115,7 +116,7 @@ def test_a_lower_precision_on_the_wire_changes_no_value_that_must_be_exact(stage
     for rounded, value in ((live.dense[:26], dense[:26]), (live.rows[0], exact.rows[0])):
         assert (rounded != value).any()
         np.testing.assert_allclose(rounded, value, rtol=2**-8)
-    _, rows = rough.rows(0, snapshot=None, timeout_s=LIMIT_S)
+    _, rows = all_rows(rough, 0)
     assert set(exact.rows[0].ravel()) == set(rows.ravel())
 
 
@@ -424,7 +425,7 @@ def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_anew() -
         stage.close()
 
 
-def test_all_rows_come_for_export_in_ascending_order(stage: Stage) -> None:
+def test_all_rows_come_for_export_in_pages(stage: Stage) -> None:
     spec = rich_spec()
     pool = stage.pool()
     pool.initialise(spec, np.zeros(37, np.float32), timeout_s=LIMIT_S)
@@ -432,8 +433,8 @@ def test_all_rows_come_for_export_in_ascending_order(stage: Stage) -> None:
         np.random.default_rng(1).choice(10**9, 150_000, replace=False).astype(np.int64) - 5 * 10**8
     )
     weights = pool.pull([made, as_ids([])], timeout_s=LIMIT_S).rows[0]
-    ids, rows = pool.rows(0, snapshot=None, timeout_s=LIMIT_S)
+    ids, rows = all_rows(pool, 0)
     order = np.argsort(made)
     np.testing.assert_array_equal(ids, made[order])
     np.testing.assert_array_equal(rows, weights[order])
-    assert pool.rows(1, snapshot=None, timeout_s=LIMIT_S)[0].shape == (0,)
+    assert all_rows(pool, 1)[0].shape == (0,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.process.shutdown import NonFinite
-from elasticdl.worker.tasks.export import ExportTask
+from elasticdl.worker.tasks.export import ExportTask, Tables
 
 pytestmark = pytest.mark.core
 SPEC = ParametersSpec(
@@ -42,16 +43,23 @@ class FixedParameters:
     def dense(self, snapshot: None) -> NDArray[Any]:
         return self.vector
 
-    def rows(self, table: int, snapshot: None) -> tuple[NDArray[Any], NDArray[Any]]:
-        return self.ids, self.weights
+    def rows(self, table: int, snapshot: None) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        yield self.ids[:1], self.weights[:1]
+        yield self.ids[1:], self.weights[1:]
 
 
 def export(parameters: FixedParameters) -> list[Path]:
     written: list[Path] = []
+
+    def write(dense: NDArray[Any], tables: Tables, directory: Path) -> None:
+        for _ in tables[0]:
+            pass
+        written.append(directory)
+
     task = ExportTask(
         parameters,  # type: ignore[arg-type]
         SPEC,
-        lambda dense, tables, directory: written.append(directory),
+        write,
         "out",
         Outbox(),
     )

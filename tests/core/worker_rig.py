@@ -20,7 +20,7 @@ from elasticdl.embedding.spec import (
     TableSpec,
 )
 from elasticdl.rpc.conversation import Finished, Progress, Report, Wait
-from elasticdl.rpc.parameters import Pulled, Pushed, Update
+from elasticdl.rpc.parameters import Pulled, Pushed, RowsPage, Update
 from elasticdl.shard import Lease, Shard, ShardId, SnapshotId, Source, Task
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import LeaseKeeper
@@ -122,11 +122,22 @@ class MemoryParameters:
         self.after_push(update)
         return Pushed((self.version,), (self.version - 1 - update.versions[0],))
 
+    @property
+    def servers(self) -> int:
+        return 1
+
     def rows(
-        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        ids = sorted(self.table)
-        return np.array(ids, np.int64), np.array([self.table[i] for i in ids], np.float32)
+        self,
+        table: int,
+        server: int,
+        begin: int,
+        *,
+        snapshot: SnapshotId | None,
+        timeout_s: float,
+    ) -> RowsPage:
+        ids = list(self.table)[begin:]
+        weights = np.array([self.table[i] for i in ids], np.float32)
+        return RowsPage(False, len(self.table), np.array(ids, np.int64), weights)
 
     def move(self, addresses: Sequence[str]) -> None: ...
 

@@ -101,9 +101,14 @@ void float64_weights_cross_the_wire_whole(bool packed = false) {
   for (size_t i = 0; i < pulled.size(); ++i) CHECK(pulled[i] == (i < spec.trainable ? 0.0 : third + third));
   for (double value : rows) CHECK(value == -third);
   CHECK(one[0] == -third);
-  const RowsAnswer every = pool.rows(0, -1, nullptr, kLimitS);
-  CHECK(every.ids.size() == ids.size() && every.values.size() == gradients.size() * sizeof(double));
-  for (size_t i = 0; i < gradients.size(); ++i) CHECK(reinterpret_cast<const double*>(every.values.data())[i] == -third);
+  size_t count = 0;
+  for (uint32_t server = 0; server < kServers; ++server) {
+    const RowsPage page = pool.rows(server, 0, -1, 0, nullptr, kLimitS);
+    CHECK(!page.lost && page.total == page.ids.size() && page.values.size() == page.total * kOddDim * sizeof(double));
+    for (size_t i = 0; i < page.total * kOddDim; ++i) CHECK(reinterpret_cast<const double*>(page.values.data())[i] == -third);
+    count += page.total;
+  }
+  CHECK(count == ids.size());
 }
 
 // Servers go and come back elsewhere while a worker pushes; another thread moves, and in the end closes, its pool.

@@ -124,16 +124,17 @@ nb::object owned(std::vector<T>&& values, std::initializer_list<size_t> shape, n
   return nb::cast(nb::ndarray<nb::numpy>(kept->data(), shape.size(), shape.begin(), owner, nullptr, dtype));
 }
 
-nb::tuple rows(Pool& pool, uint32_t table, int64_t snapshot, const std::optional<InVector>& newest, double timeout_s) {
+nb::tuple rows(Pool& pool, uint32_t server, uint32_t table, int64_t snapshot, uint64_t begin, const std::optional<InVector>& newest,
+               double timeout_s) {
   const void* seed = checked_dense(pool.spec(), newest);
-  RowsAnswer answer;
+  RowsPage page;
   {
     nb::gil_scoped_release released;
-    answer = pool.rows(table, snapshot, seed, timeout_s);
+    page = pool.rows(server, table, snapshot, begin, seed, timeout_s);
   }
-  const size_t count = answer.ids.size(), dim = pool.spec().tables[table].dim;
-  return nb::make_tuple(owned(std::move(answer.ids), {count}, nb::dtype<int64_t>()),
-                        owned(std::move(answer.values), {count, dim}, dtype_of(pool.spec().scalar)));
+  const size_t count = page.ids.size(), dim = pool.spec().tables[table].dim;
+  return nb::make_tuple(page.lost, page.total, owned(std::move(page.ids), {count}, nb::dtype<int64_t>()),
+                        owned(std::move(page.values), {count, dim}, dtype_of(pool.spec().scalar)));
 }
 
 void add_table(Spec& spec, const std::string& name, uint32_t dim, const InitializerSpec& initializer, uint64_t seed) {
@@ -167,7 +168,7 @@ void bind_rpc(nb::module_& m) {
            "exact"_a)
       .def("push", &push, "sequence"_a, "applied"_a, "versions"_a, "learning_rate"_a, "dense"_a.none(), "ids"_a.noconvert(),
            "gradients"_a.noconvert(), "newest"_a.none(), "timeout_s"_a)
-      .def("rows", &rows, "table"_a, "snapshot"_a, "newest"_a.none(), "timeout_s"_a)
+      .def("rows", &rows, "server"_a, "table"_a, "snapshot"_a, "begin"_a, "newest"_a.none(), "timeout_s"_a)
       .def("move", &Pool::move, "addresses"_a)
       .def("close", &Pool::close);
 }

@@ -225,42 +225,22 @@ void Pool::gather(const Split& split, uint32_t server, const PushRequest& reques
   }
 }
 
-RowsAnswer Pool::rows(uint32_t table, int64_t snapshot, const void* newest, double timeout_s) {
+RowsPage Pool::rows(uint32_t server, uint32_t table, int64_t snapshot, uint64_t begin, const void* newest, double timeout_s) {
   check_tables(spec_.tables.size());
   if (table >= spec_.tables.size()) throw UserError("there is no table " + std::to_string(table));
-  Deadline deadline(timeout_s);
-  RowsAnswer answer;
-  for (uint32_t k = 0; k < servers_; ++k) rows_of(k, table, snapshot, newest, deadline.left_s(), answer);
-  return answer;
-}
-
-// In pieces: neither side needs memory for a second copy of the table.
-void Pool::rows_of(uint32_t server, uint32_t table, int64_t snapshot, const void* newest, double timeout_s, RowsAnswer& answer) {
-  Deadline deadline(timeout_s);
+  if (server >= servers_) throw UserError("there is no server " + std::to_string(server));
+  std::vector<Part> parts(1);
+  wire::Rows request{snapshot, table, 0, begin, kRowsAtOnce};
+  parts[0].server = server;
+  parts[0].kind = wire::Kind::rows;
+  parts[0].payload.push_back(piece(&request, 1));
+  pulls_.run(parts, seed(newest), timeout_s, "rows");
+  wire::Cursor cursor(parts[0].reply.data(), parts[0].reply_bytes);
+  auto reply = cursor.take<wire::RowsReply>();
+  const int64_t* ids = cursor.array<int64_t>(reply.count);
   const size_t row_bytes = spec_.tables[table].dim * weight_bytes();
-  const size_t before = answer.ids.size();
-  for (uint64_t begin = 0, total = 1; begin < total;) {
-    std::vector<Part> parts(1);
-    wire::Rows request{snapshot, table, 0, begin, kRowsAtOnce};
-    parts[0].server = server;
-    parts[0].kind = wire::Kind::rows;
-    parts[0].payload.push_back(piece(&request, 1));
-    pulls_.run(parts, seed(newest), deadline.left_s(), "rows");
-    wire::Cursor cursor(parts[0].reply.data(), parts[0].reply_bytes);
-    auto reply = cursor.take<wire::RowsReply>();
-    const int64_t* ids = cursor.array<int64_t>(reply.count);
-    const char* values = cursor.elements(reply.count, row_bytes);
-    answer.ids.insert(answer.ids.end(), ids, ids + reply.count);
-    answer.values.insert(answer.values.end(), values, values + reply.count * row_bytes);
-    total = reply.total;
-    begin += reply.count;
-    if (reply.count == 0 && begin < total) {
-      // The connection broke, and with it its frozen view: starts again from the first row.
-      answer.ids.resize(before);
-      answer.values.resize(before * row_bytes);
-      begin = 0;
-    }
-  }
+  const char* values = cursor.elements(reply.count, row_bytes);
+  return {reply.count == 0 && begin < reply.total, reply.total, {ids, ids + reply.count}, {values, values + reply.count * row_bytes}};
 }
 
 void Pool::move(const std::vector<std::string>& addresses) {

@@ -60,7 +60,9 @@ struct InitialiseAnswer {
   bool took;
   std::string json;
 };
-struct RowsAnswer {
+struct RowsPage {
+  bool lost;       // the connection broke, and with it the frozen table: read it again from row 0
+  uint64_t total;  // rows of the frozen table
   std::vector<int64_t> ids;
   std::vector<char> values;  // weights of the model's type
 };
@@ -89,8 +91,8 @@ class Pool {
   PullAnswer pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
                   const void* newest, double timeout_s, bool exact = false);
   PushAnswer push(const PushRequest& request, const void* newest, double timeout_s);
-  // Rows of a table in no particular order.
-  RowsAnswer rows(uint32_t table, int64_t snapshot, const void* newest, double timeout_s);
+  // Rows of one server's part of a table from `begin` on, in no particular order. A live table is frozen at begin 0.
+  RowsPage rows(uint32_t server, uint32_t table, int64_t snapshot, uint64_t begin, const void* newest, double timeout_s);
 
   void move(const std::vector<std::string>& addresses);
   void close();
@@ -112,7 +114,6 @@ class Pool {
   PushAnswer pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& replies, const void* newest, double timeout_s);
   void pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, Buffer& room, Part& part) const;
   void gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const;
-  void rows_of(uint32_t server, uint32_t table, int64_t snapshot, const void* newest, double timeout_s, RowsAnswer& answer);
 
   uint32_t servers_;
   const wire::Precision precision_;

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, final
 
@@ -21,7 +21,8 @@ import numpy as np
 
 from elasticdl.clock import Clock, SystemClock
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.rpc.parameters import Floats, Int64s, Parameters, Pulled
+from elasticdl.errors import TransientError
+from elasticdl.rpc.parameters import Floats, Int64s, Parameters, Pulled, RowsPage
 from elasticdl.shard import Lease, SnapshotId, Task
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
@@ -38,8 +39,8 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 _log = logging.getLogger(__name__)
 
-_ALL_ROWS_S = 600.0
-"""A whole table may be large."""
+_MAX_LOSSES = 10
+"""How often a table may have to be read again from its first row."""
 
 
 class PsStep(Protocol):
@@ -260,19 +261,36 @@ class PsTrainer:
             )
         )
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Floats]:
-        """All rows of a table: ids int64[n] ascending, weights [n, dim].
+    def rows(self, table: int, snapshot: SnapshotId | None) -> Iterator[tuple[Int64s, Floats]]:
+        """All rows of a table, some at a time: ids int64[n], weights [n, dim].
 
-        Raises as `load`.
+        The order is the servers' own. If a connection breaks, rows of its server come again; the
+        last of each id counts. Raises as `load`.
         """
+        for server in range(self._parameters.servers):
+            begin, losses, total = 0, 0, 1
+            while begin < total:
+                page = self._page(table, server, begin, snapshot)
+                if page.lost:
+                    losses += 1
+                    if losses > _MAX_LOSSES:
+                        raise TransientError(
+                            f"ps-{server} lost the connection {losses} times while table {table}"
+                            " was read"
+                        )
+                    begin = 0
+                    continue
+                yield page.ids, page.weights
+                begin, total = begin + len(page.ids), page.total
 
-        def attempt(timeout_s: float) -> tuple[Int64s, Floats]:
+    def _page(self, table: int, server: int, begin: int, snapshot: SnapshotId | None) -> RowsPage:
+        def attempt(timeout_s: float) -> RowsPage:
             return self._parameters.rows(
-                table, snapshot=snapshot, timeout_s=max(timeout_s, _ALL_ROWS_S)
+                table, server, begin, snapshot=snapshot, timeout_s=timeout_s
             )
 
         with self._one_pull:
-            return self._context.retry.call(attempt, "read all rows")
+            return self._context.retry.call(attempt, "read rows")
 
     def _dense(self, wish: _PullRequest) -> Floats:
         pulled = self._pull(self._no_ids(), wish)

@@ -11,7 +11,7 @@ import numpy as np
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.model.module import load_module
 from elasticdl.model.step import CompiledStep
-from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, Update
+from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, RowsPage, Update
 from elasticdl.shard import SnapshotId
 from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.context import WorkerContext
@@ -47,9 +47,20 @@ class LocalParameters:
         """Raises AssertionError."""
         raise AssertionError("a job that does not train pushes nothing")
 
+    @property
+    def servers(self) -> int:
+        """None."""
+        return 0
+
     def rows(
-        self, table: int, *, snapshot: SnapshotId | None, timeout_s: float
-    ) -> tuple[Int64s, Floats]:
+        self,
+        table: int,
+        server: int,
+        begin: int,
+        *,
+        snapshot: SnapshotId | None,
+        timeout_s: float,
+    ) -> RowsPage:
         """Raises AssertionError."""
         raise AssertionError("a ring's model has no tables")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import final
@@ -147,5 +147,5 @@ class _NoServers:
     def dense(self, snapshot: SnapshotId | None) -> Floats:
         return np.empty(0, np.float32)
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Floats]:
+    def rows(self, table: int, snapshot: SnapshotId | None) -> Iterator[tuple[Int64s, Floats]]:
         raise AssertionError("a ring's model has no tables")

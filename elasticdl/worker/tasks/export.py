@@ -1,9 +1,9 @@
-"""Export: one worker gathers the whole model and writes it as a plain SavedModel."""
+"""Export: one worker reads the whole model, rows in pages, and writes it as a plain SavedModel."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, final
 
@@ -19,7 +19,7 @@ from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.shutdown import NonFinite
 
 SAVED_MODEL = "saved_model.pb"
-Tables: TypeAlias = Sequence[tuple[Int64s, Floats]]
+Tables: TypeAlias = Sequence[Iterator[tuple[Int64s, Floats]]]
 
 
 class ParameterReader(Protocol):
@@ -28,8 +28,8 @@ class ParameterReader(Protocol):
     def dense(self, snapshot: SnapshotId | None) -> Floats:
         """The flat dense vector."""
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> tuple[Int64s, Floats]:
-        """All rows of a table: ids ascending, weights."""
+    def rows(self, table: int, snapshot: SnapshotId | None) -> Iterator[tuple[Int64s, Floats]]:
+        """All rows of a table, some at a time, in any order; the last of an id counts."""
 
 
 @final
@@ -63,11 +63,10 @@ class ExportTask:
         """
         snapshot = loaded.batch.held.lease.snapshot
         dense = self._parameter_reader.dense(snapshot)
+        self._check_dense(dense)
         tables = [
-            self._parameter_reader.rows(table, snapshot)
-            for table in range(len(self._parameters.tables))
+            self._finite_rows(table, snapshot) for table in range(len(self._parameters.tables))
         ]
-        self._check(dense, tables)
         try:
             if is_address(self._destination):
                 self._upload(dense, tables)
@@ -88,15 +87,20 @@ class ExportTask:
             self._write(dense, tables, made)
             folders.replace(made, self._destination, last=SAVED_MODEL)
 
-    def _check(self, dense: Floats, tables: Tables) -> None:
+    def _check_dense(self, dense: Floats) -> None:
         """The last steps may have made weights non-finite that no batch has used since."""
         if not np.isfinite(dense).all():
             at = int(np.flatnonzero(~np.isfinite(dense))[0])
             self._refuse(-1, at, float(dense[at]))
-        for table, (ids, rows) in enumerate(tables):
+
+    def _finite_rows(
+        self, table: int, snapshot: SnapshotId | None
+    ) -> Iterator[tuple[Int64s, Floats]]:
+        for ids, rows in self._parameter_reader.rows(table, snapshot):
             if not np.isfinite(rows).all():
                 row, column = np.argwhere(~np.isfinite(rows))[0]
                 self._refuse(table, int(ids[row]), float(rows[row, column]))
+            yield ids, rows
 
     def _refuse(self, table: int, at: int, value: float) -> None:
         name = self._parameters.weight_name(table, at)
