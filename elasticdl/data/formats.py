@@ -29,6 +29,7 @@ class Format(StrEnum):
     ARROW = "arrow"
     NPZ = "npz"
     NPY = "npy"
+    WEBDATASET = "webdataset"
 
 
 _SUFFIXES = {
@@ -44,6 +45,7 @@ _SUFFIXES = {
     ".feather": Format.ARROW,
     ".npz": Format.NPZ,
     ".npy": Format.NPY,
+    ".tar": Format.WEBDATASET,
 }
 _BEGINNINGS = {
     b"PAR1": Format.PARQUET,
@@ -172,6 +174,10 @@ def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileF
             from elasticdl.data.numpy_files import NpzFormat
 
             return NpzFormat(params.names("columns"))
+        case Format.WEBDATASET:
+            from elasticdl.data.tar_files import TarFormat
+
+            return TarFormat(params.names("columns"))
 
 
 def _dialect(paths: tuple[str, ...], params: _Params) -> CsvDialect:

@@ -8,6 +8,7 @@ import csv
 import os
 import sqlite3
 import struct
+import tarfile
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -24,11 +25,22 @@ from elasticdl.data.columns import ColumnsReader
 from elasticdl.errors import UserError
 from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
+from tests.archives import add_member
 from tests.present import array
 
 pytestmark = pytest.mark.contract
 RECORDS = 10_007
-IN_FILES = ["csv", "tfrecord", "parquet", "arrow", "arrows", "npz", "npz compressed", "npy"]
+IN_FILES = [
+    "csv",
+    "tfrecord",
+    "parquet",
+    "arrow",
+    "arrows",
+    "npz",
+    "npz compressed",
+    "npy",
+    "webdataset",
+]
 FORMATS = [*IN_FILES, "sqlite", "sqlite with gaps", "custom", "own"]
 
 
@@ -86,6 +98,11 @@ def write(kind: str, path: Path, numbers: range) -> str:
             with new(str(path.with_suffix(f".{kind}")), table.schema) as out:
                 out.write_table(table, max_chunksize=977)
             return str(path.with_suffix(f".{kind}"))
+        case "webdataset":
+            with tarfile.open(path.with_suffix(".tar"), "w") as archive:
+                for i in numbers:
+                    add_member(archive, f"{i:06}.number", b"%d" % i)
+            return str(path.with_suffix(".tar"))
         case "sqlite" | "sqlite with gaps":
             step = 3 if kind == "sqlite with gaps" else 1
             file_name = path.with_suffix(".sqlite")
@@ -277,7 +294,8 @@ def test_a_file_without_records_is_an_error_with_its_name(kind: Any, tmp_path: P
         open_reader(str(path), {}).sources()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind != "csv"])
+# The end of a tar file is padding.
+@pytest.mark.parametrize("kind", [kind for kind in IN_FILES if kind not in ("csv", "webdataset")])
 def test_a_truncated_file_is_an_error_with_its_name(kind: Any, tmp_path: Path) -> None:
     path = Path(write(kind, tmp_path / "number", range(1000)))
     os.truncate(path, path.stat().st_size - 7)
