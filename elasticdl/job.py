@@ -226,13 +226,6 @@ class JobSpec(Section):
                 "--evaluation-steps or --evaluation-seconds without --validation-data",
                 hint="set --validation-data to the data to evaluate on",
             )
-        if self.action is Action.PREDICT and is_address(self.checkpoint.output):
-            raise SpecError(
-                f"--output {self.checkpoint.output}: predictions are written to directories only",
-                hint=(
-                    "name a directory, or write them with the module's PredictionOutputsProcessor"
-                ),
-            )
         self.kubernetes.check()
         if not self.on_kubernetes and self.page_secret is not None:
             raise SpecError(

@@ -94,12 +94,19 @@ def refuse_output_address(spec: JobSpec) -> None:
     TransientError: the store does not answer. A resumed job may find its own export.
     """
     place = spec.checkpoint.output
-    if not is_address(place) or spec.action != "train":
+    if not is_address(place) or spec.action == "evaluate":
         return
     # It takes pyarrow, which a job without addresses does not need.
     from elasticdl.storage import folders
 
-    foreign = [name for name in folders.names_in(place) if name not in _OF_AN_EXPORT]
+    there = folders.names_in(place)
+    if spec.action == "predict" and there:
+        raise UserError(
+            f"--output {place} is not empty: it contains {_listed(there)}, which this job's"
+            " predictions would mix with",
+            hint="choose a new or empty folder, or remove these objects",
+        )
+    foreign = [name for name in there if name not in _OF_AN_EXPORT]
     if foreign and not spec.checkpoint.resume:
         raise UserError(
             f"--output {place} contains {_listed(foreign)}, which is not from an earlier export;"

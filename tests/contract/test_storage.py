@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from elasticdl.errors import TransientError, UserError
+from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.storage import folders
 from elasticdl.storage.attempts import Absent, Limits, attempt, reason
 from elasticdl.storage.store import store_of
+from elasticdl.worker.tasks.prediction_files import PartName, parts_from, prediction_files
 from tests.object_store import ObjectStore, reached, serving
 
 pytestmark = pytest.mark.contract
@@ -142,3 +146,24 @@ def test_what_no_repetition_mends_is_not_repeated(words: str) -> None:
 def test_a_signed_request_in_an_error_is_not_shown() -> None:
     error = OSError("GET https://host/x?X-Amz-Signature=abc123&X-Amz-Security-Token=def failed")
     assert "abc123" not in reason(error) and "def" not in reason(error)
+
+
+def test_predictions_are_objects_that_a_later_attempt_finds_and_removes(folder: str) -> None:
+    files = prediction_files(folder)
+    shard, other = ShardId(3), ShardId(30)
+    assert files.names(shard) == []
+    first, second = PartName(shard, 0, 6), PartName(shard, 6, 10)
+    for number, name in enumerate((first, second, PartName(other, 0, 4))):
+        files.write(name, {"y": np.arange(name.end), "attempt": np.asarray(number)}, number)
+    store_of(folder).write(f"{folder}/predictions-000003-000000000-000000001.npz", b"no archive")
+    assert sorted(files.names(shard), key=str) == [PartName(shard, 0, 1), first, second]
+    assert [files.attempt(name) for name in (first, second, PartName(shard, 0, 1))] == [0, 1, -1]
+    later = Lease(Task.PREDICTION, Shard(shard, "data.csv", 0, 10), 2, offset=6)
+    assert parts_from(files, later) == [second]
+    files.remove(second)
+    files.remove(second)
+    files.remove_unfinished(shard, 2)
+    assert sorted(files.names(shard), key=str) == [PartName(shard, 0, 1), first]
+    stored = store_of(folder).open(f"{folder}/{first}")
+    with np.load(io.BytesIO(stored.read(0, stored.size_bytes))) as part:
+        np.testing.assert_array_equal(part["y"], np.arange(6))

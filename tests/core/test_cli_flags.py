@@ -848,7 +848,7 @@ def test_an_address_that_no_job_may_have_is_refused(address: str, words: str) ->
     assert address.startswith("memory") or "do-not-show" not in str(caught.value)
 
 
-def test_predictions_go_to_directories_only() -> None:
+def test_predictions_may_go_to_an_address() -> None:
     flags = {
         "model_zoo": "zoo",
         "model_def": "iris",
@@ -856,8 +856,7 @@ def test_predictions_go_to_directories_only() -> None:
         "checkpoint_dir_for_init": "checkpoints",
         "output": ADDRESS,
     }
-    with pytest.raises(SpecError, match="predictions are written to directories only"):
-        JobSpec.from_flags(Action.PREDICT, flags)
+    assert JobSpec.from_flags(Action.PREDICT, flags).checkpoint.output == ADDRESS
 
 
 def test_an_export_s_address_needs_no_volume_on_a_cluster() -> None:

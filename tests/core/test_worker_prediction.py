@@ -24,6 +24,7 @@ from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Shutdown
 from elasticdl.worker.tasks.prediction import FileSink, ProcessorSink
+from elasticdl.worker.tasks.prediction_files import LocalFiles
 from tests.present import present
 
 pytestmark = pytest.mark.core
@@ -77,7 +78,9 @@ def written(directory: Path) -> list[float]:
 
 def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path: Path) -> None:
     context = worker_context()
-    assert predict(FileSink(tmp_path / "out", context), context, LEASE, 10) == [(10, True)]
+    assert predict(FileSink(LocalFiles(tmp_path / "out"), context), context, LEASE, 10) == [
+        (10, True)
+    ]
     (path,) = (tmp_path / "out").iterdir()
     content = np.load(path)
     assert content["predictions"][:, 0].tolist() == list(range(10))
@@ -98,7 +101,7 @@ def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_
     tmp_path: Path,
 ) -> None:
     context = worker_context()
-    sink = FileSink(tmp_path, context)
+    sink = FileSink(LocalFiles(tmp_path), context)
     shards = [
         Shard(ShardId(number), "data.csv", number * 10, number * 10 + 10) for number in (10, 2, 0)
     ]
@@ -121,13 +124,13 @@ def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_
 
 def test_nothing_is_reported_before_it_is_written(tmp_path: Path) -> None:
     context = worker_context()
-    assert predict(FileSink(tmp_path, context), context, LEASE, 6) == []
+    assert predict(FileSink(LocalFiles(tmp_path), context), context, LEASE, 6) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_drained_part_and_the_rest_are_two_files(tmp_path: Path) -> None:
     context = worker_context()
-    sink = FileSink(tmp_path, context)
+    sink = FileSink(LocalFiles(tmp_path), context)
     predict(sink, context, LEASE, 6)
     sink.leave()
     ((offset, done),) = [(one.applied.offset, one.done) for one in context.outbox.take({}).progress]
@@ -135,7 +138,7 @@ def test_a_drained_part_and_the_rest_are_two_files(tmp_path: Path) -> None:
     sink.leave()
     assert len(list(tmp_path.iterdir())) == 1, "there is nothing more to write"
     again = worker_context()
-    predict(FileSink(tmp_path, again), again, replace(LEASE, attempt=2, offset=6), 10)
+    predict(FileSink(LocalFiles(tmp_path), again), again, replace(LEASE, attempt=2, offset=6), 10)
     assert written(tmp_path) == list(range(10))
 
 
@@ -145,7 +148,7 @@ def test_what_a_killed_worker_wrote_but_did_not_report_is_replaced(tmp_path: Pat
     """
     for attempt, (offset, until) in enumerate([(0, 6), (0, 3), (3, 9), (3, 10)], 1):
         context = worker_context()
-        sink = FileSink(tmp_path, context)
+        sink = FileSink(LocalFiles(tmp_path), context)
         predict(sink, context, replace(LEASE, attempt=attempt, offset=offset), until)
         sink.leave()
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
@@ -162,9 +165,9 @@ def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_on
     of the whole shard's.
     """
     late, context = worker_context(), worker_context()
-    sink = FileSink(tmp_path, late)
+    sink = FileSink(LocalFiles(tmp_path), late)
     predict(sink, late, LEASE, 6)
-    predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=2), 10)
+    predict(FileSink(LocalFiles(tmp_path), context), context, replace(LEASE, attempt=2), 10)
     sink.leave()
     assert late.outbox.take({}).progress == (), "what it has is not told, since it is not written"
     assert written(tmp_path) == list(range(10))
@@ -172,12 +175,14 @@ def test_a_worker_that_was_given_up_and_drains_late_takes_nothing_of_the_next_on
 
 def test_a_worker_that_was_given_up_and_ends_its_shard_late_changes_nothing(tmp_path: Path) -> None:
     late, context = worker_context(), worker_context()
-    sink = FileSink(tmp_path, late)
+    sink = FileSink(LocalFiles(tmp_path), late)
     predict(sink, late, LEASE, 6)
-    first = FileSink(tmp_path, context)
+    first = FileSink(LocalFiles(tmp_path), context)
     predict(first, context, replace(LEASE, attempt=2), 6)
     first.leave()
-    predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=3, offset=6), 10)
+    predict(
+        FileSink(LocalFiles(tmp_path), context), context, replace(LEASE, attempt=3, offset=6), 10
+    )
     sink.take(
         Batch(present(sink._held), 10, 4, last=True, computes=True),
         np.arange(6, 10, dtype=np.float32).reshape(-1, 1),
@@ -194,7 +199,7 @@ def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_wri
     ):
         (tmp_path / name).write_bytes(b"half")
     context = worker_context()
-    predict(FileSink(tmp_path, context), context, replace(LEASE, attempt=2), 10)
+    predict(FileSink(LocalFiles(tmp_path), context), context, replace(LEASE, attempt=2), 10)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         ".predictions-000004-000000000-000000010.npz.1",
         "predictions-000003-000000000-000000010.npz",
@@ -204,12 +209,12 @@ def test_what_a_worker_was_writing_when_it_was_killed_goes_when_the_next_has_wri
 def test_other_shards_are_left_alone(tmp_path: Path) -> None:
     context = worker_context()
     predict(
-        FileSink(tmp_path, context),
+        FileSink(LocalFiles(tmp_path), context),
         context,
         replace(LEASE, shard=Shard(ShardId(30), "data.csv", 0, 3)),
         3,
     )
-    predict(FileSink(tmp_path, context), context, LEASE, 10)
+    predict(FileSink(LocalFiles(tmp_path), context), context, LEASE, 10)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -218,7 +223,9 @@ def test_a_shard_of_which_nothing_is_left_is_done_with_a_file_without_prediction
 ) -> None:
     context = worker_context()
     context.outbox.hold(LEASE)
-    FileSink(tmp_path, context).take(Batch(HeldLease(LEASE), 10, 10, bad=10, last=True), None)
+    FileSink(LocalFiles(tmp_path), context).take(
+        Batch(HeldLease(LEASE), 10, 10, bad=10, last=True), None
+    )
     (progress,) = context.outbox.take({}).progress
     assert (progress.done, progress.bad_records) == (True, 10)
     (path,) = tmp_path.iterdir()
@@ -229,7 +236,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     context = worker_context()
     with pytest.raises(PermanentError, match="file"):
-        predict(FileSink(tmp_path / "file", context), context, LEASE, 10)
+        predict(FileSink(LocalFiles(tmp_path / "file"), context), context, LEASE, 10)
 
 
 def test_a_processor_gets_each_batch_and_its_worker(tmp_path: Path) -> None:
@@ -275,7 +282,7 @@ def test_outputs_of_any_structure_get_names() -> None:
 def test_strings_are_bytes_that_numpy_reads_without_pickle(tmp_path: Path) -> None:
     context = worker_context()
     context.outbox.hold(LEASE)
-    sink = FileSink(tmp_path, context)
+    sink = FileSink(LocalFiles(tmp_path), context)
     held = HeldLease(LEASE)
     for end, word in [(5, "ü"), (10, "a longer one")]:
         words = np.array([word.encode(), b"", b"x", b"y", b"z"], object)
@@ -307,7 +314,7 @@ def test_an_output_that_a_file_cannot_hold_is_named(
 ) -> None:
     context = worker_context()
     context.outbox.hold(LEASE)
-    sink = FileSink(tmp_path, context)
+    sink = FileSink(LocalFiles(tmp_path), context)
     with pytest.raises(PermanentError, match=problem):
         sink.take(Batch(HeldLease(LEASE), 10, 10, last=True, computes=True), output)
     assert list(tmp_path.iterdir()) == []
@@ -316,7 +323,7 @@ def test_an_output_that_a_file_cannot_hold_is_named(
 def test_batches_with_examples_of_different_shapes_are_refused(tmp_path: Path) -> None:
     context = worker_context()
     context.outbox.hold(LEASE)
-    sink, held = FileSink(tmp_path, context), HeldLease(LEASE)
+    sink, held = FileSink(LocalFiles(tmp_path), context), HeldLease(LEASE)
     sink.take(Batch(held, 5, 5, last=False, computes=True), np.zeros((5, 2)))
     with pytest.raises(PermanentError, match=r"'predictions' .* shape \(3,\), after \(2,\)"):
         sink.take(Batch(held, 10, 5, last=True, computes=True), np.zeros((5, 3)))
@@ -331,7 +338,7 @@ def test_a_batch_with_another_number_of_predictions_than_examples_is_refused(
     context.outbox.hold(LEASE)
     features = {"ids": np.zeros((5, 2)), "x": (np.zeros(5),)}
     batch = Batch(HeldLease(LEASE), 10, 10, computes=True, features=features)
-    FileSink(tmp_path / "whole", context).take(batch, {"y": np.zeros((5, 1))})
+    FileSink(LocalFiles(tmp_path / "whole"), context).take(batch, {"y": np.zeros((5, 1))})
     with pytest.raises(PermanentError, match=f"'y' has {said}.*for 5 examples"):
-        FileSink(tmp_path / "part", context).take(batch, {"y": np.zeros((count, 1))})
+        FileSink(LocalFiles(tmp_path / "part"), context).take(batch, {"y": np.zeros((count, 1))})
     assert not (tmp_path / "part").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import final
 
 from elasticdl.errors import PermanentError
@@ -38,6 +37,7 @@ from elasticdl.worker.tasks.prediction import (
     ProcessorSink,
     Sink,
 )
+from elasticdl.worker.tasks.prediction_files import prediction_files
 from elasticdl.worker.tasks.training import TrainingTask
 
 
@@ -214,7 +214,7 @@ def _bounds(spec: JobSpec, ps_model: PsModel) -> Bounds:
 
 def _sink(assignment: Assignment, module: ModelModule, context: WorkerContext) -> Sink:
     if module.prediction_outputs_processor is None or assignment.spec.action is not Action.PREDICT:
-        return FileSink(Path(assignment.output), context)
+        return FileSink(prediction_files(assignment.output), context)
     with user_code("PredictionOutputsProcessor", module.zoo):
         processor: Processor = module.prediction_outputs_processor()
     return ProcessorSink(processor, module.zoo, assignment.name.index, context)

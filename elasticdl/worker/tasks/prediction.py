@@ -9,12 +9,7 @@ and writes after its successor removes nothing, since attempts are numbered.
 
 from __future__ import annotations
 
-import os
-import re
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
@@ -29,12 +24,11 @@ from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Advance
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.tasks.prediction_files import PartName, PredictionFiles, parts_from
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.step import Lookups
     from elasticdl.model.structure import Structure
-
-_PART = re.compile(r"predictions-(\d+)-(\d+)-(\d+)\.npz")
 
 
 class PredictingStep(Protocol):
@@ -130,8 +124,8 @@ class FileSink:
     some, or if some were unreadable.
     """
 
-    def __init__(self, directory: Path, context: WorkerContext) -> None:
-        self._directory = directory
+    def __init__(self, files: PredictionFiles, context: WorkerContext) -> None:
+        self._files = files
         self._context = context
         self._held: HeldLease | None = None
         self._batches: list[Batch] = []
@@ -140,7 +134,8 @@ class FileSink:
     def take(self, batch: Batch, outputs: Structure | None) -> None:
         """See `Sink.take`.
 
-        Raises PermanentError if a file cannot be written, or cannot hold the outputs.
+        Raises PermanentError if a file cannot be written, or cannot hold the outputs, and
+        TransientError if the object store stays unavailable.
         """
         if batch.held is not self._held:
             self._held, self._batches, self._outputs = batch.held, [], []
@@ -154,14 +149,14 @@ class FileSink:
             self._write(batch.held)
 
     def leave(self) -> None:
-        """See `Sink.leave`."""
+        """See `Sink.leave`. Raises as `take`."""
         if self._held is not None and self._batches and not self._is_replaced(self._held.lease):
             self._write(self._held)
 
     def _is_replaced(self, lease: Lease) -> bool:
         """Whether a later attempt has written this part, or more of it."""
         return any(
-            _attempt_of(path) > lease.attempt for path in _parts_from(self._directory, lease)
+            self._files.attempt(name) > lease.attempt for name in parts_from(self._files, lease)
         )
 
     def _write(self, held: HeldLease) -> None:
@@ -178,22 +173,13 @@ class FileSink:
             "attempt": lease.attempt,
         }
         about = {"source": lease.shard.source, **of_records}
-        path = (
-            self._directory
-            / f"predictions-{lease.shard.id:06d}-{lease.offset:09d}-{last.end:09d}.npz"
-        )
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            _write_whole(
-                path,
-                {**arrays, **{name: np.asarray(value) for name, value in about.items()}},
-                lease.attempt,
-            )
-            _remove_replaced(path, lease)
-        except OSError as error:
-            raise PermanentError(
-                f"cannot write {path}: {error.strerror or error}", hint="check --output"
-            ) from error
+        name = PartName(lease.shard.id, lease.offset, last.end)
+        values = {**arrays, **{name: np.asarray(value) for name, value in about.items()}}
+        self._files.write(name, values, lease.attempt)
+        for other in parts_from(self._files, lease):
+            if other != name:
+                self._files.remove(other)
+        self._files.remove_unfinished(lease.shard.id, lease.attempt)
         bad = sum(batch.bad for batch in self._batches)
         examples = tuple(text for batch in self._batches for text in batch.bad_examples)[:3]
         self._context.outbox.advance(
@@ -212,51 +198,3 @@ def _check_shapes(before: Mapping[str, NDArray[Any]], arrays: Mapping[str, NDArr
                 " batch: a file needs one shape",
                 hint="return the same shape for each batch",
             )
-
-
-def _write_whole(path: Path, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
-    temporary = path.with_name(f".{path.name}.{attempt}")
-    temporary.unlink(missing_ok=True)
-    try:
-        # Exclusive: nobody can put a link there.
-        with temporary.open("xb") as file:
-            # Not `np.savez`: it pickles objects, and its own parameters cannot be names of outputs.
-            with zipfile.ZipFile(file, "w") as archive:
-                for name, array in arrays.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                        np.lib.format.write_array(entry, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _remove_replaced(path: Path, lease: Lease) -> None:
-    """Remove parts that `path` replaces, and temporary files of killed earlier attempts."""
-    for other in _parts_from(path.parent, lease):
-        if other != path:
-            other.unlink(missing_ok=True)
-    for half in path.parent.glob(f".{_of_shard(lease)}*.npz.*"):
-        if half.suffix[1:].isdecimal() and int(half.suffix[1:]) < lease.attempt:
-            half.unlink(missing_ok=True)
-
-
-def _parts_from(directory: Path, lease: Lease) -> Iterator[Path]:
-    """The parts of the lease's shard that begin at or after its offset."""
-    for path in directory.glob(f"{_of_shard(lease)}*.npz"):
-        name = _PART.fullmatch(path.name)
-        if name is not None and int(name[2]) >= lease.offset:
-            yield path
-
-
-def _of_shard(lease: Lease) -> str:
-    assert lease.shard is not None
-    return f"predictions-{lease.shard.id:06d}-"
-
-
-def _attempt_of(path: Path) -> int:
-    """The attempt that wrote a part; -1 if it is unreadable."""
-    with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as part:
-        return int(part["attempt"])
-    return -1
