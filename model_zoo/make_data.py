@@ -1,6 +1,7 @@
 """Write the data of the model zoo: `python -m model_zoo.make_data NAME FOLDER`.
 
-Tables come from scikit-learn's package.
+Small tables come from scikit-learn's package. The others are planted: drawn from a model that is
+known, so that the best possible metric is known, too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import argparse
 import csv
 import sqlite3
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -62,15 +64,22 @@ def digits_tfrecord(folder: Path, records: int) -> str:
 
     images, labels = _digits()
     for name, chosen in parts(len(labels)).items():
-        with tf.io.TFRecordWriter(str(folder / f"{name}.tfrecord")) as writer:
-            for i in chosen:
-                image = tf.train.Feature(float_list=tf.train.FloatList(value=images[i].ravel()))
-                label = tf.train.Feature(int64_list=tf.train.Int64List(value=[labels[i]]))
-                example = tf.train.Example(
-                    features=tf.train.Features(feature={"image": image, "label": label})
-                )
-                writer.write(example.SerializeToString())
+        features = (
+            tf.train.Feature(float_list=tf.train.FloatList(value=images[i].ravel())) for i in chosen
+        )
+        _write_tfrecord(folder / f"{name}.tfrecord", features, labels[chosen])
     return f"{len(labels)} images"
+
+
+def _write_tfrecord(path: Path, images: Iterable[Any], labels: Any) -> None:  # noqa: ANN401
+    """Write tf.train.Examples with `image`, a tf.train.Feature, and `label`."""
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for image, number in zip(images, labels, strict=True):
+            label = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
+            features = tf.train.Features(feature={"image": image, "label": label})
+            writer.write(tf.train.Example(features=features).SerializeToString())
 
 
 def _digits() -> tuple[Any, Any]:
@@ -107,9 +116,93 @@ def _snake_case(name: str) -> str:
 
 def criteo(folder: Path, records: int) -> str:
     """Train and test as .tsv (Criteo's format) and .npz (ids), and truth.json."""
-    from model_zoo.planted import write
+    from model_zoo.planted.criteo import write
 
     return write(folder, records)
+
+
+def mnist(folder: Path, records: int, source: Path | None = None) -> str:
+    """train.npz and test.npz: `image` uint8[n, 28, 28] and `label`.
+
+    `source` is Keras' mnist.npz; without it images are planted.
+    """
+    from model_zoo.planted import images
+
+    if source is None:
+        drawn = {"train": images.mnist(records, 1), "test": images.mnist(records // 4, 2)}
+    else:
+        with np.load(source) as read:
+            drawn = {name: (read[f"x_{name}"], read[f"y_{name}"]) for name in ("train", "test")}
+    for name, (image, label) in drawn.items():
+        np.savez(folder / f"{name}.npz", image=image, label=label.astype(np.int64))
+    return f"{sum(len(label) for _, label in drawn.values())} images"
+
+
+def cifar10(folder: Path, records: int, source: Path | None = None) -> str:
+    """train.tfrecord and test.tfrecord: tf.train.Examples of 3,072 bytes and a label.
+
+    `source` is cifar-10-binary.tar.gz; without it images are planted.
+    """
+    import tensorflow as tf
+
+    from model_zoo.planted import images
+
+    drawn = (
+        {"train": images.cifar10(records, 1), "test": images.cifar10(records // 4, 2)}
+        if source is None
+        else _cifar10_of(source)
+    )
+    for name, (pixels, labels) in drawn.items():
+        features = (
+            tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()]))
+            for image in pixels
+        )
+        _write_tfrecord(folder / f"{name}.tfrecord", features, labels)
+    return f"{sum(len(labels) for _, labels in drawn.values())} images"
+
+
+def _cifar10_of(archive: Path) -> dict[str, tuple[Any, Any]]:
+    """Images uint8[n, 32, 32, 3] and labels of the binary version of CIFAR-10."""
+    parts: dict[str, list[Any]] = {"train": [], "test": []}
+    with tarfile.open(archive) as tar:
+        for member in sorted(tar.getmembers(), key=lambda member: member.name):
+            file = tar.extractfile(member)
+            if member.name.endswith(".bin") and file is not None:
+                part = "test" if "test" in member.name else "train"
+                parts[part].append(np.frombuffer(file.read(), np.uint8).reshape(-1, 1 + 3072))
+    whole = {name: np.concatenate(rows) for name, rows in parts.items()}
+    return {
+        name: (rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0])
+        for name, rows in whole.items()
+    }
+
+
+def census(folder: Path, records: int) -> str:
+    """train.csv and test.csv with the columns of UCI's census income data, and truth.json."""
+    from model_zoo.planted.census import write
+
+    return write(folder, records)
+
+
+def ratings(folder: Path, records: int) -> str:
+    """train.npz and test.npz: which user chose which item; truth.json."""
+    from model_zoo.planted.ratings import write
+
+    return write(folder, records)
+
+
+def reviews(folder: Path, records: int) -> str:
+    """train.csv and test.csv: texts and whether they praise; truth.json."""
+    from model_zoo.planted.text import write_reviews
+
+    return write_reviews(folder, records)
+
+
+def tokens(folder: Path, records: int) -> str:
+    """train.npz and test.npz: sequences of tokens; truth.json."""
+    from model_zoo.planted.text import write_tokens
+
+    return write_tokens(folder, records)
 
 
 MAKERS: dict[str, Callable[[Path, int], str]] = {
@@ -117,8 +210,25 @@ MAKERS: dict[str, Callable[[Path, int], str]] = {
     "digits": digits,
     "digits_tfrecord": digits_tfrecord,
     "breast_cancer": breast_cancer,
+    "mnist": mnist,
+    "cifar10": cifar10,
+    "census": census,
     "criteo": criteo,
+    "ratings": ratings,
+    "reviews": reviews,
+    "tokens": tokens,
 }
+RECORDS = {
+    "mnist": 20_000,
+    "cifar10": 10_000,
+    "census": 20_000,
+    "criteo": 100_000,
+    "ratings": 100_000,
+    "reviews": 20_000,
+    "tokens": 10_000,
+}
+"""Training records of planted data."""
+FROM_SOURCE: dict[str, Callable[[Path, int, Path], str]] = {"mnist": mnist, "cifar10": cifar10}
 
 
 def main() -> None:
@@ -127,15 +237,35 @@ def main() -> None:
     parser.add_argument("name", choices=sorted(MAKERS))
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--records", type=int, default=100_000, help="training records of criteo (default: 100000)"
+        "--records",
+        type=int,
+        help="training records of planted data (default: " + _defaults() + ")",
+    )
+    parser.add_argument(
+        "--source",
+        type=Path,
+        help="the real data: mnist.npz of Keras, or cifar-10-binary.tar.gz",
     )
     chosen = parser.parse_args()
+    records = chosen.records or RECORDS.get(chosen.name, 0)
+    if chosen.source is not None and chosen.name not in FROM_SOURCE:
+        parser.error(f"--source is for {' and '.join(FROM_SOURCE)} only")
+    if chosen.source is not None and not chosen.source.is_file():
+        parser.error(f"--source {chosen.source}: no such file")
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    words = MAKERS[chosen.name](chosen.folder, chosen.records)
+    words = (
+        MAKERS[chosen.name](chosen.folder, records)
+        if chosen.source is None
+        else FROM_SOURCE[chosen.name](chosen.folder, records, chosen.source)
+    )
     print(
         f"{chosen.folder}: {', '.join(sorted(path.name for path in chosen.folder.iterdir()))};"
         f" {words}"
     )
+
+
+def _defaults() -> str:
+    return ", ".join(f"{count} {name}" for name, count in RECORDS.items())
 
 
 if __name__ == "__main__":

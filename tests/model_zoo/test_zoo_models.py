@@ -265,7 +265,7 @@ def test_deepfm_comes_near_the_planted_optimum(
 
 
 def test_the_planted_optimum_is_better_than_its_parts(data: Callable[..., Path]) -> None:
-    from model_zoo.planted import auc, draw
+    from model_zoo.planted.criteo import auc, draw
 
     table = draw(20_000)
     assert 0.2 < table.label.mean() < 0.3
