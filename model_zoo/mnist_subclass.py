@@ -13,7 +13,7 @@ class CustomModel(keras.Model):
 
     def __init__(self, filters=16, dropout=0.2):
         super().__init__()
-        self.scale = layers.Rescaling(1 / 255)
+        self.scale = layers.Rescaling(1 / 64, offset=-2)
         self.convolution = layers.Conv2D(filters, 5, strides=2, use_bias=False)
         self.norm = layers.BatchNormalization(momentum=0.9)
         self.pool = layers.MaxPooling2D(2)

@@ -1,7 +1,7 @@
 """ResNet50, with its 23 million weights, on the small images of cifar10.py.
 
 After He et al., Deep Residual Learning for Image Recognition (2015). `keras.applications.ResNet50`
-is the same network with a bias in its convolutions.
+differs in details, such as a bias in each convolution.
 """
 
 import keras

@@ -12,8 +12,9 @@ TOKENS, LENGTH = 64, 32
 def custom_model(dim=32, heads=2, depth=2, dropout=0.0):
     """int64[n, 32] -> logits of the next tokens, [n, 32, 64]."""
     tokens = keras.Input((LENGTH,), dtype="int64", name="tokens")
-    places = layers.Embedding(LENGTH, dim, name="places")(ops.arange(LENGTH, dtype="int64"))
-    values = layers.Embedding(TOKENS, dim, name="tokens_embedding")(tokens) + places
+    places = ops.zeros_like(tokens) + ops.arange(LENGTH, dtype="int64")
+    values = layers.Embedding(TOKENS, dim, name="of_tokens")(tokens)
+    values += layers.Embedding(LENGTH, dim, name="of_places")(places)
     for _ in range(depth):
         normal = layers.LayerNormalization()(values)
         attention = layers.MultiHeadAttention(heads, dim // heads, dropout=dropout)

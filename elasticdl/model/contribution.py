@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.model.building import Variable
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.packing import wide
 from elasticdl.model.ring_model import RingModel
@@ -83,7 +84,12 @@ class Contributions:
             )
             # Weight by examples: parts differ in size, so a mean of means would be biased.
             scaled = total * tf.cast(examples, total.dtype)
-        gradients = [_dense_if_small(gradient) for gradient in tape.gradient(scaled, variables)]
+        gradients = [
+            _dense_if_small(_shaped(gradient, variable))
+            for gradient, variable in zip(
+                tape.gradient(scaled, variables), self._model.trainable, strict=True
+            )
+        ]
         self.sparse = tuple(
             None if gradient is None else isinstance(gradient, tf.IndexedSlices)
             for gradient in gradients
@@ -245,6 +251,15 @@ class PartFunctions:
                 step, input_signature=signature, autograph=False
             ).get_concrete_function()
         return self._nothing
+
+
+def _shaped(
+    gradient: tf.Tensor | tf.IndexedSlices | None, variable: Variable
+) -> tf.Tensor | tf.IndexedSlices | None:
+    """Give a dense gradient its variable's shape, which it lacks where inputs have any length."""
+    if tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices):
+        gradient.set_shape(variable.shape)
+    return gradient
 
 
 def _dense_if_small(

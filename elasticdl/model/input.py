@@ -7,6 +7,7 @@ No Python runs per record, no tf.data thread outlives a window, and a minibatch 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -115,7 +116,11 @@ class Feeder:
                 if self._module.feed_batch is None
                 else self._records_at_once
             )
-            self._traced[key] = tf.function(body).get_concrete_function(specs)
+            with warnings.catch_warnings():
+                # Random operations of `feed` differ by window, as they should; TensorFlow warns
+                # that they depend on the job's seed.
+                warnings.filterwarnings("ignore", "Seed .* from outer graph", UserWarning)
+                self._traced[key] = tf.function(body).get_concrete_function(specs)
         traced: Callable[[Any], Structure] = self._traced[key]
         return traced
 

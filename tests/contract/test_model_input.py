@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -182,3 +183,19 @@ def test_a_feed_that_returns_no_dataset_or_one_without_an_end_is_refused(
     module = module_with(tmp_path, f"def feed(dataset, mode, metadata):\n    return {made}\n")
     with pytest.raises(UserError, match=rf"^/\S+/{words}$"):
         list(batches([np.array([1.0])], module, Task.TRAINING, Metadata()))
+
+
+def test_random_numbers_of_feed_differ_by_window_and_raise_no_warning(tmp_path: Path) -> None:
+    """The builder of a model seeds TensorFlow; then it warns of every random map."""
+    keras.utils.set_random_seed(5)
+    module = module_with(
+        tmp_path,
+        """
+def feed(dataset, mode, metadata):
+    return dataset.map(lambda record: (record["x"] + tf.random.uniform(()), record["x"]))
+""",
+    )
+    feeder = Feeder(module, Task.TRAINING, Metadata())
+    made = [feeder({"x": np.zeros(4, np.float32)}) for _ in range(2)]
+    drawn = [number for batch in made if batch is not None for number in batch[0].numpy().tolist()]
+    assert len(set(drawn)) == 8

@@ -209,6 +209,26 @@ def test_an_optimizer_that_looks_at_whole_rows_sees_each_id_once() -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13)
 
 
+def of_any_length() -> keras.Model:
+    """TensorFlow does not know the shape of the gradient of this layer's kernel."""
+    ids = keras.Input((None,), dtype="int64", name="ids")
+    rows = keras.layers.Embedding(IDS, 4, dtype="float64")(ids)
+    each = keras.layers.Dense(1, dtype="float64")(keras.layers.Dense(3, dtype="float64")(rows))
+    return keras.Model({"ids": ids}, keras.ops.sum(each, 1))
+
+
+def test_a_dense_layer_over_sequences_of_any_length_trains() -> None:
+    module = module_of(mean_loss, build=of_any_length)
+    built = RingModel.build(module, {}, seed=5)
+    step = RingStep(built, Others())
+    losses = []
+    for iteration in range(20):
+        features, labels = batch(6)
+        part = ({"ids": features["ids"]}, labels)
+        losses.append(step.train([part], rank=0, size=1, iteration=iteration).loss)
+    assert losses[-1] < losses[0]
+
+
 def test_a_step_that_is_not_finite_is_not_applied_and_names_where() -> None:
     member = Member(module_of(mean_loss))
     before = member.state()

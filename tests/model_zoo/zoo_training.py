@@ -1,0 +1,294 @@
+"""Train a module of the zoo three ways on the same batches, from the same values: plain Keras, real
+parameter servers on loopback, and the step of a ring with one member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils.naming import reset_uids
+
+from elasticdl.data import Reader, Records, open_custom_reader, open_reader
+from elasticdl.embedding.initializers import initial_weights
+from elasticdl.flag_values import Scalar
+from elasticdl.job_sections import ModelSection
+from elasticdl.model.dry_run import DryRun
+from elasticdl.model.input import Feeder
+from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.ps_model import PsModel
+from elasticdl.model.ring_model import RingModel
+from elasticdl.model.ring_step import Alone, RingStep
+from elasticdl.model.step import CompiledStep
+from elasticdl.rpc.parameters import Floats, Update
+from elasticdl.rpc.ps_client import ServerPool
+from elasticdl.shard import Applied, Shard, ShardId, Task
+from tests.contract.ps_stage import LIMIT_S, Stage
+
+ZOO = Path(__file__).parents[2] / "model_zoo"
+SEED = 5
+EVALUATED = 512
+"""Examples of a batch of evaluation."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, its data and how to train it; `train` and `test` are names of files."""
+
+    model_def: str
+    data: str
+    train: str
+    test: str
+    epochs: int
+    size: int
+    records: int = 0
+    params: Mapping[str, Scalar] = field(default_factory=dict)
+    reader_params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Losses of each step and metrics at the end, by how it was trained."""
+
+    losses: Mapping[str, list[float]]
+    metrics: Mapping[str, Mapping[str, float]]
+    tables: int
+    """How many embeddings the servers held."""
+
+
+def load(model_def: str) -> ModelModule:
+    return load_module(ModelSection(model_zoo=str(ZOO), model_def=model_def))
+
+
+def open_data(module: ModelModule, origin: Path, params: Mapping[str, Any]) -> Reader:
+    if module.custom_data_reader is not None:
+        return open_custom_reader(module.custom_data_reader, str(origin), params)
+    return open_reader(str(origin), params)
+
+
+def take(records: Records, rows: np.ndarray) -> Records:
+    return (
+        {name: column[rows] for name, column in records.items()}
+        if isinstance(records, Mapping)
+        else records[rows]
+    )
+
+
+def all_records(reader: Reader) -> tuple[Any, int]:
+    """Everything as one block."""
+    blocks = [
+        block
+        for source in reader.sources()
+        for block in reader.read(Shard(ShardId(1), source.name, 0, source.records))
+    ]
+    parts: list[Any] = [block.records for block in blocks]
+    count = sum(block.count for block in blocks)
+    if isinstance(parts[0], Mapping):
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, count
+    return np.concatenate(parts), count
+
+
+def batches(
+    module: ModelModule, reader: Reader, task: Task, size: int, epochs: int = 0
+) -> Iterator[Any]:
+    """(features, labels) of windows of `size` records; 0 epochs: once, in order."""
+    feeder = Feeder(module, task, reader.metadata)
+    records, count = all_records(reader)
+    for epoch in range(max(1, epochs)):
+        random = np.random.default_rng(epoch)
+        order = random.permutation(count) if epochs else np.arange(count)
+        for begin in range(0, count, size):
+            batch = feeder(take(records, order[begin : begin + size]))
+            assert batch is not None
+            yield batch
+
+
+class Plain:
+    """Keras: gradients, then the optimizer, as plainly as can be."""
+
+    def __init__(self, module: ModelModule, params: Mapping[str, Scalar], features: Any) -> None:
+        reset_uids()
+        self.module, self.model, self.optimizer = (
+            module,
+            module.custom_model(**params),
+            module.optimizer(),
+        )
+        self.model(features)
+        self.optimizer.build(self.model.trainable_variables)
+        self._step = tf.function(self._train, reduce_retracing=True)
+
+    def _train(self, features: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.module.loss(labels, self.model(features, training=True)))
+        weights = self.model.trainable_variables
+        # Keras squares each occurrence of an id by itself; servers add them first.
+        gradients = [
+            tf.convert_to_tensor(one)
+            for one in tape.gradient(loss, [weight.value for weight in weights])
+        ]
+        self.optimizer.apply(gradients, weights)
+        return loss
+
+    def train(self, features: Any, labels: Any, rate: float | None) -> float:
+        if rate is not None:
+            self.optimizer.learning_rate.assign(rate)
+        return float(self._step(features, labels))
+
+
+class OnRing:
+    """The step of a ring with one member."""
+
+    def __init__(self, module: ModelModule, params: Mapping[str, Scalar], features: Any) -> None:
+        self.ring = RingModel.build(module, params, seed=SEED, features=features)
+        self.model = self.ring.model
+        self._step = RingStep(self.ring, Alone())
+        self._iteration = 0
+
+    def train(self, features: Any, labels: Any, rate: float | None) -> float:
+        if rate is not None:
+            self.ring.optimizer.learning_rate.assign(rate)
+        part = [(features, labels)]
+        outcome = self._step.train(part, rank=0, size=1, iteration=self._iteration)
+        assert outcome.applied, outcome
+        self._iteration += 1
+        return outcome.loss
+
+
+class OnServers:
+    """A worker's step, on every embedding and weight pulled from servers and pushed to them."""
+
+    def __init__(self, module: ModelModule, params: Mapping[str, Scalar], features: Any) -> None:
+        self.module = module
+        self.model = PsModel.build(module, params, threshold_bytes=0, seed=SEED, features=features)
+        self.step = CompiledStep(self.model, module)
+        self._sequence = 0
+
+    def begin(self, pool: ServerPool) -> None:
+        """Give the initial values to the servers."""
+        self._pool = pool
+        assert pool.initialise(self.model.parameters, self.model.dense(), timeout_s=LIMIT_S)
+
+    def train(self, features: Any, labels: Any, rate: float | None) -> float:
+        lookups = self.step.prepare(features, training=True)
+        pulled = self._pool.pull(lookups.ids, timeout_s=LIMIT_S)
+        outcome = self.step.train(features, labels, lookups, pulled)
+        assert not outcome.nonfinite, outcome
+        if rate is not None:
+            assert outcome.learning_rate == np.float32(rate)
+        self._sequence += 1
+        update = Update(
+            sequence=self._sequence,
+            applied=Applied(ShardId(1), 0, self._sequence),
+            versions=pulled.versions,
+            learning_rate=outcome.learning_rate,
+            dense=outcome.dense,
+            ids=lookups.ids,
+            gradients=outcome.gradients,
+        )
+        self._pool.push(update, timeout_s=LIMIT_S)
+        return outcome.loss
+
+    def evaluate(self, data: list[Any]) -> Mapping[str, float]:
+        # The metrics of the check: they must not depend on how batches are divided.
+        checked = DryRun(self.module, self.model, self.step).evaluate(*data[-1])
+        assert "loss" in checked
+        self.step.reset_metrics()
+        for features, labels in data:
+            lookups = self.step.prepare(features)
+            pulled = self._pool.pull(lookups.ids, timeout_s=LIMIT_S)
+            self.step.evaluate(features, labels, lookups, pulled)
+        return self.step.metric_values(self.step.metric_states())
+
+
+def train_alike(case: Case, folder: Path) -> Curves:
+    """Train the three from one set of initial values."""
+    module = load(case.model_def)
+    reader = open_data(module, folder / case.train, case.reader_params)
+    features, _ = next(batches(module, reader, Task.TRAINING, case.size))
+    ring = OnRing(module, case.params, features)
+    servers = OnServers(module, case.params, features)
+    plain = Plain(module, case.params, features)
+    _begin_alike(ring.model, servers.model, plain.model)
+    schedule = _schedule(module)
+    systems: Any = {"plain": plain, "ring": ring, "servers": servers}
+    losses: dict[str, list[float]] = {name: [] for name in systems}
+    stage = Stage(2)
+    try:
+        servers.begin(stage.pool())
+        training = batches(module, reader, Task.TRAINING, case.size, case.epochs)
+        for number, batch in enumerate(training):
+            for name, system in systems.items():
+                losses[name].append(system.train(*batch, schedule and schedule(number)))
+        reader = open_data(module, folder / case.test, case.reader_params)
+        data = list(batches(module, reader, Task.EVALUATION, EVALUATED))
+        metrics = {
+            "plain": evaluate(module, plain.model, data),
+            "ring": evaluate(module, ring.model, data),
+            "servers": servers.evaluate(data),
+        }
+    finally:
+        stage.close()
+    return Curves(losses, metrics, len(servers.model.parameters.tables))
+
+
+def _begin_alike(ring: keras.Model, servers: PsModel, plain: keras.Model) -> None:
+    """Rows begin as on the servers, the rest as in the ring's model."""
+    named = {variable.path: variable for variable in ring.variables}
+    for variable in servers.variables:
+        variable.assign(named[variable.path])
+    for layer, table in zip(servers.tables, servers.parameters.tables, strict=True):
+        ids = np.arange(layer.input_dim)
+        rows = initial_weights(table.initializer, table.seed, ids, table.dim)
+        named[f"{table.name}/embeddings"].assign(rows)
+    for mine, theirs in zip(plain.variables, ring.variables, strict=True):
+        mine.assign(theirs)
+
+
+def _schedule(module: ModelModule) -> Any:
+    made = module.callbacks() if module.callbacks else []
+    schedules = [callback.schedule for callback in made if hasattr(callback, "schedule")]
+    return schedules[-1] if schedules else None
+
+
+def evaluate(module: ModelModule, model: keras.Model, data: list[Any]) -> dict[str, float]:
+    """Values of eval_metrics_fn; those of outputs as `output_name`."""
+    assert module.eval_metrics_fn is not None
+    metrics = {name: _as_metric(metric) for name, metric in _flat(module.eval_metrics_fn())}
+    for features, labels in data:
+        predictions = model(features, training=False)
+        for (output, name), metric in metrics.items():
+            metric.update_state(
+                labels[output] if output else labels, predictions[output] if output else predictions
+            )
+    return {
+        f"{output}_{name}" if output else name: float(metric.result())
+        for (output, name), metric in metrics.items()
+    }
+
+
+def _flat(metrics: Mapping[str, Any], output: str = "") -> Iterator[tuple[tuple[str, str], Any]]:
+    for name, metric in metrics.items():
+        if isinstance(metric, Mapping):
+            yield from _flat(metric, name)
+        else:
+            yield (output, name), metric
+
+
+def _as_metric(metric: Any) -> keras.metrics.Metric:
+    return (
+        metric
+        if isinstance(metric, keras.metrics.Metric)
+        else keras.metrics.MeanMetricWrapper(metric, name="function")
+    )
+
+
+def dense_of(pool: ServerPool, servers: PsModel) -> Floats:
+    empty = [np.empty(0, np.int64) for _ in servers.parameters.tables]
+    pulled = pool.pull(empty, timeout_s=LIMIT_S).dense
+    assert pulled is not None
+    return pulled
