@@ -98,6 +98,26 @@ CASES: Mapping[str, Case] = {
         for optimizer in ("adam", "adagrad")
         for batch in (512, 4096)
     },
+    "mnist": Case("mnist", "mnist", 2, 64, records=10_000),
+    "mnist_subclass": Case("mnist_subclass.CustomModel", "mnist", 2, 64, records=10_000),
+    "cifar10": Case("cifar10", "cifar10", 4, 64, "tfrecord", records=5_000),
+    "cifar10_subclass": Case(
+        "cifar10_subclass.CustomModel", "cifar10", 4, 64, "tfrecord", records=5_000
+    ),
+    "resnet20": Case(
+        "resnet20", "cifar10", 4, 64, "tfrecord", records=5_000, params={"steps": 316}
+    ),
+    "resnet50": Case(
+        "resnet50", "cifar10", 4, 64, "tfrecord", records=5_000, params={"steps": 316}
+    ),
+    "census_dnn": Case("census_dnn", "census", 3, 64, "csv", "auc", records=20_000),
+    "census_wide_deep": Case("census_wide_deep", "census", 3, 64, "csv", "auc", records=20_000),
+    "dcn": Case("dcn", "criteo", 2, 256, metric="auc"),
+    "xdeepfm": Case("xdeepfm", "criteo", 2, 256, metric="auc"),
+    "dlrm": Case("dlrm", "criteo", 2, 256, metric="auc"),
+    "two_tower": Case("two_tower", "ratings", 2, 256, metric="hit_rate", records=60_000),
+    "text_cnn": Case("text_cnn", "reviews", 4, 64, "csv", records=10_000),
+    "transformer": Case("transformer", "tokens", 2, 64, records=10_000),
 }
 CHOSEN = os.environ.get("QUALITY_CASES", " ".join(CASES)).split()
 SEEDS = [int(seed) for seed in os.environ.get("QUALITY_SEEDS", "1 2 3 4 5").split()]

@@ -71,7 +71,7 @@ def digits_tfrecord(folder: Path, records: int) -> str:
     return f"{len(labels)} images"
 
 
-def _write_tfrecord(path: Path, images: Iterable[Any], labels: Any) -> None:  # noqa: ANN401
+def _write_tfrecord(path: Path, images: Iterable[Any], labels: Any) -> None:
     """Write tf.train.Examples with `image`, a tf.train.Feature, and `label`."""
     import tensorflow as tf
 
@@ -219,12 +219,12 @@ MAKERS: dict[str, Callable[[Path, int], str]] = {
     "tokens": tokens,
 }
 RECORDS = {
-    "mnist": 20_000,
-    "cifar10": 10_000,
+    "mnist": 10_000,
+    "cifar10": 5_000,
     "census": 20_000,
     "criteo": 100_000,
-    "ratings": 100_000,
-    "reviews": 20_000,
+    "ratings": 60_000,
+    "reviews": 10_000,
     "tokens": 10_000,
 }
 """Training records of planted data."""

@@ -22,7 +22,7 @@ def custom_model(blocks=3, filters=16):
 
 
 def convolution(values, filters, kernel, stride=1, activate=True):
-    """Convolution, batch normalization and ReLU; [n, h, w, any] -> [n, h / stride, ..., filters]."""
+    """Convolution, batch normalization and ReLU: [n, h, w, any] -> [n, h', w', filters]."""
     values = layers.Conv2D(filters, kernel, stride, padding="same", use_bias=False)(values)
     values = layers.BatchNormalization(momentum=0.9)(values)
     return layers.ReLU()(values) if activate else values

@@ -257,7 +257,7 @@ def _shaped(
     gradient: tf.Tensor | tf.IndexedSlices | None, variable: Variable
 ) -> tf.Tensor | tf.IndexedSlices | None:
     """Give a dense gradient its variable's shape, which it lacks where inputs have any length."""
-    if tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices):
+    if gradient is not None and not isinstance(gradient, tf.IndexedSlices):
         gradient.set_shape(variable.shape)
     return gradient
 

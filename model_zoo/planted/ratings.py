@@ -46,9 +46,7 @@ def draw(
     weights = np.exp(scores - scores.max(1, keepdims=True)).cumsum(1)
     user = rng.integers(0, USERS, records)
     threshold = rng.random(records) * weights[user, -1]
-    item = np.array(
-        [np.searchsorted(weights[u], t) for u, t in zip(user, threshold, strict=True)]
-    )
+    item = np.array([np.searchsorted(weights[u], t) for u, t in zip(user, threshold, strict=True)])
     return user, item.clip(0, ITEMS - 1)
 
 

@@ -25,7 +25,7 @@ from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import Alone, RingStep
 from elasticdl.model.step import CompiledStep
-from elasticdl.rpc.parameters import Floats, Update
+from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, Shard, ShardId, Task
 from tests.contract.ps_stage import LIMIT_S, Stage
@@ -42,13 +42,18 @@ class Case:
 
     model_def: str
     data: str
-    train: str
-    test: str
-    epochs: int
-    size: int
+    suffix: str
+    epochs: int = 1
+    size: int = 64
     records: int = 0
+    train: str = "train"
+    test: str = "test"
     params: Mapping[str, Scalar] = field(default_factory=dict)
     reader_params: Mapping[str, Any] = field(default_factory=dict)
+    reaches: Mapping[str, float] = field(default_factory=dict)
+    """What metrics of plain Keras are at least."""
+    tables: int = 0
+    """How many embeddings servers hold, at least."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,16 @@ def all_records(reader: Reader) -> tuple[Any, int]:
 def batches(
     module: ModelModule, reader: Reader, task: Task, size: int, epochs: int = 0
 ) -> Iterator[Any]:
-    """(features, labels) of windows of `size` records; 0 epochs: once, in order."""
+    """(features, labels) of windows of `size` records; 0 epochs: once, in order.
+
+    Training leaves out a smaller last window, which would cost another trace of each step.
+    """
     feeder = Feeder(module, task, reader.metadata)
     records, count = all_records(reader)
     for epoch in range(max(1, epochs)):
         random = np.random.default_rng(epoch)
         order = random.permutation(count) if epochs else np.arange(count)
-        for begin in range(0, count, size):
+        for begin in range(0, count - size + 1 if epochs else count, size):
             batch = feeder(take(records, order[begin : begin + size]))
             assert batch is not None
             yield batch
@@ -208,8 +216,8 @@ class OnServers:
 def train_alike(case: Case, folder: Path) -> Curves:
     """Train the three from one set of initial values."""
     module = load(case.model_def)
-    reader = open_data(module, folder / case.train, case.reader_params)
-    features, _ = next(batches(module, reader, Task.TRAINING, case.size))
+    reader = open_data(module, folder / f"{case.train}.{case.suffix}", case.reader_params)
+    features, _ = next(batches(module, reader, Task.TRAINING, case.size, 1))
     ring = OnRing(module, case.params, features)
     servers = OnServers(module, case.params, features)
     plain = Plain(module, case.params, features)
@@ -224,7 +232,7 @@ def train_alike(case: Case, folder: Path) -> Curves:
         for number, batch in enumerate(training):
             for name, system in systems.items():
                 losses[name].append(system.train(*batch, schedule and schedule(number)))
-        reader = open_data(module, folder / case.test, case.reader_params)
+        reader = open_data(module, folder / f"{case.test}.{case.suffix}", case.reader_params)
         data = list(batches(module, reader, Task.EVALUATION, EVALUATED))
         metrics = {
             "plain": evaluate(module, plain.model, data),
@@ -261,7 +269,7 @@ def evaluate(module: ModelModule, model: keras.Model, data: list[Any]) -> dict[s
     metrics = {name: _as_metric(metric) for name, metric in _flat(module.eval_metrics_fn())}
     for features, labels in data:
         predictions = model(features, training=False)
-        for (output, name), metric in metrics.items():
+        for (output, _), metric in metrics.items():
             metric.update_state(
                 labels[output] if output else labels, predictions[output] if output else predictions
             )
@@ -285,10 +293,3 @@ def _as_metric(metric: Any) -> keras.metrics.Metric:
         if isinstance(metric, keras.metrics.Metric)
         else keras.metrics.MeanMetricWrapper(metric, name="function")
     )
-
-
-def dense_of(pool: ServerPool, servers: PsModel) -> Floats:
-    empty = [np.empty(0, np.int64) for _ in servers.parameters.tables]
-    pulled = pool.pull(empty, timeout_s=LIMIT_S).dense
-    assert pulled is not None
-    return pulled
