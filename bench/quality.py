@@ -105,10 +105,10 @@ CASES: Mapping[str, Case] = {
         "cifar10_subclass.CustomModel", "cifar10", 4, 64, "tfrecord", records=5_000
     ),
     "resnet20": Case(
-        "resnet20", "cifar10", 4, 64, "tfrecord", records=5_000, params={"steps": 316}
+        "resnet20", "cifar10", 2, 64, "tfrecord", records=5_000, params={"steps": 158}
     ),
     "resnet50": Case(
-        "resnet50", "cifar10", 4, 64, "tfrecord", records=5_000, params={"steps": 316}
+        "resnet50", "cifar10", 2, 64, "tfrecord", records=5_000, params={"steps": 158}
     ),
     "census_dnn": Case("census_dnn", "census", 3, 64, "csv", "auc", records=20_000),
     "census_wide_deep": Case("census_wide_deep", "census", 3, 64, "csv", "auc", records=20_000),

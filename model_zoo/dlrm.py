@@ -6,7 +6,7 @@ Systems (2019).
 
 import keras
 import numpy as np
-from deepfm import CATEGORIES, NUMBERS, eval_metrics_fn, loss  # noqa: F401
+from deepfm import CATEGORIES, NUMBERS, eval_metrics_fn, loss, optimizer  # noqa: F401
 from deepfm_ids import feed_batch  # noqa: F401
 from keras import layers, ops
 
@@ -32,8 +32,3 @@ def products(vectors):
     square = ops.matmul(vectors, ops.transpose(vectors, (0, 2, 1)))
     first, second = np.triu_indices(count, 1)
     return ops.take(layers.Reshape((count * count,))(square), first * count + second, axis=1)
-
-
-def optimizer(lr=0.05):
-    """Adagrad."""
-    return keras.optimizers.Adagrad(lr)

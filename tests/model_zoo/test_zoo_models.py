@@ -14,9 +14,11 @@ from elasticdl.data import open_reader
 from elasticdl.model.input import Feeder
 from elasticdl.shard import Task
 from model_zoo import make_data
+from tests.contract.ps_stage import Stage
 from tests.model_zoo.zoo_training import (
     ZOO,
     Case,
+    OnServers,
     all_records,
     batches,
     load,
@@ -218,6 +220,33 @@ def test_the_processor_of_predictions_writes_a_row_for_each(
     species, probability = rows[0].split(",")
     assert species in ("0", "1", "2")
     assert 1 / 3 <= float(probability) <= 1
+
+
+# Keras 3.15 on NumPy 2.4, in `save_weights`: nothing of ours.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_exported_towers_answer_as_on_the_servers_for_any_number_of_candidates(
+    data: Callable[..., Path], tmp_path: Path
+) -> None:
+    module = load("two_tower")
+    reader = open_data(module, data("ratings", 12_800) / "train.npz", {})
+    training = batches(module, reader, Task.TRAINING, 256, 1)
+    features, _ = next(training)
+    stage = Stage(2)
+    try:
+        servers = OnServers(module, {}, features)
+        servers.begin(stage.pool())
+        for _ in range(5):
+            servers.train(*next(training), None)
+        servers.export(tmp_path / "export")
+        serve = tf.saved_model.load(tmp_path / "export").signatures["serving_default"]
+        for candidates in (3, 50):
+            items = (features["items"][:, :1] + np.arange(candidates)) % 1000
+            asked = {"user": features["user"], "items": items}
+            (answer,) = serve(**asked).values()
+            np.testing.assert_allclose(answer, servers.predict(asked), rtol=1e-4, atol=1e-6)
+            assert np.std(answer) > 0.01
+    finally:
+        stage.close()
 
 
 def test_the_planted_optimum_is_better_than_its_parts(data: Callable[..., Path]) -> None:

@@ -19,6 +19,7 @@ from elasticdl.embedding.initializers import initial_weights
 from elasticdl.flag_values import Scalar
 from elasticdl.job_sections import ModelSection
 from elasticdl.model.dry_run import DryRun
+from elasticdl.model.export import export
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
@@ -200,6 +201,22 @@ class OnServers:
         )
         self._pool.push(update, timeout_s=LIMIT_S)
         return outcome.loss
+
+    def export(self, folder: Path) -> None:
+        """Write what the servers hold as a SavedModel."""
+        tables = [
+            self._pool.rows(table, snapshot=None, timeout_s=LIMIT_S)
+            for table in range(len(self.model.parameters.tables))
+        ]
+        none = [np.empty(0, np.int64) for _ in tables]
+        dense = self._pool.pull(none, timeout_s=LIMIT_S).dense
+        assert dense is not None
+        export(self.model, dense, tables, folder)
+
+    def predict(self, features: Any) -> Any:
+        lookups = self.step.prepare(features)
+        pulled = self._pool.pull(lookups.ids, timeout_s=LIMIT_S)
+        return self.step.predict(features, lookups, pulled)
 
     def evaluate(self, data: list[Any]) -> Mapping[str, float]:
         # The metrics of the check: they must not depend on how batches are divided.
