@@ -193,6 +193,43 @@ class NotBegun:
 
 @final
 @dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Worker-seconds of one class and cause: see `elasticdl.time_use`."""
+
+    kind: str
+    """The class, such as `compute` or `wait`."""
+    cause: str
+    seconds: float
+    process: str | None
+    """The worker with the most of it; None if it is not known."""
+    process_s: float | None
+    """What that worker has of it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What the time of this run's workers went to: the seconds of all of `spent` are `seconds`.
+
+    A worker that runs counts up to its last report, an ended one with all its time.
+    """
+
+    seconds: float
+    share: float
+    """Goodput: the share of the class `compute`, from 0 to 1."""
+    spent: tuple[TimeSpent, ...]
+    """The longest first."""
+
+    def by_kind(self) -> dict[str, float]:
+        """Seconds of each class, the longest first."""
+        seconds: dict[str, float] = {}
+        for one in self.spent:
+            seconds[one.kind] = seconds.get(one.kind, 0.0) + one.seconds
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """The final account of all records and updates.
 
@@ -212,6 +249,8 @@ class Receipt:
     """When this was counted, if before the end of the job."""
     updates: UpdateCounts | None = None
     """None if the job does not train, or in a receipt of an earlier version."""
+    goodput: Goodput | None = None
+    """None before a worker has reported, or in a receipt of an earlier version."""
 
     def to_json(self) -> dict[str, object]:
         """Return the content of receipt.json."""

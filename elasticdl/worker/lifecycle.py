@@ -28,6 +28,7 @@ from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.parameters import Parameters
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Task
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import LeaseKeeper
 from elasticdl.worker.pipeline.outbox import Outbox
@@ -163,6 +164,8 @@ class Link:
         """
         attached = client.attach(starting=True)
         gauges, watch, outbox = around.gauges, around.watch, Outbox()
+        # The master accounts for the time until it attached.
+        gauges.times.begin()
         keeper = LeaseKeeper(client, outbox, shutdown)
         context = WorkerContext(
             keeper, outbox, gauges, ServerRetry(shutdown, gauges, around.clock), watch, shutdown
@@ -203,10 +206,10 @@ def work(
     environment: RoleEnvironment, client: MasterClient, link: Link, importing: _Import
 ) -> Worker | RingWorker:
     """Build the worker and let it work until it ends; `Shutdown` then has the reason."""
-    outbox = link.context.outbox
+    context = link.context
     watch_interpreter(link.attached.spec.model.model_zoo)
-    importing.wait(link.context.shutdown)
-    outbox.starting("build")
+    importing.wait(context.shutdown)
+    context.starting("build")
     spec = link.attached.spec
     if spec.trains_on_ring:
         return _work_on_ring(environment, client, link)
@@ -218,17 +221,17 @@ def work(
     assignment = Assignment(
         environment.name, link.attached.spec, environment.job_dir, link.attached.sources
     )
-    with link.context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
+    with context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
-            worker = assemble_local(assignment, Path(link.attached.restore_from), link.context)
+            worker = assemble_local(assignment, Path(link.attached.restore_from), context)
         else:
-            worker = assemble(assignment, link.parameters, link.context, link.turns)
-    outbox.starting("weights")
+            worker = assemble(assignment, link.parameters, context, link.turns)
+    context.starting("weights")
     if worker.start():
-        outbox.starting(GIVING_PART)
+        context.starting(GIVING_PART)
     link.revival.start(worker.trainer.revive)
-    outbox.starting("")
-    link.context.keeper.start()
+    context.starting("")
+    context.keeper.start()
     _log.info("ready: built the model and got its weights in %.1f s", time.monotonic() - begin_s)
     worker.run()
     return worker
@@ -245,7 +248,7 @@ def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link
     ):
         worker = assemble_ring(assignment, master, client, link.generations, link.context)
     # The worker reports itself when it has compiled.
-    link.context.outbox.starting("compile")
+    link.context.starting("compile")
     worker.run()
     return worker
 
@@ -253,6 +256,7 @@ def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link
 def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
     """Do what the reason to end still requires, and send the last report."""
     context = link.context
+    context.gauges.times.now(TimeUse.ENDING)
     reason = context.shutdown.reason
     _log.info("leaving: %s", reason or "no more work")
     match reason:

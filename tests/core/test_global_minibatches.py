@@ -23,6 +23,7 @@ from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Draining, Shutdown
+from elasticdl.worker.process.time_account import TimeAccount
 from elasticdl.worker.ring.reading import (
     UNDER_WAY,
     AtBarrier,
@@ -129,7 +130,9 @@ def unstarted(
 ) -> RingReading:
     reader = reader or Reader()
     sources = Sources(lambda task: reader, lambda task: feed, BATCH)
-    return RingReading(items, sources, HangWatch(SystemClock()), shutdown, threading.Condition())
+    clock = SystemClock()
+    watch, times = HangWatch(clock), TimeAccount(clock)
+    return RingReading(items, sources, watch, shutdown, threading.Condition(), times)
 
 
 def reading_of(

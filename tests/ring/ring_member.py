@@ -177,7 +177,7 @@ def main(name: str, setting: dict[str, Any]) -> None:
     generations = Generations(shutdown)
     virtual = setting["virtual_workers"]
     reading = RingReading(
-        Items(setting), sources, context.watch, shutdown, generations.changed, virtual
+        Items(setting), sources, watch, shutdown, generations.changed, gauges.times, virtual
     )
     parts = RingDeps(
         ring,

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Metadata, Records
 from elasticdl.shard import Shard, Source, Task
+from elasticdl.time_use import GAUGE_PREFIX, TimeUse
 from elasticdl.worker.pipeline.reading import Sources
+from elasticdl.worker.process.time_account import TimeAccount
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.threads import Lock
+from tests.simulation.threads import Clock, Lock
 
 _BLOCK = 512
 Bad: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
@@ -83,17 +85,18 @@ def sources_of(
 class Gauges:
     """Numbers for people; the master looks at the levels only.
 
-    `before_report` is called before what is to be reported is taken.
+    `before_report` is called before what is to be reported is taken. The account of times is real.
     """
 
     _nothing = nullcontext()
 
-    def __init__(self, before_report: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, clock: Clock, before_report: Callable[[TimeAccount], None]) -> None:
+        self.times = TimeAccount(clock)
         self._before_report = before_report
         self._levels: dict[str, float] = {}
 
-    def timed(self, name: str) -> Any:
-        return self._nothing
+    def timed(self, name: str, use: TimeUse | None = None) -> Any:
+        return self._nothing if use is None else self.times.spending(use)
 
     def add(self, name: str, value: float) -> None:
         """Not kept."""
@@ -108,8 +111,9 @@ class Gauges:
             self._levels[name] = value
 
     def take(self) -> dict[str, float]:
-        self._before_report()
-        return dict(self._levels)
+        self._before_report(self.times)
+        spent = {f"{GAUGE_PREFIX}{use}": spent_s for use, spent_s in self.times.spent_s().items()}
+        return {**self._levels, **spent}
 
 
 @final

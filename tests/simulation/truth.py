@@ -28,6 +28,7 @@ from elasticdl.job_status import Receipt, UpdateCounts
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.job_context import Phase
+from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc.conversation import Report
 from elasticdl.rpc.parameters import Update
@@ -37,10 +38,12 @@ from tests.simulation.scheduler import Violation
 from tests.simulation.servers import Key, Server, View
 
 if TYPE_CHECKING:
+    from elasticdl.worker.process.time_account import TimeAccount
     from tests.simulation.workers import SimulatedWorker
     from tests.simulation.world import World
 
 STANDS_STILL = "the job is stalled: "
+_CLOSE_S = 1e-6
 _UNSAFE_STEPS = 2
 """A step is told when the next one is complete, and a report that is being written may miss
 that.
@@ -80,10 +83,13 @@ class Truth:
 
     # The ring
 
-    def before_report(self, worker: SimulatedWorker) -> None:
+    def before_report(self, worker: SimulatedWorker, times: TimeAccount) -> None:
         """What that member has told its outbox by now, at least: its weights but for the last
-        steps.
+        steps. All of its time is accounted for, too.
         """
+        since_s, spent_s = self._world.scheduler.now_s - times.began_s, times.spent_s()
+        if abs(sum(spent_s.values()) - since_s) > _CLOSE_S or min(spent_s.values(), default=0) < 0:
+            self.violated(f"{worker.name} accounts for {spent_s} of {since_s} s")
         if worker.exchange is None or worker.ring is None:
             return
         weights = worker.exchange.weights
@@ -337,7 +343,23 @@ class Truth:
         wrong = {cause: count for cause, count in status.dropped.items() if cause in WRONG}
         if wrong:
             self.violated(f"messages were dropped that no correct process sends: {wrong}")
+        self._check_times(receipt)
         self._check_replay(receipt)
+
+    def _check_times(self, receipt: Receipt) -> None:
+        """All time of all workers that ended is accounted for, whatever ended them."""
+        processes = self._world.master.state._context.processes
+        ran_s = [
+            one.since_s - one.began_s
+            for one in processes.all.values()
+            if one.name.role is Role.WORKER and one.began_s is not None and one.life is Life.ENDED
+        ]
+        if any(name.role is Role.WORKER for name in processes.going):
+            return  # it counts up to its last report
+        account = receipt.goodput
+        known_s = sum(one.seconds for one in account.spent) if account else 0.0
+        if abs(known_s - sum(ran_s)) > 0.005 * sum(ran_s) + _CLOSE_S:
+            self.violated(f"workers ran for {sum(ran_s)} s, and account for {known_s} s: {account}")
 
     def _check_ring(self, total: dict[str, int], records: int, epochs: int) -> None:
         counts = self._world.hub.newest.counts(records, epochs).ravel()

@@ -130,7 +130,7 @@ def _run(world: World, running: Running, shutdown: Shutdown) -> None:
     link = _link(world, worker, client, shutdown)
     works: Works | None = None
     try:
-        link.context.outbox.starting("build")
+        link.context.starting("build")
         scheduler.sleep(world.plan.build_s * draw())
         make = _on_ring if world.plan.on_ring else _with_servers
         works = make(world, worker, client, link)
@@ -167,7 +167,7 @@ def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutd
 
     around = ProcessContext(
         clock,
-        data.Gauges(lambda: world.truth.before_report(worker)),  # type: ignore[arg-type]
+        data.Gauges(clock, lambda times: world.truth.before_report(worker, times)),  # type: ignore[arg-type]
         HangWatch(clock, output=io.StringIO()),
         lambda servers: world.parameters(running),
         leave,
@@ -293,13 +293,19 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
     rate = SimpleNamespace(set=lambda version, scale: None)
     listener = _RecordingListener(RingListener(marks, copies, callbacks, rate, restore), step)  # type: ignore[arg-type]
     reading = RingReading(
-        client, sources, context.watch, context.shutdown, link.generations.changed, virtual
+        client,
+        sources,
+        context.watch,
+        context.shutdown,
+        link.generations.changed,
+        context.gauges.times,
+        virtual,
     )
     parts = RingDeps(ring, exchange, step, reading, listener, virtual)  # type: ignore[arg-type]
     trainer = worker.trainer = RingTrainer(
         str(worker.name), "master", parts, context, link.generations
     )
-    context.outbox.starting("compile")
+    context.starting("compile")
     return _RingWorker(sources, trainer, reading, callbacks, copies)
 
 
@@ -397,13 +403,13 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
     loop = Loop(loading, trainer, tasks, context)
 
     def start() -> None:
-        context.outbox.starting("weights")
+        context.starting("weights")
         if trainer.start(_NO_PARAMETERS, np.empty(0, np.float32)):  # type: ignore[arg-type]
-            context.outbox.starting(GIVING_PART)
+            context.starting(GIVING_PART)
         link.revival.start(trainer.revive)
         for stage in (reading, feeding, loading):
             stage.start()
-        context.outbox.starting("")
+        context.starting("")
         context.keeper.start()
 
     return _PsWorker(trainer, callbacks, loop, start)

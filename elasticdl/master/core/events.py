@@ -470,6 +470,16 @@ class CpuShareReported(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TimeReported(Event):
+    """What workers have spent their time on since they attached: seconds by worker and `TimeUse`.
+
+    One event has the accounts of many, and a worker's is in it again only with later ones.
+    """
+
+    spent_s: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRequested(Event):
     """A person requested a checkpoint, or a server that was told to leave."""
 

@@ -131,6 +131,7 @@ class Stalls:
                 events.StateReported()
                 | events.ConnectionLost()
                 | events.MessagesDropped()
+                | events.TimeReported()
                 | events.StalenessChosen()
                 | events.StepsWaited()
                 | events.ServerDelayed()

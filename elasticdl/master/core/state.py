@@ -357,6 +357,8 @@ class JobState:
                 pass  # What sees every event takes it in: see `handle`.
             case events.ConnectionLost():
                 self._coordination.lost_connection(event)
+            case events.TimeReported(spent_s=spent_s):
+                self._time_reported(spent_s)
             case events.MessagesDropped():
                 self._context.drop(event.cause, event.name, "it dropped the message", event.count)
             case events.CheckpointRequested():
@@ -376,6 +378,13 @@ class JobState:
                 self._phases.preflight(event)
             case _:
                 raise ImpossibleTransition(f"{event!r} is an unknown event")
+
+    def _time_reported(self, spent_s: Mapping[str, Mapping[str, float]]) -> None:
+        context = self._context
+        for worker, account_s in spent_s.items():
+            name = ProcessName.parse(worker)
+            if not context.processes.spent(name, account_s, context.now_s):
+                context.drop(DropCause.ENDED_PROCESS, name, "its account of time")
 
     def _decide(self) -> None:
         # The order matters: scaling reads the rounds that the steps before it open, and members and

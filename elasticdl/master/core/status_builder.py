@@ -30,6 +30,7 @@ from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.ledger import Count, Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Stage
 from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.goodput import goodput
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
 from elasticdl.master.core.processes.table import Life, Process
@@ -69,6 +70,7 @@ def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = Non
         why_left=_why_left(context) if total.left else None,
         counted=None,
         updates=context.update_counts(context.version),
+        goodput=goodput(context.processes.times, ledger),
     )
 
 

@@ -25,6 +25,7 @@ from elasticdl.master.core.events import (
     ProcessReturned,
     ProcessSilent,
     StalenessChosen,
+    TimeReported,
     VersionAdvanced,
 )
 from elasticdl.master.core.presence import Presence
@@ -42,6 +43,9 @@ from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.throughput import Throughput
 from elasticdl.rpc.conversation import Activity, LeaseAnswer, Order, Report, Wait
 from elasticdl.shard import Applied, Lease, ReceivedLease, Task, WorkItem
+
+_TIMES_S = 10.0
+"""Seconds between two accounts of the workers' time in the journal."""
 
 _SAME_S = 2.0
 """Tolerance in seconds for the start of an activity, since reports arrive with a delay."""
@@ -85,7 +89,7 @@ class ProcessGateway:
         self._registry = registry
         self._fences = fences
         self._version = 0
-        self._ticked_s = queue.clock.now_s()
+        self._ticked_s = self._times_due_s = queue.clock.now_s()
         self.sessions = Sessions()
         self.orders = OrderStreams(registry.number, self._hung_up)
         self.leases = LeasePolls(self._ask, self._give_back)
@@ -284,7 +288,9 @@ class ProcessGateway:
 
         `why` completes "worker-3 …".
         """
-        # First: from here on its calls are refused, so nothing below can be filled again.
+        # Before the core hears of its end: all of its time is accounted for then.
+        self._tell_times(name)
+        # From here on its calls are refused, so nothing below can be filled again.
         self.sessions.leave(name, why)
         self.leases.leave(name)
         self.orders.leave(name)
@@ -313,10 +319,18 @@ class ProcessGateway:
             self._queue.post(delayed)
         now_s = self._queue.clock.now_s()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
+        if now_s >= self._times_due_s:
+            self._times_due_s = now_s + _TIMES_S
+            self._tell_times()
         for name, silent_s in self.sessions.pass_time(elapsed_s):
             if silent_s >= SILENCE_S and silent_s >= self.sessions.limit_s(name):
                 self.leave(name, f"sent no message for {silent_s:.0f} s")
                 self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
+
+    def _tell_times(self, name: ProcessName | None = None) -> None:
+        """Tell the core what workers spent their time on, or one worker that leaves."""
+        if spent_s := self.sessions.take_spent_s(name):
+            self._queue.post(TimeReported(self._queue.at_s(), spent_s))
 
     def records_per_s(self) -> float:
         """Records per second of all workers."""

@@ -11,6 +11,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause, drops_in
 from elasticdl.flag_values import MOST_STALENESS
 from elasticdl.master.gateway.heartbeats import HEARTBEAT_S, SILENCE_S, SILENT_PERIODS
+from elasticdl.time_use import GAUGE_PREFIX, spent_in
 
 _LONGEST_STEP_S = 2.0
 _STARVED_STEP_S = 0.5
@@ -52,6 +53,8 @@ class Session:
     """Its mean share of the CPU time that it asks for; newer reports count more."""
     told_share: float = 1.0
     """The share that the core knows of."""
+    spent_s: dict[str, float] = field(default_factory=dict)
+    """A worker's newest account of its time that the core does not know yet, if any."""
 
     @property
     def limit_s(self) -> float:
@@ -60,7 +63,10 @@ class Session:
 
     def reported(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
         """Store its newest gauges; return the messages dropped since the previous report."""
-        self.gauges = dict(gauges)
+        self.gauges = {
+            name: value for name, value in gauges.items() if not name.startswith(GAUGE_PREFIX)
+        }
+        self.spent_s = spent_in(gauges) or self.spent_s
         self.peak_bytes = max(self.peak_bytes, int(gauges.get("rss_bytes", 0)))
         before, self.dropped = self.dropped, drops_in(gauges)
         new = {cause: count - before.get(cause, 0) for cause, count in self.dropped.items()}
@@ -159,6 +165,15 @@ class Sessions:
         """Return what a process last measured; nothing of one that is not attached."""
         present = self._present.get(name)
         return present.gauges if present is not None else {}
+
+    def take_spent_s(self, name: ProcessName | None = None) -> dict[str, dict[str, float]]:
+        """Return the workers' accounts of their time that were not taken yet, or those of one."""
+        taken = {}
+        for one in self._present if name is None else (name,):
+            session = self._present.get(one)
+            if session is not None and session.spent_s:
+                taken[str(one)], session.spent_s = session.spent_s, {}
+        return taken
 
     def peak_bytes(self, name: ProcessName) -> int | None:
         """Return the highest memory use that an attached process reported, if any."""

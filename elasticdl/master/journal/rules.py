@@ -20,6 +20,7 @@ from elasticdl.master.core.events import (
     StepDelayed,
     StepsWaited,
     Tick,
+    TimeReported,
     VersionAdvanced,
 )
 
@@ -54,6 +55,7 @@ def may_free_work(event: Event) -> bool:
             | StepsWaited()
             | ServerDelayed()
             | CpuShareReported()
+            | TimeReported()
         ):
             return False
         case ProgressReported():

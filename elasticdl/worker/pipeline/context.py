@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.leases import LeaseKeeper
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.retry import ServerRetry
@@ -22,3 +23,8 @@ class WorkerContext:
     retry: ServerRetry
     watch: HangWatch
     shutdown: Shutdown
+
+    def starting(self, part: str) -> None:
+        """Another part of this worker's start begins; '' ends the start."""
+        self.outbox.starting(part)
+        self.gauges.times.now(TimeUse(f"start.{part}") if part else TimeUse.BETWEEN)

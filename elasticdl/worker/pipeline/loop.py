@@ -7,11 +7,22 @@ from contextlib import suppress
 from typing import Protocol, final
 
 from elasticdl.shard import Task
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.prefetch import Prefetch
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Loaded, Trainer
 from elasticdl.worker.process.channel import Ended
+
+TASK_USES: Mapping[Task, TimeUse] = {
+    # The step within it is a use of its own.
+    Task.TRAINING: TimeUse.CALLBACKS,
+    Task.EVALUATION: TimeUse.METRICS,
+    Task.SUMMARY: TimeUse.SUMMARY,
+    Task.PREDICTION: TimeUse.PREDICT,
+    Task.EXPORT: TimeUse.EXPORT,
+}
+"""What the loop's time goes to while it runs a task."""
 
 
 class TaskRunner(Protocol):
@@ -48,7 +59,8 @@ class Loop:
         """
         try:
             while True:
-                with self._context.gauges.timed("wait_ms"):
+                gauges = self._context.gauges
+                with gauges.timed("wait_ms"), gauges.times.spending(None):
                     loaded = self._loaded.get()
                 self._run_one(loaded)
         except Ended:
@@ -69,7 +81,8 @@ class Loop:
                 self._trainer.drop(loaded)
                 return
             # A task that pulls more may find only then that its lease is void.
-            with suppress(NoLongerNeeded):
+            use = TASK_USES[held.lease.task]
+            with suppress(NoLongerNeeded), self._context.gauges.times.spending(use):
                 self._tasks[held.lease.task].run(loaded)
         if loaded.batch.last:
             # After the last batch was computed, not when it was read: the next lease keeps the

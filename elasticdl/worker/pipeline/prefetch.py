@@ -14,6 +14,7 @@ from elasticdl.worker.pipeline.reading import Feeding
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Batch, Loaded, Trainer
 from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.process.time_account import Stage
 
 
 @final
@@ -45,6 +46,7 @@ class Prefetch:
             return
 
     def _run(self) -> None:
+        self._context.gauges.times.join(Stage.LOAD)
         try:
             while True:
                 batch = self._batches.get()

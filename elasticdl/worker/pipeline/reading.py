@@ -15,11 +15,13 @@ from typing import Any, TypeAlias, final
 from elasticdl.data.base import Reader
 from elasticdl.model.bad_record_filter import BadRecordFilter, Feed
 from elasticdl.shard import Task
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
 from elasticdl.worker.pipeline.trainer import Batch
 from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.process.time_account import Stage
 
 DEPTH = 2
 """Batches that are fed ahead of the one being pulled."""
@@ -75,6 +77,7 @@ class ShardReading:
         threading.Thread(target=self._run, name="reader", daemon=True).start()
 
     def _run(self) -> None:
+        self._gauges.times.join(Stage.READ)
         try:
             while True:
                 held = self._keeper.next()
@@ -90,7 +93,7 @@ class ShardReading:
             return None
         reader = self._sources.reader(held.lease.task)
         # The bad record filter reads from the feeder's thread to describe a record.
-        with self._sources.reading, self._gauges.timed("read_ms"):
+        with self._sources.reading, self._gauges.timed("read_ms", TimeUse.READ):
             return LoadedShard.read(shard, reader.read(shard))
 
 
@@ -113,6 +116,7 @@ class Feeding:
         threading.Thread(target=self._run, name="feeder", daemon=True).start()
 
     def _run(self) -> None:
+        self._gauges.times.join(Stage.FEED)
         try:
             while True:
                 held, loaded = self._shards.get()
@@ -149,7 +153,7 @@ class Feeding:
             bad, examples = bad + window.bad, (*examples, *window.bad_examples)[:3]
             made = None
             if window.good:
-                with self._gauges.timed("feed_ms"), self._watch.doing("feed"):
+                with self._gauges.timed("feed_ms", TimeUse.FEED), self._watch.doing("feed"):
                     fed = feed(window.records, shard, window.places)
                 made, bad, examples = fed.made, bad + fed.bad, (*examples, *fed.bad_examples)[:3]
             last = window.end == shard.records

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeVar, final
 
 from elasticdl.clock import Clock
 from elasticdl.errors import TransientError
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.shutdown import Shutdown
@@ -55,12 +57,24 @@ class ServerRetry:
             NoLongerNeeded: `wanted()` is False between attempts.
             TransientError: the last one, after `give_up_s`.
         """
+        with ExitStack() as stack:
+            return self._call(attempt, doing, wanted, stack)
+
+    def _call(
+        self,
+        attempt: Callable[[float], T],
+        doing: str,
+        wanted: Callable[[], bool],
+        stack: ExitStack,
+    ) -> T:
         begin_s = self._clock.now_s()
         tries = 0
         while True:
             try:
                 result = attempt(min(LONGEST_CALL_S, FIRST_CALL_S * 2.0 ** min(tries, 8)))
             except TransientError as error:
+                if not tries:
+                    stack.enter_context(self._gauges.times.spending(TimeUse.SERVERS_AWAY))
                 tries += 1
                 away_s = self._clock.now_s() - begin_s
                 # Checked after a failure only: a worker that drains may still finish a call that

@@ -1,17 +1,22 @@
-"""Gauges for people: where the time of this worker's steps goes, averaged since the last report."""
+"""Gauges for people: how long parts of a step take, averaged since the last report.
+
+With them travels the account of all time, which the master takes in (`time_account.py`).
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from elasticdl.clock import Clock
 from elasticdl.cpu_share import CpuShare
+from elasticdl.time_use import GAUGE_PREFIX, TimeUse
+from elasticdl.worker.process.time_account import TimeAccount
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -34,6 +39,7 @@ class Gauges:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.times = TimeAccount(clock)
         self._lock = threading.Lock()
         self._means: dict[str, _Mean] = {}
         self._records = 0
@@ -43,11 +49,15 @@ class Gauges:
         self._cpu_share = CpuShare()
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Add the duration of the block, in milliseconds, to the mean `name`."""
+    def timed(self, name: str, use: TimeUse | None = None) -> Iterator[None]:
+        """Add the duration of the block, in milliseconds, to the mean `name`.
+
+        With `use`, the calling thread does that within the block.
+        """
         begin_s = self._clock.now_s()
         try:
-            yield
+            with self.times.spending(use) if use is not None else nullcontext():
+                yield
         finally:
             self.add(name, (self._clock.now_s() - begin_s) * 1e3)
 
@@ -84,6 +94,8 @@ class Gauges:
         if (share := self._cpu_share.take()) is not None:
             taken["cpu_share"] = share
         self._taken_at_s, self._cpu_s = now_s, cpu_s
+        for use, spent_s in self.times.spent_s().items():
+            taken[f"{GAUGE_PREFIX}{use}"] = spent_s
         for name, mean in means.items():
             taken[f"{name}_mean" if name == "staleness" else name] = mean.total / mean.count
             if name == "staleness":

@@ -24,6 +24,7 @@ from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import TransientError
 from elasticdl.rpc.parameters import Floats, Int64s, Parameters, Pulled, RowsPage
 from elasticdl.shard import Lease, SnapshotId, Task
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
@@ -153,7 +154,7 @@ class PsTrainer:
             return Loaded(batch)
         lease = batch.held.lease
         training = lease.task is Task.TRAINING
-        with self._context.gauges.timed("prepare_ms"):
+        with self._context.gauges.timed("prepare_ms", TimeUse.LOOKUP):
             lookups = self._step.prepare(batch.features, training=training)
         held = batch.held
         wish = _PullRequest(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
@@ -162,7 +163,7 @@ class PsTrainer:
         if self._turns is not None:
             # The step decides which version it needs: pulled when it is this worker's turn.
             return Loaded(batch, lookups)
-        with self._context.gauges.timed("staleness_wait_ms"):
+        with self._context.gauges.timed("staleness_wait_ms", TimeUse.ACKNOWLEDGEMENT):
             self._staleness_limit.enter()
         try:
             asked_at_s = self._clock.now_s()
@@ -189,7 +190,7 @@ class PsTrainer:
         for again in range(self._bounds.max_nonfinite_steps):
             if again:
                 loaded = self._reloaded(loaded)
-            loaded, outcome = self._computed(loaded)
+            loaded, outcome = self._computed(loaded, TimeUse.NONFINITE if again else TimeUse.STEP)
             if not outcome.nonfinite:
                 self._pusher.push(Trained(loaded, outcome))
                 return outcome.loss
@@ -200,7 +201,8 @@ class PsTrainer:
     def _train_in_turn(self, loaded: Loaded, turns: Turns) -> float:
         """Compute a gradient of a synchronous step, at the version that all of it has."""
         batch = loaded.batch
-        with self._context.gauges.timed("turn_wait_ms"), self._context.watch.waiting():
+        gauges = self._context.gauges
+        with gauges.timed("turn_wait_ms", TimeUse.TURN), self._context.watch.waiting():
             turn = turns.take(batch)
         try:
             assert loaded.lookups is not None
@@ -208,8 +210,8 @@ class PsTrainer:
             pulled = self._pull(loaded.lookups.ids, wish)
             loaded = replace(loaded, pulled=pulled, turn=turn)
             nonfinite = ""
-            for _ in range(self._bounds.max_nonfinite_steps):
-                outcome = self._timed(loaded)
+            for again in range(self._bounds.max_nonfinite_steps):
+                outcome = self._timed(loaded, TimeUse.NONFINITE if again else TimeUse.STEP)
                 nonfinite = outcome.nonfinite
                 if not nonfinite:
                     self._pusher.push(Trained(loaded, outcome))
@@ -289,7 +291,7 @@ class PsTrainer:
                 table, server, begin, snapshot=snapshot, timeout_s=timeout_s
             )
 
-        with self._one_pull:
+        with self._one_pull, self._context.gauges.times.spending(TimeUse.PULL):
             return self._context.retry.call(attempt, "read rows")
 
     def _dense(self, wish: _PullRequest) -> Floats:
@@ -300,10 +302,10 @@ class PsTrainer:
     def _no_ids(self) -> tuple[Int64s, ...]:
         return tuple(np.empty(0, dtype=np.int64) for _ in range(self._tables))
 
-    def _computed(self, loaded: Loaded) -> tuple[Loaded, StepOutcome]:
+    def _computed(self, loaded: Loaded, use: TimeUse) -> tuple[Loaded, StepOutcome]:
         """Run a step, and once more if its parameters were too stale at its end."""
         limit_s = max(_OLD_S, _OLD_STEPS * self._shortest_s)
-        outcome = self._timed(loaded)
+        outcome = self._timed(loaded, use)
         age_s = self._clock.now_s() - loaded.asked_at_s
         if age_s <= limit_s:
             return loaded, outcome
@@ -313,14 +315,16 @@ class PsTrainer:
             place_of(loaded.batch),
         )
         loaded = self._reloaded(loaded)
-        return loaded, self._timed(loaded)
+        return loaded, self._timed(loaded, TimeUse.STALE)
 
-    def _timed(self, loaded: Loaded) -> StepOutcome:
+    def _timed(self, loaded: Loaded, use: TimeUse) -> StepOutcome:
         begin_s = self._clock.now_s()
-        with self._context.gauges.timed("step_ms"):
+        # The first step traces and compiles.
+        use = use if self._shortest_s else TimeUse.COMPILE
+        with self._context.gauges.timed("step_ms", use):
             outcome = self._step.train(loaded.batch.features, loaded.batch.labels, *loaded.ready)
         took_s = self._clock.now_s() - begin_s
-        # The shortest, not the mean: the first step traces and compiles.
+        # The shortest, not the mean, since the first step takes longer.
         self._shortest_s = min(self._shortest_s or took_s, took_s)
         self._staleness_limit.computed(took_s)
         return outcome
@@ -328,7 +332,8 @@ class PsTrainer:
     def _reloaded(self, loaded: Loaded) -> Loaded:
         """The same batch with newer parameters, which have all of this worker's earlier updates."""
         # Otherwise the new pull could still miss this worker's own update, and be just as stale.
-        self._pusher.settle(timeout_s=60.0)
+        with self._context.gauges.times.spending(TimeUse.ACKNOWLEDGEMENT):
+            self._pusher.settle(timeout_s=60.0)
         asked_at_s = self._clock.now_s()
         return replace(loaded, pulled=self._pull(loaded.ready[0].ids), asked_at_s=asked_at_s)
 
@@ -343,7 +348,7 @@ class PsTrainer:
             )
 
         watch, gauges = self._context.watch, self._context.gauges
-        with self._one_pull, gauges.timed("pull_ms"), watch.waiting():
+        with self._one_pull, gauges.timed("pull_ms", TimeUse.PULL), watch.waiting():
             pulled = self._context.retry.call(attempt, "pull", wish.wanted)
             self._server_times.pulled(pulled.seconds)
             return pulled

@@ -25,7 +25,7 @@ from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
-from elasticdl.worker.pipeline.loop import TaskRunner
+from elasticdl.worker.pipeline.loop import TASK_USES, TaskRunner
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
@@ -103,7 +103,11 @@ class BarrierTasks:
         context = self._context
         # Before any work: the first report on a lease must find it in the outbox.
         context.outbox.hold(lease)
-        with context.shutdown.failing_for(lease), context.watch.doing(f"a {lease.task} task"):
+        with (
+            context.shutdown.failing_for(lease),
+            context.watch.doing(f"a {lease.task} task"),
+            context.gauges.times.spending(TASK_USES[lease.task]),
+        ):
             for loaded in self._loaded(HeldLease(lease)):
                 self._tasks[lease.task].run(loaded)
 

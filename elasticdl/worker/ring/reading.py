@@ -19,11 +19,13 @@ from elasticdl.data.base import Block
 from elasticdl.errors import TransientError
 from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
 from elasticdl.shard import Lease, Task, WorkItem
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.record_order import LoadedShard, Positions, order_of
 from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Draining, Shutdown
+from elasticdl.worker.process.time_account import Stage, TimeAccount
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
     from elasticdl.model.contribution import Part
@@ -124,6 +126,7 @@ class RingReading:
         watch: HangWatch,
         shutdown: Shutdown,
         changed: threading.Condition,
+        times: TimeAccount,
         virtual_workers: int = 0,
     ) -> None:
         """With `virtual_workers` windows are cut into as many parts, whatever the members are."""
@@ -133,6 +136,7 @@ class RingReading:
         self._watch = watch
         self._shutdown = shutdown
         self._changed = changed
+        self._times = times
         self._plan: ReadPlan | None = None
         self._turn = 0
         """Grows with each plan; results of earlier turns are dropped."""
@@ -146,8 +150,11 @@ class RingReading:
 
     def start(self) -> None:
         """Start to wait for a plan."""
-        for name, run in (("items", self._fetch), ("feeder", self._feed)):
-            threading.Thread(target=self._top, args=(run,), name=name, daemon=True).start()
+        for name, stage, run in (
+            ("items", Stage.READ, self._fetch),
+            ("feeder", Stage.FEED, self._feed),
+        ):
+            threading.Thread(target=self._top, args=(stage, run), name=name, daemon=True).start()
 
     def read_ahead(self) -> None:
         """Load the ring's current shards, so that a new member does not read while the others wait.
@@ -221,7 +228,8 @@ class RingReading:
         if reason is not None and not isinstance(reason, Draining):
             raise Ended
 
-    def _top(self, run: Callable[[], None]) -> None:
+    def _top(self, stage: Stage, run: Callable[[], None]) -> None:
+        self._times.join(stage)
         try:
             run()
         except Ended:
@@ -296,7 +304,7 @@ class RingReading:
 
     def _read(self, number: int, lease: Lease) -> None:
         assert lease.shard is not None
-        with self._watch.doing("reading a shard"):
+        with self._watch.doing("reading a shard"), self._times.spending(TimeUse.READ):
             blocks = self._sources.reader(Task.TRAINING).read(lease.shard)
             loaded = LoadedShard.read(lease.shard, self._giving_way(number, blocks))
         with self._changed:
@@ -312,7 +320,8 @@ class RingReading:
             with self._changed:
                 while self._gives_way(number):
                     self._check()
-                    self._changed.wait(LOOK_AGAIN_S)
+                    with self._times.spending(None):
+                        self._changed.wait(LOOK_AGAIN_S)
 
     def _gives_way(self, number: int) -> bool:
         """Whether the shard of that item may wait.
@@ -407,7 +416,11 @@ class RingReading:
         assert lease is not None and lease.shard is not None
         order = order_of(lease.shard.records, lease.order_seed)
         for begin in range(offset, lease.end, item.batch):
-            with self._shutdown.failing_for(lease), self._watch.owing("feed"):
+            with (
+                self._shutdown.failing_for(lease),
+                self._watch.owing("feed"),
+                self._times.spending(TimeUse.FEED),
+            ):
                 part = self._part(plan, item, loaded, order, begin)
             yield part
 

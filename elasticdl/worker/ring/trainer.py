@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, final
 
 from elasticdl.rpc.conversation import RingGeneration
 from elasticdl.shard import Lease, Shard, ShardId, Task, WorkItem
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.outbox import Advance
 from elasticdl.worker.process.channel import LOOK_AGAIN_S
@@ -58,6 +59,7 @@ class RingTrainer:
         self._host = host
         self._parts = parts
         self._context = context
+        self._times = context.gauges.times
         self._generations = generations
         self._reporter = MemberReporter(context.outbox, lambda: self._position.place)
         self._position = Position()
@@ -124,6 +126,7 @@ class RingTrainer:
         """
         self._context.shutdown.listen(self._leave_if_draining)
         self._pause = Pause()
+        self._times.now(TimeUse.RING)
         self._reporter.ready()
         try:
             while True:
@@ -243,8 +246,12 @@ class RingTrainer:
         def newer() -> bool:
             return self._generations.newest > generation.number
 
+        with self._times.spending(TimeUse.BETWEEN):
+            return self._train_until(generation, newer)
+
+    def _train_until(self, generation: RingGeneration, newer: Callable[[], bool]) -> bool:
         while True:
-            with self._context.gauges.timed("wait_ms"):
+            with self._context.gauges.timed("wait_ms"), self._times.spending(None):
                 work = self._parts.reading.next(newer)
             match work:
                 case None:
@@ -298,6 +305,7 @@ class RingTrainer:
         with (
             self._context.shutdown.failing_for(lease),
             self._context.watch.owing("what callbacks do after a step"),
+            self._times.spending(TimeUse.CALLBACKS),
         ):
             self._parts.listener.after_step(loss, version)
         return outcome.wishes > 0
@@ -306,7 +314,10 @@ class RingTrainer:
         assert part.item.lease is not None
         broken: RingBroken | None = None
         with self._context.shutdown.failing_for(part.item.lease):
-            with self._context.watch.owing("what callbacks do before a step"):
+            with (
+                self._context.watch.owing("what callbacks do before a step"),
+                self._times.spending(TimeUse.CALLBACKS),
+            ):
                 self._parts.listener.before_step(part.item)
                 self._parts.listener.rate(self.version, part.item.rate_scale)
             try:
@@ -321,7 +332,7 @@ class RingTrainer:
 
     def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
         """Run a step. Raises NonFinite for NaN or infinity, which a repetition would give again."""
-        with self._context.gauges.timed("step_ms"):
+        with self._context.gauges.timed("step_ms", TimeUse.STEP):
             outcome = self._parts.step.train(
                 part.batches,
                 rank=self._rank,
@@ -341,6 +352,13 @@ class RingTrainer:
         return outcome
 
     def _at_mark(
+        self, item: WorkItem, newer: Callable[[], bool], generation: RingGeneration
+    ) -> bool:
+        copies = item.mark != "pause" and self._rank == 0
+        with self._times.spending(TimeUse.COPY if copies else TimeUse.PAUSE):
+            return self._worked_at_mark(item, newer, generation)
+
+    def _worked_at_mark(
         self, item: WorkItem, newer: Callable[[], bool], generation: RingGeneration
     ) -> bool:
         if item.mark == "pause":

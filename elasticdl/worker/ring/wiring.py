@@ -125,7 +125,13 @@ def assemble_ring(
     marks = BarrierTasks(source, sources, tasks, step, context)
     listener = RingListener(marks, copies, callbacks, rate, Restoring(exchange, names))
     reading = RingReading(
-        source, sources, context.watch, context.shutdown, generations.changed, virtual
+        source,
+        sources,
+        context.watch,
+        context.shutdown,
+        generations.changed,
+        context.gauges.times,
+        virtual,
     )
     ring_step = VirtualStep(model, ring, virtual) if virtual else RingStep(model, ring)
     parts = RingDeps(ring, exchange, ring_step, reading, listener, virtual)

@@ -119,6 +119,8 @@ class Ledger:
         """Records that were trained before this master resumed the job."""
         self.undone = 0
         """Records that were trained under this master and then lost with the weights."""
+        self.partly_pushed = 0
+        """Records that a lost worker had pushed to some servers only: they are trained again."""
         self._first_attempt = 0
         self._newest_attempt = 0
 
@@ -288,6 +290,7 @@ class Ledger:
             else:
                 self.repeated_before[epoch] = count.repeated + again
         self.done_by, self.resumed, self.undone = lost.done_by, lost.resumed, lost.undone + vain
+        self.partly_pushed = lost.partly_pushed
         # Higher attempts keep late reports about the lost ledger's leases from matching leases
         # here.
         self._first_attempt = self._newest_attempt = lost._newest_attempt + 1
@@ -426,7 +429,9 @@ class Ledger:
             bad, bad_high = held.bad_until(low), held.bad_until(high)
             self.advance(held, low, bad)
             # Bad records were not trained, so they are not repeated either.
-            self.counts[held.piece.epoch].repeated += high - low - (bad_high - bad)
+            partly = high - low - (bad_high - bad)
+            self.counts[held.piece.epoch].repeated += partly
+            self.partly_pushed += partly
         unfinished = [held for held in mine if held.offset < held.piece.shard.records]
         blamed = next(
             (held for held in unfinished if blame and blame.shard in (None, held.piece.shard.id)),

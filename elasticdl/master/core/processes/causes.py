@@ -49,6 +49,8 @@ class Cause(StrEnum):
     """It gave up waiting for the master or for servers that stayed away."""
 
 
+ASKED = frozenset((Cause.DRAINED, Cause.FENCED, Cause.FINISHED))
+"""Causes of ends that the master or the job itself asked for."""
 PROBLEMS = frozenset(Cause) - {
     Cause.DRAINED,
     Cause.FENCED,

@@ -7,14 +7,15 @@ incarnation.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.processes.causes import Cause
+from elasticdl.master.core.processes.causes import ASKED, Cause
+from elasticdl.master.core.processes.worker_times import WorkerTimes
 from elasticdl.shard import ShardId
 
 SHOWN_ENDED = 200
@@ -157,6 +158,17 @@ class Process:
         return self.life is Life.READY and not self.part
 
     @property
+    def began_s(self) -> float | None:
+        """When it first ran, as far as known."""
+        known = [at_s for at_s in (self.running_s, self.attached_s) if at_s is not None]
+        return min(known, default=None)
+
+    def launch_s(self, now_s: float) -> float:
+        """Seconds that it ran before it attached, or until now."""
+        began_s = now_s if self.began_s is None else self.began_s
+        return (now_s if self.attached_s is None else self.attached_s) - began_s
+
+    @property
     def heard(self) -> bool:
         """Whether its reports count."""
         return self.life not in (Life.LOST, Life.ENDED)
@@ -190,6 +202,7 @@ class Processes:
         self._shown_ended: deque[ProcessName] = deque()
         self.going: dict[ProcessName, Process] = {}
         """Processes that have not ended."""
+        self.times = WorkerTimes()
         self.next_worker = 0
         self._census = Census()
         self._live: list[Process] = []
@@ -219,11 +232,23 @@ class Processes:
         """Record the end of a process."""
         process.enter(Life.ENDED, at_s, message)
         process.cause = cause
+        if process.name.role is Role.WORKER and process.began_s is not None:
+            lost = None if cause in ASKED else str(cause)
+            ran_s = at_s - process.began_s
+            self.times.ended(process.name, process.launch_s(at_s), ran_s, lost)
         del self.going[process.name]
         self.ends[process.name.role][cause] += 1
         self._shown_ended.append(process.name)
         if len(self._shown_ended) > SHOWN_ENDED:
             del self.shown[self._shown_ended.popleft()]
+
+    def spent(self, name: ProcessName, spent_s: Mapping[str, float], now_s: float) -> bool:
+        """Take in a worker's account of its time; False from one that has ended."""
+        process = self.going.get(name)
+        if process is None or process.attached_s is None:
+            return False
+        self.times.reported(name, process.launch_s(now_s), spent_s)
+        return True
 
     def take_unreplaced(self, name: ProcessName) -> Process | None:
         """The process that `name` replaces: the first ended or leaving one without a successor.
