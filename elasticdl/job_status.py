@@ -220,6 +220,11 @@ class Goodput:
     spent: tuple[TimeSpent, ...]
     """The longest first."""
 
+    @staticmethod
+    def from_json(value: object) -> Goodput:
+        """Parse the field of receipt.json, as `JobStatus.from_json`."""
+        return _read(_goodputs(), "goodput", value)
+
     def by_kind(self) -> dict[str, float]:
         """Seconds of each class, the longest first."""
         seconds: dict[str, float] = {}
@@ -439,6 +444,13 @@ def _statuses() -> TypeAdapter[JobStatus]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(JobStatus)
+
+
+@cache
+def _goodputs() -> TypeAdapter[Goodput]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Goodput)
 
 
 @cache

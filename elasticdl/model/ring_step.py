@@ -48,16 +48,18 @@ class Alone:
 @final
 @dataclass(frozen=True, slots=True)
 class RingOutcome:
-    """The result of one step, equal on all members.
+    """The result of one step, equal on all members except for `waited_s`.
 
     `loss` is the mean over all `examples` of the global minibatch. Nothing is applied if there are
     no examples, or if `nonfinite` names a value. `wishes` counts members that asked for a pause.
+    `waited_s`: seconds that this member waited after it had computed its part.
     """
 
     loss: float
     examples: int
     wishes: int
     nonfinite: str = ""
+    waited_s: float = 0.0
 
     @property
     def applied(self) -> bool:
@@ -168,10 +170,11 @@ class Update:
             variable.assign(value)
         return tf.constant(True)
 
-    def outcome(self, made: Sequence[Tensor]) -> RingOutcome:
+    def outcome(self, made: Sequence[Tensor], waited_s: float) -> RingOutcome:
         """What a call of the graph returned, for the trainer."""
         loss, examples, wishes, finite = (tensor.numpy() for tensor in made)
-        return RingOutcome(float(loss), int(examples), int(wishes), self._blamed(finite))
+        blamed = self._blamed(finite)
+        return RingOutcome(float(loss), int(examples), int(wishes), blamed, waited_s)
 
     def _rate(self) -> keras.Variable:
         """The learning rate variable, or None for a schedule.
@@ -244,18 +247,25 @@ class RingStep:
         with user_code("the training step", self._model.module.zoo):
             function = self._functions.of(part)
             with self._reducer.guarded():
-                made = function(control)
-        return self._update.outcome(made)
+                *made, waited_s = function(control)
+        return self._update.outcome(made, float(waited_s.numpy()))
 
     def _reduce_and_apply(self, control: Tensor, mine: Contribution) -> list[Tensor]:
+        begun_s: list[Tensor] = []
+
         def ready(tensors: list[Tensor]) -> None:
             # Record the call only when its inputs are ready: before that this member still
             # computes.
             with tf.control_dependencies(tensors):
                 self._contributed.assign(control[3])
+                begun_s.append(tf.timestamp())
 
         sums = self._update.reduced(control, mine, self._reducer, ready)
-        return self._update.applied(sums, mine.local)
+        *made, finite = self._update.applied(sums, mine.local)
+        # It needs the last reduction, but not the update.
+        with tf.control_dependencies([finite]):
+            waited_s = tf.timestamp() - begun_s[0]
+        return [*made, finite, waited_s]
 
 
 def _gathered(reducer: Reducer, index: int, gradient: tf.IndexedSlices) -> tuple[Tensor, Tensor]:

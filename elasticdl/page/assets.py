@@ -11,7 +11,18 @@ _FOLDER = Path(__file__).parent
 _STATIC, _VENDOR = _FOLDER / "static", _FOLDER / "vendor"
 MODULES = (
     *("dom", "format", "address", "tabs", "controls", "job", "table", "head", "curves", "plots"),
-    *("bars", "processes", "shards", "events", "logs", "actions", "stream", "session", "page"),
+    *(
+        "bars",
+        "goodput",
+        "processes",
+        "shards",
+        "events",
+        "logs",
+        "actions",
+        "stream",
+        "session",
+        "page",
+    ),
 )
 """In order of dependency."""
 STYLES = ("base", "head", "plots", "tables", "timeline", "panels", "media")

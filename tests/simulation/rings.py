@@ -65,6 +65,7 @@ class Outcome:
     examples: int
     wishes: int
     nonfinite: str = ""
+    waited_s: float = 0.0
 
     @property
     def applied(self) -> bool:
@@ -441,7 +442,9 @@ class Step:
             [part[0] for part in parts if part is not None],
             wish,
         )
+        begin_s = self._scheduler.now_s
         together = self._ring.together("step", given)
+        waited_s = self._scheduler.now_s - begin_s
         results = together.values
         if len({one[:3] for one in results}) != 1:
             self._violated(f"members train at different places: {[one[:2] for one in results]}")
@@ -454,7 +457,8 @@ class Step:
                 together.made = weights.after(lease.epoch, window)
             self._exchange.weights = together.made
             self._ring.hub.saw(self._exchange.weights, self._ring.generation)
-        return Outcome(1.0, len(window), sum(one[4] for one in results))
+        wishes = sum(one[4] for one in results)
+        return Outcome(1.0, len(window), wishes, waited_s=waited_s)
 
     def waits(self) -> bool:
         return self._ring.waits

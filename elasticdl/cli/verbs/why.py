@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,9 @@ from elasticdl.cli.param_types import Lines
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.formatting import amount, duration, spoken
+
+if TYPE_CHECKING:
+    from elasticdl.job_status import Receipt
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -31,8 +35,9 @@ def why(query: JobQuery, lines: int, form: str) -> None:
     """Explain what happened to a job and what slowed it down.
 
     Prints a line for each process that failed, with its cause and its successor; for each wait and
-    slow start, with its reason and duration; and for each phase of the job. Works for running and
-    for ended jobs.
+    slow start, with its reason and duration; and for each phase of the job. Then come the goodput,
+    the share of the workers' time that computed the model, and the longest causes of the rest.
+    Works for running and for ended jobs.
     """
     with resolve_job(query) as job:
         report = job.report()
@@ -44,13 +49,16 @@ def why(query: JobQuery, lines: int, form: str) -> None:
                 "namespace": job.place.namespace,
                 "job_dir": job.place.job_dir,
             }
-            whole = {**head, "state": report.state, "missing": diagnosis.missing, **diagnosis.story}
+            receipt = report.status.receipt
+            goodput = asdict(receipt.goodput) if receipt and receipt.goodput else None
+            known = {"missing": diagnosis.missing, "goodput": goodput, **diagnosis.story}
+            whole = {**head, "state": report.state, **known}
             put(render(whole, Format(form)))
             return
         outcome = report.outcome.removeprefix(f"{report.state}: ")
         ending = f": {outcome}" if outcome not in ("", report.state) else ""
         show(f"{job.name} is {report.state}{ending}")
-        for line in shown(diagnosis, lines):
+        for line in (*shown(diagnosis, lines), *_time(report.status.receipt)):
             show(line)
         _tell_missing(job, diagnosis)
 
@@ -98,6 +106,15 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
             f" {worst} at most"
         )
     return lines
+
+
+def _time(receipt: Receipt | None) -> list[str]:
+    if receipt is None or receipt.goodput is None:
+        return []
+    from elasticdl.cli.views.goodput import cause_lines, goodput_line
+
+    account = receipt.goodput
+    return [f"goodput: {goodput_line(account)}", *(f"  {line}" for line in cause_lines(account))]
 
 
 def _mark(entry: Mapping[str, Any]) -> str:

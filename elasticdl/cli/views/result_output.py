@@ -6,10 +6,11 @@ import sys
 
 from elasticdl.cli.views.console import one_line, put, show, silence, tell
 from elasticdl.cli.views.documents import Format, render
+from elasticdl.cli.views.goodput import goodput_line
 from elasticdl.cli.views.progress import named_values, update_words
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount, done_word
-from elasticdl.job_status import UpdateCounts
+from elasticdl.job_status import Goodput, UpdateCounts
 from elasticdl.jobdir.outcome import Outcome
 
 _RARE = ("bad", "left")
@@ -57,6 +58,8 @@ def summary(outcome: Outcome) -> list[str]:
         )
     if updates := outcome.receipt.get("updates"):
         lines.append(f"updates  {update_words(UpdateCounts(**updates))}")
+    if outcome.receipt.get("goodput"):
+        lines.append(f"goodput  {goodput_line(Goodput.from_json(outcome.receipt['goodput']))}")
     why = str(outcome.receipt.get("why_left") or "").partition("\n")[0]
     if why and why != outcome.message.partition("\n")[0]:
         lines.append(f"left     {amount(total.get('left', 0), 'record')}: {why}")

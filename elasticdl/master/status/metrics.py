@@ -92,6 +92,7 @@ class _Scrape:
         yield from self._job()
         yield from self._records()
         yield from self._membership()
+        yield from self._times()
         yield from self._model()
         yield from self._processes()
 
@@ -190,6 +191,23 @@ class _Scrape:
             "ring_members",
             "Members of the newest generation.",
             [({}, len(ring.members))] if ring else [],
+        )
+
+    def _times(self) -> Iterator[Metric]:
+        account = self._status.receipt.goodput if self._status.receipt else None
+        yield self._gauge(
+            "goodput_ratio",
+            "Share of the workers' time that computed what is in the model.",
+            [({}, account.share)] if account else [],
+        )
+        # Not a counter: computing becomes repeated computing when weights are lost.
+        yield self._gauge(
+            "worker_time_seconds",
+            "Time of all workers so far, by class and cause.",
+            [
+                ({"class": one.kind, "cause": one.cause}, one.seconds)
+                for one in (account.spent if account else ())
+            ],
         )
 
     def _model(self) -> Iterator[Metric]:

@@ -53,6 +53,8 @@ function facts(status, over) {
   addWorkers(add, status.scale ?? {}, over);
   if (status.cluster_share && !over) addClusterShare(add, status.cluster_share);
   addOthers(add, status, over);
+  const goodput = status.receipt?.goodput;
+  if (goodput) add("Goodput", percent(goodput.share, 1), "of the workers' time");
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
   for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3))
     add(`Validation ${name}`, number(value));

@@ -8,6 +8,7 @@ import { job, load, takeEvents, takeRows, takeSamples, takeStatus } from "./job.
 import { headFrame, paintHead } from "./head.js";
 import { axisFrame, fitPlots, paintPlots, plotsFrame, repaintPlots } from "./plots.js";
 import { paintBars, timelineFrame } from "./bars.js";
+import { goodputFrame, paintGoodput } from "./goodput.js";
 import { bindProcesses, paintProcesses, processesFrame } from "./processes.js";
 import { listShards, paintShards, shardsFrame } from "./shards.js";
 import { bindEvents, eventsFrame, recentEventsFrame, paintEvents, paintRecentEvents } from "./events.js";
@@ -22,7 +23,7 @@ let due = false;
 // Each tab has a frame, created once, and a painter that fills it.
 const frames = {
   overview: () => [axisFrame(), h("div", { class: "columns" }, plotsFrame(), recentEventsFrame())],
-  timeline: timelineFrame,
+  timeline: () => [timelineFrame(), goodputFrame()],
   processes: processesFrame,
   shards: shardsFrame,
   logs: logsFrame,
@@ -30,7 +31,7 @@ const frames = {
 };
 const painters = {
   overview: () => (paintPlots(), paintRecentEvents()),
-  timeline: paintBars,
+  timeline: () => (paintBars(), paintGoodput()),
   processes: paintProcesses,
   shards: paintShards,
   logs: paintLogs,

@@ -332,14 +332,21 @@ class RingTrainer:
 
     def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
         """Run a step. Raises NonFinite for NaN or infinity, which a repetition would give again."""
+        begin_s = time.monotonic()
         with self._context.gauges.timed("step_ms", TimeUse.STEP):
-            outcome = self._parts.step.train(
-                part.batches,
-                rank=self._rank,
-                size=self._size,
-                iteration=self.version,
-                wish=wish,
-            )
+            try:
+                outcome = self._parts.step.train(
+                    part.batches,
+                    rank=self._rank,
+                    size=self._size,
+                    iteration=self.version,
+                    wish=wish,
+                )
+            except RingBroken:
+                # It waited for a lost member, and all that it computed is computed again.
+                self._times.move(time.monotonic() - begin_s, TimeUse.STEP, TimeUse.MEMBERS)
+                raise
+        self._times.move(outcome.waited_s, TimeUse.STEP, TimeUse.MEMBERS)
         if outcome.nonfinite:
             raise NonFinite(
                 f"{outcome.nonfinite} is NaN or infinite at {_place_of(part)} (loss"

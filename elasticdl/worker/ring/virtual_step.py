@@ -7,6 +7,7 @@ is computed alone, by one thread for each operation. The parts are summed in a f
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -76,13 +77,15 @@ class VirtualStep:
             # Traced here: a trace belongs to one thread.
             functions = [self._functions.of(part) for part in parts]
             contributions = list(self._pool.map(_call, functions, controls))
+            begin_s = time.monotonic()
             totals = self._summed(contributions, rank, size)
+            waited_s = time.monotonic() - begin_s
             local = [
                 tensor
                 for (kind, _), tensor in zip(self._kinds, contributions[0], strict=True)
                 if kind == _LOCAL
             ]
-            return self._update.outcome(self._applied(controls[0], [*totals, *local]))
+            return self._update.outcome(self._applied(controls[0], [*totals, *local]), waited_s)
 
     def _tensors(self, control: Tensor, mine: Contribution) -> list[Tensor]:
         recorder = _Recorder()
