@@ -305,6 +305,49 @@ def test_a_report_that_was_answered_is_on_disk(stage: Stage) -> None:
         assert stage.journal.safe[-1].applied.offset == offset  # type: ignore[attr-defined]
 
 
+def test_the_accounts_of_all_workers_time_reach_the_core_in_one_event(stage: Stage) -> None:
+    client = stage.worker()
+    other = ProcessName(Role.WORKER, 4)
+    again = stage.client(str(other))
+    again.attach()
+    client.report(Report(gauges={"step_ms": 2.0, "spent_compute.step": 3.0}))
+    again.report(Report(gauges={"spent_compute.step": 1.0, "spent_wait.lease": 4.0}))
+    assert not stage.core.of(happened.TimeReported)
+
+    async def pass_time() -> None:
+        for _ in range(6):
+            stage.clock.advance(2)
+            stage.gateway.tick()
+
+    stage.call(pass_time())
+    told = stage.core.wait_for(happened.TimeReported)
+    assert told.spent_s == {
+        str(WORKER): {"compute.step": 3.0},
+        str(other): {"compute.step": 1.0, "wait.lease": 4.0},
+    }
+    assert told in stage.journal.safe
+    assert stage.gateway.sessions.gauges(WORKER) == {"step_ms": 2.0}, "for people"
+    stage.call(pass_time())
+    assert len(stage.core.of(happened.TimeReported)) == 1, "nothing new"
+
+
+def test_the_last_account_of_a_workers_time_precedes_its_end(stage: Stage) -> None:
+    client = stage.worker()
+    stage.order(do.StartProcess(WORKER))
+    stage.core.wait_for(happened.ProcessSeen)
+    client.report(Report(gauges={"spent_compute.step": 3.0}))
+    client.report(Report(gauges={"spent_compute.step": 5.0}))
+    stage._loop.call_soon_threadsafe(stage.cluster.kill, WORKER)
+    stage.core.wait_for(happened.ProcessEnded)
+    last = [
+        event
+        for event in stage.journal.safe
+        if isinstance(event, happened.TimeReported | happened.ProcessEnded)
+    ]
+    assert [type(event) for event in last] == [happened.TimeReported, happened.ProcessEnded]
+    assert last[0] == happened.TimeReported(last[0].at_s, {str(WORKER): {"compute.step": 5.0}})
+
+
 def test_a_report_that_is_repeated_counts_once(stage: Stage) -> None:
     client = stage.worker()
     report = Report(failures=(Failure(Task.TRAINING, ShardId(6), 0, "boom"),))

@@ -62,6 +62,7 @@ def status(bench: type[Bench]) -> JobStatus:
     job.finish(0, lease, loss=0.25, version=12)
     job.put(e.VersionAdvanced(0, 12))
     job.put(e.SnapshotSaved(0, SnapshotId(1), 12, "checkpoints/version-12", 1_000_000))
+    job.put(e.TimeReported(0, {"worker-0": {"compute.step": 6.0, "pull.servers": 4.0}}))
     job.t = 15.0
     job.die(job.worker(1), ExitStatus(signal=9))
     job.put(e.WorkerStopRequested(0, job.worker(1), "it is good enough"))

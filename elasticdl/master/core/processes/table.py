@@ -244,7 +244,7 @@ class Processes:
 
     def spent(self, name: ProcessName, spent_s: Mapping[str, float], now_s: float) -> bool:
         """Take in a worker's account of its time; False from one that has ended."""
-        process = self.going.get(name)
+        process = self.going.get(name) if name.role is Role.WORKER else None
         if process is None or process.attached_s is None:
             return False
         self.times.reported(name, process.launch_s(now_s), spent_s)
