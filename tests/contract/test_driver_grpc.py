@@ -312,23 +312,28 @@ def test_the_accounts_of_all_workers_time_reach_the_core_in_one_event(stage: Sta
     again.attach()
     client.report(Report(gauges={"step_ms": 2.0, "spent_compute.step": 3.0}))
     again.report(Report(gauges={"spent_compute.step": 1.0, "spent_wait.lease": 4.0}))
-    assert not stage.core.of(happened.TimeReported)
+    assert stage.gateway.sessions.gauges(WORKER) == {"step_ms": 2.0}, "for people"
 
-    async def pass_time() -> None:
-        for _ in range(6):
+    async def pass_time(ticks: int) -> None:
+        for _ in range(ticks):
             stage.clock.advance(2)
             stage.gateway.tick()
 
-    stage.call(pass_time())
+    stage.call(pass_time(1))
     told = stage.core.wait_for(happened.TimeReported)
     assert told.spent_s == {
         str(WORKER): {"compute.step": 3.0},
         str(other): {"compute.step": 1.0, "wait.lease": 4.0},
     }
     assert told in stage.journal.safe
-    assert stage.gateway.sessions.gauges(WORKER) == {"step_ms": 2.0}, "for people"
-    stage.call(pass_time())
-    assert len(stage.core.of(happened.TimeReported)) == 1, "nothing new"
+    for seconds in (4.0, 5.0):
+        client.report(Report(gauges={"spent_compute.step": seconds}))
+        again.report(Report())
+        stage.call(pass_time(2))
+        assert len(stage.core.of(happened.TimeReported)) == 1, "each 10 s"
+    stage.call(pass_time(1))
+    told = stage.core.wait_for(happened.TimeReported, 2)
+    assert told.spent_s == {str(WORKER): {"compute.step": 5.0}}
 
 
 def test_the_last_account_of_a_workers_time_precedes_its_end(stage: Stage) -> None:

@@ -133,7 +133,6 @@ class Script:
                     e.ProcessEnded(0, name, ExitStatus(exit_code=64, log_tail="ValueError: x")),
                     e.CreateFailed(0, name, "quota", True),
                     e.VersionAdvanced(0, rng.randint(0, 30)),
-                    e.TimeReported(0, {str(name): {"compute.step": rng.uniform(0.0, self.t)}}),
                     e.SnapshotFailed(0, SnapshotId(rng.randint(0, 9)), "disk full"),
                     e.ScaleRequested(0, 1, rng.randint(1, 4)),
                     e.ReplaceRequested(0, name),

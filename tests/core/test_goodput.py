@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ProcessName
 from elasticdl.job_status import Goodput, JobStatus, Receipt
 from elasticdl.master.core import events as e
+from elasticdl.master.core.codec import event_of, event_plain
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.processes.worker_times import WorkerTimes
 from elasticdl.master.core.state import JobState
+from elasticdl.master.journal.rules import may_free_work, worth_keeping
 from elasticdl.time_use import TimeUse
 from tests.core.conftest import TRAINING, Bench, worker
 from tests.present import present
@@ -132,6 +134,14 @@ def test_another_master_goes_on_with_the_account(job: Bench) -> None:
         "pull.servers_away": 4.0,
         "lost.infrastructure": 16.0,
     }
+
+
+def test_the_journal_gives_the_same_account_again(job: Bench) -> None:
+    account = {"worker-0": {"compute.step": 1.0 / 3.0}, "worker-1": {"wait.lease": 2.0}}
+    event = e.TimeReported(7.5, account)
+    assert event_of(json.loads(json.dumps(event_plain(event)))) == event
+    assert worth_keeping(event, job.put(event))
+    assert not may_free_work(event)
 
 
 def test_steps_on_records_that_are_lost_with_the_weights_count_as_repeated(
