@@ -60,6 +60,28 @@ def test_the_issues_own_command_ends_with_a_clean_receipt_and_an_export(
     assert trained.final("accuracy") > 0.9
 
 
+def test_the_receipt_accounts_for_all_time_of_all_workers(trained: Job) -> None:
+    account, ran_s, unready_s = trained.receipt()["goodput"], 0.0, 0.0
+    began_s: dict[str, float] = {}
+    for event in trained.events():
+        details = event.get("details", {})
+        if not event.get("process", "").startswith("worker-"):
+            continue
+        if details.get("step") == "ready":
+            launched_s = event["at_s"] - details["after_s"]
+            began_s[event["process"]] = launched_s + details["pending_s"]
+        elif details.get("step") == "ended" and event["process"] in began_s:
+            ran_s += event["at_s"] - began_s[event["process"]]
+        elif details.get("step") == "ended":  # the job was over before it was ready
+            unready_s += event["at_s"]
+    spent = {f"{one['kind']}.{one['cause']}": one["seconds"] for one in account["spent"]}
+    print(account["share"], spent)
+    assert sum(spent.values()) == pytest.approx(account["seconds"], rel=0.005)
+    assert 0.995 * ran_s <= account["seconds"] <= 1.005 * ran_s + unready_s
+    assert {"start.launch", "start.build", "start.compile", "compute.step"} <= spent.keys()
+    assert 0.0 < account["share"] < 1.0
+
+
 def test_only_the_owner_may_look_into_the_directory_of_a_job(trained: Job) -> None:
     there = [trained.directory, *trained.directory.rglob("*")]
     names = {path.relative_to(trained.directory).as_posix() for path in there}
