@@ -16,11 +16,13 @@ from elasticdl.history.snapshot import finite
 from elasticdl.job_status import (
     CheckpointStatus,
     ClusterShare,
+    Goodput,
     NotBegun,
     ProcessStatus,
     ReceiptEpoch,
     ReceiptTotal,
     RecordCounts,
+    TimeSpent,
 )
 from elasticdl.page import assets, render_page, render_report, static
 from tests import statuses
@@ -37,6 +39,16 @@ CUT = """() => [...document.querySelectorAll(".scroll, #facts dd, #receipt td")]
 """What has more than it shows, sideways."""
 TERMINAL = "\x1b[1;31mred\x1b[0m\r\n 1/9\r 2/9 \x08\x08\r 3/9\r\n\x1b]0;title\x07\x1b[2Kend\r"
 RESUME = "elasticdl train -f '/jobs/a b/job.yaml' --resume"
+GOODPUT = Goodput(
+    200.0,
+    0.6125,
+    (
+        TimeSpent("compute", "step", 122.5, "worker-0", 80.0),
+        TimeSpent("pull", "servers_away", 50.0, "worker-1", 50.0),
+        TimeSpent("pull", "servers", 20.0, "worker-0", 15.0),
+        TimeSpent("lost", "out_of_memory", 7.5, None, None),
+    ),
+)
 FAILED = {
     "exit_code": 1,
     "message": "a shard failed:\nattempt 1",
@@ -98,6 +110,7 @@ def test_each_part_says_what_the_snapshot_has(
         not_begun=NotBegun(9, 90),
         total=ReceiptTotal(2590, 2494, 0, 0, 0, 96),
         why_left="stopped: enough",
+        goodput=GOODPUT,
     )
     records = RecordCounts(6000, 1234, 7, 0, 0, 4766, resumed=1000, undone=0)
     series = [
@@ -118,6 +131,7 @@ def test_each_part_says_what_the_snapshot_has(
     for said in ("running", "training, epoch 1 of 2", "20 % 1,234 of 6,000 records"):
         expect(page.locator("header")).to_contain_text(said)
     assert window.numbers()["Records repeated"] == "7"
+    assert window.numbers()["Goodput"].startswith("61 %")
     on_nodes = page.locator("#facts > div", has_text="Workers on nodes").locator("dd")
     expect(on_nodes).to_have_text("7 2 guaranteed, weight 3, rung 3")
     expect(page.locator("#recent td")).to_have_text(["0:01", "worker-0 is started"])
@@ -140,6 +154,14 @@ def test_each_part_says_what_the_snapshot_has(
         "0:09 checkpoint of version 5 saved"
     )
     expect(page.locator("#generations")).to_contain_text("1 worker is ready")
+    expect(page.locator("#goodput-words")).to_contain_text("Goodput 61.3 %")
+    expect(page.locator("#goodput-classes tr")).to_have_text(
+        [
+            "Compute61.3 %2:03step 61.3 % (worker-0: 1:20)",
+            "Pull35.0 %1:10servers away 25.0 % (worker-1: 50 s), servers 10.0 % (worker-0: 15 s)",
+            "Lost3.8 %8 sout of memory 3.8 %",
+        ]
+    )
 
     page.goto(f"{address}#processes")
     cells = page.locator("#process-rows tr", has_text="worker-0").locator("th, td")

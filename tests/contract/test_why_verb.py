@@ -121,7 +121,11 @@ def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(
     assert found["totals"]["waited_s"]["place"] == wait["seconds"]
     (loss,) = [one for one in found["entries"] if one["cause"] == "preempted"]
     assert loss["replaced_by"] == "worker-3" and loss["recovered_s"] > 0
-    lines = why(capsys, tmp_path, "-n", "2").splitlines()
+    (lost,) = [one for one in found["goodput"]["spent"] if one["cause"] == "preempted"]
+    assert (lost["kind"], lost["process"]) == ("lost", loss["process"]) and lost["seconds"] > 0
+    text, _, goodput = why(capsys, tmp_path, "-n", "2").partition("goodput: ")
+    assert goodput.startswith("0.0 % of ") and "lost, preempted: " in goodput
+    lines = text.splitlines()
     assert (
         lines[0].endswith(" is done")
         and "not shown" in lines[1]

@@ -16,13 +16,21 @@ from elasticdl.cli.jobs.local_launch import outcome_of
 from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.documents import Format
+from elasticdl.cli.views.goodput import cause_lines, goodput_line
 from elasticdl.cli.views.live_view import LineView, LiveView, picture, view_for
 from elasticdl.cli.views.result_output import summary, tell_end
 from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_status import NO_RECORDS, ClusterShare, JobStatus, UpdateCounts
+from elasticdl.job_status import (
+    NO_RECORDS,
+    ClusterShare,
+    Goodput,
+    JobStatus,
+    TimeSpent,
+    UpdateCounts,
+)
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.master.core.state import JobState
@@ -172,6 +180,30 @@ def test_a_done_job_has_its_results(tmp_path: Path) -> None:
         "output   out",
         f"job      {tmp_path}",
     ]
+
+
+def test_the_goodput_and_the_longest_causes_of_the_rest_are_shown() -> None:
+    account = Goodput(
+        200.0,
+        0.6125,
+        (
+            TimeSpent("compute", "step", 122.5, "worker-0", 80.0),
+            TimeSpent("pull", "servers_away", 50.0, "worker-1", 50.0),
+            TimeSpent("pull", "servers", 20.0, "worker-0", 15.0),
+            TimeSpent("lost", "out_of_memory", 6.5, None, None),
+            TimeSpent("idle", "between", 1.0, "worker-0", 1.0),
+        ),
+    )
+    line = "61.3 % of 3 min of all workers; pull 35.0 %, lost 3.2 %"
+    assert goodput_line(account) == line
+    assert cause_lines(account) == [
+        "pull, servers away: 50 s, 25.0 %, worker-1 50 s of it",
+        "pull, servers: 20 s, 10.0 %, worker-0 15 s of it",
+        "lost, out of memory: 6.5 s, 3.2 %",
+    ]
+    counted = replace(receipt(expected=2, trained=2), goodput=account).to_json()
+    outcome = Outcome(0, "done", "/jobs/ads", receipt=counted)
+    assert f"goodput  {line}" in summary(outcome)
 
 
 def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ export function paintGoodput() {
   rows.sort((one, other) => other.seconds - one.seconds);
   setText(
     byId("goodput-words"),
-    `Goodput ${share(account.share, 1)}: the share of ${duration(whole)} of all workers that computed what is in the model.`,
+    `Goodput ${share(account.share, 1)}: of ${duration(whole)} of the workers' time, this share computed what is in the model.`,
   );
   patch(
     byId("goodput-classes"),

@@ -95,7 +95,7 @@ class Gauges:
             taken["cpu_share"] = share
         self._taken_at_s, self._cpu_s = now_s, cpu_s
         for use, spent_s in self.times.spent_s().items():
-            taken[f"{GAUGE_PREFIX}{use}"] = spent_s
+            taken[f"{GAUGE_PREFIX}{use}"] = round(spent_s, 3)
         for name, mean in means.items():
             taken[f"{name}_mean" if name == "staleness" else name] = mean.total / mean.count
             if name == "staleness":
