@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.job_choices import Action
 from elasticdl.job_status import Goodput, JobStatus, Receipt
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain
@@ -163,6 +164,15 @@ def test_steps_on_records_that_are_lost_with_the_weights_count_as_repeated(
     found = by_use(job)
     assert found == {"compute.step": 6.0, "repeated.records": 2.0, "input.feed": 2.0}
     assert account(job).share == 0.6
+
+
+def test_evaluating_is_what_an_evaluation_is_for(bench: type[Bench]) -> None:
+    for action, share in ((Action.EVALUATE, 0.75), (Action.TRAIN, 0.0)):
+        job = bench(action)
+        job.up(1)
+        job.t = 4.0
+        tell(job, worker(0), evaluation__metrics=3.0, input__feed=1.0)
+        assert account(job).share == share
 
 
 def test_the_account_names_the_worker_with_the_most_of_each_cause(job: Bench) -> None:

@@ -70,7 +70,7 @@ def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = Non
         why_left=_why_left(context) if total.left else None,
         counted=None,
         updates=context.update_counts(context.version),
-        goodput=goodput(context.processes.times, ledger),
+        goodput=goodput(context.processes.times, ledger, context.spec.action),
     )
 
 
