@@ -25,6 +25,7 @@ from elasticdl.worker.ring.reading import slice_of
 pytestmark = pytest.mark.contract
 
 IDS = 11
+SLOW_S = 0.1
 
 
 class Others:
@@ -415,3 +416,32 @@ def test_it_is_known_from_outside_whether_a_member_computes_or_waits_for_others(
     held.go_on.set()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def slowed(tensor: Any) -> Any:
+    """The same tensor, after a while. As Horovod's operations, it waits for nothing but this."""
+
+    def wait(value: Any) -> Any:
+        threading.Event().wait(SLOW_S)
+        return value
+
+    made = tf.numpy_function(wait, [tensor], tensor.dtype, stateful=False)
+    made.set_shape(tensor.shape)
+    return made
+
+
+class Slow(Others):
+    def reduced(self, name: str, tensor: Any) -> Any:
+        return slowed(tensor)
+
+
+def test_the_wait_for_others_is_known_without_the_members_own_computing() -> None:
+    def loss(labels: Any, predictions: Any) -> Any:
+        value = mean_loss(labels, predictions)
+        return slowed(value) + 0 * value
+
+    step = RingStep(RingModel.build(module_of(loss), {}, seed=5), Slow())
+    step.train([batch(4)], rank=0, size=1, iteration=0)  # compiles
+    begin_s = time.monotonic()
+    outcome = step.train([batch(4)], rank=0, size=1, iteration=1)
+    assert SLOW_S <= outcome.waited_s <= time.monotonic() - begin_s - SLOW_S
