@@ -83,6 +83,11 @@ class JobSpec(Section):
         return ring and self.action is Action.TRAIN
 
     @property
+    def autoscales(self) -> bool:
+        """Whether the master chooses the number of workers within its range."""
+        return self.cluster.autoscale and self.action is not Action.EVALUATE
+
+    @property
     def trains_in_steps(self) -> bool:
         """Whether workers of parameter servers train in synchronous steps."""
         return bool(self.training.sync) and self.action is Action.TRAIN and not self.trains_on_ring
@@ -211,6 +216,12 @@ class JobSpec(Section):
         if lacking := _lacking(self.action, given):
             raise missing(lacking, self.action)
         self._check_strategy()
+        workers = self.cluster.num_workers
+        if self.autoscales and workers.low == workers.high:
+            raise SpecError(
+                f"--autoscale with --num-workers {workers}",
+                hint=f"give a range to choose from, such as --num-workers 1:{max(4, workers.high)}",
+            )
         if self.cluster.job_name and not is_valid(self.cluster.job_name):
             raise SpecError(
                 f"invalid --job-name {self.cluster.job_name!r}",

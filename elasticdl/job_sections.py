@@ -308,6 +308,13 @@ class ClusterSection(Section):
     num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse), Value("N|MIN:MAX")] = (
         Field(default=WorkerRange(low=1, high=1), description="Number of workers, as N or MIN:MAX.")
     )
+    autoscale: Annotated[bool, UsedBy(_TRAIN + _PREDICT)] = Field(
+        default=False,
+        description=(
+            "Begin with MIN workers of --num-workers MIN:MAX. Raise the number while more workers"
+            " are shown to speed the job up, and give back workers that add less than 5 %."
+        ),
+    )
     num_ps_pods: int = Field(
         default=1, ge=0, description="Number of parameter servers; AllreduceStrategy has none."
     )

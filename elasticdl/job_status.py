@@ -277,6 +277,10 @@ class ScaleStatus:
     high: int
     requested: int
     observed: int
+    autoscaled: int | None = None
+    """The number of workers that `--autoscale` chose; None without it."""
+    reason: str | None = None
+    """Its newest decision, with what it measured; None before the first."""
 
 
 @final

@@ -43,6 +43,8 @@ class EventKind(StrEnum):
     """All members of a generation have joined it."""
     MASTER_ENDED = "master_ended"
     """A master ended before its job did."""
+    AUTOSCALED = "autoscaled"
+    """The master chose a number of workers, or confirmed one; `details` has what it measured."""
     SAVED = "saved"
     FAILED = "failed"
 

@@ -90,6 +90,10 @@ class Coordination(Protocol):
     def limited_by_shards(self) -> bool:
         """Whether a worker without a shard of its own would be idle."""
 
+    @property
+    def at_work(self) -> tuple[int, int]:
+        """How many workers train now, and a number that changes when others do."""
+
     def why_not_replace(self, name: ProcessName) -> str:
         """What would be lost if this live worker were sent away; '' if nothing."""
 

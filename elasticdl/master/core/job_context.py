@@ -106,6 +106,10 @@ class JobContext:
     limits: Limits = field(default_factory=Limits)
     workers: WorkerRange = field(init=False)
     """The range of workers that was last requested."""
+    autoscaled: int | None = field(init=False)
+    """The number of workers that autoscaling wants; None without it."""
+    autoscale_reason: str = ""
+    """The newest decision of autoscaling, in words."""
     work: Ledger | None = None
     """The training or prediction ledger. None for evaluation, and before the data is counted."""
     validation: tuple[Source, ...] = ()
@@ -150,6 +154,13 @@ class JobContext:
 
     def __post_init__(self) -> None:
         self.workers = self.spec.cluster.num_workers
+        self.autoscaled = self.workers.low if self.spec.autoscales else None
+
+    @property
+    def most_workers(self) -> int:
+        """The number of workers to have if there is work for all."""
+        low, high = self.workers.low, self.workers.high
+        return high if self.autoscaled is None else min(high, max(low, self.autoscaled))
 
     def drop(
         self, cause: DropCause, sender: ProcessName | None, what: object, count: int = 1

@@ -39,6 +39,7 @@ from elasticdl.master.core.job_context import JobContext, Limits, Phase
 from elasticdl.master.core.obligations import Obligations
 from elasticdl.master.core.phases import Phases
 from elasticdl.master.core.presence import Presence, presence_of
+from elasticdl.master.core.processes.autoscaling import Autoscaling
 from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.memory_limits import MemoryLimits, policies
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
@@ -84,6 +85,9 @@ class JobState:
         )
         self._cut_at = self._coordination.offsets_at(None)
         self._scaling = Scaling(context, self._evaluation, self._coordination)
+        self._autoscaling = Autoscaling(
+            context, self._evaluation, self._checkpointing, self._coordination
+        )
         self._pending = PendingProcesses(context, self._scaling)
         activities = Activities(context, self._leasing)
         questions = StateQuestions(context)
@@ -275,6 +279,7 @@ class JobState:
             case events.ProgressReported():
                 self._coordination.progressed(event)
                 self._at_acknowledged()
+                self._autoscaling.progressed()
             case events.LeaseRequested():
                 # Decide first: a decision that is due may create the work that is requested.
                 self._decide()
@@ -404,6 +409,7 @@ class JobState:
             self._context.orders.announce("job", text, level="warning")
             self._lifecycle.forgive(event.stalled_s)
             self._stalls.forgive()
+            self._autoscaling.forgive()
         self._lifecycle.tick()
         self._waits.tick()
         self._leasing.revocation.tick()
@@ -458,6 +464,7 @@ class JobState:
         self._coordination.taken_over()
         self._phases.taken_over()
         self._stalls.forgive()
+        self._autoscaling.forgive()
 
     # snapshots
 

@@ -257,6 +257,8 @@ def _scale(context: JobContext) -> ScaleStatus:
         context.workers.high,
         len(workers),
         sum(process.up for process in workers),
+        None if context.autoscaled is None else context.most_workers,
+        context.autoscale_reason or None,
     )
 
 

@@ -160,8 +160,13 @@ class _Scrape:
             ({"kind": "ordered"}, wanted.requested),
             ({"kind": "ready"}, wanted.observed),
         ]
+        if wanted.autoscaled is not None:
+            scale.append(({"kind": "autoscaled"}, wanted.autoscaled))
         yield self._gauge(
-            "workers", "Workers: requested range (least, most), ordered, and ready.", scale
+            "workers",
+            "Workers: requested range (least, most), chosen by --autoscale (autoscaled), ordered,"
+            " and ready.",
+            scale,
         )
         states = [
             ({"role": role, "state": state}, count)

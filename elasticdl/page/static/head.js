@@ -77,7 +77,9 @@ function addWorkers(add, scale, over) {
     add(
       "Workers ready",
       count(scale.observed),
-      `of ${asked}`,
+      scale.autoscaled === null || scale.autoscaled === undefined
+        ? `of ${asked}`
+        : `of ${count(scale.autoscaled)} chosen from ${asked}`,
       (scale.observed ?? 0) < (scale.low ?? 0) ? "moved" : "",
     );
 }

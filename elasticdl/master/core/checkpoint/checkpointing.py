@@ -91,7 +91,6 @@ class Checkpointing:
         self._begun_s = 0.0
         self._resumed = False
         self._over_s = 0.0
-        """When the newest checkpoint was complete or given up; at first, when the job began."""
         self._took_s = 0.0
         self._ordered_s: float | None = None
         """When the servers were told to make the cut; None for a ring, which plans it ahead."""
@@ -100,6 +99,11 @@ class Checkpointing:
     def under_way(self) -> bool:
         """Whether a checkpoint is being cut or written."""
         return self._cut is not None or self.saving is not None
+
+    @property
+    def over_s(self) -> float:
+        """When the newest checkpoint was complete or given up; at first, when the job began."""
+        return self._over_s
 
     def start(self, version: int) -> None:
         """Count versions from here."""

@@ -279,7 +279,7 @@ class Leasing:
         for name in workers:
             worker = self._context.worker(name)
             if worker is not None and not worker.works:
-                worker.works = True
+                worker.progressed()
                 self._tell_first_progress(worker)
         process.done_records += records
         process.busy_since_s = event.at_s

@@ -133,7 +133,7 @@ class ProcessLifecycle:
         if first:
             process.attached_s = event.at_s
             if event.starting:
-                process.part, process.part_since_s = FIRST_PART, event.at_s
+                process.enter_part(FIRST_PART, event.at_s)
             else:
                 self._ready(process)
         if event.name.role is Role.PS and first:
@@ -149,7 +149,7 @@ class ProcessLifecycle:
             return
         took_s = self._context.now_s - process.part_since_s
         process.took_s[process.part] = process.took_s.get(process.part, 0.0) + took_s
-        process.part, process.part_since_s = part, self._context.now_s
+        process.enter_part(part, self._context.now_s)
         if not part and process.life is Life.READY:
             self._ready(process)
 

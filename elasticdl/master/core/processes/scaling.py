@@ -115,7 +115,7 @@ class Scaling:
         """
         match self._context.phase:
             case Phase.WORKING | Phase.EVALUATING | Phase.EXPORTING:
-                return min(self._context.workers.high, max(1, self._work_items()))
+                return min(self._context.most_workers, max(1, self._work_items()))
             case Phase.CHECKPOINTING if self._context.outcome is None:
                 exports = bool(self._context.spec.checkpoint.output)
                 return int(exports or not self._coordination.weights_outlive_workers)
@@ -125,16 +125,16 @@ class Scaling:
     def _work_items(self) -> int:
         """Shards to lease, plus one per worker that holds any: its shards may come back."""
         if not self._coordination.limited_by_shards:
-            return self._context.workers.high
+            return self._context.most_workers
         current = self._evaluation.round
         work = self._context.work if self._context.phase is Phase.WORKING else None
         ledgers = [
             ledger for ledger in (work, current.ledger if current else None) if ledger is not None
         ]
         if any(ledger.epochs_left for ledger in ledgers):
-            return self._context.workers.high
+            return self._context.most_workers
         available = sum(ledger.available for ledger in ledgers)
-        if available >= self._context.workers.high:
+        if available >= self._context.most_workers:
             return available
         if len(ledgers) == 1:
             return ledgers[0].holders + available
@@ -151,31 +151,28 @@ class Scaling:
                     ProcessName(Role.PS, index, self._context.processes.next_incarnation(index))
                 )
         live = self._context.processes.live_workers()
-        # Few events find anything missing, and to count the starting ones takes long.
         missing = self._missing(live)
-        for _ in range(min(missing, self._room(live)) if missing else 0):
+        for _ in range(min(missing, self._room()) if missing else 0):
             self._start(self._context.processes.new_worker_name())
-        high = self._context.workers.high
+        most = self._context.most_workers
         # `live` is sorted by index: the newest workers go first.
-        for process in live[high:] if self._context.phase is not Phase.DRAINING else ():
+        for process in live[most:] if self._context.phase is not Phase.DRAINING else ():
             # Nobody replaces it, so no later start must name it as its predecessor.
             process.replaced = True
-            self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(high, 'worker')}")
+            self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(most, 'worker')}")
         self._retry_refused()
 
     def _missing(self, live: list[Process]) -> int:
         return max(0, self.desired_workers() - len(live))
 
-    def _room(self, live: list[Process]) -> int:
+    def _room(self) -> int:
         """How many more workers may start now."""
         at_once = self._context.limits.starting
         if at_once is None:
-            return self._missing(live)
+            return self._context.most_workers
         since_s = self._context.now_s - _COME_UP_LIMIT_S
-        return max(
-            0,
-            at_once - sum(not process.up and process.ordered_s > since_s for process in live),
-        )
+        coming = self._context.processes.coming_workers()
+        return max(0, at_once - sum(process.ordered_s > since_s for process in coming))
 
     def waiting_turn(self) -> str:
         """Which workers wait because others are still starting, in words; '' if none."""

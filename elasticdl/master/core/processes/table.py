@@ -7,7 +7,7 @@ incarnation.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import final
@@ -58,6 +58,19 @@ class Census:
     """Processes in REFUSED."""
     unreplaced: dict[ProcessName, Process] = field(default_factory=dict)
     """Processes that are not live any more, without those that are known to be replaced."""
+    coming: dict[ProcessName, Process] = field(default_factory=dict)
+    """Live processes that are not ready for work yet."""
+    unproven: dict[ProcessName, Process] = field(default_factory=dict)
+    """Live workers that have made no progress yet."""
+    leaving: dict[ProcessName, Process] = field(default_factory=dict)
+    """Processes in STOPPING."""
+
+    def begins(self, process: Process) -> None:
+        """Note a new process."""
+        self.live_changes += 1
+        self.coming[process.name] = process
+        if process.name.role is Role.WORKER:
+            self.unproven[process.name] = process
 
     def enters(self, process: Process, life: Life) -> None:
         """Note that a process enters a state."""
@@ -65,9 +78,15 @@ class Census:
             self.refused[process.name] = process
         elif process.life is Life.REFUSED:
             del self.refused[process.name]
+        if life is Life.STOPPING:
+            self.leaving[process.name] = process
+        else:
+            self.leaving.pop(process.name, None)
         if process.live and life not in _LIVE:
             self.live_changes += 1
             self.unreplaced[process.name] = process
+            self.coming.pop(process.name, None)
+            self.unproven.pop(process.name, None)
 
 
 @dataclass(slots=True)
@@ -184,6 +203,23 @@ class Process:
         # Every change of state passes here, so the census cannot go stale.
         self.census.enters(self, life)
         self.life, self.since_s, self.message, self.deadline_s = life, at_s, message, deadline_s
+        self._count_coming()
+
+    def enter_part(self, part: str, at_s: float) -> None:
+        """Enter a part of the start after attaching; '' ends the start."""
+        self.part, self.part_since_s = part, at_s
+        self._count_coming()
+
+    def progressed(self) -> None:
+        """Note that it made progress."""
+        self.works = True
+        self.census.unproven.pop(self.name, None)
+
+    def _count_coming(self) -> None:
+        if self.live and not self.up:
+            self.census.coming[self.name] = self
+        else:
+            self.census.coming.pop(self.name, None)
 
 
 def _index(process: Process) -> int:
@@ -216,7 +252,7 @@ class Processes:
         if name in self.all:
             raise ImpossibleTransition(f"{name} was started before: {self.all[name]}")
         process = Process(name, Life.REQUESTED, at_s, at_s, ordered_s=at_s, census=self._census)
-        self._census.live_changes += 1
+        self._census.begins(process)
         self.all[name] = self.going[name] = self.shown[name] = process
         if name.role is Role.PS:
             self._servers[name.index] = process
@@ -287,6 +323,24 @@ class Processes:
             ]
             self._live, self._live_at = sorted(live, key=_index), self._census.live_changes
         return self._live
+
+    def coming_workers(self) -> Iterator[Process]:
+        """Live workers that are not ready for work yet."""
+        return (one for one in self._census.coming.values() if one.name.role is Role.WORKER)
+
+    def unproven_workers(self) -> Collection[Process]:
+        """Live workers that have made no progress yet."""
+        return self._census.unproven.values()
+
+    @property
+    def leaving_workers(self) -> bool:
+        """Whether a worker was asked to end and has not ended."""
+        return any(name.role is Role.WORKER for name in self._census.leaving)
+
+    @property
+    def live_changes(self) -> int:
+        """How often a process became live, or ceased to be."""
+        return self._census.live_changes
 
     def refused(self) -> list[Process]:
         """Processes that the cluster refused to create, and that have not ended."""

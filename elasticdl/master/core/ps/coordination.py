@@ -124,6 +124,12 @@ class PsCoordination:
 
     # processes
 
+    @property
+    def at_work(self) -> tuple[int, int]:
+        processes = self._context.processes
+        live, unproven = len(processes.live_workers()), len(processes.unproven_workers())
+        return live - unproven, processes.live_changes
+
     def why_not_replace(self, name: ProcessName) -> str:
         return ""
 

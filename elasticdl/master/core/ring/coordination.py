@@ -146,6 +146,10 @@ class RingCoordination:
         """Not while training: all workers take part in each step. In a pause each leases shards."""
         return self._context.phase is not Phase.WORKING
 
+    @property
+    def at_work(self) -> tuple[int, int]:
+        return self._membership.at_work
+
     def why_not_replace(self, name: ProcessName) -> str:
         return self._membership.why_not_replace(name)
 

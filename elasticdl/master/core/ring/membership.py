@@ -104,6 +104,14 @@ class RingMembership:
         reports = ((name, self._reports.get(name)) for name in self.present.members)
         return tuple(name for name, report in reports if report is None or report.entered < number)
 
+    @property
+    def at_work(self) -> tuple[int, int]:
+        """See `Coordination.at_work`."""
+        present = self.present
+        if present is None or self.formed != present.number:
+            return 0, self.formed
+        return len(present.members), present.number
+
     def position(self, name: ProcessName) -> RingPosition | None:
         """The last reported position of that member; None if unknown, or if the member is gone."""
         report = self._reports.get(name)
@@ -248,7 +256,7 @@ class RingMembership:
         ]
         wanted = next_generation.RingTarget(
             self._context.workers.low,
-            self._context.workers.high,
+            self._context.most_workers,
             self._coming(),
             self._must_form_again or self._work.halts_anew,
         )

@@ -1,0 +1,480 @@
+"""How many workers a job wants, from what its last workers added to its records per second.
+
+The number changes in trials. A trial compares intervals before and after a change of the number of
+workers with Welch's t (B. L. Welch, The generalization of "Student's" problem when several
+different population variances are involved, Biometrika 34, 1947). The present number is the null
+hypothesis: a change stays only if the data show that it pays, and otherwise it is undone.
+
+- Added workers stay if they are shown to add the gain that is needed within `TRIAL_S`.
+- Removed workers stay away if they are shown to have added less than that.
+
+Time comes from the intervals, so a replay decides the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import final
+
+from elasticdl.flag_values import WorkerRange
+from elasticdl.formatting import amount, number, spoken
+
+LEAST_GAIN = 0.05
+"""What a worker must add to the records per second of up to ten workers to stay."""
+_LEAST_SHARE = 0.5
+"""What it must add of an average worker's part, if that is less; steps of several need it, too."""
+CONFIDENCE = 2.0
+"""Welch's t that decides a trial early: about 95 % on one side, with five intervals each."""
+FEWEST = 5
+"""Intervals that a side of a comparison has at least."""
+_ENOUGH, _MOST = 15, 30
+"""Intervals before a trial that are enough, however noisy, and that are kept."""
+_QUIET = 0.05
+"""Relative error of a rate with which fewer intervals are enough."""
+_FLOOR = 0.01
+"""Least relative error of a rate: reports come in lumps, so few intervals may agree by chance."""
+TRIAL_S = 45.0
+"""Measured time after which added workers that did not show their gain are given back."""
+_UNDISTURBED_S = 300.0
+"""A trial with too few undisturbed intervals ends after this time."""
+_WORTH_S = 60.0
+"""No trial begins if the job ends sooner than this."""
+_MORE_S, _LONGEST_MORE_S = 120.0, 1800.0
+"""Pause after one more worker was tried in vain; it doubles each time."""
+_FEWER_S, _LONGEST_FEWER_S = 1800.0, 7200.0
+"""Pause before one fewer is tried; it doubles each time that the worker proves useful."""
+_SHIFT = 0.25
+"""A change of the rate of the same workers by more than this ends the pause."""
+MOST_CHANGES, CHANGES_S = 20, 600.0
+"""Changes of the number of workers in so many seconds."""
+
+
+class Pause(StrEnum):
+    """Why an interval does not show what its workers can do."""
+
+    MEMBERS = "workers join or leave"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "a checkpoint"
+    SERVERS = "parameter servers are away"
+    DATA = "the data ends"
+    SETTLING = "the first interval after a pause"
+
+
+class Kind(StrEnum):
+    """What a decision does."""
+
+    TRY_MORE = "try_more"
+    KEEP = "keep"
+    GIVE_BACK = "give_back"
+    TRY_FEWER = "try_fewer"
+    STAY_FEWER = "stay_fewer"
+    RESTORE = "restore"
+    FOLLOW = "follow"
+    """The user's range does not contain the number any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What the job did in `seconds` until `at_s`."""
+
+    at_s: float
+    seconds: float
+    records: int
+    workers: int
+    """Workers that trained during all of it; of no meaning in a pause."""
+    left: int
+    """Records that the job still has to do."""
+    pause: Pause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The number of workers to have from now on, and why."""
+
+    kind: Kind
+    workers: int
+    text: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Window:
+    """The newest intervals with the same number of workers."""
+
+    workers: int
+    intervals: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_MOST))
+    """Seconds and records."""
+
+    def add(self, interval: Interval) -> None:
+        """Add an undisturbed interval."""
+        self.intervals.append((interval.seconds, interval.records))
+
+    @property
+    def count(self) -> int:
+        return len(self.intervals)
+
+    @property
+    def seconds(self) -> float:
+        """Measured time."""
+        return sum(seconds for seconds, _ in self.intervals)
+
+    @property
+    def rate(self) -> float:
+        """Records per second."""
+        return sum(records for _, records in self.intervals) / self.seconds
+
+    @property
+    def error(self) -> float:
+        """Standard error of the rate, in records per second. Of two intervals or more."""
+        rate, length_s = self.rate, self.seconds / self.count
+        # Of a ratio: an interval of another length deviates by what its time does not explain.
+        squares = sum((records - rate * seconds) ** 2 for seconds, records in self.intervals)
+        spread = math.sqrt(squares / (self.count - 1)) / length_s
+        return max(_FLOOR * rate, spread / math.sqrt(self.count))
+
+
+@dataclass(slots=True)
+class _Step:
+    """How many workers the next trial adds or removes: doubled until a trial fails, then halved."""
+
+    size: int = 1
+    bisects: bool = False
+    """The wanted number lies between the present one and one that failed."""
+
+    def paid(self, size: int) -> None:
+        """A trial of this size changed the number for good."""
+        self.size = max(1, size // 2) if self.bisects else 2 * size
+
+    def failed(self, size: int) -> None:
+        """A trial of this size was undone."""
+        self.size, self.bisects = max(1, size // 2), size > 1
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A change of the number of workers that is to show its worth."""
+
+    before: Window
+    began_s: float
+    after: Window | None = None
+    joined_s: float = 0.0
+    """When the first worker of `after` trained, or the removed ones had left."""
+
+
+def needed_gain(workers: int, more: int) -> float:
+    """The relative gain that `more` workers beside `workers` must show to stay."""
+    share = _LEAST_SHARE * more / workers
+    return min(LEAST_GAIN, share) if more == 1 else share
+
+
+def _needed_to_return(workers: int, fewer: int) -> float:
+    """The relative gain of `fewer` workers over `workers` that they return for."""
+    return fewer * min(LEAST_GAIN, _LEAST_SHARE / workers)
+
+
+def evidence(few: Window, many: Window, gain: float) -> float:
+    """Welch's t of the claim that `many` has a rate of (1 + `gain`) times that of `few`, or more.
+
+    Above 0 the data speak for it, below 0 against it.
+    """
+    claimed = few.rate * (1.0 + gain)
+    error = math.hypot(many.error, few.error * (1.0 + gain))
+    return (many.rate - claimed) / error if error else 0.0
+
+
+@final
+class AutoscalePolicy:
+    """Decides how many workers a job has. Give it the intervals of the job in order."""
+
+    def __init__(self, limits: WorkerRange) -> None:
+        self._limits = limits
+        self.wanted = limits.low
+        self._base = Window(0)
+        """Intervals with the present workers, while there is no trial."""
+        self._trial: _Trial | None = None
+        self._more, self._fewer = _Step(), _Step()
+        self._in_vain = self._useful = 0
+        """Trials of one more in a row that were undone, and trials of one fewer."""
+        self._more_at_s, self._fewer_at_s = 0.0, _FEWER_S
+        self._lost_s = 0.0
+        """What the change of the newest trial cost, in seconds of work."""
+        self._usual: tuple[int, float] | None = None
+        """The workers, and their rate when they were first measured after the last change."""
+        self._changes: deque[float] = deque(maxlen=MOST_CHANGES)
+
+    def observe(self, interval: Interval, limits: WorkerRange) -> Decision | None:
+        """Take in the next interval; return a decision if one is due."""
+        if limits != self._limits and (decision := self._follow(limits, interval.at_s)):
+            return decision
+        trial = self._trial
+        if trial is not None and self._lasts_too_long(trial, interval.at_s):
+            return self._undo(trial, interval.at_s, "too few undisturbed intervals to measure it")
+        if interval.pause is not None:
+            self._count_cost(interval)
+            return None
+        if trial is None:
+            return self._settled(interval)
+        return self._in_trial(trial, interval)
+
+    # the range
+
+    def _follow(self, limits: WorkerRange, at_s: float) -> Decision | None:
+        """Take in another range of the user; what failed in the old one may be tried again."""
+        self._limits = limits
+        self._more, self._in_vain, self._more_at_s = _Step(), 0, at_s
+        workers, trial = _within(limits, self.wanted), self._trial
+        if workers == self.wanted:
+            if trial is not None and _within(limits, trial.before.workers) != trial.before.workers:
+                self._trial, self._base = None, Window(0)
+            return None
+        self._trial, self._base = None, Window(0)
+        text = f"autoscale: {amount(workers, 'worker')}, to stay within {limits.low}:{limits.high}"
+        return self._change(Kind.FOLLOW, workers, at_s, text, {})
+
+    # between trials
+
+    def _settled(self, interval: Interval) -> Decision | None:
+        if interval.workers != self._base.workers:
+            self._base = Window(interval.workers)
+        base, at_s = self._base, interval.at_s
+        base.add(interval)
+        # With fewer than wanted the cluster is the limit, and more would not come.
+        if interval.workers != self.wanted or base.count < FEWEST or base.rate <= 0.0:
+            return None
+        if base.error > _QUIET * base.rate and base.count < _ENOUGH:
+            return None
+        self._notice_shift(at_s)
+        rest_s = interval.left / base.rate
+        if rest_s < max(_WORTH_S, self._repaid_s) or not self._may_change(at_s):
+            return None
+        low, high = self._limits.low, self._limits.high
+        if self.wanted < high and at_s >= self._more_at_s:
+            return self._begin(min(high, self.wanted + self._more.size), at_s)
+        if self.wanted > low and at_s >= self._fewer_at_s:
+            return self._begin(max(low, self.wanted - self._fewer.size), at_s)
+        return None
+
+    def _notice_shift(self, at_s: float) -> None:
+        """End a pause if the same workers have become much faster or slower."""
+        base = self._base
+        if base.count < 2 * FEWEST:
+            return
+        if self._usual is None or self._usual[0] != base.workers:
+            self._usual = base.workers, base.rate
+            return
+        before = self._usual[1]
+        if abs(base.rate - before) <= max(_SHIFT * before, 2.0 * CONFIDENCE * base.error):
+            return
+        self._usual = base.workers, base.rate
+        if base.rate > before:
+            self._more_at_s = min(self._more_at_s, at_s)
+        else:
+            # Something that they share may limit them now, and then fewer are enough.
+            self._fewer_at_s = min(self._fewer_at_s, at_s)
+
+    def _may_change(self, at_s: float) -> bool:
+        """Whether a trial may begin: it may be two changes."""
+        return sum(one > at_s - CHANGES_S for one in self._changes) <= MOST_CHANGES - 2
+
+    def _begin(self, workers: int, at_s: float) -> Decision:
+        base, self._lost_s = self._base, 0.0
+        self._trial = _Trial(base, at_s)
+        kind = Kind.TRY_MORE if workers > base.workers else Kind.TRY_FEWER
+        text = (
+            f"autoscale: trying {amount(workers, 'worker')}: {amount(base.workers, 'worker')}"
+            f" {_do(base)}"
+        )
+        return self._change(kind, workers, at_s, text, _numbers(base))
+
+    # in a trial
+
+    def _lasts_too_long(self, trial: _Trial, at_s: float) -> bool:
+        return trial.after is not None and at_s - trial.joined_s > _UNDISTURBED_S
+
+    def _count_cost(self, interval: Interval) -> None:
+        """Add the work that a change costs, for example while a ring forms anew."""
+        if interval.pause is not Pause.MEMBERS or self._trial is None:
+            return
+        rate = self._trial.before.rate
+        self._lost_s += max(0.0, interval.seconds - interval.records / rate) if rate else 0.0
+
+    @property
+    def _repaid_s(self) -> float:
+        """How long the least gain takes to repay a trial. The way back costs as much again."""
+        return min(_LONGEST_MORE_S, 2.0 * self._lost_s / LEAST_GAIN)
+
+    def _in_trial(self, trial: _Trial, interval: Interval) -> Decision | None:
+        before, workers = trial.before, interval.workers
+        more = self.wanted > before.workers
+        if workers == before.workers:
+            # The change has not happened yet, or was undone by the cluster.
+            before.add(interval)
+        if (workers <= before.workers) if more else (workers != self.wanted):
+            trial.after = None
+            return None
+        if trial.after is None or trial.after.workers != workers:
+            # Those that came are judged without those that are still pending.
+            trial.after, trial.joined_s = Window(workers), interval.at_s - interval.seconds
+        trial.after.add(interval)
+        if trial.after.count < FEWEST:
+            return None
+        judge = self._judge_more if more else self._judge_fewer
+        return judge(trial, trial.after, interval.at_s)
+
+    def _judge_more(self, trial: _Trial, after: Window, at_s: float) -> Decision | None:
+        before, added = trial.before, after.workers - trial.before.workers
+        need = needed_gain(before.workers, added)
+        shown = evidence(before, after, need)
+        if shown >= CONFIDENCE:
+            return self._keep(trial, after, at_s, need)
+        if shown <= -CONFIDENCE:
+            return self._undo(trial, at_s, f"less than the {_percent(need)} that it needs")
+        if after.seconds >= TRIAL_S:
+            return self._undo(trial, at_s, f"not clearly the {_percent(need)} that it needs")
+        return None
+
+    def _keep(self, trial: _Trial, after: Window, at_s: float, need: float) -> Decision:
+        before, added = trial.before, after.workers - trial.before.workers
+        self._more.paid(added)
+        self._in_vain, self._more_at_s = 0, at_s
+        self._fewer, self._useful, self._fewer_at_s = _Step(), 0, at_s + _FEWER_S
+        if after.workers < self.wanted:
+            # Others of this trial are pending: they are judged when they come.
+            self._trial = _Trial(after, at_s)
+        else:
+            self._trial, self._base = None, after
+        text = (
+            f"autoscale: keeping {amount(after.workers, 'worker')}: {_added(before, after)};"
+            f" at least {_percent(need)} is needed"
+        )
+        return Decision(Kind.KEEP, self.wanted, text, _numbers(before, after))
+
+    def _judge_fewer(self, trial: _Trial, after: Window, at_s: float) -> Decision | None:
+        before, removed = trial.before, trial.before.workers - after.workers
+        need = _needed_to_return(after.workers, removed)
+        shown = evidence(after, before, need)
+        if shown <= -CONFIDENCE:
+            return self._stay_fewer(trial, after, at_s, need)
+        if shown >= CONFIDENCE:
+            return self._undo(trial, at_s, f"more than the {_percent(need)} that it needs")
+        if after.seconds >= TRIAL_S:
+            return self._undo(trial, at_s, f"not clearly less than {_percent(need)}")
+        return None
+
+    def _stay_fewer(self, trial: _Trial, after: Window, at_s: float, need: float) -> Decision:
+        removed = trial.before.workers - after.workers
+        self._fewer.paid(removed)
+        self._useful, self._fewer_at_s = 0, at_s
+        # One more was just shown to add nothing.
+        self._more, self._in_vain = _Step(), 1
+        self._more_at_s = at_s + self._pause_s(_MORE_S, 0, _LONGEST_MORE_S)
+        text = (
+            f"autoscale: staying at {amount(after.workers, 'worker')}:"
+            f" {_added(after, trial.before)}, less than {_percent(need)}"
+        )
+        numbers = _numbers(trial.before, after)
+        self._trial, self._base = None, after
+        return Decision(Kind.STAY_FEWER, self.wanted, text, numbers)
+
+    def _undo(self, trial: _Trial, at_s: float, why: str) -> Decision:
+        """Return to the number of workers before the trial."""
+        before, after = trial.before, trial.after
+        assert after is not None
+        self._trial, self._base = None, Window(before.workers)
+        if self.wanted > before.workers:
+            added = self.wanted - before.workers
+            text = (
+                f"autoscale: giving back {amount(added, 'worker')}: {_added(before, after)}, {why}"
+            )
+            self._put_off_more(after.workers - before.workers, at_s)
+            kind = Kind.GIVE_BACK
+        else:
+            text = (
+                f"autoscale: back to {amount(before.workers, 'worker')}:"
+                f" {_added(after, before)}, {why}"
+            )
+            self._put_off_fewer(before.workers - after.workers, at_s)
+            kind = Kind.RESTORE
+        return self._change(kind, before.workers, at_s, text, _numbers(before, after))
+
+    def _put_off_more(self, added: int, at_s: float) -> None:
+        self._more.failed(added)
+        if added > 1:
+            # Half as many may be worth it: the job may be limited somewhere between.
+            self._more_at_s = at_s
+            return
+        self._more_at_s = at_s + self._pause_s(_MORE_S, self._in_vain, _LONGEST_MORE_S)
+        self._in_vain += 1
+
+    def _put_off_fewer(self, removed: int, at_s: float) -> None:
+        self._fewer.failed(removed)
+        if removed > 1:
+            self._fewer_at_s = at_s
+            return
+        self._useful += 1
+        self._fewer_at_s = at_s + self._pause_s(_FEWER_S, self._useful, _LONGEST_FEWER_S)
+
+    def _pause_s(self, first_s: float, times: int, longest_s: float) -> float:
+        """The pause before the next trial: trials may cost a twentieth of the time at most."""
+        return max(min(longest_s, first_s * 2.0 ** min(times, 10)), self._repaid_s)
+
+    def _change(
+        self, kind: Kind, workers: int, at_s: float, text: str, numbers: Mapping[str, float]
+    ) -> Decision:
+        self.wanted = workers
+        self._usual = None
+        self._changes.append(at_s)
+        return Decision(kind, workers, text, numbers)
+
+
+def _numbers(before: Window, after: Window | None = None) -> dict[str, float]:
+    """Rates with their standard errors, for programs."""
+    found: dict[str, float] = {
+        "before_workers": before.workers,
+        "before_records_per_s": before.rate,
+        "before_error": before.error,
+    }
+    if after is not None and after.count > 1:
+        found |= {
+            "after_workers": after.workers,
+            "after_records_per_s": after.rate,
+            "after_error": after.error,
+            "gain": _gain(before, after),
+        }
+    return found
+
+
+def _do(window: Window) -> str:
+    """`do 1,203 ± 12 records/s`."""
+    verb = "does" if window.workers == 1 else "do"
+    return f"{verb} {number(window.rate)} ± {number(window.error)} records/s"
+
+
+def _gain(few: Window, many: Window) -> float:
+    return many.rate / few.rate - 1.0 if few.rate else 0.0
+
+
+def _added(few: Window, many: Window) -> str:
+    """`the last one added 3.1 ± 1.2 %: 1,203 records/s before, 1,240 with it`."""
+    count = many.workers - few.workers
+    last = "the last one" if count == 1 else f"the last {count}"
+    if min(few.count, many.count) < 2 or not few.rate:
+        return f"{last} could not be measured"
+    error = math.hypot(many.error / few.rate, few.error * many.rate / few.rate**2)
+    return (
+        f"{last} added {100 * _gain(few, many):.1f} ± {100 * error:.1f} %"
+        f" ({number(few.rate)} to {number(many.rate)} records/s, measured for"
+        f" {spoken(min(few.seconds, many.seconds))})"
+    )
+
+
+def _within(limits: WorkerRange, workers: int) -> int:
+    return min(limits.high, max(limits.low, workers))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
