@@ -154,7 +154,7 @@ class _Scrape:
     def _membership(self) -> Iterator[Metric]:
         status = self._status
         wanted = status.scale
-        scale: _Samples = [
+        scale = [
             ({"kind": "least"}, wanted.low),
             ({"kind": "most"}, wanted.high),
             ({"kind": "ordered"}, wanted.requested),

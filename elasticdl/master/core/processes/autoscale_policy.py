@@ -8,6 +8,10 @@ hypothesis: a change stays only if the data show that it pays, and otherwise it 
 - Added workers stay if they are shown to add the gain that is needed within `TRIAL_S`.
 - Removed workers stay away if they are shown to have added less than that.
 
+A trial is looked at after each interval. So that many looks do not make a chance finding likely, an
+early one must show more (P. C. O'Brien and T. R. Fleming, A multiple testing procedure for clinical
+trials, Biometrics 35, 1979). Undoing a change early is cheap and needs no such caution.
+
 Time comes from the intervals, so a replay decides the same.
 """
 
@@ -28,25 +32,32 @@ LEAST_GAIN = 0.05
 _LEAST_SHARE = 0.5
 """What it must add of an average worker's part, if that is less; steps of several need it, too."""
 CONFIDENCE = 2.0
-"""Welch's t that decides a trial early: about 95 % on one side, with five intervals each."""
+"""Welch's t that counts as shown: about 97 % on one side."""
 FEWEST = 5
 """Intervals that a side of a comparison has at least."""
-_ENOUGH, _MOST = 15, 30
+_ENOUGH, _MOST = 15, 45
 """Intervals before a trial that are enough, however noisy, and that are kept."""
-_QUIET = 0.05
-"""Relative error of a rate with which fewer intervals are enough."""
-_FLOOR = 0.01
+_QUIET = 0.03
+"""Relative error of a rate with which fewer intervals are enough, to try more workers."""
+_FLOOR = 0.005
 """Least relative error of a rate: reports come in lumps, so few intervals may agree by chance."""
 TRIAL_S = 45.0
 """Measured time after which added workers that did not show their gain are given back."""
+_FEWER_TRIAL_S = 90.0
+"""The same for removed workers: if they add little, a longer trial costs little."""
 _UNDISTURBED_S = 300.0
 """A trial with too few undisturbed intervals ends after this time."""
 _WORTH_S = 60.0
 """No trial begins if the job ends sooner than this."""
-_MORE_S, _LONGEST_MORE_S = 120.0, 1800.0
-"""Pause after one more worker was tried in vain; it doubles each time."""
-_FEWER_S, _LONGEST_FEWER_S = 1800.0, 7200.0
+_RETRY_S, _LONGEST_RETRY_S = 120.0, 1800.0
+"""Pause after one more worker was tried in vain, or one fewer without a finding.
+
+It doubles each time.
+"""
+_REVIEW_S, _LONGEST_REVIEW_S = 1800.0, 7200.0
 """Pause before one fewer is tried; it doubles each time that the worker proves useful."""
+_DOUBT_S = 300.0
+"""The first such pause after one worker added less than twice what was needed."""
 _SHIFT = 0.25
 """A change of the rate of the same workers by more than this ends the pause."""
 MOST_CHANGES, CHANGES_S = 20, 600.0
@@ -113,8 +124,17 @@ class Window:
         """Add an undisturbed interval."""
         self.intervals.append((interval.seconds, interval.records))
 
+    def newest(self, count: int) -> Window | None:
+        """The newest so many intervals; None if there are fewer."""
+        if self.count < count:
+            return None
+        found = Window(self.workers)
+        found.intervals.extend(list(self.intervals)[-count:])
+        return found
+
     @property
     def count(self) -> int:
+        """How many intervals it has."""
         return len(self.intervals)
 
     @property
@@ -161,8 +181,8 @@ class _Trial:
     before: Window
     began_s: float
     after: Window | None = None
-    joined_s: float = 0.0
-    """When the first worker of `after` trained, or the removed ones had left."""
+    changed_s: float | None = None
+    """When added workers trained first, or the removed ones had left; None before that."""
 
 
 def needed_gain(workers: int, more: int) -> float:
@@ -186,6 +206,11 @@ def evidence(few: Window, many: Window, gain: float) -> float:
     return (many.rate - claimed) / error if error else 0.0
 
 
+def _bound(after: Window, trial_s: float) -> float:
+    """The t that makes a change final after so much of a trial, by O'Brien and Fleming."""
+    return CONFIDENCE / math.sqrt(min(1.0, after.seconds / trial_s))
+
+
 @final
 class AutoscalePolicy:
     """Decides how many workers a job has. Give it the intervals of the job in order."""
@@ -197,9 +222,9 @@ class AutoscalePolicy:
         """Intervals with the present workers, while there is no trial."""
         self._trial: _Trial | None = None
         self._more, self._fewer = _Step(), _Step()
-        self._in_vain = self._useful = 0
-        """Trials of one more in a row that were undone, and trials of one fewer."""
-        self._more_at_s, self._fewer_at_s = 0.0, _FEWER_S
+        self._in_vain = self._useful = self._unclear = 0
+        """Trials in a row: of one more in vain, of one fewer that proved useful, or nothing."""
+        self._more_at_s, self._fewer_at_s = 0.0, _REVIEW_S
         self._lost_s = 0.0
         """What the change of the newest trial cost, in seconds of work."""
         self._usual: tuple[int, float] | None = None
@@ -211,7 +236,7 @@ class AutoscalePolicy:
         if limits != self._limits and (decision := self._follow(limits, interval.at_s)):
             return decision
         trial = self._trial
-        if trial is not None and self._lasts_too_long(trial, interval.at_s):
+        if trial is not None and self._lasts_too_long(trial, interval):
             return self._undo(trial, interval.at_s, "too few undisturbed intervals to measure it")
         if interval.pause is not None:
             self._count_cost(interval)
@@ -245,36 +270,39 @@ class AutoscalePolicy:
         # With fewer than wanted the cluster is the limit, and more would not come.
         if interval.workers != self.wanted or base.count < FEWEST or base.rate <= 0.0:
             return None
-        if base.error > _QUIET * base.rate and base.count < _ENOUGH:
+        if self._has_shifted(at_s):
+            self._base = Window(base.workers)
             return None
-        self._notice_shift(at_s)
         rest_s = interval.left / base.rate
         if rest_s < max(_WORTH_S, self._repaid_s) or not self._may_change(at_s):
             return None
-        low, high = self._limits.low, self._limits.high
-        if self.wanted < high and at_s >= self._more_at_s:
+        low, high, enough = self._limits.low, self._limits.high, base.count >= _ENOUGH
+        quiet = enough or base.error <= _QUIET * base.rate
+        if self.wanted < high and at_s >= self._more_at_s and quiet:
             return self._begin(min(high, self.wanted + self._more.size), at_s)
-        if self.wanted > low and at_s >= self._fewer_at_s:
+        if self.wanted > low and at_s >= self._fewer_at_s and enough:
             return self._begin(max(low, self.wanted - self._fewer.size), at_s)
         return None
 
-    def _notice_shift(self, at_s: float) -> None:
-        """End a pause if the same workers have become much faster or slower."""
-        base = self._base
-        if base.count < 2 * FEWEST:
-            return
+    def _has_shifted(self, at_s: float) -> bool:
+        """Whether the same workers have become much faster or slower, which ends a pause."""
+        base, newest = self._base, self._base.newest(2 * FEWEST)
+        if newest is None:
+            return False
         if self._usual is None or self._usual[0] != base.workers:
             self._usual = base.workers, base.rate
-            return
+            return False
         before = self._usual[1]
-        if abs(base.rate - before) <= max(_SHIFT * before, 2.0 * CONFIDENCE * base.error):
-            return
-        self._usual = base.workers, base.rate
-        if base.rate > before:
+        if abs(newest.rate - before) <= max(_SHIFT * before, 2.0 * CONFIDENCE * newest.error):
+            return False
+        self._usual = None
+        if newest.rate > before:
             self._more_at_s = min(self._more_at_s, at_s)
         else:
             # Something that they share may limit them now, and then fewer are enough.
+            self._fewer = _Step(max(1, base.workers // 4))
             self._fewer_at_s = min(self._fewer_at_s, at_s)
+        return True
 
     def _may_change(self, at_s: float) -> bool:
         """Whether a trial may begin: it may be two changes."""
@@ -292,8 +320,19 @@ class AutoscalePolicy:
 
     # in a trial
 
-    def _lasts_too_long(self, trial: _Trial, at_s: float) -> bool:
-        return trial.after is not None and at_s - trial.joined_s > _UNDISTURBED_S
+    def _lasts_too_long(self, trial: _Trial, interval: Interval) -> bool:
+        """Whether the change took place too long ago for a trial without a verdict."""
+        if interval.pause is not Pause.MEMBERS:
+            if not self._has_changed(trial, interval.workers):
+                trial.changed_s = None
+            elif trial.changed_s is None:
+                trial.changed_s = interval.at_s
+        return trial.changed_s is not None and interval.at_s - trial.changed_s > _UNDISTURBED_S
+
+    def _has_changed(self, trial: _Trial, workers: int) -> bool:
+        """Whether so many workers are those of the trial, or some of them."""
+        before = trial.before.workers
+        return workers > before if self.wanted > before else workers == self.wanted
 
     def _count_cost(self, interval: Interval) -> None:
         """Add the work that a change costs, for example while a ring forms anew."""
@@ -305,31 +344,30 @@ class AutoscalePolicy:
     @property
     def _repaid_s(self) -> float:
         """How long the least gain takes to repay a trial. The way back costs as much again."""
-        return min(_LONGEST_MORE_S, 2.0 * self._lost_s / LEAST_GAIN)
+        return min(_LONGEST_RETRY_S, 2.0 * self._lost_s / LEAST_GAIN)
 
     def _in_trial(self, trial: _Trial, interval: Interval) -> Decision | None:
         before, workers = trial.before, interval.workers
-        more = self.wanted > before.workers
         if workers == before.workers:
             # The change has not happened yet, or was undone by the cluster.
             before.add(interval)
-        if (workers <= before.workers) if more else (workers != self.wanted):
+        if not self._has_changed(trial, workers):
             trial.after = None
             return None
         if trial.after is None or trial.after.workers != workers:
             # Those that came are judged without those that are still pending.
-            trial.after, trial.joined_s = Window(workers), interval.at_s - interval.seconds
+            trial.after = Window(workers)
         trial.after.add(interval)
         if trial.after.count < FEWEST:
             return None
-        judge = self._judge_more if more else self._judge_fewer
+        judge = self._judge_more if self.wanted > before.workers else self._judge_fewer
         return judge(trial, trial.after, interval.at_s)
 
     def _judge_more(self, trial: _Trial, after: Window, at_s: float) -> Decision | None:
         before, added = trial.before, after.workers - trial.before.workers
         need = needed_gain(before.workers, added)
         shown = evidence(before, after, need)
-        if shown >= CONFIDENCE:
+        if shown >= _bound(after, TRIAL_S):
             return self._keep(trial, after, at_s, need)
         if shown <= -CONFIDENCE:
             return self._undo(trial, at_s, f"less than the {_percent(need)} that it needs")
@@ -341,7 +379,9 @@ class AutoscalePolicy:
         before, added = trial.before, after.workers - trial.before.workers
         self._more.paid(added)
         self._in_vain, self._more_at_s = 0, at_s
-        self._fewer, self._useful, self._fewer_at_s = _Step(), 0, at_s + _FEWER_S
+        self._fewer, self._useful, self._unclear = _Step(), 0, 0
+        doubtful = added == 1 and _gain(before, after) < 2.0 * need
+        self._fewer_at_s = at_s + (_DOUBT_S if doubtful else _REVIEW_S)
         if after.workers < self.wanted:
             # Others of this trial are pending: they are judged when they come.
             self._trial = _Trial(after, at_s)
@@ -357,21 +397,23 @@ class AutoscalePolicy:
         before, removed = trial.before, trial.before.workers - after.workers
         need = _needed_to_return(after.workers, removed)
         shown = evidence(after, before, need)
-        if shown <= -CONFIDENCE:
+        if shown <= -_bound(after, _FEWER_TRIAL_S):
             return self._stay_fewer(trial, after, at_s, need)
         if shown >= CONFIDENCE:
+            self._useful, self._unclear = self._useful + 1, 0
             return self._undo(trial, at_s, f"more than the {_percent(need)} that it needs")
-        if after.seconds >= TRIAL_S:
+        if after.seconds >= _FEWER_TRIAL_S:
+            self._unclear += 1
             return self._undo(trial, at_s, f"not clearly less than {_percent(need)}")
         return None
 
     def _stay_fewer(self, trial: _Trial, after: Window, at_s: float, need: float) -> Decision:
         removed = trial.before.workers - after.workers
         self._fewer.paid(removed)
-        self._useful, self._fewer_at_s = 0, at_s
+        self._useful, self._unclear, self._fewer_at_s = 0, 0, at_s
         # One more was just shown to add nothing.
         self._more, self._in_vain = _Step(), 1
-        self._more_at_s = at_s + self._pause_s(_MORE_S, 0, _LONGEST_MORE_S)
+        self._more_at_s = at_s + self._pause_s(_RETRY_S, 0, _LONGEST_RETRY_S)
         text = (
             f"autoscale: staying at {amount(after.workers, 'worker')}:"
             f" {_added(after, trial.before)}, less than {_percent(need)}"
@@ -382,8 +424,7 @@ class AutoscalePolicy:
 
     def _undo(self, trial: _Trial, at_s: float, why: str) -> Decision:
         """Return to the number of workers before the trial."""
-        before, after = trial.before, trial.after
-        assert after is not None
+        before, after = trial.before, trial.after or Window(self.wanted)
         self._trial, self._base = None, Window(before.workers)
         if self.wanted > before.workers:
             added = self.wanted - before.workers
@@ -407,7 +448,7 @@ class AutoscalePolicy:
             # Half as many may be worth it: the job may be limited somewhere between.
             self._more_at_s = at_s
             return
-        self._more_at_s = at_s + self._pause_s(_MORE_S, self._in_vain, _LONGEST_MORE_S)
+        self._more_at_s = at_s + self._pause_s(_RETRY_S, self._in_vain, _LONGEST_RETRY_S)
         self._in_vain += 1
 
     def _put_off_fewer(self, removed: int, at_s: float) -> None:
@@ -415,8 +456,11 @@ class AutoscalePolicy:
         if removed > 1:
             self._fewer_at_s = at_s
             return
-        self._useful += 1
-        self._fewer_at_s = at_s + self._pause_s(_FEWER_S, self._useful, _LONGEST_FEWER_S)
+        if self._unclear:
+            pause_s = self._pause_s(_RETRY_S, self._unclear - 1, _LONGEST_RETRY_S)
+        else:
+            pause_s = self._pause_s(_REVIEW_S, self._useful, _LONGEST_REVIEW_S)
+        self._fewer_at_s = at_s + pause_s
 
     def _pause_s(self, first_s: float, times: int, longest_s: float) -> float:
         """The pause before the next trial: trials may cost a twentieth of the time at most."""
