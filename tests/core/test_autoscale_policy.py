@@ -18,11 +18,10 @@ from elasticdl.master.core.processes.autoscale_policy import (
     TRIAL_S,
     AutoscalePolicy,
     Decision,
-    Interval,
     Kind,
-    Pause,
     needed_gain,
 )
+from elasticdl.master.core.processes.throughput_windows import Interval, Pause
 from tests.present import present
 
 pytestmark = pytest.mark.core
@@ -296,7 +295,7 @@ def test_workers_are_given_back_when_something_else_begins_to_limit_the_job(nois
         assert job.settled == 8
         job.curve = limited_to(3)
         job.run(600.0 if noise < 0.1 else 1200.0)
-    assert sum(job.settled > 4 for job in jobs) <= 2
+    assert sum(job.settled > 4 for job in jobs) <= (0 if noise < 0.1 else 3)
 
 
 def test_more_are_tried_soon_after_the_same_workers_became_faster() -> None:

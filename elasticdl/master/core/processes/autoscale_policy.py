@@ -25,7 +25,18 @@ from enum import StrEnum
 from typing import final
 
 from elasticdl.flag_values import WorkerRange
-from elasticdl.formatting import amount, number, spoken
+from elasticdl.formatting import amount
+from elasticdl.master.core.processes.throughput_windows import (
+    Interval,
+    Pause,
+    Window,
+    evidence,
+    gain,
+    gain_words,
+    numbers_of,
+    percent_words,
+    rate_words,
+)
 
 LEAST_GAIN = 0.05
 """What a worker must add to the records per second of up to ten workers to stay."""
@@ -35,12 +46,10 @@ CONFIDENCE = 2.0
 """Welch's t that counts as shown: about 97 % on one side."""
 FEWEST = 5
 """Intervals that a side of a comparison has at least."""
-_ENOUGH, _MOST = 15, 45
-"""Intervals before a trial that are enough, however noisy, and that are kept."""
+_ENOUGH = 15
+"""Intervals before a trial that are enough, however noisy."""
 _QUIET = 0.03
 """Relative error of a rate with which fewer intervals are enough, to try more workers."""
-_FLOOR = 0.005
-"""Least relative error of a rate: reports come in lumps, so few intervals may agree by chance."""
 TRIAL_S = 45.0
 """Measured time after which added workers that did not show their gain are given back."""
 _FEWER_TRIAL_S = 90.0
@@ -64,17 +73,6 @@ MOST_CHANGES, CHANGES_S = 20, 600.0
 """Changes of the number of workers in so many seconds."""
 
 
-class Pause(StrEnum):
-    """Why an interval does not show what its workers can do."""
-
-    MEMBERS = "workers join or leave"
-    EVALUATION = "evaluation"
-    CHECKPOINT = "a checkpoint"
-    SERVERS = "parameter servers are away"
-    DATA = "the data ends"
-    SETTLING = "the first interval after a pause"
-
-
 class Kind(StrEnum):
     """What a decision does."""
 
@@ -89,20 +87,6 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """What the job did in `seconds` until `at_s`."""
-
-    at_s: float
-    seconds: float
-    records: int
-    workers: int
-    """Workers that trained during all of it; of no meaning in a pause."""
-    left: int
-    """Records that the job still has to do."""
-    pause: Pause | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """The number of workers to have from now on, and why."""
 
@@ -110,51 +94,6 @@ class Decision:
     workers: int
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Window:
-    """The newest intervals with the same number of workers."""
-
-    workers: int
-    intervals: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_MOST))
-    """Seconds and records."""
-
-    def add(self, interval: Interval) -> None:
-        """Add an undisturbed interval."""
-        self.intervals.append((interval.seconds, interval.records))
-
-    def newest(self, count: int) -> Window | None:
-        """The newest so many intervals; None if there are fewer."""
-        if self.count < count:
-            return None
-        found = Window(self.workers)
-        found.intervals.extend(list(self.intervals)[-count:])
-        return found
-
-    @property
-    def count(self) -> int:
-        """How many intervals it has."""
-        return len(self.intervals)
-
-    @property
-    def seconds(self) -> float:
-        """Measured time."""
-        return sum(seconds for seconds, _ in self.intervals)
-
-    @property
-    def rate(self) -> float:
-        """Records per second."""
-        return sum(records for _, records in self.intervals) / self.seconds
-
-    @property
-    def error(self) -> float:
-        """Standard error of the rate, in records per second. Of two intervals or more."""
-        rate, length_s = self.rate, self.seconds / self.count
-        # Of a ratio: an interval of another length deviates by what its time does not explain.
-        squares = sum((records - rate * seconds) ** 2 for seconds, records in self.intervals)
-        spread = math.sqrt(squares / (self.count - 1)) / length_s
-        return max(_FLOOR * rate, spread / math.sqrt(self.count))
 
 
 @dataclass(slots=True)
@@ -196,16 +135,6 @@ def _needed_to_return(workers: int, fewer: int) -> float:
     return fewer * min(LEAST_GAIN, _LEAST_SHARE / workers)
 
 
-def evidence(few: Window, many: Window, gain: float) -> float:
-    """Welch's t of the claim that `many` has a rate of (1 + `gain`) times that of `few`, or more.
-
-    Above 0 the data speak for it, below 0 against it.
-    """
-    claimed = few.rate * (1.0 + gain)
-    error = math.hypot(many.error, few.error * (1.0 + gain))
-    return (many.rate - claimed) / error if error else 0.0
-
-
 def _bound(after: Window, trial_s: float) -> float:
     """The t that makes a change final after so much of a trial, by O'Brien and Fleming."""
     return CONFIDENCE / math.sqrt(min(1.0, after.seconds / trial_s))
@@ -216,7 +145,7 @@ class AutoscalePolicy:
     """Decides how many workers a job has. Give it the intervals of the job in order."""
 
     def __init__(self, limits: WorkerRange) -> None:
-        self._limits = limits
+        self._low, self._high = limits.low, limits.high
         self.wanted = limits.low
         self._base = Window(0)
         """Intervals with the present workers, while there is no trial."""
@@ -233,7 +162,9 @@ class AutoscalePolicy:
 
     def observe(self, interval: Interval, limits: WorkerRange) -> Decision | None:
         """Take in the next interval; return a decision if one is due."""
-        if limits != self._limits and (decision := self._follow(limits, interval.at_s)):
+        if (limits.low, limits.high) != (self._low, self._high) and (
+            decision := self._follow(limits, interval.at_s)
+        ):
             return decision
         trial = self._trial
         if trial is not None and self._lasts_too_long(trial, interval):
@@ -249,7 +180,7 @@ class AutoscalePolicy:
 
     def _follow(self, limits: WorkerRange, at_s: float) -> Decision | None:
         """Take in another range of the user; what failed in the old one may be tried again."""
-        self._limits = limits
+        self._low, self._high = limits.low, limits.high
         self._more, self._in_vain, self._more_at_s = _Step(), 0, at_s
         workers, trial = _within(limits, self.wanted), self._trial
         if workers == self.wanted:
@@ -276,7 +207,7 @@ class AutoscalePolicy:
         rest_s = interval.left / base.rate
         if rest_s < max(_WORTH_S, self._repaid_s) or not self._may_change(at_s):
             return None
-        low, high, enough = self._limits.low, self._limits.high, base.count >= _ENOUGH
+        low, high, enough = self._low, self._high, base.count >= _ENOUGH
         quiet = enough or base.error <= _QUIET * base.rate
         if self.wanted < high and at_s >= self._more_at_s and quiet:
             return self._begin(min(high, self.wanted + self._more.size), at_s)
@@ -314,9 +245,9 @@ class AutoscalePolicy:
         kind = Kind.TRY_MORE if workers > base.workers else Kind.TRY_FEWER
         text = (
             f"autoscale: trying {amount(workers, 'worker')}: {amount(base.workers, 'worker')}"
-            f" {_do(base)}"
+            f" {rate_words(base)}"
         )
-        return self._change(kind, workers, at_s, text, _numbers(base))
+        return self._change(kind, workers, at_s, text, numbers_of(base))
 
     # in a trial
 
@@ -370,9 +301,9 @@ class AutoscalePolicy:
         if shown >= _bound(after, TRIAL_S):
             return self._keep(trial, after, at_s, need)
         if shown <= -CONFIDENCE:
-            return self._undo(trial, at_s, f"less than the {_percent(need)} that it needs")
+            return self._undo(trial, at_s, f"less than the {percent_words(need)} that it needs")
         if after.seconds >= TRIAL_S:
-            return self._undo(trial, at_s, f"not clearly the {_percent(need)} that it needs")
+            return self._undo(trial, at_s, f"not clearly the {percent_words(need)} that it needs")
         return None
 
     def _keep(self, trial: _Trial, after: Window, at_s: float, need: float) -> Decision:
@@ -380,7 +311,7 @@ class AutoscalePolicy:
         self._more.paid(added)
         self._in_vain, self._more_at_s = 0, at_s
         self._fewer, self._useful, self._unclear = _Step(), 0, 0
-        doubtful = added == 1 and _gain(before, after) < 2.0 * need
+        doubtful = added == 1 and gain(before, after) < 2.0 * need
         self._fewer_at_s = at_s + (_DOUBT_S if doubtful else _REVIEW_S)
         if after.workers < self.wanted:
             # Others of this trial are pending: they are judged when they come.
@@ -388,10 +319,10 @@ class AutoscalePolicy:
         else:
             self._trial, self._base = None, after
         text = (
-            f"autoscale: keeping {amount(after.workers, 'worker')}: {_added(before, after)};"
-            f" at least {_percent(need)} is needed"
+            f"autoscale: keeping {amount(after.workers, 'worker')}: {gain_words(before, after)};"
+            f" at least {percent_words(need)} is needed"
         )
-        return Decision(Kind.KEEP, self.wanted, text, _numbers(before, after))
+        return Decision(Kind.KEEP, self.wanted, text, numbers_of(before, after))
 
     def _judge_fewer(self, trial: _Trial, after: Window, at_s: float) -> Decision | None:
         before, removed = trial.before, trial.before.workers - after.workers
@@ -401,10 +332,10 @@ class AutoscalePolicy:
             return self._stay_fewer(trial, after, at_s, need)
         if shown >= CONFIDENCE:
             self._useful, self._unclear = self._useful + 1, 0
-            return self._undo(trial, at_s, f"more than the {_percent(need)} that it needs")
+            return self._undo(trial, at_s, f"more than the {percent_words(need)} that it needs")
         if after.seconds >= _FEWER_TRIAL_S:
             self._unclear += 1
-            return self._undo(trial, at_s, f"not clearly less than {_percent(need)}")
+            return self._undo(trial, at_s, f"not clearly less than {percent_words(need)}")
         return None
 
     def _stay_fewer(self, trial: _Trial, after: Window, at_s: float, need: float) -> Decision:
@@ -416,9 +347,9 @@ class AutoscalePolicy:
         self._more_at_s = at_s + self._pause_s(_RETRY_S, 0, _LONGEST_RETRY_S)
         text = (
             f"autoscale: staying at {amount(after.workers, 'worker')}:"
-            f" {_added(after, trial.before)}, less than {_percent(need)}"
+            f" {gain_words(after, trial.before)}, less than {percent_words(need)}"
         )
-        numbers = _numbers(trial.before, after)
+        numbers = numbers_of(trial.before, after)
         self._trial, self._base = None, after
         return Decision(Kind.STAY_FEWER, self.wanted, text, numbers)
 
@@ -427,20 +358,16 @@ class AutoscalePolicy:
         before, after = trial.before, trial.after or Window(self.wanted)
         self._trial, self._base = None, Window(before.workers)
         if self.wanted > before.workers:
-            added = self.wanted - before.workers
-            text = (
-                f"autoscale: giving back {amount(added, 'worker')}: {_added(before, after)}, {why}"
-            )
+            added, found = self.wanted - before.workers, gain_words(before, after)
+            text = f"autoscale: giving back {amount(added, 'worker')}: {found}, {why}"
             self._put_off_more(after.workers - before.workers, at_s)
             kind = Kind.GIVE_BACK
         else:
-            text = (
-                f"autoscale: back to {amount(before.workers, 'worker')}:"
-                f" {_added(after, before)}, {why}"
-            )
+            found = gain_words(after, before)
+            text = f"autoscale: back to {amount(before.workers, 'worker')}: {found}, {why}"
             self._put_off_fewer(before.workers - after.workers, at_s)
             kind = Kind.RESTORE
-        return self._change(kind, before.workers, at_s, text, _numbers(before, after))
+        return self._change(kind, before.workers, at_s, text, numbers_of(before, after))
 
     def _put_off_more(self, added: int, at_s: float) -> None:
         self._more.failed(added)
@@ -475,50 +402,5 @@ class AutoscalePolicy:
         return Decision(kind, workers, text, numbers)
 
 
-def _numbers(before: Window, after: Window | None = None) -> dict[str, float]:
-    """Rates with their standard errors, for programs."""
-    found: dict[str, float] = {
-        "before_workers": before.workers,
-        "before_records_per_s": before.rate,
-        "before_error": before.error,
-    }
-    if after is not None and after.count > 1:
-        found |= {
-            "after_workers": after.workers,
-            "after_records_per_s": after.rate,
-            "after_error": after.error,
-            "gain": _gain(before, after),
-        }
-    return found
-
-
-def _do(window: Window) -> str:
-    """`do 1,203 ± 12 records/s`."""
-    verb = "does" if window.workers == 1 else "do"
-    return f"{verb} {number(window.rate)} ± {number(window.error)} records/s"
-
-
-def _gain(few: Window, many: Window) -> float:
-    return many.rate / few.rate - 1.0 if few.rate else 0.0
-
-
-def _added(few: Window, many: Window) -> str:
-    """`the last one added 3.1 ± 1.2 %: 1,203 records/s before, 1,240 with it`."""
-    count = many.workers - few.workers
-    last = "the last one" if count == 1 else f"the last {count}"
-    if min(few.count, many.count) < 2 or not few.rate:
-        return f"{last} could not be measured"
-    error = math.hypot(many.error / few.rate, few.error * many.rate / few.rate**2)
-    return (
-        f"{last} added {100 * _gain(few, many):.1f} ± {100 * error:.1f} %"
-        f" ({number(few.rate)} to {number(many.rate)} records/s, measured for"
-        f" {spoken(min(few.seconds, many.seconds))})"
-    )
-
-
 def _within(limits: WorkerRange, workers: int) -> int:
     return min(limits.high, max(limits.low, workers))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

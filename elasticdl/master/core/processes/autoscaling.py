@@ -17,10 +17,9 @@ from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.autoscale_policy import (
     AutoscalePolicy,
     Decision,
-    Interval,
-    Pause,
 )
 from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.processes.throughput_windows import Interval, Pause
 
 INTERVAL_S = 2.0
 """Least length of an interval: every worker reports about every two seconds."""

@@ -1,0 +1,227 @@
+"""A job with --autoscale: its reports are measured, and workers are started and sent away."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
+from elasticdl.errors import SpecError
+from elasticdl.job_choices import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.job_context import Limits
+from elasticdl.master.core.state import JobState
+from elasticdl.master.journal.rules import worth_keeping
+from elasticdl.shard import Applied, Lease, Source
+from tests.core.conftest import Bench
+from tests.core.random_history import canonical
+from tests.present import present
+
+pytestmark = pytest.mark.core
+
+RECORDS = (Source("a", 10**7),)
+FEW_RECORDS = (Source("a", 60_000),)
+STEP_S, START_S = 0.5, 4.0
+
+
+@dataclass
+class Worker:
+    """It reports every two seconds what it did, and leaves soon when it is asked to."""
+
+    name: ProcessName
+    attaches_s: float
+    lease: Lease | None = None
+    offset: int = 0
+    attached: bool = False
+    ends_s: float | None = None
+
+
+@dataclass
+class Running:
+    """A job of which all workers share `limit` records a second, each at most 1,000."""
+
+    job: Bench
+    limit: float = 1e9
+    workers: dict[ProcessName, Worker] = field(default_factory=dict)
+    journal: list[e.Event] = field(default_factory=list)
+    begun: int = 0
+    full: bool = False
+    """Nothing more starts: the cluster has no room."""
+
+    def put(self, event: e.Event) -> list[c.Command]:
+        commands = self.job.put(event)
+        stored = type(event)(
+            **{name: getattr(event, name) for name in event.__dataclass_fields__ if name != "at_s"},
+            at_s=self.job.t,
+        )
+        if worth_keeping(stored, commands):
+            self.journal.append(stored)
+        for command in commands:
+            self._carry_out(command)
+        return commands
+
+    def begin(self, training: tuple[Source, ...] = RECORDS) -> Running:
+        self.put(e.JobStarted(0, training))
+        self.put(e.ProcessAttached(0, self.job.ps(0), "c", "at-ps-0", None))
+        return self
+
+    def run(self, seconds: float) -> Running:
+        for _ in range(round(seconds / STEP_S)):
+            self.job.t += STEP_S
+            for worker in list(self.workers.values()):
+                self._live(worker)
+            if self.job.t % 1.0 == 0.0:
+                self.put(e.Tick(0))
+        return self
+
+    def _carry_out(self, command: c.Command) -> None:
+        match command:
+            case c.StartProcess(name=name) if name.role is Role.WORKER:
+                self.workers[name] = Worker(name, self.job.t + START_S)
+            case c.StopProcess(name=name) if name in self.workers:
+                self.workers[name].ends_s = self.job.t + 1.0
+            case c.GrantLease(worker=name, lease=lease):
+                self.workers[name].lease, self.workers[name].offset = lease, 0
+            case _:
+                pass
+
+    def _live(self, worker: Worker) -> None:
+        if worker.ends_s is not None and self.job.t >= worker.ends_s:
+            self._leave(worker)
+        elif not worker.attached and self.job.t >= worker.attaches_s and not self.full:
+            worker.attached = True
+            self.put(e.ProcessSeen(0, worker.name, True))
+            self.put(e.ProcessAttached(0, worker.name, instance="1"))
+        elif worker.attached and worker.lease is None:
+            self.put(e.LeaseRequested(0, worker.name))
+        elif worker.attached and (self.job.t + worker.name.index * STEP_S) % 2.0 == 0.0:
+            self._report(worker)
+
+    def _report(self, worker: Worker) -> None:
+        assert worker.lease is not None
+        shard = present(worker.lease.shard)
+        at_work = sum(one.lease is not None for one in self.workers.values())
+        rate = min(1000.0, self.limit / at_work)
+        worker.offset = min(shard.records, worker.offset + round(2.0 * rate))
+        done = worker.offset == shard.records
+        applied = Applied(shard.id, worker.lease.attempt, worker.offset)
+        task = worker.lease.task
+        self.put(e.ProgressReported(0, worker.name, task, applied, version=1, done=done))
+        if done:
+            worker.lease = None
+            self.put(e.LeaseRequested(0, worker.name))
+
+    def _leave(self, worker: Worker) -> None:
+        del self.workers[worker.name]
+        if worker.lease is not None:
+            applied = Applied(present(worker.lease.shard).id, worker.lease.attempt, worker.offset)
+            self.put(e.LeaseReturned(0, worker.name, applied))
+        self.put(e.ProcessEnded(0, worker.name, ExitStatus(exit_code=0)))
+
+    @property
+    def scale(self) -> Any:
+        return self.job.state.status().scale
+
+    @property
+    def decisions(self) -> list[str]:
+        announced = self.job.of(c.Announce)
+        return [one.details["decision"] for one in announced if "decision" in one.details]
+
+
+def running(bench: type[Bench], limit: float = 1e9, **flags: Any) -> Running:
+    base = {"num_workers": "1:4", "autoscale": True, "records_per_task": 4000}
+    return Running(bench(**{**base, "checkpoint_seconds": 0, **flags}), limit)
+
+
+def test_a_job_begins_with_the_fewest_workers_and_takes_more_while_they_pay(
+    bench: type[Bench],
+) -> None:
+    job = running(bench).begin()
+    assert (job.scale.autoscaled, job.scale.requested) == (1, 1)
+    job.run(150.0)
+    assert job.decisions == ["try_more", "keep", "try_more", "keep"]
+    assert (job.scale.autoscaled, job.scale.observed) == (4, 4)
+    assert "keeping 4 workers: the last 2 added 100" in present(job.scale.reason)
+
+
+def test_a_worker_that_adds_nothing_is_given_back_within_a_minute(bench: type[Bench]) -> None:
+    job = running(bench, limit=1000.0).begin()
+    while len(job.workers) < 2:
+        job.run(STEP_S)
+    begun_s = job.job.t
+    while len(job.workers) > 1:
+        job.run(STEP_S)
+    assert job.job.t - begun_s - START_S < 60.0
+    assert job.decisions == ["try_more", "give_back"]
+    (end,) = (one for one in job.job.of(c.StopProcess) if one.name == job.job.worker(1))
+    assert end.reason == "scaled down to 1 worker"
+    (told,) = (one for one in job.job.of(c.Announce) if "give_back" in one.details.values())
+    assert (told.kind, told.details["step"], told.details["workers"]) == ("scale", "autoscaled", 1)
+    assert abs(told.details["gain"]) < 0.05
+    assert job.job.state.receipt().total.repeated == 0
+
+
+def test_without_the_flag_nothing_is_measured(bench: type[Bench]) -> None:
+    job = running(bench, autoscale=False, limit=1000.0).begin().run(100.0)
+    assert (job.scale.autoscaled, job.scale.observed, job.decisions) == (None, 4, [])
+
+
+def test_another_master_goes_on_where_its_predecessor_was(bench: type[Bench]) -> None:
+    """At any moment: what the journal has leads to the same state, and so does an image."""
+    job = running(bench, limit=2000.0).begin()
+    for _ in range(12):
+        job.run(11.0)
+        twin = JobState(job.job.spec)
+        for event in job.journal:
+            twin.handle(event)
+        assert canonical(twin) == canonical(job.job.state)
+        image = json.loads(json.dumps(job.job.state.image(job.job.spec)))
+        started = present(job.job.state.started)
+        job.job.state = JobState.from_image(job.job.spec, Limits(), started, image)
+    assert job.decisions[:4] == ["try_more", "keep", "try_more", "give_back"]
+
+
+def test_a_worker_that_is_pending_is_not_judged(bench: type[Bench]) -> None:
+    job = running(bench).begin().run(8.0)
+    job.full = True
+    job.run(300.0)
+    assert job.decisions == ["try_more"]
+    job.full = False
+    job.run(40.0)
+    assert job.decisions[:2] == ["try_more", "keep"]
+
+
+def test_a_user_who_scales_sets_other_bounds(bench: type[Bench]) -> None:
+    job = running(bench, limit=1000.0).begin().run(20.0)
+    job.put(e.ScaleRequested(0, 3, 3))
+    job.run(120.0)
+    assert (job.scale.autoscaled, job.scale.observed) == (3, 3)
+    assert job.decisions[-1] == "follow"
+    job.put(e.ScaleRequested(0, 1, 2))
+    job.run(20.0)
+    assert job.scale.observed <= 2
+
+
+def test_no_worker_is_tried_shortly_before_the_end(bench: type[Bench]) -> None:
+    job = running(bench).begin(FEW_RECORDS).run(100.0)
+    assert job.decisions == []
+    assert job.job.state.receipt().total.trained == 60_000
+
+
+def test_a_stopped_job_decides_nothing_more(bench: type[Bench]) -> None:
+    job = running(bench).begin().run(16.0)
+    job.put(e.StopRequested(0, "enough"))
+    job.run(60.0)
+    assert job.decisions in ([], ["try_more"])
+    assert not job.workers
+
+
+@pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
+def test_a_range_is_needed(bench: type[Bench], action: Action) -> None:
+    with pytest.raises(SpecError, match="--autoscale with --num-workers 3") as refused:
+        bench(action, num_workers=3, autoscale=True)
+    assert "--num-workers 1:4" in (refused.value.hint or "")
