@@ -9,6 +9,7 @@ time.
 - The receipt's updates are those in the weights of all servers, or of the ring. The lost ones are
   those that some server lacks.
 - What the journal has is enough to come to the same state again.
+- With --autoscale the number of workers stays in its range, and changes at most so often.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.processes.autoscale_policy import CHANGES_S, MOST_CHANGES, Kind
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc.conversation import Report
 from elasticdl.rpc.parameters import Update
@@ -69,6 +71,8 @@ class Truth:
         self._pushing: dict[Key, Update] = {}
         self._epochs: dict[int, int] = {}
         """Of each shard that was leased."""
+        self.scaled_s: list[float] = []
+        """When --autoscale changed the number of workers."""
         self.server_deaths = 0
         self.complete_records = 0
         """In pushes that all servers have."""
@@ -207,12 +211,23 @@ class Truth:
                     world.finish = command
                 case do.Announce("stall", text) if text.startswith(STANDS_STILL):
                     self._stall_announced(text)
+                case do.Announce("scale", details=details) if "decision" in details:
+                    self._autoscaled(str(details["decision"]))
         if isinstance(event, happened.RingReported) and event.worker in world.workers:
             world.workers[event.worker].entered = event.entered
         if isinstance(event, happened.ProgressReported) and event.task is Task.TRAINING:
             self._check_progress()
         if not isinstance(event, happened.Tick | happened.LeaseRequested) or commands:
             self._look_for_progress(event, commands)
+
+    def _autoscaled(self, decision: str) -> None:
+        scale, now_s = self._world.master.state.status().scale, self._world.scheduler.now_s
+        if scale.autoscaled is None or not scale.low <= scale.autoscaled <= scale.high:
+            self.violated(f"{scale.autoscaled} workers are wanted of {scale.low}:{scale.high}")
+        if decision not in (Kind.KEEP, Kind.STAY_FEWER):
+            self.scaled_s.append(now_s)
+        if sum(one > now_s - CHANGES_S for one in self.scaled_s) > MOST_CHANGES:
+            self.violated(f"the number of workers changes too often: {self.scaled_s}")
 
     def _stall_announced(self, text: str) -> None:
         now_s = self._world.scheduler.now_s
@@ -484,10 +499,13 @@ class Truth:
 
     def _check_replay(self, receipt: Receipt) -> None:
         world = self._world
-        if world.plan.number % 8:
+        if world.plan.number % 8 and not self.scaled_s:
             return
         again = JobState(world.plan.spec)
         for event in world.journal.events:
             again.handle(event)
-        if again.receipt() != receipt or again.ledger_json() != world.master.state.ledger_json():
+        state = world.master.state
+        if again.receipt() != receipt or again.ledger_json() != state.ledger_json():
             self.violated("the journal leads to another state")
+        if again.status().scale != state.status().scale:
+            self.violated("the journal leads to another number of workers")

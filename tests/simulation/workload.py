@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.shard import Source
+from tests.simulation.found import seeds_of
 from tests.simulation.network import Weather
 
 RING, SERVERS, STEPS = "ring", "ps", "sync"
@@ -169,20 +170,22 @@ def plan_of(seed: int, strategy: str) -> Plan:
         flags |= _step_flags(draw, seed, size)
     calm = draw.random() < 0.5
     slow = bool(stragglers) and not calm
+    autoscale = _autoscales(seed, strategy, size)
+    if autoscale:
+        flags["autoscale"] = True
+    longer = 12 if autoscale else 4 if slow else 1
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
         strategy,
         seed,
         flags,
         spec_of(flags),
-        # What is slow shows after a while only.
-        tuple(Source(one.name, 4 * one.records) for one in size.training)
-        if slow
-        else size.training,
+        # What is slow shows after a while only, and so does what more workers add.
+        tuple(Source(one.name, longer * one.records) for one in size.training),
         validation,
         start_s=draw.choice([0.1, 1.0, 3.0]),
         build_s=draw.choice([0.1, 1.0, 3.0]),
-        step_s=max(draw.choice([0.0, 0.01, 0.1, 0.5]), 1.0 if slow else 0.0),
+        step_s=max(draw.choice([0.0, 0.01, 0.1, 0.5]), 1.0 if slow or autoscale else 0.0),
         feed_s=draw.choice([0.0, 0.0, 0.01, 0.2]),
         save_s=draw.choice([0.01, 0.5, 3.0]),
         gives_way=draw.choice([0.0, 0.02, 0.2]),
@@ -194,6 +197,14 @@ def plan_of(seed: int, strategy: str) -> Plan:
             *_master_faults(strategy, seed, size.steps),
         ),
     )
+
+
+def _autoscales(seed: int, strategy: str, size: _Size) -> bool:
+    """Whether the master chooses the number of workers: not in jobs that found a defect."""
+    if size.low == size.high or seed in seeds_of(strategy):
+        return False
+    # Drawn apart, so that seeds keep the rest of their jobs.
+    return random.Random(f"autoscale {strategy} {seed}").random() < 0.2
 
 
 def _common_flags(draw: random.Random, size: _Size) -> dict[str, Any]:
