@@ -143,11 +143,10 @@ SEEDS = range(10)
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.1, 0.2])
 def test_a_job_that_scales_takes_all_the_workers_that_it_may_have(noise: float) -> None:
-    for seed in SEEDS:
-        job = Job(linear, high=16, noise=noise, seed=seed).run(400.0)
-        assert job.settled == 16, job.decisions
-        assert job.reached_s(16) < 240.0 or noise == 0.2
-        assert len(job.changes) == 4 or noise == 0.2
+    jobs = [Job(linear, high=16, noise=noise, seed=seed).run(400.0) for seed in SEEDS]
+    whole = [job for job in jobs if job.settled == 16]
+    assert all(job.reached_s(16) < 240.0 and len(job.changes) == 4 for job in whole)
+    assert len(whole) >= len(jobs) - (noise == 0.2), "one in ten may not be sure enough"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 8])

@@ -234,7 +234,8 @@ def _then(draft: Draft) -> None:
     draft.then = choose.choices((Then.NOTHING, Then.RESUME, Then.BEGIN_WITH), (75, 15, 10))[0]
     if draft.most_steps:  # a job that ends by itself before its data does is no base to count from
         draft.then = Then.NOTHING
-    fixed = bool(draft.flags.get("backup_workers"))
+    # The one needs several workers, the other a range.
+    fixed = bool(draft.flags.get("backup_workers") or draft.flags.get("autoscale"))
     if draft.then is Then.RESUME and not fixed and choose.random() < 0.5:
         draft.changed = ("--num-workers", choose.choice(("1", "2", "1:2")))
         if not draft.on_ring:
@@ -365,6 +366,12 @@ def _workers(draft: Draft) -> Value | None:
     return draft.choose.choice((None, "1", "2", "2", "2", "3", "1:2", "1:3", "2:3"))
 
 
+def _autoscale(draft: Draft) -> Value | None:
+    """Drawn apart, so that seeds keep the rest of their jobs."""
+    has_range = ":" in str(draft.flags.get("num_workers", ""))
+    return True if has_range and random.Random(f"autoscale {draft.seed}").random() < 0.3 else None
+
+
 def _in_steps(of: Draw) -> Draw:
     return lambda draft: of(draft) if "sync" in draft.flags else None
 
@@ -434,6 +441,7 @@ DRAWN: Mapping[str, Draw] = {
     "job_name": _job_name,
     "job_dir": lambda draft: Place.JOB,
     "num_workers": _workers,
+    "autoscale": _autoscale,
     "backup_workers": _in_steps(_backup_workers),
     "num_ps_pods": lambda draft: (
         draft.choose.choice((None, 0)) if draft.on_ring else draft.choose.choice((None, 1, 2, 3))

@@ -50,7 +50,7 @@ _ENOUGH = 15
 """Intervals before a trial that are enough, however noisy."""
 _QUIET = 0.03
 """Relative error of a rate with which fewer intervals are enough, to try more workers."""
-TRIAL_S = 45.0
+TRIAL_S = 30.0
 """Measured time after which added workers that did not show their gain are given back."""
 _FEWER_TRIAL_S = 90.0
 """The same for removed workers: if they add little, a longer trial costs little."""
