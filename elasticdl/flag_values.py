@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field, model_serializer, model_validator
 from elasticdl.kubernetes_section import is_json, parse_json
 
 MAX_WORKERS = 10_000
+MAX_SERVERS = 1_000
+"""Most that a running job can be changed to: more are a mistyped number."""
 """Each worker has a connection to the master, and two to every parameter server
 (ps/native/listener.cc). docs/scale.md has what a master of so many costs."""
 

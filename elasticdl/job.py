@@ -67,6 +67,8 @@ class JobSpec(Section):
 
     If so, --resume begins with that number, whatever the job was scaled to before.
     """
+    servers_anew: bool = False
+    """Whether that command has `--num-ps-pods`; as `workers_anew`."""
     ladder_found: bool = False
     """Whether the submission found a priority ladder that the job may use."""
     generated_name: bool = False

@@ -126,6 +126,15 @@ class JobHandle:
         self._run.ready()
         self._job.scale(*wanted)
 
+    def scale_servers(self, number: int) -> None:
+        """Change the number of parameter servers; workers wait while the parameters move.
+
+        Raises:
+            ElasticDLError: the job cannot change it, has ended, or its master does not answer.
+        """
+        self._run.ready()
+        self._job.scale_servers(number)
+
     def checkpoint(self) -> None:
         """Take a checkpoint now.
 

@@ -62,7 +62,7 @@ def validated(request: Request) -> JobSpec:
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
     return JobSpec.from_flags(request.action, {**keys, **flags}).replace(
-        workers_anew="num_workers" in flags
+        workers_anew="num_workers" in flags, servers_anew="num_ps_pods" in flags
     )
 
 
@@ -96,7 +96,9 @@ def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
     spec = spec.replace(**_absolute_paths(spec))
     if kept.resume:
         directory = JobDirectory(Path(spec.cluster.job_dir))
-        spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew)
+        spec, scaled = as_scaled(
+            spec, directory, anew=spec.workers_anew, servers_anew=spec.servers_anew
+        )
         if scaled:
             say(scaled)
     if kept.checkpoint_dir_for_init:

@@ -66,13 +66,15 @@ def _words(job_json: Mapping[str, Any], directory: JobDirectory, *, kept: bool) 
 def _submitted(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
     """Return the saved command of a job on a cluster.
 
-    It uses the number of workers that the job was scaled to.
+    It uses the numbers of workers and servers that the job was scaled to.
     """
     command = str(job_json.get("resume_command" if resumes else "restart_command") or "")
     if not command:
         return "the command that it was submitted with" + (" and --resume" if resumes else "")
-    scaled = read_scale_override(directory) if resumes else ""
-    return command + (f" --num-workers {shlex.quote(scaled)}" if scaled else "")
+    for flag in ("num_workers", "num_ps_pods"):
+        scaled = read_scale_override(directory, flag) if resumes else ""
+        command += f" --{flag.replace('_', '-')} {shlex.quote(scaled)}" if scaled else ""
+    return command
 
 
 def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: bool) -> str:

@@ -1,6 +1,6 @@
-"""The range of workers that a user set while the job ran.
+"""The numbers of workers and parameter servers that a user set while the job ran.
 
-It outlives the master, so that a resumed job starts with it.
+They outlive the master, so that a resumed job starts with them.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from elasticdl.formatting import amount
 from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
 
 if TYPE_CHECKING:
     from elasticdl.flag_values import WorkerRange
     from elasticdl.job import JobSpec
 
+_REPLACED = {"num_workers": "instead_of", "num_ps_pods": "instead_of_ps_pods"}
+"""Where the values of a flag are that the scaled one replaced."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -22,51 +25,77 @@ def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int)
 
     If the disk refuses the write, a resumed job starts with its initial range.
     """
-    scaled = _range(low, high)
-    instead_of = {*_instead_of(read_json(directory.scale)), str(asked)} - {str(scaled)}
+    _keep(directory, "num_workers", str(_range(low, high)), str(asked))
+
+
+def keep_servers(directory: JobDirectory, asked: int, number: int) -> None:
+    """Save a new number of parameter servers; see `keep_scale`."""
+    _keep(directory, "num_ps_pods", str(number), str(asked))
+
+
+def _keep(directory: JobDirectory, flag: str, scaled: str, asked: str) -> None:
+    kept = read_json(directory.scale)
+    instead_of = {*_instead_of(kept, flag), asked} - {scaled}
+    value = {**kept, flag: scaled, _REPLACED[flag]: sorted(instead_of)}
     try:
-        write_json(directory.scale, {"num_workers": str(scaled), "instead_of": sorted(instead_of)})
+        write_json(directory.scale, value)
     except OSError as error:
         _LOG.warning(
             "cannot save to %s that the job was scaled to %s: %s", directory.scale, scaled, error
         )
 
 
-def read_scale_override(directory: JobDirectory) -> str:
-    """Return the range that the job was scaled to, as a user types it; '' if it was not scaled."""
-    return str(read_json(directory.scale).get("num_workers", ""))
+def read_scale_override(directory: JobDirectory, flag: str = "num_workers") -> str:
+    """Return the value of the flag that the job was scaled to; '' if it was not scaled."""
+    return str(read_json(directory.scale).get(flag, ""))
 
 
-def as_scaled(spec: JobSpec, directory: JobDirectory, *, anew: bool) -> tuple[JobSpec, str]:
+def as_scaled(
+    spec: JobSpec, directory: JobDirectory, *, anew: bool, servers_anew: bool = False
+) -> tuple[JobSpec, str]:
     """Return the job to resume, and a message for the user; '' if nothing changed.
 
-    The scaled range applies unless the user now gives another one: by a flag (`anew`), or by a
-    file whose range the job never had before it was scaled.
+    The scaled numbers apply unless the user now gives others: by a flag (`anew`, `servers_anew`),
+    or by a file whose number the job never had before it was scaled.
     """
-    scaled, asked = read_scale_override(directory), str(spec.cluster.num_workers)
-    instead_of = _instead_of(read_json(directory.scale))
-    if anew or not scaled or asked == scaled or asked not in instead_of:
-        return spec, ""
+    said = []
+    if not anew and (scaled := _override(spec, directory, "num_workers")):
+        spec = spec.replace(num_workers=_parsed(scaled))
+        said.append(f"{scaled} workers, to which it was scaled, instead of its --num-workers")
+    if not servers_anew and (scaled := _override(spec, directory, "num_ps_pods")):
+        spec = spec.replace(num_ps_pods=int(scaled))
+        said.append(
+            f"{amount(int(scaled), 'parameter server')}, to which it was scaled, instead of its"
+            " --num-ps-pods"
+        )
+    return spec, f"the job continues with {' and '.join(said)}" if said else ""
+
+
+def _override(spec: JobSpec, directory: JobDirectory, flag: str) -> str:
+    """The value that replaces the spec's; '' if none does."""
+    kept, asked = read_json(directory.scale), str(getattr(spec.cluster, flag))
+    scaled = str(kept.get(flag, ""))
+    if not scaled or asked == scaled or asked not in _instead_of(kept, flag):
+        return ""
     try:
-        workers = _parsed(scaled)
+        valid = bool(_parsed(scaled)) if flag == "num_workers" else int(scaled) > 0
     except ValueError:
-        return spec, ""
-    return (
-        spec.replace(num_workers=workers),
-        (
-            f"the job continues with {scaled} workers, to which it was scaled, instead of its"
-            " --num-workers"
-        ),
-    )
+        return ""
+    return scaled if valid else ""
 
 
 def forget_scale_unless(spec: JobSpec, directory: JobDirectory) -> None:
-    """Delete the saved range if the job starts with a different one.
+    """Delete the saved numbers with which the job does not start.
 
     Raises OSError.
     """
-    if read_scale_override(directory) != str(spec.cluster.num_workers):
+    kept = read_json(directory.scale)
+    flags = [flag for flag in _REPLACED if kept.get(flag) == str(getattr(spec.cluster, flag))]
+    if not flags:
         directory.scale.unlink(missing_ok=True)
+    elif any(flag in kept for flag in _REPLACED.keys() - set(flags)):
+        names = {*flags, *(_REPLACED[flag] for flag in flags)}
+        write_json(directory.scale, {name: kept[name] for name in kept if name in names})
 
 
 def _range(low: int, high: int) -> WorkerRange:
@@ -81,5 +110,5 @@ def _parsed(text: str) -> WorkerRange:
     return WorkerRange.model_validate(WorkerRange.parse(text))
 
 
-def _instead_of(kept: dict[str, Any]) -> list[str]:
-    return [str(one) for one in kept.get("instead_of") or ()]
+def _instead_of(kept: dict[str, Any], flag: str) -> list[str]:
+    return [str(one) for one in kept.get(_REPLACED[flag]) or ()]

@@ -103,7 +103,10 @@ class Master:
         self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
         self._certificates = certificates(environment)
         self._registry = PsRegistry(
-            spec.cluster.num_ps_pods, self._server_control, platform.servers_return_s
+            self.core.server_map.number,
+            self._server_control,
+            platform.servers_return_s,
+            first=self.core.server_map.first,
         )
         self._between_steps = asyncio.Lock()
         self._fences = Fences(self._registry, self._between_steps)
@@ -137,6 +140,7 @@ class Master:
             if self._spec.trains_on_ring
             else None,
             self.core.resident,
+            lambda server: self.core.place_of(server)[1],
         )
 
     def _master_server(self) -> MasterServer:

@@ -161,6 +161,17 @@ class Pool:
         authority: str = "",
         bfloat16: bool = False,
     ) -> None: ...
+    def followed(self, addresses: list[str], tokens: list[str], first: int) -> Pool:
+        """The same client with other servers; `first` is the index of the first.
+
+        Call `adopt` before any call but `initialise`.
+        """
+
+    @property
+    def servers(self) -> int: ...
+    def adopt(self, spec: ParametersSpec) -> None:
+        """Sets the spec of all later calls. Not while calls are running."""
+
     def pack(self, always: bool) -> None: ...
     def initialise(
         self, spec: ParametersSpec, dense: Weights, timeout_s: float

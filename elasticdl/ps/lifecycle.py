@@ -8,6 +8,7 @@ import resource
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +27,16 @@ from elasticdl.ps.process import before_leaving, in_thread
 from elasticdl.ps.saving import ServerPart, restore, restore_newest_intact
 from elasticdl.ps.servicer import ControlService, TermGuard
 from elasticdl.rpc.channel import SyncChecks, server_options
-from elasticdl.rpc.conversation import Attached, Drain, Finish, Report, State, TellState
+from elasticdl.rpc.conversation import (
+    Attached,
+    Drain,
+    Finish,
+    Order,
+    Report,
+    Restore,
+    State,
+    TellState,
+)
 from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_server
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.secured import bound_port
@@ -95,14 +105,20 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     certified = CertifiedKey(attached.certificate, pair.private) if pair is not None else None
     guard = TermGuard(environment.token)
     guard.learn(attached.term)
-    place = ServerPart(environment.name.index, attached.spec.cluster.num_ps_pods, attached.run)
+    place = ServerPart(attached.place, attached.places, attached.run)
     server = _native_server(place, attached, certified, environment.kept_memory)
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
-    version = _take_on(server)
+    orders = client.orders()
+    version = None if attached.stands_by else _take_on(server)
     kept = version is not None
-    if version is None:
+    if attached.stands_by:
+        found = _await_restore(orders, asked)
+        if isinstance(found, ExitCode):
+            return found
+        version = restore(server, place, Path(found.directory))
+    elif version is None:
         version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
     bulk = reachable_address(environment, server.listen(environment.bind_host))
@@ -118,7 +134,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
         bulk,
         "none yet" if version is None else version,
     )
-    return _follow_orders(client, asked)
+    return _follow_orders(orders, asked)
 
 
 def _check_connections(server: _native.Server, most_workers: int) -> None:
@@ -208,7 +224,7 @@ def _native_server(
             raise
         # A limit on addresses or on the size of a file, such as `ulimit -v`.
         _log.warning(
-            "ps-%d keeps no memory beyond this process: %s", place.server, error or "no addresses"
+            "this server keeps no memory beyond its process: %s", error or "no addresses"
         )
         # A later process must not take on what is older than this one's state.
         with suppress(FileNotFoundError):
@@ -216,9 +232,27 @@ def _native_server(
         return made("")
 
 
-def _follow_orders(client: MasterClient, asked: threading.Event) -> ExitCode:
+def _await_restore(orders: Iterator[Order], asked: threading.Event) -> Restore | ExitCode:
+    """Wait until the master says which checkpoint to restore, or ends this server."""
+    for order in orders:
+        match order:
+            case Restore():
+                return order
+            case Finish():
+                return ExitCode.DONE
+            case Drain(reason):
+                _log.info("draining: %s", reason)
+                return ExitCode.DRAINED
+            case TellState():
+                asked.set()
+            case _:
+                continue
+    return ExitCode.DONE
+
+
+def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> ExitCode:
     """Serve until the master ends the job or this server; `asked` wakes the reports."""
-    for order in client.orders():
+    for order in orders:
         match order:
             case Finish():
                 return ExitCode.DONE

@@ -56,6 +56,8 @@ class TermGuard:
         return ""
 
 
+FOREVER_S = 1e9
+"""Longer than any job: C++ counts nanoseconds in 64 bits."""
 HOLD_S = 60.0
 """How long a leaving server keeps new pushes out: longer than it stays."""
 
@@ -77,6 +79,11 @@ class ControlService(ParameterServerServicer):
         """Views after whose cut no push was admitted: they have all that was acknowledged."""
         self._last: set[int] = set()
         """Those of them that are being written, or were."""
+        self._sealing = threading.Lock()
+        self._sealed: int | None = None
+        """The snapshot after whose cut no push is admitted, in favour of other servers."""
+        self._undone = -1
+        """The newest snapshot whose seal was undone: a late call must not seal for it again."""
         self.handed_over = threading.Event()
         """Set when one of those was written, and the master has released it."""
 
@@ -104,6 +111,8 @@ class ControlService(ParameterServerServicer):
         if self._last:
             # A later cut would let pushes in that its last checkpoint does not have.
             _abort(context, TransientError("this server leaves, and has its last checkpoint taken"))
+        if self._sealed is not None:
+            _abort(context, TransientError("this server's parameters move to other servers"))
         return pb.GateReply(
             sequences=self._do(
                 context, lambda: self._server.gate(min(request.timeout_s, MAX_WAIT_S))
@@ -152,6 +161,22 @@ class ControlService(ParameterServerServicer):
                     step.contributions.add(worker=worker, sequence=sequence, examples=examples)
         return reply
 
+    def Seal(self, request: pb.SealRequest, context: grpc.ServicerContext) -> pb.SealReply:
+        with self._sealing:
+            self._refuse_replaced(context)
+            if request.undo:
+                self._undone = max(self._undone, request.snapshot)
+                if self._sealed == request.snapshot:
+                    self._sealed = None
+                    self._ungate(context)
+                return pb.SealReply()
+            if request.snapshot <= self._undone or request.snapshot not in self._views:
+                _abort(context, TransientError(f"the cut {request.snapshot} was given up"))
+            # The gate is still closed since the cut; the caller compares the numbers.
+            sequences = self._do(context, lambda: self._server.gate(FOREVER_S))
+            self._sealed = request.snapshot
+            return pb.SealReply(sequences=sequences)
+
     def Ungate(self, request: pb.UngateRequest, context: grpc.ServicerContext) -> pb.Done:
         self._ungate(context)
         return pb.Done()
@@ -185,7 +210,8 @@ class ControlService(ParameterServerServicer):
         return pb.Done()
 
     def _ungate(self, context: grpc.ServicerContext) -> None:
-        if not self._held:
+        # An Ungate that comes late is of an earlier cut.
+        if not self._held and self._sealed is None:
             self._do(context, self._server.ungate)
 
     def _refuse_replaced(self, context: grpc.ServicerContext) -> None:

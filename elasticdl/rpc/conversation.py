@@ -26,6 +26,9 @@ class Attached:
     checkpoint's directory, '' for none. A report is due every `heartbeat_s`, until the answer to
     one says otherwise. `sources` are the job's data as it was counted; for workers only.
 
+    `first_server` is the index of the first of `servers`. A server has the part `place` of `places`
+    of the parameters; one that `stands_by` restores nothing before the order to.
+
     `run` names this run of the job. `bulk_tokens`: for a worker, what it shows to each server; for
     a server, the one key by which it recognises workers.
     """
@@ -39,6 +42,10 @@ class Attached:
     run: str = ""
     bulk_tokens: tuple[str, ...] = field(default=(), repr=False)
     certificate: str = ""
+    first_server: int = 0
+    place: int = 0
+    places: int = 0
+    stands_by: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +239,21 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The servers' bulk addresses in index order, '' where one is away."""
+    """The servers' bulk addresses in index order, '' where one is away.
+
+    `first` is the index of the first. `tokens` are what the worker shows to each.
+    """
 
     addresses: tuple[str, ...]
+    first: int = 0
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Restore the checkpoint in this directory, and serve: for a server that stands by."""
+
+    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,5 +317,5 @@ class TellState:
 
 
 Order: TypeAlias = (
-    Drain | Revoke | Servers | Settled | Finish | RingGeneration | RingSave | RingDrop | TellState
+    Drain | Revoke | Servers | Restore | Settled | Finish | RingGeneration | RingSave | RingDrop | TellState
 )

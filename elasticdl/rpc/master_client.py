@@ -142,6 +142,10 @@ class MasterClient:
             run=reply.run,
             bulk_tokens=tuple(reply.bulk_tokens),
             certificate=reply.certificate,
+            first_server=reply.first_server,
+            place=reply.place,
+            places=reply.places,
+            stands_by=reply.stands_by,
         )
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:
@@ -334,6 +338,10 @@ class MasterClient:
             pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers),
             "scale",
         )
+
+    def scale_servers(self, number: int) -> None:
+        """Change the number of parameter servers."""
+        self._call(self._stub.Scale, pb.ScaleRequest(servers=number), "scale")
 
     def checkpoint(self) -> None:
         """Request a checkpoint now."""

@@ -27,6 +27,7 @@ from elasticdl.rpc.conversation import (
     RingDrop,
     RingGeneration,
     RingSave,
+    Restore,
     Servers,
     Settled,
     State,
@@ -237,8 +238,11 @@ def order_to_wire(order: Order) -> pb.Order:
             return pb.Order(drain=reason)
         case Revoke(reason, revocation):
             return pb.Order(revoke=pb.Revoke(reason=reason, revocation=revocation))
-        case Servers(addresses):
-            return pb.Order(servers=pb.Servers(addresses=addresses))
+        case Servers(addresses, first, tokens):
+            servers = pb.Servers(addresses=addresses, first=first, bulk_tokens=tokens)
+            return pb.Order(servers=servers)
+        case Restore(directory):
+            return pb.Order(restore=directory)
         case Settled(through, version, dropped):
             return pb.Order(settled=pb.Settled(through=through, version=version, dropped=dropped))
         case Finish():
@@ -261,7 +265,11 @@ def order_from_wire(message: pb.Order) -> Order:
         case "revoke":
             return Revoke(message.revoke.reason, _count(message.revoke.revocation, "revocation"))
         case "servers":
-            return Servers(tuple(message.servers.addresses))
+            servers = message.servers
+            first = _count(servers.first, "first")
+            return Servers(tuple(servers.addresses), first, tuple(servers.bulk_tokens))
+        case "restore":
+            return Restore(message.restore)
         case "settled":
             settled = message.settled
             return Settled(

@@ -141,10 +141,13 @@ class Parameters(Protocol):
         At `begin` 0 the server freezes a live table for this connection.
         """
 
-    def move(self, addresses: Sequence[str]) -> None:
+    def move(
+        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
+    ) -> None:
         """Servers have new addresses, in index order; '' is unavailable.
 
-        Calls in progress continue with the new ones.
+        Calls in progress continue with the new ones. With another `first` index the parameters are
+        on other servers, maybe of another number; `tokens` are what this process shows to each.
         """
 
     def close(self) -> None:

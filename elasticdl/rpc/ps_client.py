@@ -6,19 +6,22 @@ The hot paths are C++ (rpc/native); this module handles arrays and their shapes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import final
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar, final
 
 import numpy as np
 
 from elasticdl.embedding.fits import check_fits
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.errors import UserError
+from elasticdl.errors import TransientError, UserError
 from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
 from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, RowsPage, Update
 from elasticdl.shard import SnapshotId
+
+T = TypeVar("T")
 
 _LIVE = -1
 
@@ -39,21 +42,28 @@ class ServerPool:
         *,
         authority: str | None = None,
         precision: WirePrecision = WirePrecision.FLOAT32,
+        first: int = 0,
     ) -> None:
         """`addresses`: bulk addresses (host:port) in index order, '' for a missing server.
 
         `name` is this process's name, `tokens` are what it shows to each server. `authority` (PEM)
         signs the servers' certificates; None: clear text. `precision`: of gradients, and of the
-        weights of live pulls that need not be exact.
+        weights of live pulls that need not be exact. `first`: the index of the first server.
         """
-        self._pool = _native.Pool(
+        pool = _native.Pool(
             list(addresses),
             list(tokens),
             name,
             authority or "",
             bfloat16=precision is WirePrecision.BFLOAT16,
         )
-        self._servers = len(addresses)
+        if first:
+            pool = pool.followed(list(addresses), list(tokens), first)
+        self._pool, self._first = pool, first
+        self._count = len(addresses)
+        self._closed = False
+        self._following = threading.Lock()
+        """Held while the pool or the spec is replaced, so that each pool has the spec."""
         self._spec: ParametersSpec | None = None
         self._newest: Floats | None = None
         self._pulling = threading.Lock()
@@ -62,18 +72,23 @@ class ServerPool:
     @property
     def servers(self) -> int:
         """See `Parameters.servers`."""
-        return self._servers
+        return self._count
 
     def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
         """See `Parameters.initialise`. `dense`: [trainable_size + additive_size]; copied."""
         flat = np.array(dense, spec.dtype.value)
         with self._pulling, self._pushing:
-            answers = self._pool.initialise(native_spec(spec), flat, timeout_s)
-            for server, (took, json) in enumerate(answers):
+            answers = self._call(
+                timeout_s, lambda pool, left_s: pool.initialise(native_spec(spec), flat, left_s)
+            )
+            for server, (took, json) in enumerate(answers, self._first):
                 if not took:
                     theirs = ParametersSpec.model_validate_json(json)
                     check_fits(theirs, spec, f"what ps-{server} holds")
-            self._spec = spec
+            with self._following:
+                self._spec = spec
+                # The servers may have changed since.
+                self._pool.adopt(native_spec(spec))
             # Initial values must never replace trained ones.
             self._newest = flat if all(took for took, _ in answers) else None
         return any(took for took, _ in answers)
@@ -102,14 +117,17 @@ class ServerPool:
             np.empty(spec.trainable_size + spec.additive_size, spec.dtype.value) if dense else None
         )
         with self._pulling:
-            versions, seconds = self._pool.pull(
-                list(ids),
-                _LIVE if snapshot is None else snapshot,
-                flat,
-                rows,
-                self._newest,
+            versions, seconds = self._call(
                 timeout_s,
-                exact or snapshot is not None,
+                lambda pool, left_s: pool.pull(
+                    list(ids),
+                    _LIVE if snapshot is None else snapshot,
+                    flat,
+                    rows,
+                    self._newest,
+                    left_s,
+                    exact or snapshot is not None,
+                ),
             )
         if flat is not None:
             flat.flags.writeable = False
@@ -126,18 +144,28 @@ class ServerPool:
         self._known()
         applied = [update.applied.shard, update.applied.attempt, update.applied.offset]
         ids, gradients = list(update.ids), list(update.gradients)
-        with self._pushing:
-            versions, staleness, seconds, met = self._pool.push(
+
+        def attempt(
+            pool: _native.Pool, left_s: float
+        ) -> tuple[list[int], list[int], list[float], list[str]]:
+            pulled = list(update.versions)
+            if len(pulled) != pool.servers:
+                # Pulled from other servers, whose parameters these took over at one version.
+                pulled = [min(pulled)] * pool.servers
+            return pool.push(
                 update.sequence,
                 applied,
-                list(update.versions),
+                pulled,
                 update.learning_rate,
                 update.dense,
                 ids,
                 gradients,
                 self._newest,
-                timeout_s,
+                left_s,
             )
+
+        with self._pushing:
+            versions, staleness, seconds, met = self._call(timeout_s, attempt)
         return Pushed(tuple(versions), tuple(staleness), tuple(seconds), tuple(met))
 
     def rows(
@@ -153,7 +181,10 @@ class ServerPool:
         self._known()
         view = _LIVE if snapshot is None else snapshot
         with self._pulling:
-            page = self._pool.rows(server, table, view, begin, self._newest, timeout_s)
+            page = self._call(
+                timeout_s,
+                lambda pool, left_s: pool.rows(server, table, view, begin, self._newest, left_s),
+            )
         return RowsPage(*page)
 
     def pack(self, *, always: bool) -> None:
@@ -161,13 +192,39 @@ class ServerPool:
         with self._pulling, self._pushing:
             self._pool.pack(always)
 
-    def move(self, addresses: Sequence[str]) -> None:
+    def move(
+        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
+    ) -> None:
         """See `Parameters.move`."""
-        self._pool.move(list(addresses))
+        with self._following:
+            if first == self._first:
+                return self._pool.move(list(addresses))
+            before = self._pool
+            pool = before.followed(list(addresses), list(tokens), first)
+            if self._spec is not None:
+                pool.adopt(native_spec(self._spec))
+            if self._closed:
+                pool.close()
+            self._pool, self._first = pool, first
+        # Last: calls in progress end, and begin again with the new servers.
+        before.close()
 
     def close(self) -> None:
         """See `Parameters.close`."""
-        self._pool.close()
+        with self._following:
+            self._closed = True
+            self._pool.close()
+
+    def _call(self, timeout_s: float, attempt: Callable[[_native.Pool, float], T]) -> T:
+        """Call `attempt(pool, timeout_s)`, and again if the servers change meanwhile."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            pool = self._pool
+            try:
+                return attempt(pool, max(0.0, end_s - time.monotonic()))
+            except TransientError:
+                if self._pool is pool or time.monotonic() >= end_s:
+                    raise
 
     def _known(self) -> ParametersSpec:
         if self._spec is None:

@@ -127,6 +127,15 @@ class ServerControl(Protocol):
     async def ungate(self, *, timeout_s: float) -> None:
         """Let all pushes in again."""
 
+    async def seal(self, snapshot: SnapshotId, *, timeout_s: float) -> dict[str, int]:
+        """Keep all pushes after the cut of `snapshot` out; each worker's last sequence number.
+
+        It lasts until `unseal`, or the server's end.
+        """
+
+    async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        """Undo that seal, also one that comes later; does nothing to another one."""
+
     async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
         """Write a view below an existing directory."""
 
@@ -207,6 +216,16 @@ class GrpcServerControl:
 
     async def ungate(self, *, timeout_s: float) -> None:
         await self._call("Ungate", pb.UngateRequest(), timeout_s)
+
+    async def seal(self, snapshot: SnapshotId, *, timeout_s: float) -> dict[str, int]:
+        reply: pb.SealReply = await self._call(
+            "Seal", pb.SealRequest(snapshot=snapshot), timeout_s
+        )
+        with self._sense("Seal"):
+            return messages.sequences(reply.sequences)
+
+    async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        await self._call("Seal", pb.SealRequest(snapshot=snapshot, undo=True), timeout_s)
 
     async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
         reply: pb.SaveReply = await self._call(

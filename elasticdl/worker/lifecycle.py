@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
 from elasticdl.job_choices import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
 from elasticdl.model.tensorflow_import import load_tensorflow
-from elasticdl.rpc.conversation import Attached, Failure
+from elasticdl.rpc.conversation import Attached, Failure, Servers
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.parameters import Parameters
 from elasticdl.rpc.ps_client import ServerPool
@@ -138,6 +138,7 @@ class ProcessContext:
                 attached.bulk_tokens or ("",),
                 authority=environment.authority,
                 precision=attached.spec.training.wire_precision,
+                first=attached.first_server,
             )
 
         return cls(clock, Gauges(clock), HangWatch(clock), connect, lambda: leave(shutdown))
@@ -174,11 +175,11 @@ class Link:
         revival = Revival(shutdown)
         turns = Turns(client, keeper, shutdown) if attached.spec.trains_in_steps else None
 
-        def move(servers: Sequence[str]) -> None:
+        def move(servers: Servers) -> None:
             # A ring has no servers: the order that names them is empty.
-            if servers:
-                parameters.move(servers)
-                revival.moved(servers)
+            if servers.addresses:
+                parameters.move(servers.addresses, servers.first, servers.tokens)
+                revival.moved(servers.addresses)
 
         generations = Generations(shutdown, outbox.drop)
         states = StateReports(outbox, watch)

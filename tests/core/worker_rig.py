@@ -139,7 +139,9 @@ class MemoryParameters:
         weights = np.array([self.table[i] for i in ids], np.float32)
         return RowsPage(False, len(self.table), np.array(ids, np.int64), weights)
 
-    def move(self, addresses: Sequence[str]) -> None: ...
+    def move(
+        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
+    ) -> None: ...
 
     def close(self) -> None: ...
 

@@ -164,6 +164,11 @@ class DirectoryJob:
         with self._master() as master:
             master.scale(low, high)
 
+    def scale_servers(self, number: int) -> None:
+        """See Job."""
+        with self._master() as master:
+            master.scale_servers(number)
+
     def checkpoint(self) -> None:
         """See Job."""
         with self._master() as master:

@@ -153,6 +153,9 @@ class Job(Protocol):
     def scale(self, low: int, high: int) -> None:
         """Change the range of workers."""
 
+    def scale_servers(self, number: int) -> None:
+        """Change the number of parameter servers."""
+
     def checkpoint(self) -> None:
         """Request a checkpoint now."""
 

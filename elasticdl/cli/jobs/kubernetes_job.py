@@ -183,6 +183,11 @@ class KubernetesJob:
         self._running()
         self._master.call(lambda master: master.scale(low, high), _CALL_LIMIT_S)
 
+    def scale_servers(self, number: int) -> None:
+        """See Job."""
+        self._running()
+        self._master.call(lambda master: master.scale_servers(number), _CALL_LIMIT_S)
+
     def checkpoint(self) -> None:
         """See Job."""
         self._running()

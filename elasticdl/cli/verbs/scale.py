@@ -1,4 +1,4 @@
-"""`scale`: change the number of workers of a job."""
+"""`scale`: change the number of workers or parameter servers of a job."""
 
 from __future__ import annotations
 
@@ -9,15 +9,32 @@ from elasticdl.cli.jobs.job import JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import typed_range
 from elasticdl.cli.views.console import tell
+from elasticdl.flag_values import MAX_SERVERS
 from elasticdl.formatting import amount
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option("--num-workers", required=True, metavar="N|MIN:MAX", help="New number of workers.")
-def scale(query: JobQuery, num_workers: str) -> None:
-    """Change the number of workers."""
-    low, high = typed_range(num_workers)
+@click.option("--num-workers", metavar="N|MIN:MAX", help="New number of workers.")
+@click.option(
+    "--num-ps-pods",
+    type=click.IntRange(1, MAX_SERVERS),
+    metavar="N",
+    help="New number of parameter servers. Workers wait while the parameters move.",
+)
+def scale(query: JobQuery, num_workers: str | None, num_ps_pods: int | None) -> None:
+    """Change the number of workers or parameter servers."""
+    if num_workers is None and num_ps_pods is None:
+        raise click.UsageError("give --num-workers, --num-ps-pods, or both")
+    asked = []
+    workers = typed_range(num_workers) if num_workers is not None else None
     with resolve_job(query) as job:
-        job.scale(low, high)
-    tell(f"asked for {amount(low, 'worker') if low == high else f'{low}:{high} workers'}")
+        if num_ps_pods is not None:
+            # First: it may be refused, and then nothing changes.
+            job.scale_servers(num_ps_pods)
+            asked.append(amount(num_ps_pods, "parameter server"))
+        if workers is not None:
+            low, high = workers
+            job.scale(low, high)
+            asked.append(amount(low, "worker") if low == high else f"{low}:{high} workers")
+    tell(f"asked for {' and '.join(asked)}")

@@ -32,6 +32,7 @@ from elasticdl.kubernetes_section import INTERNAL_PATHS, ZOO_OF_IMAGES, LadderUs
 
 LADDER_FOUND = f"{DOMAIN}/priority-ladder"
 SCALE_KEPT = f"{DOMAIN}/scale"
+SERVERS_KEPT = f"{DOMAIN}/servers"
 _FOUND, _KEPT = "found", "kept"
 _SAID_BY_THE_JOB = {
     "job_name": "it is the Job's metadata.name",
@@ -66,11 +67,12 @@ def args_of(spec: JobSpec) -> tuple[str, ...]:
 
 def annotations_of(spec: JobSpec) -> dict[str, str]:
     """What a submission knows of a job and no flag says."""
-    kept = spec.checkpoint.resume and not spec.workers_anew
+    resumes = spec.checkpoint.resume
     on_found = spec.ladder_found and spec.kubernetes.priority_ladder is LadderUse.AUTO
     return {
         **({LADDER_FOUND: _FOUND} if on_found else {}),
-        **({SCALE_KEPT: _KEPT} if kept else {}),
+        **({SCALE_KEPT: _KEPT} if resumes and not spec.workers_anew else {}),
+        **({SERVERS_KEPT: _KEPT} if resumes and not spec.servers_anew else {}),
     }
 
 
@@ -99,6 +101,7 @@ def spec_of(submitted: Json) -> JobSpec:
         spec.replace(
             job_dir=spec.cluster.job_dir or directory_in_pod(name),
             workers_anew="num_workers" in flags and annotations.get(SCALE_KEPT) != _KEPT,
+            servers_anew="num_ps_pods" in flags and annotations.get(SERVERS_KEPT) != _KEPT,
             ladder_found=annotations.get(LADDER_FOUND) == _FOUND,
         )
     )

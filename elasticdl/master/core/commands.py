@@ -116,9 +116,35 @@ class AskState(Command):
 
 @dataclass(frozen=True, slots=True)
 class PublishServers(Command):
-    """Send every worker the bulk addresses of the servers in index order; '' for a missing one."""
+    """Send every worker the bulk addresses of the servers in index order; '' for a missing one.
+
+    `first` is the index of the first. The parameters are on these servers from now on.
+    """
 
     addresses: tuple[str, ...]
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreServers(Command):
+    """Tell servers that stand by to restore a checkpoint, and to serve."""
+
+    servers: tuple[ProcessName, ...]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnsealServers(Command):
+    """Let pushes in again that servers have kept out since the cut of that snapshot."""
+
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class KeepServers(Command):
+    """Save the number of parameter servers; a resumed job begins with it."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +181,13 @@ class LookAgain(Command):
 class TakeSnapshot(Command):
     """Cut one consistent frozen view over all servers.
 
-    The answer is SnapshotCut or SnapshotFailed.
+    The answer is SnapshotCut or SnapshotFailed. With `seal` the servers admit no push after the
+    cut, until UnsealServers.
     """
 
     snapshot: SnapshotId
     purpose: Purpose
+    seal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +200,8 @@ class SaveSnapshot(Command):
     snapshot: SnapshotId
     version: int
     ledger: str
+    copied: bool = True
+    """Whether it also goes to --checkpoint-dir, which may take long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -496,6 +496,20 @@ class ScaleRequested(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleServersRequested(Event):
+    """A person requested another number of parameter servers."""
+
+    servers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStandsBy(Event):
+    """A server of the next map has started, and waits for the order to restore."""
+
+    name: ProcessName
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaceRequested(Event):
     """A person asked to drain a worker and start another in its place."""
 

@@ -26,6 +26,7 @@ from elasticdl.master.core.processes.causes import MEMORY_WORDS
 from elasticdl.master.core.processes.memory_limits import MemoryLimits
 from elasticdl.master.core.processes.table import Process, Processes
 from elasticdl.master.core.ps.divergence import LossWatch
+from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.updates import UpdateAccount, UpdateMark
 from elasticdl.shard import Source, Task
 
@@ -104,6 +105,9 @@ class JobContext:
     budgets: Budgets = field(default_factory=lambda: Budgets(0))
     memory: MemoryLimits = field(default_factory=lambda: MemoryLimits({}))
     limits: Limits = field(default_factory=Limits)
+    server_map: ServerMap = field(init=False)
+    moving: str = ""
+    """Why the servers admit no push although they run, in words; '' while they do."""
     workers: WorkerRange = field(init=False)
     """The range of workers that was last requested."""
     autoscaled: int | None = field(init=False)
@@ -155,6 +159,7 @@ class JobContext:
     def __post_init__(self) -> None:
         self.workers = self.spec.cluster.num_workers
         self.autoscaled = self.workers.low if self.spec.autoscales else None
+        self.server_map = ServerMap(0, self.spec.cluster.num_ps_pods)
 
     @property
     def most_workers(self) -> int:
@@ -205,12 +210,17 @@ class JobContext:
 
     @property
     def servers(self) -> int:
-        return self.spec.cluster.num_ps_pods
+        """How many servers share the parameters."""
+        return self.server_map.number
 
     def server_names(self) -> tuple[ProcessName, ...]:
         """Parameter servers that run or are expected to run."""
-        found = (self.processes.server(index) for index in range(self.servers))
+        found = (self.processes.server(index) for index in self.server_map.indices)
         return tuple(server.name for server in found if server is not None)
+
+    def is_spare(self, name: ProcessName) -> bool:
+        """Whether it is a server that has no part of the parameters, not yet or no longer."""
+        return name.role is Role.PS and name.index not in self.server_map.indices
 
     def worker(self, name: ProcessName) -> Process | None:
         """The worker of this name; None if it is unknown, has ended or was given up."""
@@ -233,13 +243,13 @@ class JobContext:
     def servers_away(self) -> str:
         """Why no work can use the servers now, in words; '' if it can."""
         parts = []
-        for index in self.processes.away(self.servers):
+        for index in self.processes.away(self.server_map.indices):
             process = self.processes.server(index)
             why = f": {process.message}" if process and process.message else ""
             parts.append(
                 f"{process.name} is {process.life}{why}" if process else f"ps-{index} is missing"
             )
-        return "; ".join(parts)
+        return "; ".join([*parts, *([self.moving] if self.moving else [])])
 
     def late(self) -> str:
         """How the job is ending, as words that follow "the job"; '' if it is not ending.

@@ -63,7 +63,7 @@ class Obligations:
         if away := context.servers_away():
             names = [
                 server.name
-                for index in context.processes.away(context.servers)
+                for index in context.processes.away(context.server_map.indices)
                 if (server := context.processes.server(index))
             ]
             # Nothing else can move without the servers, so they are the only obligation.

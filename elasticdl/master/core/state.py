@@ -48,6 +48,8 @@ from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.progress_marks import ProgressMarks
 from elasticdl.master.core.ps.coordination import CUT_LIMIT_S, PsCoordination
 from elasticdl.master.core.ps.outlook import outlook_of
+from elasticdl.master.core.ps.resizing import Resizing
+from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.ps.slow_servers import SlowServers
 from elasticdl.master.core.ps.steps import Outlook
 from elasticdl.master.core.remedies import Remedies
@@ -112,6 +114,9 @@ class JobState:
         self._backup_leases = BackupLeases(context, self._leasing, self._evaluation)
         self._stragglers = Stragglers(
             context, self._leasing, activities, self._lifecycle, remedies, self._stalls, questions
+        )
+        self._resizing = Resizing(
+            context, self._leasing, self._scaling, self._evaluation, self._checkpointing
         )
         self._takeover = Takeover(context, self._leasing, self._evaluation, self._scaling)
         self._story: deque[events.Event] = deque(maxlen=_STORY)
@@ -184,7 +189,8 @@ class JobState:
             self._evaluation,
             self._checkpointing,
         )
-        waiting, stall = (*self._stalls.waits(), *found.waiting), self._stalls.status()
+        waiting = (*self._stalls.waits(), *self._resizing.waits(), *found.waiting)
+        stall = self._stalls.status()
         return replace(found, waiting=waiting, stall=stall, moved_s=self._stalls.moved_s)
 
     @property
@@ -225,6 +231,19 @@ class JobState:
     def why_not_scale(self) -> str:
         """Why changing the number of workers has no effect any more, or ''."""
         return self._scaling.why_not_scale()
+
+    def why_not_scale_servers(self) -> str:
+        """Why the number of parameter servers cannot be changed; '' if it can."""
+        return self._resizing.why_not()
+
+    @property
+    def server_map(self) -> ServerMap:
+        """The servers that share the parameters."""
+        return self._context.server_map
+
+    def place_of(self, server: int) -> tuple[ServerMap, bool]:
+        """The map of a server, and whether it stands by until it is told what to restore."""
+        return self._resizing.place_of(server)
 
     def why_not_checkpoint(self) -> str:
         """Why a person cannot request a checkpoint; '' if they can."""
@@ -339,6 +358,7 @@ class JobState:
                 self._cut(event)
             case events.SnapshotSaved():
                 self._checkpointing.completed(event)
+                self._resizing.saved(event)
             case events.SnapshotFailed():
                 self._snapshot_failed(event.snapshot, event.reason)
             case events.StartWentOn():
@@ -366,6 +386,10 @@ class JobState:
                 self._time_reported(spent_s)
             case events.MessagesDropped():
                 self._context.drop(event.cause, event.name, "it dropped the message", event.count)
+            case events.ScaleServersRequested():
+                self._resizing.requested(event)
+            case events.ServerStandsBy():
+                self._resizing.stands_by(event)
             case events.CheckpointRequested():
                 self._checkpointing.asked(event.leaving)
             case events.ReplaceRequested():
@@ -395,6 +419,7 @@ class JobState:
         # The order matters: scaling reads the rounds that the steps before it open, and members and
         # addresses depend on the processes that scaling starts and stops.
         self._phases.decide()
+        self._resizing.decide()
         self._coordination.decide_cuts()
         self._scaling.decide()
         self._coordination.decide_members()
@@ -462,6 +487,7 @@ class JobState:
         self._lifecycle.taken_over(event.away_s)
         self._takeover.begin(event)
         self._coordination.taken_over()
+        self._resizing.taken_over()
         self._phases.taken_over()
         self._stalls.forgive()
         self._autoscaling.forgive()
@@ -494,6 +520,7 @@ class JobState:
                 mark = self._lifecycle.booking.mark(event)
                 ledger = self._ledger_at(event.applied, event.version, mark)
                 self._checkpointing.cut(event.snapshot, event.version, ledger, mark)
+                self._resizing.cut(event.snapshot)
             case Purpose.EVALUATION:
                 self._evaluation.cut(event.snapshot, event.version)
             case None:
@@ -506,6 +533,7 @@ class JobState:
 
     def _snapshot_failed(self, snapshot: SnapshotId, reason: str) -> None:
         purpose = self._snapshots.answered(snapshot)
+        self._resizing.failed(snapshot, reason)
         # Cuts and saves fail through the same event; only a checkpoint is ever saved.
         if purpose is Purpose.EVALUATION:
             if self._evaluation.round is not None and self._evaluation.round.snapshot == snapshot:

@@ -83,6 +83,8 @@ class UpdateAccount:
         """The number of the newest step, complete or not."""
         self._restored: dict[ProcessName, Mapping[str, int]] = {}
         """Servers that started again from a checkpoint, and each worker's last push in it."""
+        self._first = 0
+        """The index of the first server of those that have the parameters."""
         self._undone = 0
         self._at_least = False
 
@@ -97,9 +99,9 @@ class UpdateAccount:
         if not event.pushes and not met:
             return
         mine = self._of(str(event.worker))
-        for server, before in met.items():
+        for server, before in sorted(met.items(), key=lambda one: one[1]):
             # Whoever has met a server has nothing under way to those before it.
-            for one in [one for one in mine.lacking if _follows(server, one)]:
+            for one in [one for one in mine.lacking if self._succeeds(server, one)]:
                 mine.lose(mine.lacking.pop(one), before)
         mine.book(event.pushes)
 
@@ -149,6 +151,10 @@ class UpdateAccount:
         self._steps.lose(mark.steps, self._steps.booked)
         return self.counts().lost - before
 
+    def moved(self, first: int) -> None:
+        """The parameters have moved to servers with indices from `first` on."""
+        self._first = first
+
     def undo(self, steps: int) -> None:
         """A ring lost its weights, and these steps with them."""
         self._undone += max(0, steps)
@@ -195,6 +201,10 @@ class UpdateAccount:
             before.repeated + self._undone,
             at_least,
         )
+
+    def _succeeds(self, server: ProcessName, other: ProcessName) -> bool:
+        """Whether `server` has the parameters of `other`, and maybe of others."""
+        return _follows(server, other) or other.index < self._first <= server.index
 
     def _of(self, worker: str) -> _Updates:
         if worker not in self._workers:

@@ -21,7 +21,7 @@ from elasticdl.errors import Corrupted, PermanentError, TransientError, UserErro
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.jobdir.scale_override import keep_scale
+from elasticdl.jobdir.scale_override import keep_scale, keep_servers
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.core.data.resuming import begin_again, count_repeated
 from elasticdl.master.core.data.sharding import ShardPlan
@@ -68,6 +68,7 @@ class CheckpointArchive:
         self._spec = spec.checkpoint
         self._epochs = spec.data.num_epochs
         self._workers = spec.cluster.num_workers
+        self._servers = spec.cluster.num_ps_pods
         self._action = spec.action
         self._strategy = spec.training.distribution_strategy
         self._checkpoints = checkpoints
@@ -164,7 +165,7 @@ class CheckpointArchive:
         except OSError as error:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
         problem = ""
-        if self._spec.checkpoint_dir:
+        if self._spec.checkpoint_dir and command.copied:
             problem = await asyncio.to_thread(self._copy, directory, manifest)
         return str(directory), manifest.bytes, problem
 
@@ -182,6 +183,10 @@ class CheckpointArchive:
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers that a user scaled the job to, for a resume."""
         keep_scale(JobDirectory(self._checkpoints.parent), self._workers, low, high)
+
+    def keep_servers(self, number: int) -> None:
+        """Save the number of servers that a user changed the job to, for a resume."""
+        keep_servers(JobDirectory(self._checkpoints.parent), self._servers, number)
 
     async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
         whole = False

@@ -21,8 +21,16 @@ from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
 from elasticdl.master.executor.snapshots import Snapshots
 from elasticdl.master.gateway.process_gateway import ProcessGateway
-from elasticdl.rpc.conversation import Drain, Finish, Finished, Order, Revoke, TellState, Wait
-from elasticdl.shard import SnapshotId
+from elasticdl.rpc.conversation import (
+    Drain,
+    Finish,
+    Finished,
+    Order,
+    Restore,
+    Revoke,
+    TellState,
+    Wait,
+)
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = {
@@ -47,6 +55,9 @@ class Archive(Protocol):
 
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers for a resumed job. A full disk loses only that."""
+
+    def keep_servers(self, number: int) -> None:
+        """Save the number of parameter servers for a resumed job, as `keep_scale`."""
 
 
 class Record(Protocol):
@@ -106,9 +117,11 @@ class Executor:
             case do.LookAgain(after_s):
                 self._queue.spawn("ring check", self._look_again(after_s))
             case do.PublishServers():
-                self._gateway.orders.publish(command.addresses)
+                self._gateway.publish(command.addresses, command.first)
             case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot() | do.KeepSnapshots():
                 self._snapshot(command)
+            case do.RestoreServers() | do.UnsealServers() | do.KeepServers():
+                self._resize(command)
             case do.Announce():
                 self._announce(command)
             case do.RecordMetrics():
@@ -152,7 +165,7 @@ class Executor:
     ) -> None:
         match command:
             case do.TakeSnapshot():
-                self._queue.spawn(f"cut of view {command.snapshot}", self._cut(command.snapshot))
+                self._queue.spawn(f"cut of view {command.snapshot}", self._cut(command))
             case do.SaveSnapshot():
                 self._queue.spawn(f"save of view {command.snapshot}", self._save(command))
             case do.KeepSnapshots(snapshots):
@@ -165,6 +178,19 @@ class Executor:
                 self._queue.spawn(
                     f"drop of view {command.snapshot}", self._deps.snapshots.drop(command.snapshot)
                 )
+
+    def _resize(self, command: do.RestoreServers | do.UnsealServers | do.KeepServers) -> None:
+        """Carry out a part of a change of the number of servers."""
+        match command:
+            case do.RestoreServers(servers, directory):
+                for server in servers:
+                    self._order(server, Restore(directory))
+            case do.UnsealServers(snapshot):
+                self._queue.spawn(
+                    f"unseal of view {snapshot}", self._deps.snapshots.unseal(snapshot)
+                )
+            case do.KeepServers(number):
+                self._deps.archive.keep_servers(number)
 
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name
@@ -197,9 +223,10 @@ class Executor:
         sequences = tuple(one.sequence if one is not None else None for one in answers)
         self._queue.post(happened.WorkerFenced(self._queue.at_s(), worker, applied, sequences))
 
-    async def _cut(self, snapshot: SnapshotId) -> None:
+    async def _cut(self, command: do.TakeSnapshot) -> None:
+        snapshot = command.snapshot
         try:
-            async with self._deps.snapshots.cut(snapshot) as cut:
+            async with self._deps.snapshots.cut(snapshot, seal=command.seal) as cut:
                 await self._queue.post(
                     happened.SnapshotCut(
                         self._queue.at_s(),

@@ -39,11 +39,18 @@ class Fences:
         """
         # Before asking: a server that attaches meanwhile catches up from this list.
         self._fenced[worker] = None
-        # A server that answers in the middle of a step would deny a push that it then applies.
-        async with self._between_steps:
-            answers = await asyncio.gather(
-                *(self._ask_index(index, worker) for index in range(self._registry.number))
-            )
+        while True:
+            indices = self._registry.indices
+            # Servers that stand by may have the parameters soon.
+            spare = [one for one in self._registry.attached() if one.name.index not in indices]
+            # A server that answers in the middle of a step would deny a push that it then applies.
+            async with self._between_steps:
+                answers = await asyncio.gather(
+                    *(self._ask_index(index, worker) for index in indices)
+                )
+                await asyncio.gather(*(self._ask(server, worker) for server in spare))
+            if self._registry.indices == indices:
+                break
         known = (one if one is not None and one.applied is not None else None for one in answers)
         return tuple(known)
 

@@ -89,8 +89,8 @@ class Snapshots:
         self._cutting = between_steps or asyncio.Lock()
 
     @asynccontextmanager
-    async def cut(self, snapshot: SnapshotId) -> AsyncIterator[Cut]:
-        """Freeze a view; the gates open when the context ends.
+    async def cut(self, snapshot: SnapshotId, *, seal: bool = False) -> AsyncIterator[Cut]:
+        """Freeze a view; the gates open when the context ends, or with `seal` by `unseal` only.
 
         Raises ElasticDLError if a server cannot do its part.
         """
@@ -105,14 +105,15 @@ class Snapshots:
                     [server.control.gate(timeout_s=limits.gate_s) for server in servers]
                 )
                 until = highest(gates)
-                cut = agreed(
-                    await _all(
-                        [
-                            server.control.cut(snapshot, until, timeout_s=limits.cut_s)
-                            for server in servers
-                        ]
-                    )
+                cuts = await _all(
+                    [
+                        server.control.cut(snapshot, until, timeout_s=limits.cut_s)
+                        for server in servers
+                    ]
                 )
+                cut = agreed(cuts)
+                if seal:
+                    await self._seal(snapshot, servers, cuts)
                 if now_s() - closed_s >= limits.sure_s:
                     # This process was suspended. It may handle reports of later pushes before the
                     # cut.
@@ -123,6 +124,38 @@ class Snapshots:
             finally:
                 # Also after a failure: a closed gate holds up all training until it times out.
                 await self._open(servers)
+
+    async def _seal(
+        self, snapshot: SnapshotId, servers: Sequence[Server], cuts: Sequence[ServerCut]
+    ) -> None:
+        """Keep all later pushes out of servers. Raises TransientError if one came in before."""
+        sealed = await _all(
+            [
+                server.control.seal(snapshot, timeout_s=self._limits.cut_s)
+                for server in servers
+            ]
+        )
+        for server, cut, sequences in zip(servers, cuts, sealed, strict=True):
+            if _made(sequences) != _made(cut.sequences):
+                raise TransientError(f"{server.name} admitted a push between its cut and its seal")
+
+    async def unseal(self, snapshot: SnapshotId) -> None:
+        """Undo a seal at all servers: ask each until it answers or is gone."""
+        # A cut that is under way may be about to seal; servers refuse that from now on.
+        await asyncio.gather(
+            *(self._unseal_at(server, snapshot) for server in self._registry.attached())
+        )
+
+    async def _unseal_at(self, server: Server, snapshot: SnapshotId) -> None:
+        attempt = 0
+        while not server.gone.is_set():
+            attempt += 1
+            try:
+                return await server.control.unseal(snapshot, timeout_s=self._limits.drop_s)
+            except ElasticDLError as error:
+                _LOG.warning("unseal of %s, attempt %d: %s", server.name, attempt, error)
+            await server.gone_within(self._limits.drop_delay_s(attempt))
+        return None
 
     async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
         """Have every server write its part of a view below `directory`.
@@ -203,6 +236,11 @@ class Snapshots:
                 )
             elif error is not None:
                 raise error
+
+
+def _made(sequences: Mapping[str, int]) -> dict[str, int]:
+    """Those of workers that have pushed."""
+    return {worker: number for worker, number in sequences.items() if number}
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

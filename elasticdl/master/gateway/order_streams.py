@@ -19,13 +19,17 @@ class OrderStreams:
     """
 
     def __init__(
-        self, servers: int, broke: Callable[[ProcessName], None] = lambda name: None
+        self,
+        servers: int,
+        broke: Callable[[ProcessName], None] = lambda name: None,
+        *,
+        first: int = 0,
     ) -> None:
-        """`servers` is the number of servers; all are absent until `publish`.
+        """`servers` is the number of servers, from index `first` on; all are absent until `publish`.
 
         `broke` is called when a stream ends that we did not end.
         """
-        self._servers = Servers(("",) * servers)
+        self._servers = Servers(("",) * servers, first)
         self._waiting: dict[ProcessName, deque[Order]] = {}
         self._wake: dict[ProcessName, asyncio.Event] = {}
         self._generations: dict[ProcessName, RingGeneration] = {}
@@ -33,13 +37,13 @@ class OrderStreams:
         self._broke = broke
 
     @property
-    def servers(self) -> tuple[str, ...]:
+    def servers(self) -> Servers:
         """The servers' bulk addresses as last published."""
-        return self._servers.addresses
+        return self._servers
 
-    def publish(self, addresses: tuple[str, ...]) -> None:
+    def publish(self, addresses: tuple[str, ...], first: int = 0) -> None:
         """Send the servers' addresses to all current and future streams."""
-        self._servers = Servers(addresses)
+        self._servers = Servers(addresses, first)
         for name in tuple(self._waiting):
             self.put(name, self._servers)
 

@@ -24,6 +24,7 @@ from elasticdl.master.core.events import (
     ProcessAttached,
     ProcessReturned,
     ProcessSilent,
+    ServerStandsBy,
     StalenessChosen,
     TimeReported,
     VersionAdvanced,
@@ -77,21 +78,26 @@ class ProcessGateway:
         expected: Callable[[ProcessName], bool],
         ring: Callable[[OrderStreams], RingCoordinator] | None = None,
         resident: Callable[[ProcessName], ProcessName | None] = lambda _place: None,
+        stands_by: Callable[[int], bool] = lambda _server: False,
     ) -> None:
         """`task` is the kind of task whose records count for the throughput.
 
         `expected` returns whether a process of a name may attach. `ring` makes the coordinator of a
         job that trains on a ring. `resident` returns which server is or will be in a place.
+        `stands_by` returns whether the server of an index waits for the order to restore.
         """
         self._queue = queue
         self._expected = expected
         self._resident = resident
+        self._stands_by = stands_by
         self._registry = registry
         self._fences = fences
         self._version = 0
         self._ticked_s = self._times_due_s = queue.clock.now_s()
         self.sessions = Sessions()
-        self.orders = OrderStreams(registry.number, self._hung_up)
+        self.orders = OrderStreams(
+            registry.number, self._hung_up, first=registry.indices.start
+        )
         self.leases = LeasePolls(self._ask, self._give_back)
         self.throughput = Throughput(task)
         self.ring = ring(self.orders) if ring is not None else None
@@ -191,6 +197,8 @@ class ProcessGateway:
         elif not self._expected(name):
             raise Refused(f"this job does not expect {name}")
         presence = self.sessions.claim(name, instance)
+        if name.role is Role.PS and not event.control_address and self._stands_by(name.index):
+            await self._queue.post(ServerStandsBy(event.at_s, name))
         if presence.announced or (name.role is Role.PS and not event.control_address):
             return
         presence.announced = True
@@ -255,7 +263,8 @@ class ProcessGateway:
         if (share := presence.cpu_share_changed()) is not None:
             self._queue.post(CpuShareReported(self._queue.at_s(), name, share))
         if name.role is Role.WORKER:
-            self._delays.reported(name, report.gauges, self._queue.at_s())
+            first = self._registry.indices.start
+            self._delays.reported(name, report.gauges, self._queue.at_s(), first)
         if sequence <= presence.reports:
             # When this one is on disk, so is the original report.
             return self._dropped(name, DropCause.REPEATED_REPORT)
@@ -282,6 +291,11 @@ class ProcessGateway:
         return self.orders.stream(name)
 
     # calls of the driver
+
+    def publish(self, addresses: tuple[str, ...], first: int) -> None:
+        """Send the servers' addresses to workers: the parameters are on these servers."""
+        self._registry.indices = range(first, first + len(addresses))
+        self.orders.publish(addresses, first)
 
     def leave(self, name: ProcessName, why: str) -> None:
         """Refuse an ended or given-up process from now on.
@@ -371,7 +385,9 @@ class ProcessGateway:
     def _server_reported(self) -> None:
         """Report the version of the least advanced server, unless a server is absent."""
         versions = [
-            one.version for name, one in self.sessions if name.role is Role.PS and one.announced
+            one.version
+            for name, one in self.sessions
+            if name.role is Role.PS and one.announced and name.index in self._registry.indices
         ]
         if len(versions) == self._registry.number and min(versions) != self._version:
             self._version = min(versions)

@@ -49,20 +49,31 @@ class Holder:
 
 @final
 class PsRegistry:
-    """At most one server per index: the newest incarnation. Use it from one event loop."""
+    """At most one server per index: the newest incarnation. Use it from one event loop.
 
-    def __init__(self, number: int, connect: Connect, returns_s: float = 0.0) -> None:
+    `indices`: those of the servers that share the parameters.
+    """
+
+    def __init__(
+        self, number: int, connect: Connect, returns_s: float = 0.0, *, first: int = 0
+    ) -> None:
         """`returns_s`: how long a server that has ended is expected back with its memory.
 
-        It counts from its end, however many calls wait. 0: memory ends with its process.
+        It counts from its end, however many calls wait. 0: memory ends with its process. `first`:
+        the index of the first server.
         """
-        self.number = number
+        self.indices = range(first, first + number)
         self.returns_s = returns_s
         self._connect = connect
         self._servers: dict[int, Server] = {}
         self._memories: dict[int, int] = {}
         self._back_by_s: dict[int, float] = {}
         self._arrival = asyncio.Event()
+
+    @property
+    def number(self) -> int:
+        """How many servers share the parameters."""
+        return len(self.indices)
 
     def attach(self, name: ProcessName, address: str, memory: int = 0) -> Server:
         """Add a server at `address`; it replaces an earlier incarnation.
@@ -88,7 +99,7 @@ class PsRegistry:
 
     def expect_all(self) -> None:
         """Expect each server of an earlier master, from now on."""
-        for index in range(self.number):
+        for index in self.indices:
             self._expect(index)
 
     def _expect(self, index: int) -> None:
@@ -125,14 +136,14 @@ class PsRegistry:
         return tuple(self._servers[index] for index in sorted(self._servers))
 
     def everyone(self) -> tuple[Server, ...]:
-        """Return all servers of the job in index order.
+        """Return all servers that share the parameters, in index order.
 
         Raises TransientError that names absent servers.
         """
-        away = [f"ps-{index}" for index in range(self.number) if index not in self._servers]
+        away = [f"ps-{index}" for index in self.indices if index not in self._servers]
         if away:
             raise TransientError(f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} away")
-        return self.attached()
+        return tuple(self._servers[index] for index in self.indices)
 
     async def close(self) -> None:
         """Drop every connection."""

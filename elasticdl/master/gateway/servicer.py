@@ -15,13 +15,15 @@ import grpc.aio
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import Refused, TransientError
-from elasticdl.flag_values import MAX_WORKERS
+from elasticdl.flag_values import MAX_SERVERS, MAX_WORKERS
 from elasticdl.master.core.events import (
     CheckpointRequested,
     ProcessAttached,
     ScaleRequested,
+    ScaleServersRequested,
     StopRequested,
 )
+from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.ps.steps import Contribution
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.order_writer import OrderWriter
@@ -40,6 +42,7 @@ from elasticdl.rpc.channel import (
     server_options,
     status_details,
 )
+from elasticdl.rpc.conversation import Servers
 from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import ShardId, Source
@@ -106,6 +109,12 @@ class RequestChecks(Protocol):
 
     def why_not_scale(self) -> str:
         """Return why the number of workers cannot change, or ''."""
+
+    def why_not_scale_servers(self) -> str:
+        """Return why the number of parameter servers cannot change, or ''."""
+
+    def place_of(self, server: int) -> tuple[ServerMap, bool]:
+        """Return the map of a server, and whether it stands by until it is told what to restore."""
 
     def why_not_checkpoint(self) -> str:
         """Return why no checkpoint can be taken, or ''."""
@@ -203,15 +212,22 @@ class MasterService(MasterServicer):
             await _invalid(context, error)
         except Refused as refused:
             await _refuse(context, refused)
+        servers = self._gateway.orders.servers
+        place, stands_by = self._checks.place_of(event.name.index)
+        is_server = event.name.role is Role.PS
         return pb.AttachReply(
             term=self._welcome.term,
             heartbeat_s=self._gateway.told_period_s(event.name),
             job=self._welcome.job(),
-            servers=self._gateway.orders.servers,
+            servers=servers.addresses,
+            first_server=servers.first,
+            place=event.name.index - place.first if is_server else 0,
+            places=place.number if is_server else 0,
+            stands_by=is_server and stands_by,
             restore_from=self._welcome.restore_from(),
             sources=self._sources() if event.name.role is Role.WORKER else (),
             run=run_name(self._welcome.token),
-            bulk_tokens=self._bulk_tokens(event.name),
+            bulk_tokens=self._bulk_tokens(event.name, servers),
             certificate=certificate,
         )
 
@@ -297,7 +313,10 @@ class MasterService(MasterServicer):
             aclosing(self._gateway.stream(name)) as orders,
         ):
             async for order in orders:
-                await stream.write(messages.order_to_wire(order))
+                message = messages.order_to_wire(order)
+                if isinstance(order, Servers) and name.role is Role.WORKER:
+                    message.servers.bulk_tokens.extend(self._bulk_tokens(name, order))
+                await stream.write(message)
 
     async def _take_reports(
         self, name: ProcessName, requests: AsyncIterator[pb.ReportRequest], stream: OrderWriter
@@ -319,6 +338,8 @@ class MasterService(MasterServicer):
         return pb.Done()
 
     async def Scale(self, request: pb.ScaleRequest, context: AsyncContext) -> pb.Done:
+        if request.servers:
+            return await self._scale_servers(request.servers, context)
         low, high = request.min_workers, request.max_workers
         if not 1 <= low <= high <= MAX_WORKERS:
             await context.abort(
@@ -328,6 +349,18 @@ class MasterService(MasterServicer):
         if why_not := self._checks.why_not_scale():
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"cannot scale the job: {why_not}")
         await self._queue.post(ScaleRequested(self._queue.at_s(), low, high))
+        return pb.Done()
+
+    async def _scale_servers(self, number: int, context: AsyncContext) -> pb.Done:
+        if not 1 <= number <= MAX_SERVERS:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{number} parameter servers: expected 1 to {MAX_SERVERS}",
+            )
+        if why_not := self._checks.why_not_scale_servers():
+            text = f"cannot change the number of parameter servers of the job: {why_not}"
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
+        await self._queue.post(ScaleServersRequested(self._queue.at_s(), number))
         return pb.Done()
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: AsyncContext) -> pb.Done:
@@ -342,14 +375,14 @@ class MasterService(MasterServicer):
             )
         return pb.Done()
 
-    def _bulk_tokens(self, name: ProcessName) -> Iterator[str]:
-        """A worker's token at each server; a server's own key."""
+    def _bulk_tokens(self, name: ProcessName, servers: Servers) -> Iterator[str]:
+        """A worker's token at each of these servers; a server's own key."""
         token = self._welcome.token
         if name.role is Role.PS:
             yield bulk_key(token, name.index)
             return
-        for server in range(len(self._gateway.orders.servers)):
-            yield bulk_token(bulk_key(token, server), str(name))
+        for position in range(len(servers.addresses)):
+            yield bulk_token(bulk_key(token, servers.first + position), str(name))
 
     async def _of_steps(self, context: AsyncContext) -> tuple[ProcessName, StepTurns]:
         """The worker that calls, and the turns of a job that trains in steps."""

@@ -401,7 +401,12 @@ def open_directory(
             directory.preflight.unlink(missing_ok=True)
             directory.status.unlink(missing_ok=True)
         write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
-        spec, scaled = as_scaled(spec, directory, anew=spec.workers_anew and not ours)
+        spec, scaled = as_scaled(
+            spec,
+            directory,
+            anew=spec.workers_anew and not ours,
+            servers_anew=spec.servers_anew and not ours,
+        )
         forget_scale_unless(spec, directory)
         _write_spec(spec, directory)
     except OSError as error:

@@ -162,6 +162,11 @@ void bind_rpc(nb::module_& m) {
         new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority),
                         bfloat16 ? wire::Precision::bfloat16 : wire::Precision::full);
       }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "", "bfloat16"_a = false)
+      .def("followed", [](const Pool& before, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, uint32_t first) {
+        return new Pool(before, addresses, tokens, first, look_for_signals);
+      }, "addresses"_a, "tokens"_a, "first"_a)
+      .def_prop_ro("servers", &Pool::servers)
+      .def("adopt", &Pool::adopt, "spec"_a)
       .def("pack", &Pool::pack, "always"_a)
       .def("initialise", &initialise, "spec"_a, "dense"_a.noconvert(), "timeout_s"_a)
       .def("pull", &pull, "ids"_a.noconvert(), "snapshot"_a, "dense"_a.none(), "rows"_a.noconvert(), "newest"_a.none(), "timeout_s"_a,

@@ -56,6 +56,7 @@ struct Identity {
   uint64_t session = 0;
   bool pushes = false;
   TlsContext tls = nullptr;  // null: clear text
+  uint32_t first = 0;        // the index of the first server
 };
 
 class Link;
@@ -72,6 +73,7 @@ class Lane {
 
   void move(std::vector<std::string> addresses);
   void close();
+  const Identity& identity() const { return identity_; }
   uint32_t servers() const { return static_cast<uint32_t>(links_.size()); }
   // How long each server took to answer in the last run, if it was asked. For the thread that runs.
   const std::vector<double>& answered_s() const { return answered_s_; }

@@ -92,7 +92,7 @@ short Link::events() const {
 }
 
 std::string Link::story() const {
-  std::string text = "ps-" + std::to_string(server_);
+  std::string text = name();
   text += address_.empty() ? " (it has no address at the moment)" : " at " + address_;
   if (!problem_.empty()) return text + ": " + problem_;
   return text + (state_ == State::asking ? ": it has not answered yet" : "");
@@ -124,7 +124,7 @@ void Link::connected(Time now) {
   std::string problem = connect_problem(socket_);
   if (!problem.empty()) return lost(problem, now);
   if (identity_.tls == nullptr) return greet();
-  socket_.secure(identity_.tls, "ps-" + std::to_string(server_));
+  socket_.secure(identity_.tls, name());
   state_ = State::securing;
 }
 
@@ -230,7 +230,7 @@ void Link::answered_badly(Time now) {
   // An unauthenticated peer must not end this process, and its text must not be repeated.
   if (state_ == State::greeting) return lost("it refused the greeting", now);
   std::string message(body_.data(), body_bytes_);
-  std::string text = "ps-" + std::to_string(server_) + ": " + message;
+  std::string text = name() + ": " + message;
   switch (header_.status) {
     case wire::Status::user: throw UserError(text);
     case wire::Status::refused: throw Refused(text);
@@ -248,7 +248,7 @@ void Link::challenged(Time now) {
   wire::Challenge challenge;
   std::memcpy(&challenge, body_.data(), sizeof challenge);
   if (!same_digest(challenge.proof, wire::proof(wire::Side::server, identity_.tokens[server_], hello_, challenge.nonce))) {
-    return lost("it does not know this process's token, so it is not ps-" + std::to_string(server_) + " of this job", now);
+    return lost("it does not know this process's token, so it is not " + name() + " of this job", now);
   }
   const Digest proof = wire::proof(wire::Side::client, identity_.tokens[server_], hello_, challenge.nonce);
   send(State::proving, wire::Kind::prove, std::string(reinterpret_cast<const char*>(proof.data()), proof.size()), {});
@@ -259,7 +259,7 @@ void Link::greeted(Time now) {
   wire::HelloReply reply;
   std::memcpy(&reply, body_.data(), sizeof reply);
   if (reply.server != server_ || reply.servers != servers_) {
-    return lost("it is ps-" + std::to_string(reply.server) + " of " + std::to_string(reply.servers) + ", wanted is ps-" +
+    return lost("it is number " + std::to_string(reply.server) + " of " + std::to_string(reply.servers) + " servers, wanted is number " +
                     std::to_string(server_) + " of " + std::to_string(servers_), now);
   }
   version_ = std::max(version_, reply.version);

@@ -71,6 +71,8 @@ class Link {
   int fd() const { return socket_.fd(); }
   short events() const;
   Time retry_at() const { return retry_at_; }
+  // For people.
+  std::string name() const { return "ps-" + std::to_string(identity_.first + server_); }
   // The server's address and its last error.
   std::string story() const;
 

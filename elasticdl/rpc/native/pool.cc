@@ -34,6 +34,12 @@ uint64_t random_session() {
   return session;
 }
 
+Identity moved(Identity identity, const std::vector<std::string>& tokens, uint32_t first) {
+  identity.tokens = tokens;
+  identity.first = first;
+  return identity;
+}
+
 class Deadline {
  public:
   explicit Deadline(double timeout_s) : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(timeout_s))) {}
@@ -60,6 +66,17 @@ Pool::Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, 
     : servers_(static_cast<uint32_t>(addresses.size())), precision_(precision),
       pulls_(Identity{tokens, name, random_session(), false, tls}, addresses, idle),
       pushes_(Identity{tokens, name, random_session(), true, tls}, addresses, idle) {
+  check(tokens);
+}
+
+Pool::Pool(const Pool& before, std::vector<std::string> addresses, std::vector<std::string> tokens, uint32_t first, std::function<void()> idle)
+    : servers_(static_cast<uint32_t>(addresses.size())), precision_(before.precision_),
+      pulls_(moved(before.pulls_.identity(), tokens, first), addresses, idle),
+      pushes_(moved(before.pushes_.identity(), tokens, first), addresses, idle) {
+  check(tokens);
+}
+
+void Pool::check(const std::vector<std::string>& tokens) const {
   if (servers_ == 0) throw UserError("no addresses of parameter servers");
   if (tokens.size() != servers_) {
     throw UserError(std::to_string(tokens.size()) + " tokens for " + std::to_string(servers_) + " parameter servers");
@@ -78,9 +95,13 @@ void Pool::check_tables(size_t tables) const {
   }
 }
 
-std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const void* dense, double timeout_s) {
+void Pool::adopt(const Spec& spec) {
   spec_ = spec;
   encoded_ = spec_.encode();
+}
+
+std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const void* dense, double timeout_s) {
+  adopt(spec);
   std::vector<Part> parts(servers_);
   std::vector<std::string> fronts(servers_);
   for (uint32_t k = 0; k < servers_; ++k) {

@@ -82,8 +82,13 @@ class Pool {
   // `tls` null: clear text. `precision`: of gradients, and of weights.
   Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
        TlsContext tls = nullptr, wire::Precision precision = wire::Precision::full);
+  // The same client with other servers, of which `first` is the index of the first. They know its pushes by its session, which
+  // goes on. Call `adopt` before the first call but initialise().
+  Pool(const Pool& before, std::vector<std::string> addresses, std::vector<std::string> tokens, uint32_t first, std::function<void()> idle);
 
-  // Sets the spec of all later calls.
+  // Sets the spec of all later calls. Not while calls are running.
+  void adopt(const Spec& spec);
+  // The same, and gives it to servers that have no parameters.
   std::vector<InitialiseAnswer> initialise(const Spec& spec, const void* dense, double timeout_s);
 
   // `dense` (null: not wanted) gets the flat vector, rows[t] gets weight[ids[t].count, dim of t]. `newest`: dense
@@ -97,10 +102,12 @@ class Pool {
   void move(const std::vector<std::string>& addresses);
   void close();
   const Spec& spec() const { return spec_; }
+  uint32_t servers() const { return servers_; }
   // Packs all frames, or none for which full precision will do, whatever is faster. Not while calls are running.
   void pack(bool always) { pull_packing_.give(always), push_packing_.give(always); }
 
  private:
+  void check(const std::vector<std::string>& tokens) const;
   Seed seed(const void* newest) const;
   void check_tables(size_t tables) const;
   size_t weight_bytes() const { return bytes_of(spec_.scalar); }

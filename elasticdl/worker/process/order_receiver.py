@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import assert_never, final
 
 from elasticdl.rpc.conversation import (
     Drain,
     Finish,
     Order,
+    Restore,
     Revoke,
     RingDrop,
     RingGeneration,
@@ -37,7 +38,7 @@ class OrderReceiver:
         orders: Callable[[], Iterable[Order]],
         shutdown: Shutdown,
         *,
-        move: Callable[[Sequence[str]], None],
+        move: Callable[[Servers], None],
         revoke: Callable[[int], None],
         ring: Callable[[RingGeneration | RingSave | RingDrop], None],
         tell_state: Callable[[], None],
@@ -73,8 +74,10 @@ class OrderReceiver:
             case Revoke(reason, revocation):
                 _log.info("leases are void: %s", reason)
                 self._revoke(revocation)
-            case Servers(addresses):
-                self._move(addresses)
+            case Servers():
+                self._move(order)
+            case Restore():
+                pass  # For servers only.
             case RingGeneration() | RingSave() | RingDrop():
                 self._ring(order)
             case Settled():

@@ -39,10 +39,10 @@ class Snapshots:
         self._next = 0
         self.open_cut: OpenCut | None = None
 
-    def take(self, purpose: Purpose) -> SnapshotId:
-        """Order a cut of the servers. Only while `open_cut` is None."""
+    def take(self, purpose: Purpose, *, seal: bool = False) -> SnapshotId:
+        """Order a cut of the servers; see `TakeSnapshot`. Only while `open_cut` is None."""
         snapshot = self.expect(purpose)
-        self._context.orders.give(TakeSnapshot(snapshot, purpose))
+        self._context.orders.give(TakeSnapshot(snapshot, purpose, seal))
         return snapshot
 
     def expect(self, purpose: Purpose) -> SnapshotId:

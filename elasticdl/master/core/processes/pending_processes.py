@@ -145,7 +145,8 @@ class PendingProcesses:
     def _processes(self, role: Role) -> list[Process]:
         if role is Role.WORKER:
             return self._context.processes.live_workers()
-        servers = (self._context.processes.server(index) for index in range(self._context.servers))
+        indices = self._context.server_map.indices
+        servers = (self._context.processes.server(index) for index in indices)
         return [server for server in servers if server is not None]
 
     def _waits(self, process: Process) -> bool:

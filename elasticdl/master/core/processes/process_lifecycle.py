@@ -63,7 +63,7 @@ class ProcessLifecycle:
         self._scaling = scaling
         self._evaluation = evaluation
         self._checkpointing = checkpointing
-        self._published: tuple[str, ...] = ("",) * context.servers
+        self._published: PublishServers | None = PublishServers(("",) * context.servers)
         self._begun = False
         self._failed_starts = 0
         """Workers in a row that were given up because a part of their start took too long."""
@@ -136,7 +136,7 @@ class ProcessLifecycle:
                 process.enter_part(FIRST_PART, event.at_s)
             else:
                 self._ready(process)
-        if event.name.role is Role.PS and first:
+        if event.name.role is Role.PS and first and not self._context.is_spare(event.name):
             self._server_back(event)
 
     def went_on(self, name: ProcessName, part: str) -> None:
@@ -167,7 +167,8 @@ class ProcessLifecycle:
 
         The version of a server only grows after that.
         """
-        servers = (self._context.processes.server(index) for index in range(self._context.servers))
+        indices = self._context.server_map.indices
+        servers = (self._context.processes.server(index) for index in indices)
         return min((server.restored_version if server else 0 for server in servers), default=0)
 
     def _server_back(self, event: ProcessAttached) -> None:
@@ -205,7 +206,7 @@ class ProcessLifecycle:
     def taken_over(self, away_s: float) -> None:
         """Excuse the time without a master, and publish the servers again."""
         self.forgive(away_s)
-        self._published = ()
+        self._published = None
 
     # ending
 
@@ -306,6 +307,9 @@ class ProcessLifecycle:
         if expected:
             return
         more = verdict.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
+        if self._context.is_spare(name):
+            # It ends no round, and a change of the number of servers has tries of its own.
+            return
         blame = (
             f"{name}: {verdict.text}"
             if verdict.blames_work and not process.failure_reported and not more
@@ -437,10 +441,12 @@ class ProcessLifecycle:
 
     def publish(self) -> None:
         """Tell workers the servers' addresses if they changed."""
-        addresses = self._context.processes.addresses(self._context.servers)
-        if addresses != self._published and self._context.phase not in (Phase.ENDING, Phase.ENDED):
-            self._published = addresses
-            self._context.orders.give(PublishServers(addresses))
+        servers = self._context.server_map
+        addresses = self._context.processes.addresses(servers.indices)
+        order = PublishServers(addresses, servers.first)
+        if order != self._published and self._context.phase not in (Phase.ENDING, Phase.ENDED):
+            self._published = order
+            self._context.orders.give(order)
 
 
 def _started(process: Process) -> dict[str, Value]:

@@ -145,15 +145,15 @@ class Scaling:
         """Start missing processes and drain surplus workers."""
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return
-        for index in range(self._context.servers):
+        for index in self._context.server_map.indices:
             if self._context.processes.server(index) is None:
-                self._start(
+                self.start(
                     ProcessName(Role.PS, index, self._context.processes.next_incarnation(index))
                 )
         live = self._context.processes.live_workers()
         missing = self._missing(live)
         for _ in range(min(missing, self._room()) if missing else 0):
-            self._start(self._context.processes.new_worker_name())
+            self.start(self._context.processes.new_worker_name())
         most = self._context.most_workers
         # `live` is sorted by index: the newest workers go first.
         for process in live[most:] if self._context.phase is not Phase.DRAINING else ():
@@ -181,7 +181,8 @@ class Scaling:
         at_once = self._context.limits.starting
         return f"starting workers {at_once} at a time; {left:,} queued" if left else ""
 
-    def _start(self, name: ProcessName) -> None:
+    def start(self, name: ProcessName) -> None:
+        """Order the first start of a process, after the back-off."""
         delay_s = self._context.budgets.back_off_s()
         process = self._context.processes.start(name, self._context.now_s)
         process.memory_bytes = self._context.memory.of(name.role)
@@ -266,6 +267,9 @@ class Scaling:
         self._end(process, Cause.INFRASTRUCTURE, event.reason)
         text = f"{event.name} cannot be created: {event.reason}"
         others = len(self._context.processes.live_workers())
+        if self._context.is_spare(event.name):
+            # The change of the number of servers fails, and not the job.
+            return
         if event.name.role is Role.PS or others < self._context.workers.low:
             self._context.fail(
                 text,

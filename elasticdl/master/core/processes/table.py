@@ -360,17 +360,17 @@ class Processes:
         newest = self._servers.get(index)
         return newest.name.incarnation + 1 if newest else 0
 
-    def addresses(self, servers: int) -> tuple[str, ...]:
-        """Bulk addresses in index order, '' where a server is away."""
-        found = (self.server(index) for index in range(servers))
+    def addresses(self, servers: range) -> tuple[str, ...]:
+        """Bulk addresses of the servers with these indices, '' where one is away."""
+        found = (self.server(index) for index in servers)
         return tuple(
             process.bulk_address if process and process.life is Life.READY else ""
             for process in found
         )
 
-    def away(self, servers: int) -> list[int]:
-        """Indices of servers that are not ready."""
-        found = ((index, self.server(index)) for index in range(servers))
+    def away(self, servers: range) -> list[int]:
+        """Those of these indices whose servers are not ready."""
+        found = ((index, self.server(index)) for index in servers)
         return [
             index for index, process in found if process is None or process.life is not Life.READY
         ]

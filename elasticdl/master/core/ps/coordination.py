@@ -93,6 +93,9 @@ class PsCoordination:
         self._checkpointing.save_again()
 
     def decide_cuts(self) -> None:
+        if self._context.moving:
+            # The servers are sealed, and their views would be lost with them.
+            return
         if self._evaluation.wanted():
             self._evaluation.begin()
         self._checkpointing.decide()
@@ -144,7 +147,7 @@ class PsCoordination:
         trains = context.work is not None and context.spec.action is Action.TRAIN
         if not late or context.outcome is not None or not trains:
             return
-        servers = (context.processes.server(index) for index in range(context.servers))
+        servers = (context.processes.server(index) for index in context.server_map.indices)
         if not any(
             server and server.name.incarnation and not server.restored_version for server in servers
         ):

@@ -49,8 +49,10 @@ class ServerDelays:
         self._since_s = 0.0
         self._told: int | None = None
 
-    def reported(self, worker: ProcessName, gauges: Mapping[str, float], at_s: float) -> None:
-        """A worker reported its gauges."""
+    def reported(
+        self, worker: ProcessName, gauges: Mapping[str, float], at_s: float, first: int = 0
+    ) -> None:
+        """A worker reported its gauges; it counts the servers from 0, and `first` is its first."""
         values = [gauges.get(name) for name in ("slowest_ps", "slowest_ps_ms", "other_ps_ms")]
         server, took_ms, others_ms = (
             one if one is not None and one >= 0.0 else None for one in values
@@ -58,7 +60,7 @@ class ServerDelays:
         if server is None or took_ms is None or others_ms is None or server > 1e6:
             return
         step_ms = max(0.0, gauges.get("step_ms", 0.0))
-        self._claims[worker] = _Claim(at_s, int(server), took_ms, others_ms, step_ms)
+        self._claims[worker] = _Claim(at_s, first + int(server), took_ms, others_ms, step_ms)
 
     def forget(self, worker: ProcessName) -> None:
         """A worker has ended."""

@@ -1,0 +1,332 @@
+"""Changes the number of parameter servers while the job trains.
+
+Servers of the next map start beside those that serve, and stand by. Then a checkpoint is cut whose
+servers stay sealed: they admit no later push. The new servers restore it, and the map changes in
+one decision. Until then the seal can be undone, and training continues as before; from then on the
+sealed servers hold nothing that the new ones lack. So whatever ends meanwhile costs a try at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.dropped import DropCause
+from elasticdl.formatting import amount
+from elasticdl.job_choices import Action
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.checkpoint.snapshots import retry_s
+from elasticdl.master.core.commands import KeepServers, RestoreServers, UnsealServers
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.events import ScaleServersRequested, ServerStandsBy, SnapshotSaved
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.processes.scaling import Scaling
+from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.ps.server_map import ServerMap
+from elasticdl.shard import SnapshotId
+
+START_LIMIT_S = 600.0
+"""Time for all new servers to start. Training goes on meanwhile."""
+MOVE_LIMIT_S = 120.0
+"""Time from the cut until all new servers have restored it. Workers wait meanwhile."""
+_TRIES = 3
+
+
+class _Stage(StrEnum):
+    STARTING = "starting"
+    CUTTING = "cutting"
+    SAVING = "saving"
+    RESTORING = "restoring"
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One try.
+
+    `since_s`: when its stage began; that of the cut goes on until the end. `standing`: indices of
+    new servers that wait for the order to restore. `sealed`: the servers that make the cut.
+    """
+
+    to: ServerMap
+    stage: _Stage
+    since_s: float
+    standing: frozenset[int] = frozenset()
+    sealed: tuple[ProcessName, ...] = ()
+    snapshot: SnapshotId | None = None
+    version: int = 0
+
+
+@final
+class Resizing:
+    """At most one change at a time."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        leasing: Leasing,
+        scaling: Scaling,
+        evaluation: Evaluation,
+        checkpointing: Checkpointing,
+    ) -> None:
+        self._context = context
+        self._leasing = leasing
+        self._scaling = scaling
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._wanted: int | None = None
+        """The number of servers that a person requested and the job does not have yet."""
+        self._move: _Move | None = None
+        self._next_index = context.servers
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self._undone: SnapshotId | None = None
+        """The newest seal that is to be undone: an earlier master may not have done so."""
+
+    # requests
+
+    def why_not(self) -> str:
+        """Why the number of servers cannot be changed, in words; '' if it can."""
+        spec = self._context.spec
+        if not self._context.servers:
+            return "it has no parameter servers"
+        if spec.action is not Action.TRAIN:
+            return "it does not train"
+        if not spec.keeps_checkpoints:
+            return "--job-dir is not on a --volume, so the servers share no storage"
+        if late := self._context.late():
+            return f"it {late}"
+        if self._context.phase is not Phase.WORKING:
+            return f"it is {self._context.phase}"
+        if spec.trains_in_steps:
+            # Only the preflight knows it of a job with momentum.
+            return (
+                "it trains with synchronous steps (--sync); stop it, and resume it with another"
+                " --num-ps-pods"
+            )
+        return ""
+
+    def requested(self, event: ScaleServersRequested) -> None:
+        """Change the number of servers at a person's request, if possible."""
+        context, number = self._context, event.servers
+        if why_not := self.why_not() or ("" if number >= 1 else "expected at least 1"):
+            text = f"cannot change the number of parameter servers to {number}: {why_not}"
+            context.orders.announce("scale", text, level="warning")
+            return
+        said = amount(number, "parameter server")
+        text = f"{said} requested, instead of {context.servers}"
+        context.orders.announce("scale", text, details={"servers": number})
+        self._wanted, self._failures, self._retry_at_s = number, 0, context.now_s
+        move = self._move
+        if move is not None and move.stage is _Stage.STARTING and move.to.number != number:
+            self._withdraw(move, f"{said} were requested meanwhile")
+
+    # decisions
+
+    def decide(self) -> None:
+        """Begin, continue or give up the change that is wanted. Call it after every event."""
+        if self._wanted is None:
+            return
+        context, move = self._context, self._move
+        if context.phase is not Phase.WORKING or context.outcome is not None:
+            self._give_up(f"the job {context.late() or f'is {context.phase}'}")
+        elif move is None:
+            if self._wanted == context.servers:
+                self._wanted = None
+            elif context.now_s >= self._retry_at_s:
+                self._begin(self._wanted)
+        elif problem := self._problem(move):
+            self._fail(problem)
+        elif move.stage is _Stage.STARTING:
+            ready = len(move.standing) == move.to.number
+            if ready and self._checkpointing.possible():
+                self._cut(move)
+        elif move.stage is _Stage.RESTORING and self._restored(move) == move.to.number:
+            self._commit(move)
+
+    def _begin(self, number: int) -> None:
+        to = ServerMap(self._next_index, number)
+        self._next_index += number
+        self._move = _Move(to, _Stage.STARTING, self._context.now_s)
+        for index in to.indices:
+            self._scaling.start(ProcessName(Role.PS, index))
+
+    def _problem(self, move: _Move) -> str:
+        """Why this try cannot succeed any more; '' if it can."""
+        processes, lasted_s = self._context.processes, self._context.now_s - move.since_s
+        for index in move.to.indices:
+            if processes.server(index) is None:
+                return f"ps-{index} ended"
+        if move.stage is _Stage.STARTING:
+            late = [index for index in move.to.indices if index not in move.standing]
+            if lasted_s <= START_LIMIT_S or not late:
+                return ""
+            process = processes.server(late[0])
+            why = f": {process.message}" if process is not None and process.message else ""
+            return f"ps-{late[0]} did not start within {START_LIMIT_S:.0f} s{why}"
+        present = (processes.server(index) for index in self._context.server_map.indices)
+        up = tuple(one.name for one in present if one is not None and one.life is Life.READY)
+        if up != move.sealed:
+            # The next process of a sealed server may admit pushes.
+            lost = next(name for name in move.sealed if name not in up)
+            return f"{lost} ended"
+        if lasted_s > MOVE_LIMIT_S:
+            return f"moving the parameters took more than {MOVE_LIMIT_S:.0f} s"
+        return ""
+
+    def _cut(self, move: _Move) -> None:
+        snapshot, context = self._checkpointing.take_sealed(), self._context
+        self._move = replace(
+            move,
+            stage=_Stage.CUTTING,
+            since_s=context.now_s,
+            sealed=context.server_names(),
+            snapshot=snapshot,
+        )
+        context.moving = f"their number changes from {context.servers} to {move.to.number}"
+
+    def _restored(self, move: _Move) -> int:
+        found = (self._context.processes.server(index) for index in move.to.indices)
+        return sum(one is not None and one.attached for one in found)
+
+    def _commit(self, move: _Move) -> None:
+        """Change the map: workers follow, and the sealed servers end."""
+        context, before = self._context, self._context.servers
+        waited_s = context.now_s - move.since_s
+        context.server_map, context.moving = move.to, ""
+        context.updates.moved(move.to.first)
+        self._move, self._failures = None, 0
+        for name in move.sealed:
+            process = context.processes.going.get(name)
+            if process is not None:
+                self._scaling.stop(process, 0.0, "its parameters are on other servers now")
+        for holder in self._evaluation.server_lost(move.sealed[0]):
+            self._leasing.revocation.revoke(holder, "the number of parameter servers changed")
+        self._forgive()
+        context.orders.give(KeepServers(move.to.number))
+        text = (
+            f"the parameters moved from {before} to {amount(move.to.number, 'server')} at version"
+            f" {move.version}; workers waited {waited_s:.2f} s, and no update was lost"
+        )
+        details = {"servers": move.to.number, "version": move.version, "waited_s": waited_s}
+        context.orders.announce("scale", text, details=details)
+
+    def _forgive(self) -> None:
+        """Restart the clocks of the workers, because none could make progress."""
+        for worker in self._context.processes.workers():
+            worker.busy_since_s = self._context.now_s
+
+    # failures
+
+    def _withdraw(self, move: _Move, why: str) -> None:
+        """End the new servers of a try, and let the present ones go on."""
+        context, self._move = self._context, None
+        if move.snapshot is not None:
+            self._undone = move.snapshot
+            context.orders.give(UnsealServers(move.snapshot))
+            context.moving = ""
+            self._forgive()
+        for index in move.to.indices:
+            if (process := context.processes.server(index)) is not None:
+                self._scaling.stop(process, 0.0, why)
+
+    def _fail(self, problem: str) -> None:
+        assert self._move is not None and self._wanted is not None
+        move = self._move
+        self._withdraw(move, f"the change of the number of servers failed: {problem}")
+        self._failures += 1
+        if self._failures >= _TRIES:
+            self._give_up(f"{problem}, after {_TRIES} tries")
+            return
+        pause_s = retry_s(self._failures)
+        self._retry_at_s = self._context.now_s + pause_s
+        text = (
+            f"the job keeps {amount(self._context.servers, 'parameter server')} for now:"
+            f" {problem}; retrying in {pause_s:.0f} s"
+        )
+        self._context.orders.announce("scale", text, level="warning")
+
+    def _give_up(self, why: str) -> None:
+        wanted, self._wanted = self._wanted, None
+        if self._move is not None:
+            self._withdraw(self._move, f"the number of servers does not change: {why}")
+        if wanted != self._context.servers:
+            text = (
+                f"the job keeps {amount(self._context.servers, 'parameter server')} instead of"
+                f" {wanted}: {why}"
+            )
+            self._context.orders.announce("scale", text, level="warning")
+
+    def taken_over(self) -> None:
+        """Undo the seal of an earlier master, and begin again: it may have died in the middle."""
+        if self._move is not None:
+            self._withdraw(self._move, "another master continues the job")
+            self._retry_at_s = self._context.now_s
+        elif self._undone is not None:
+            self._context.orders.give(UnsealServers(self._undone))
+
+    # events
+
+    def stands_by(self, event: ServerStandsBy) -> None:
+        """Note that a new server waits for the order to restore."""
+        process, move = self._context.processes.going.get(event.name), self._move
+        if (
+            process is None
+            or not process.live
+            or move is None
+            or event.name.index not in move.to.indices
+        ):
+            self._context.drop(DropCause.ENDED_PROCESS, event.name, event)
+            return
+        if event.name.index not in move.standing:
+            process.ran = True
+            process.enter(Life.READY, event.at_s, "waits for its parameters")
+            self._move = replace(move, standing=move.standing | {event.name.index})
+
+    def cut(self, snapshot: SnapshotId) -> None:
+        """The servers that serve are sealed, and their views are being written."""
+        if self._move is not None and self._move.snapshot == snapshot:
+            self._move = replace(self._move, stage=_Stage.SAVING)
+
+    def saved(self, event: SnapshotSaved) -> None:
+        """The checkpoint is on disk: the new servers may restore it."""
+        move = self._move
+        if move is None or move.snapshot != event.snapshot:
+            return
+        self._move = replace(move, stage=_Stage.RESTORING, version=event.version)
+        found = (self._context.processes.server(index) for index in move.to.indices)
+        names = tuple(process.name for process in found if process is not None)
+        self._context.orders.give(RestoreServers(names, event.path))
+
+    def failed(self, snapshot: SnapshotId, reason: str) -> None:
+        """The checkpoint failed."""
+        if self._move is not None and self._move.snapshot == snapshot:
+            self._fail(reason)
+
+    # for people
+
+    def place_of(self, index: int) -> tuple[ServerMap, bool]:
+        """The map of a server, and whether it stands by until it is told what to restore."""
+        if self._move is not None and index in self._move.to.indices:
+            return self._move.to, True
+        return self._context.server_map, False
+
+    def waits(self) -> Iterator[str]:
+        """What a change that is under way waits for, in words."""
+        move, context = self._move, self._context
+        if self._wanted is None or self._wanted == context.servers:
+            return
+        what = f"changing from {context.servers} to {amount(self._wanted, 'parameter server')}"
+        if move is None:
+            yield f"{what}: the next try is in {max(0.0, self._retry_at_s - context.now_s):.0f} s"
+        elif move.stage is _Stage.STARTING and len(move.standing) < move.to.number:
+            yield f"{what}: {len(move.standing)} of {move.to.number} new servers have started"
+        elif move.stage is _Stage.STARTING:
+            why = context.servers_away() or "a checkpoint can be taken"
+            yield f"{what}: new servers wait until {why}"
+        else:
+            did = f"{self._restored(move)} of {move.to.number} new servers have restored it"
+            yield f"{what}: workers wait; the checkpoint is {move.stage}, {did}"

@@ -1,0 +1,302 @@
+"""The number of parameter servers changes while the job trains."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import pytest
+
+from elasticdl.job_choices import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.ps.resizing import MOVE_LIMIT_S, START_LIMIT_S
+from elasticdl.shard import Applied
+from tests.core.conftest import KILLED, Bench, ps, worker
+from tests.present import present
+
+pytestmark = pytest.mark.core
+C = TypeVar("C", bound=c.Command)
+
+
+def of(kind: type[C], commands: list[c.Command]) -> list[C]:
+    return [one for one in commands if isinstance(one, kind)]
+
+
+def said(commands: list[c.Command], kind: str = "scale") -> str:
+    return "\n".join(one.text for one in of(c.Announce, commands) if one.kind == kind)
+
+
+def training(**flags: Any) -> Bench:
+    """A job with two servers that has trained a minibatch."""
+    job = Bench(**{"num_ps_pods": 2, "checkpoint_seconds": 0, **flags})
+    job.up()
+    job.progress(0, job.lease(), 8, version=1, pushes=1)
+    return job
+
+
+def asked(job: Bench, number: int = 3) -> list[c.Command]:
+    return job.put(e.ScaleServersRequested(0, number))
+
+
+def stand_by(job: Bench, *indices: int) -> list[c.Command]:
+    return [one for index in indices for one in job.put(e.ServerStandsBy(0, ps(index)))]
+
+
+
+
+def sealed(job: Bench, number: int = 3) -> c.TakeSnapshot:
+    """A change up to its cut."""
+    started = [one.name.index for one in of(c.StartProcess, asked(job, number))]
+    (taken,) = of(c.TakeSnapshot, stand_by(job, *started))
+    return taken
+
+
+def saved(job: Bench, number: int = 3) -> c.RestoreServers:
+    """A change up to the order to restore."""
+    taken = sealed(job, number)
+    (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 1, {})))
+    (order,) = of(
+        c.RestoreServers, job.put(e.SnapshotSaved(0, save.snapshot, 1, "version-1", 9))
+    )
+    return order
+
+
+def moved(job: Bench, number: int = 3) -> list[c.Command]:
+    """A whole change; what the last event led to."""
+    return job.attach(*saved(job, number).servers, restored=1)
+
+
+def test_new_servers_start_beside_those_that_serve() -> None:
+    job = training()
+    commands = asked(job)
+    assert [one.name for one in of(c.StartProcess, commands)] == [ps(2), ps(3), ps(4)]
+    assert job.lease(), "training goes on"
+    assert "0 of 3 new servers have started" in job.state.status().waiting[0]
+    assert not of(c.TakeSnapshot, stand_by(job, 2, 3))
+
+
+def test_a_sealed_checkpoint_is_cut_when_all_new_servers_stand_by() -> None:
+    taken = sealed(training())
+    assert taken.seal and taken.purpose is c.Purpose.CHECKPOINT
+
+
+def test_the_map_changes_when_all_new_servers_have_restored_the_cut() -> None:
+    job = training()
+    order = saved(job)
+    assert order.servers == (ps(2), ps(3), ps(4)) and order.directory == "version-1"
+    assert not of(c.PublishServers, job.attach(ps(2), ps(3), restored=1))
+    commands = job.attach(ps(4), restored=1)
+    (published,) = of(c.PublishServers, commands)
+    assert (published.first, published.addresses) == (2, ("at-ps-2", "at-ps-3", "at-ps-4"))
+    assert [one.name for one in of(c.StopProcess, commands)] == [ps(0), ps(1)]
+    assert of(c.KeepServers, commands) == [c.KeepServers(3)]
+    assert "from 2 to 3 servers at version 1" in said(commands)
+    job.die(ps(0))
+    job.die(ps(1))
+    assert not of(c.StartProcess, job.tick()), "nobody replaces them"
+    assert job.state.status().waiting == ()
+
+
+def test_there_and_back_again_takes_indices_that_no_server_had() -> None:
+    job = training()
+    moved(job, 3)
+    (published,) = of(c.PublishServers, moved(job, 2))
+    assert (published.first, len(published.addresses)) == (5, 2)
+
+
+def test_the_checkpoint_of_a_change_is_not_copied() -> None:
+    job = training(checkpoint_dir="s3://bucket/a", checkpoint_steps=100)
+    taken = sealed(job)
+    (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 1, {})))
+    assert not save.copied
+
+
+@pytest.mark.parametrize("until", [sealed, saved])
+@pytest.mark.parametrize("lost", [ps(0), ps(3)])
+def test_a_server_that_ends_before_the_map_changes_undoes_the_seal(
+    until: Any, lost: Any
+) -> None:
+    job = training()
+    until(job)
+    commands = job.die(lost)
+    assert len(of(c.UnsealServers, commands)) == 1
+    stopped = {one.name for one in of(c.StopProcess, commands)}
+    assert stopped == {ps(2), ps(3), ps(4)} - {lost}
+    assert f"{lost} ended" in said(commands)
+    assert not of(c.PublishServers, commands) or lost == ps(0)
+    if lost == ps(0):
+        job.attach(ps(0, 1), restored=1)
+    assert [one.name for one in of(c.StartProcess, job.tick(10))] == [ps(5), ps(6), ps(7)]
+
+
+def test_a_change_that_always_fails_is_given_up_after_three_tries() -> None:
+    job = training()
+    asked(job)
+    for first in (2, 5, 8):
+        job.tick(10)
+        commands = job.die(ps(first))
+    assert "the job keeps 2 parameter servers instead of 3" in said(commands)
+    assert not of(c.StartProcess, job.tick(10))
+    assert job.state.status().phase == "working"
+
+
+def test_a_cut_that_fails_undoes_the_seal() -> None:
+    job = training()
+    taken = sealed(job)
+    commands = job.put(e.SnapshotFailed(0, taken.snapshot, "the disk is full"))
+    assert of(c.UnsealServers, commands) == [c.UnsealServers(taken.snapshot)]
+    assert "the disk is full" in said(commands)
+
+
+def test_a_move_that_takes_too_long_is_undone() -> None:
+    job = training()
+    saved(job)
+    assert not of(c.UnsealServers, job.tick(MOVE_LIMIT_S - 1))
+    assert of(c.UnsealServers, job.tick(2))
+
+
+def test_new_servers_that_do_not_start_are_given_up() -> None:
+    job = training()
+    asked(job)
+    stand_by(job, 2)
+    commands = job.tick(START_LIMIT_S + 1)
+    assert "ps-3 did not start within 600 s" in said(commands)
+    assert {ps(2), ps(3), ps(4)} <= {one.name for one in of(c.StopProcess, commands)}
+
+
+def test_another_master_undoes_the_seal_and_begins_again() -> None:
+    job = training()
+    taken = sealed(job)
+    commands = job.put(e.MasterTookOver(0, 2, 1.0))
+    assert c.UnsealServers(taken.snapshot) in commands
+    assert [one.name for one in of(c.StartProcess, commands)][-3:] == [ps(5), ps(6), ps(7)]
+
+
+def test_another_master_after_the_change_keeps_the_new_map() -> None:
+    job = training()
+    moved(job)
+    commands = job.put(e.MasterTookOver(0, 2, 1.0))
+    (published,) = of(c.PublishServers, commands)
+    assert published.first == 2
+    assert {one.name for one in of(c.StopProcess, commands)} == {ps(0), ps(1)}
+    assert not of(c.UnsealServers, commands)
+
+
+def test_another_master_undoes_a_seal_again_that_was_undone_before() -> None:
+    job = training()
+    taken = sealed(job)
+    job.die(ps(2))
+    assert c.UnsealServers(taken.snapshot) in job.put(e.MasterTookOver(0, 2, 1.0))
+
+
+def test_nothing_else_is_cut_while_servers_are_sealed() -> None:
+    job = training()
+    saved(job)
+    job.put(e.CheckpointRequested(0))
+    assert not of(c.TakeSnapshot, job.tick(10))
+    commands = job.attach(ps(2), ps(3), ps(4), restored=1)
+    (taken,) = of(c.TakeSnapshot, commands)
+    assert not taken.seal
+
+
+def test_a_stopped_job_does_not_change_any_more() -> None:
+    job = training()
+    taken = sealed(job)
+    commands = job.put(e.StopRequested(0, "enough"))
+    assert of(c.UnsealServers, commands) == [c.UnsealServers(taken.snapshot)]
+    assert "the job keeps 2 parameter servers instead of 3" in said(commands)
+
+
+def test_an_evaluation_round_loses_its_view_and_is_cut_again() -> None:
+    job = training(validation_data="v", evaluation_steps=1)
+    job.put(e.VersionAdvanced(0, 1))
+    (taken,) = of(c.TakeSnapshot, job.given)
+    assert taken.purpose is c.Purpose.EVALUATION
+    job.put(e.SnapshotCut(0, taken.snapshot, 1, {}))
+    job.given.clear()
+    moved(job)
+    job.tick(10)
+    again = [one.purpose for one in of(c.TakeSnapshot, job.given) if not one.seal]
+    assert again == [c.Purpose.EVALUATION]
+
+
+def test_a_lost_server_of_the_new_map_comes_back_as_usual() -> None:
+    job = training()
+    moved(job)
+    assert [one.name for one in of(c.StartProcess, job.die(ps(3)))] == [ps(3, 1)]
+    assert any("ps-3.1 is" in one for one in job.state.status().waiting)
+
+
+def test_updates_before_and_after_a_change_are_counted_once_and_none_is_lost() -> None:
+    job = training()
+    taken = sealed(job)
+    job.put(
+        e.SnapshotCut(0, taken.snapshot, 1, {"worker-0": Applied(0, 0, 8)}, {"worker-0": 1})  # type: ignore[arg-type]
+    )
+    job.put(e.SnapshotSaved(0, taken.snapshot, 1, "version-1", 9))
+    job.attach(ps(2), ps(3), ps(4), restored=1)
+    job.pushed(0, 3, {ps(2): 1, ps(3): 1, ps(4): 1})
+    updates = present(job.state.receipt().updates)
+    assert (updates.applied, updates.lost, updates.at_least) == (3, 0, False)
+    # One of the new servers starts again from that checkpoint.
+    job.die(ps(3))
+    job.attach(ps(3, 1), restored=1)
+    job.pushed(0, 4, {ps(3, 1): 3})
+    updates = present(job.state.receipt().updates)
+    assert (updates.applied, updates.lost, updates.at_least) == (2, 2, False)
+
+
+def test_updates_lost_before_a_change_are_settled_by_the_first_push_after_it() -> None:
+    job = training()
+    job.die(ps(1))
+    job.attach(ps(1, 1), restored=None)
+    assert present(job.state.receipt().updates).lost == 1
+    moved(job)
+    job.pushed(0, 3, {ps(2): 2, ps(3): 2, ps(4): 2})
+    updates = present(job.state.receipt().updates)
+    assert (updates.applied, updates.lost) == (1, 2)
+    # A worker that begins after the change has lost nothing.
+    job.attach(worker(1)) if worker(1) in job.state.going else None
+    assert present(job.state.receipt().updates).lost == 2
+
+
+def test_the_same_number_changes_nothing() -> None:
+    job = training()
+    assert not of(c.StartProcess, asked(job, 2))
+    assert job.state.status().waiting == ()
+
+
+def test_another_number_replaces_one_that_has_not_sealed_anything() -> None:
+    job = training()
+    asked(job, 3)
+    commands = asked(job, 4)
+    assert {one.name for one in of(c.StopProcess, commands)} == {ps(2), ps(3), ps(4)}
+    assert len(of(c.StartProcess, commands)) == 4
+
+
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        ({"sync": True}, "--sync"),
+        ({"distribution_strategy": "AllreduceStrategy", "num_ps_pods": 0}, "no parameter servers"),
+    ],
+)
+def test_some_jobs_cannot_change(flags: dict[str, Any], why: str) -> None:
+    job = Bench(**{"num_ps_pods": 2, **flags})
+    job.start()
+    assert why in job.state.why_not_scale_servers()
+    assert why in said(asked(job))
+
+
+def test_a_job_that_does_not_train_cannot_change() -> None:
+    job = Bench(Action.EVALUATE, num_ps_pods=2)
+    job.start()
+    assert "does not train" in job.state.why_not_scale_servers()
+
+
+def test_a_new_server_that_fails_costs_none_of_the_budget() -> None:
+    job = training(max_relaunches=0)
+    asked(job)
+    job.die(ps(2), KILLED)
+    job.put(e.CreateFailed(0, ps(3), "no right to create pods", False))
+    assert job.state.status().phase == "working"
