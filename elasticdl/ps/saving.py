@@ -182,10 +182,11 @@ def _pushes(
         for _, part in parts
         if (part.header.server, part.header.servers) == (place.server, place.servers)
     ]
-    pushes: dict[str, tuple[int, int, int, int, int]] = {}
-    for header in own or [part.header for _, part in parts]:
-        for name, known in header.workers.items():
-            # With another number of servers each server holds ids of all old ones: a push counts
-            # only if every old part has it.
-            pushes[name] = min(known, pushes.get(name, known), key=lambda push: push[1])
-    return pushes
+    headers = own or [part.header for _, part in parts]
+    # With another number of servers each server holds ids of all old ones: a push counts only if
+    # every old part has it.
+    everywhere = set.intersection(*(set(header.workers) for header in headers))
+    return {
+        name: min((header.workers[name] for header in headers), key=lambda push: push[1])
+        for name in sorted(everywhere)
+    }

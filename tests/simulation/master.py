@@ -134,6 +134,9 @@ class Archive:
     def keep_scale(self, low: int, high: int) -> None:
         """Nobody resumes."""
 
+    def keep_servers(self, number: int) -> None:
+        """Nobody resumes."""
+
 
 @final
 class _EventRecorder:
@@ -162,7 +165,10 @@ class Master:
         self._recovered = recovered is not None
         self.state = recovered or JobState(plan.spec)
         self.inbox = EventQueue(Clock(world.scheduler), world.scheduler.now_s)
-        roster = PsRegistry(plan.servers, lambda name, address: Control(world, address, term))
+        servers = self.state.server_map
+        roster = PsRegistry(
+            servers.number, lambda name, address: Control(world, address, term), first=servers.first
+        )
         between_steps = asyncio.Lock()
         fences = Fences(roster, between_steps)
 
@@ -179,6 +185,7 @@ class Master:
             Task.TRAINING,
             self.state.may_attach,
             (lambda orders: RingCoordinator(orders, "", world.hub)) if plan.on_ring else None,
+            stands_by=lambda server: self.state.place_of(server)[1],
         )
         if plan.spec.trains_in_steps:
             self.gateway.train_in_steps(turns)

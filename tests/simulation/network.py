@@ -172,12 +172,18 @@ class Client:
                 instance=instance,
             )
             await master.gateway.attach(event, instance)
+        servers = master.gateway.orders.servers
+        place, stands_by = master.state.place_of(self._name.index)
         return Attached(
             master.term,
             2.0,
             master.spec,
-            master.gateway.orders.servers,
+            servers.addresses,
             master.archive.restore_from,
+            first_server=servers.first,
+            place=self._name.index - place.first,
+            places=place.number,
+            stands_by=stands_by,
         )
 
     def _attach_again(self, term: int) -> None:

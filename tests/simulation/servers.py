@@ -7,14 +7,16 @@ Instead of weights a server has the list of the pushes that are in them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
 from elasticdl.errors import ElasticDLError, ExitCode, Refused, TransientError
-from elasticdl.rpc.conversation import Drain, Finish, Report
+from elasticdl.master.core.ps.server_map import ServerMap
+from elasticdl.rpc.conversation import Drain, Finish, Order, Report, Restore
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
 from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, ServerSaved
 from elasticdl.shard import Applied, SnapshotId
@@ -65,7 +67,7 @@ class _Waiting:
 class Server:
     """One incarnation of a server."""
 
-    def __init__(self, world: World, running: Running) -> None:
+    def __init__(self, world: World, running: Running, servers: ServerMap) -> None:
         self._world = world
         self._scheduler: Scheduler = world.scheduler
         self._truth = world.truth
@@ -79,6 +81,9 @@ class Server:
         """The numbers of the steps in its weights."""
         self.running = running
         self.index = running.name.index
+        self.map = servers
+        self._sealed: SnapshotId | None = None
+        self._undone = -1
         self.version = 0
         self.term = 0
         """The newest master that it has heard of."""
@@ -189,6 +194,8 @@ class Server:
         return self._scheduler.now_s < self._opens_at_s
 
     def close_gate(self, timeout_s: float) -> dict[str, int]:
+        if self._sealed is not None:
+            raise TransientError("the parameters of this server move to others")
         self._opens_at_s = self._scheduler.now_s + timeout_s
         self._admit_until = {}
         self._scheduler.after(timeout_s, self.look_again)
@@ -197,6 +204,19 @@ class Server:
             for name, pushes in self.workers.items()
             if pushes.applied is not None
         }
+
+    def seal(self, snapshot: SnapshotId) -> dict[str, int]:
+        """As `ps.servicer.ControlService.Seal`."""
+        if snapshot <= self._undone or snapshot not in self.views:
+            raise TransientError("the cut was given up")
+        self._sealed, self._opens_at_s, self._admit_until = snapshot, math.inf, {}
+        return {name: pushes.sequence for name, pushes in self.workers.items()}
+
+    def unseal(self, snapshot: SnapshotId) -> None:
+        self._undone = max(self._undone, snapshot)
+        if self._sealed == snapshot:
+            self._sealed = None
+            self.open_gate()
 
     def let_in(self, admit_until: Mapping[str, int]) -> None:
         if not self.has_state:
@@ -238,6 +258,8 @@ class Server:
         )
 
     def open_gate(self) -> None:
+        if self._sealed is not None:
+            return
         self._opens_at_s, self._admit_until = -1.0, {}
         self.look_again()
 
@@ -271,7 +293,8 @@ def _serve(world: World, running: Running) -> int:
     scheduler.sleep(world.plan.start_s * scheduler.random.random())
     client = world.client(running)
     attached = client.attach()
-    server = Server(world, running)
+    first = running.name.index - attached.place
+    server = Server(world, running, ServerMap(first, attached.places))
 
     def report() -> None:
         try:
@@ -283,15 +306,22 @@ def _serve(world: World, running: Running) -> int:
             running.process.kill()
 
     running.process.spawn(report, "report")
-    version = None
-    if attached.restore_from:
-        saved, disk = attached.restore_from, world.disk
-        version = server.restore(disk.servers[saved][server.index], disk.versions[saved])
+    orders, version, saved = client.orders(), None, attached.restore_from
+    if attached.stands_by:
+        found = _await_restore(orders)
+        if isinstance(found, ExitCode):
+            return int(found)
+        saved = found.directory
+        scheduler.sleep(world.plan.save_s * scheduler.random.random())
+    if saved:
+        disk = world.disk
+        view = view_of(disk.servers[saved], server.index)
+        version = server.restore(view, disk.versions[saved])
     address = f"{running.name}:1"
     world.servers[address] = server
     world.truth.servers[server.index] = server
     client.attach(address, address, version)
-    for order in client.orders():
+    for order in orders:
         match order:
             case Finish():
                 return int(ExitCode.DONE)
@@ -300,6 +330,35 @@ def _serve(world: World, running: Running) -> int:
             case _:
                 continue
     return int(ExitCode.DONE)
+
+
+def _await_restore(orders: Iterator[Order]) -> Restore | ExitCode:
+    """As `ps.lifecycle._await_restore`."""
+    for order in orders:
+        match order:
+            case Restore():
+                return order
+            case Finish():
+                return ExitCode.DONE
+            case Drain():
+                return ExitCode.DRAINED
+            case _:
+                continue
+    return ExitCode.DONE
+
+
+def view_of(views: Mapping[int, View], server: int) -> View:
+    """What a server restores: its own part, or of those of another map what all of them have."""
+    if server in views:
+        return views[server]
+    every = list(views.values())
+    log = tuple(key for key in every[0].log if all(key in one.log for one in every))
+    workers = set.intersection(*(set(one.pushes) for one in every))
+    pushes = {
+        name: min((one.pushes[name] for one in every), key=lambda push: push[0])
+        for name in sorted(workers)
+    }
+    return View(min(one.version for one in every), log, pushes, every[0].steps)
 
 
 @final
@@ -346,6 +405,13 @@ class Control:
 
     async def ungate(self, *, timeout_s: float) -> None:
         await self._call(timeout_s, self._server.open_gate)
+
+    async def seal(self, snapshot: SnapshotId, *, timeout_s: float) -> dict[str, int]:
+        sealed: dict[str, int] = await self._call(timeout_s, lambda: self._server.seal(snapshot))
+        return sealed
+
+    async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        await self._call(timeout_s, lambda: self._server.unseal(snapshot))
 
     async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
         def write() -> ServerSaved:
@@ -449,6 +515,10 @@ class _Fan:
     error: BaseException | None = None
     over: bool = False
     pushes: bool = False
+    addresses: tuple[str, ...] = ()
+    """Of the servers when it began."""
+    first: int = 0
+    """The index of the first of them."""
 
 
 @final
@@ -461,6 +531,9 @@ class Parameters:
         self._process: Process = running.process
         self._name = str(running.name)
         self._addresses: tuple[str, ...] = ("",) * world.plan.servers
+        self._first = 0
+        self._fans: list[_Fan] = []
+        """Calls under way."""
         self._met: set[Server] = set()
         """Those to which the pushing connection was open."""
         self._answered_by = [""] * world.plan.servers
@@ -500,7 +573,6 @@ class Parameters:
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
         self._world.truth.pushing(self._name, update)
-        self._meet(timeout_s)
 
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
             server.push(self._name, update, reply)
@@ -516,10 +588,13 @@ class Parameters:
                 self._scheduler.after(kill_s, lambda: self._world.kill(self._process))
         fan = self._all(ask, timeout_s, first, late_s, pushes=True)
         versions = tuple(fan.results)
+        pulled = update.versions
+        if len(pulled) != len(versions):
+            pulled = (min(pulled),) * len(versions)
         met, self._new = tuple(self._new), []
         return Pushed(
             versions,
-            tuple(max(0, one - at) for one, at in zip(versions, update.versions, strict=True)),
+            tuple(max(0, one - at) for one, at in zip(versions, pulled, strict=True)),
             tuple(fan.seconds),
             met,
         )
@@ -535,7 +610,7 @@ class Parameters:
             self._met.add(server)
 
         if any(self._world.servers.get(one) not in self._met for one in self._addresses):
-            self._all(ask, timeout_s)
+            self._ask_all(ask, timeout_s)
 
     @property
     def servers(self) -> int:
@@ -544,8 +619,17 @@ class Parameters:
     def rows(self, *given: Any, **named: Any) -> Any:
         raise AssertionError("there are no tables")
 
-    def move(self, addresses: Sequence[str]) -> None:
+    def move(
+        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
+    ) -> None:
+        """As `rpc.ps_client.ServerPool.move`."""
         self._addresses = tuple(addresses)
+        if first == self._first:
+            return
+        self._first, self._answered_by = first, [""] * len(addresses)
+        for fan in self._fans:
+            fan.error = TransientError("the parameters are on other servers")
+            self._scheduler.wake(fan.caller)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -559,12 +643,43 @@ class Parameters:
         *,
         pushes: bool = False,
     ) -> _Fan:
+        """Ask every server, and again if the servers change, as `rpc.ps_client.ServerPool`."""
+        end_s = self._scheduler.now_s + timeout_s
+        while True:
+            servers, left_s = self._first, end_s - self._scheduler.now_s
+            try:
+                if pushes:
+                    self._meet(left_s)
+                return self._ask_all(ask, left_s, first, late_s, pushes=pushes)
+            except TransientError:
+                if servers == self._first or self._scheduler.now_s >= end_s:
+                    raise
+
+    def _ask_all(
+        self,
+        ask: Callable[[Server, Callable[[Any, BaseException | None], None]], None],
+        timeout_s: float,
+        first: int = 0,
+        late_s: float = 0.0,
+        *,
+        pushes: bool = False,
+    ) -> _Fan:
         """Ask every server; all but the `first` so much later."""
         scheduler = self._scheduler
         assert scheduler.current is not None
         count = len(self._addresses)
         none: list[Any] = [None] * count
-        fan = _Fan(scheduler.current, count, none, [0.0] * count, scheduler.now_s, pushes=pushes)
+        fan = _Fan(
+            scheduler.current,
+            count,
+            none,
+            [0.0] * count,
+            scheduler.now_s,
+            pushes=pushes,
+            addresses=self._addresses,
+            first=self._first,
+        )
+        self._fans.append(fan)
         for index in range(count):
             self._send(fan, index, ask, 0.0 if index == first % count else late_s)
         end_s = scheduler.now_s + timeout_s
@@ -580,6 +695,7 @@ class Parameters:
                     )
         finally:
             fan.over = True
+            self._fans.remove(fan)
         if fan.error is not None:
             raise fan.error
         return fan
@@ -592,7 +708,9 @@ class Parameters:
     def _arrive(self, fan: _Fan, index: int, ask: Any) -> None:
         if fan.over and not (self._process.dead and self._scheduler.random.random() < 0.5):
             return
-        server = self._world.servers.get(self._addresses[index])
+        # A request of a lost worker may still be on its way to the servers that it knew.
+        addresses = self._addresses if fan.first == self._first else fan.addresses
+        server = self._world.servers.get(addresses[index])
         if server is None or server.dead or self._world.network.loses():
             self._again(fan, index, ask)
             return
@@ -640,7 +758,7 @@ class Parameters:
     def _reply(
         self, fan: _Fan, index: int, address: str, result: Any, error: BaseException | None
     ) -> None:
-        if fan.over:
+        if fan.over or fan.error is not None:
             return
         if fan.pushes and error is None and self._answered_by[index] != address:
             self._answered_by[index] = address

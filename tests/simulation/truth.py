@@ -68,6 +68,8 @@ class Truth:
         """By shard and attempt: how far a worker has told to be."""
         self._pushes: dict[Key, tuple[int, NDArray[np.int64], set[int]]] = {}
         """By push: its epoch, its records, and the servers that have it."""
+        self._complete: set[Key] = set()
+        """Those that all servers of one map have."""
         self._pushing: dict[Key, Update] = {}
         self._epochs: dict[int, int] = {}
         """Of each shard that was leased."""
@@ -163,7 +165,8 @@ class Truth:
         epoch = self._epochs[update.applied.shard]
         _, ids, on = self._pushes.setdefault(key, (epoch, np.asarray(update.dense), set()))
         on.add(server)
-        if len(on) == self._world.plan.servers:
+        if key not in self._complete and on.issuperset(self._map_of(server)):
+            self._complete.add(key)
             self.complete_records += len(ids)
             self._world.stepped()
 
@@ -180,6 +183,10 @@ class Truth:
         if pulled != {version}:
             self.violated(f"a step on version {version} has gradients of {sorted(pulled)}")
 
+    def _map_of(self, server: int) -> range:
+        """The indices of the servers that share the parameters with this one."""
+        return self.servers[server].map.indices
+
     # The master
 
     def shown(self) -> int:
@@ -191,6 +198,8 @@ class Truth:
         if (
             isinstance(event, happened.ProcessEnded)
             and event.name.role is Role.PS
+            # Others have no part of the parameters, not yet or no longer.
+            and event.name.index in self._world.master.state.server_map.indices
             and self._world.master.state.status().phase not in (Phase.ENDING, Phase.ENDED)
         ):
             self.server_deaths += 1
@@ -405,8 +414,8 @@ class Truth:
     def _check_servers(self, total: dict[str, int], records: int, epochs: int) -> None:
         complete = np.zeros(records * epochs, np.int64)
         torn = 0
-        for epoch, ids, on in self._pushes.values():
-            if len(on) == self._world.plan.servers:
+        for key, (epoch, ids, _) in self._pushes.items():
+            if key in self._complete:
                 np.add.at(complete, ids + epoch * records, 1)
             else:
                 torn += len(ids)
@@ -464,7 +473,8 @@ class Truth:
     def _check_updates(self, told: UpdateCounts) -> None:
         """Whether the receipt's updates are those of the servers."""
         booked = self._booked()
-        everywhere = set.intersection(booked, *(self._on(one) for one in self.servers.values()))
+        present = [self.servers[index] for index in self._world.master.state.server_map.indices]
+        everywhere = set.intersection(booked, *(self._on(one) for one in present))
         lost = booked - everywhere
         if told.applied + told.lost + told.repeated != len(booked):
             self.violated(f"{len(booked)} updates were made, the receipt says {told}")
@@ -478,9 +488,8 @@ class Truth:
             self.violated(f"no server was lost, the receipt says {told}")
         if self._world.plan.spec.trains_in_steps:
             return
-        whole = {key for key, (_, _, on) in self._pushes.items() if len(on) == len(self.servers)}
-        if booked != whole:
-            self.violated(f"all servers have {len(whole)} pushes, the receipt says {told}")
+        if booked != self._complete:
+            self.violated(f"all servers have {len(self._complete)} pushes, the receipt says {told}")
 
     def _check_saved_updates(self, command: do.SaveSnapshot, path: str) -> None:
         """Whether a checkpoint's ledger has the updates of its parts."""

@@ -195,6 +195,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
             *(() if calm else _faults(draw, strategy, size.steps)),
             *(stragglers if slow else ()),
             *_master_faults(strategy, seed, size.steps),
+            *_resizes(strategy, seed, size.steps),
         ),
     )
 
@@ -321,6 +322,24 @@ def _master_faults(strategy: str, seed: int, steps: int) -> list[Fault]:
         )
         for _ in range(draw.choice([1, 1, 2, 4]))
     ]
+
+
+def _resizes(strategy: str, seed: int, steps: int) -> tuple[Fault, ...]:
+    """The number of servers changes, and servers and masters may be killed in the middle of it."""
+    # Drawn apart, so that seeds keep the rest of their jobs.
+    draw = random.Random(f"resizes {strategy} {seed}")
+    if strategy == RING or draw.random() < 0.6:
+        return ()
+    found = []
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        after_steps = draw.randint(0, max(1, steps * 2 // 3))
+        found.append(Fault("resize", 0.0, draw.random(), 0.0, after_steps))
+        kind = draw.choice([None, None, "kill server", "kill master", "kill", "kill in a push"])
+        if kind is not None:
+            at_s = round(draw.choice([0.1, 1.0, 5.0]) * draw.random(), 4)
+            seconds = round(_spread(draw, 0.3, 3.0), 3)
+            found.append(Fault(kind, at_s, draw.random(), seconds, after_steps))
+    return tuple(found)
 
 
 _STRAGGLERS = ("slow", "slow", "slow", "hang", "hang", "stop", "slow server", "stop server")

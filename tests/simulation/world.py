@@ -258,6 +258,9 @@ class World:
                 low = 1 + int(fault.draw * 3)
                 self.master.post(happened.ScaleRequested(at_s, low, low + int(fault.seconds) % 2))
                 return
+            case "resize":
+                self.master.post(happened.ScaleServersRequested(at_s, 1 + int(fault.draw * 4)))
+                return
             case "stop job":
                 self.master.post(happened.StopRequested(at_s, "enough"))
                 return
