@@ -223,9 +223,7 @@ def _native_server(
         if not memory:
             raise
         # A limit on addresses or on the size of a file, such as `ulimit -v`.
-        _log.warning(
-            "this server keeps no memory beyond its process: %s", error or "no addresses"
-        )
+        _log.warning("this server keeps no memory beyond its process: %s", error or "no addresses")
         # A later process must not take on what is older than this one's state.
         with suppress(FileNotFoundError):
             os.truncate(memory, 0)

@@ -119,7 +119,9 @@ def restore_newest_intact(server: _native.Server, place: ServerPart, directory: 
         except Corrupted as error:
             _log.error("%s: trying the previous checkpoint", error.message)
             problems.append(error.message)
-    raise Corrupted(f"no usable checkpoint for server {place.server} of {place.servers}: {'; '.join(problems)}")
+    raise Corrupted(
+        f"no usable checkpoint for server {place.server} of {place.servers}: {'; '.join(problems)}"
+    )
 
 
 def _restore(server: _native.Server, place: ServerPart, directory: Path, manifest: Manifest) -> int:

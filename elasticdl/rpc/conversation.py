@@ -317,5 +317,14 @@ class TellState:
 
 
 Order: TypeAlias = (
-    Drain | Revoke | Servers | Restore | Settled | Finish | RingGeneration | RingSave | RingDrop | TellState
+    Drain
+    | Revoke
+    | Servers
+    | Restore
+    | Settled
+    | Finish
+    | RingGeneration
+    | RingSave
+    | RingDrop
+    | TellState
 )

@@ -141,9 +141,7 @@ class Parameters(Protocol):
         At `begin` 0 the server freezes a live table for this connection.
         """
 
-    def move(
-        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
-    ) -> None:
+    def move(self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()) -> None:
         """Servers have new addresses, in index order; '' is unavailable.
 
         Calls in progress continue with the new ones. With another `first` index the parameters are

@@ -192,9 +192,7 @@ class ServerPool:
         with self._pulling, self._pushing:
             self._pool.pack(always)
 
-    def move(
-        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
-    ) -> None:
+    def move(self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()) -> None:
         """See `Parameters.move`."""
         with self._following:
             if first == self._first:

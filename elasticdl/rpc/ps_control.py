@@ -218,9 +218,7 @@ class GrpcServerControl:
         await self._call("Ungate", pb.UngateRequest(), timeout_s)
 
     async def seal(self, snapshot: SnapshotId, *, timeout_s: float) -> dict[str, int]:
-        reply: pb.SealReply = await self._call(
-            "Seal", pb.SealRequest(snapshot=snapshot), timeout_s
-        )
+        reply: pb.SealReply = await self._call("Seal", pb.SealRequest(snapshot=snapshot), timeout_s)
         with self._sense("Seal"):
             return messages.sequences(reply.sequences)
 

@@ -29,6 +29,7 @@ from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
 from elasticdl.master.core.presence import Presence
+from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
@@ -76,6 +77,12 @@ class ScriptedCore:
 
     def why_not_scale(self) -> str:
         return self.too_late
+
+    def why_not_scale_servers(self) -> str:
+        return self.too_late
+
+    def place_of(self, server: int) -> tuple[ServerMap, bool]:
+        return ServerMap(0, 2), False
 
     def why_not_checkpoint(self) -> str:
         return self.too_late
@@ -187,6 +194,8 @@ class NoArchive:
         raise PermanentError("no space left on device")
 
     def keep_scale(self, low: int, high: int) -> None: ...
+
+    def keep_servers(self, number: int) -> None: ...
 
 
 class Stage:

@@ -93,6 +93,11 @@ class CountingServer:
     async def recent_steps(self, *, timeout_s: float) -> Any:
         raise PermanentError("nothing is applied here")
 
+    async def seal(self, snapshot: SnapshotId, *, timeout_s: float) -> dict[str, int]:
+        return {}
+
+    async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None: ...
+
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None: ...
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None: ...
@@ -109,6 +114,8 @@ class NoArchive:
         raise PermanentError("nothing is kept here")
 
     def keep_scale(self, low: int, high: int) -> None: ...
+
+    def keep_servers(self, number: int) -> None: ...
 
 
 class NoJournal:

@@ -69,6 +69,8 @@ class NoArchive:
 
     def keep_scale(self, low: int, high: int) -> None: ...
 
+    def keep_servers(self, number: int) -> None: ...
+
 
 def worker(index: int) -> ProcessName:
     return ProcessName.parse(f"worker-{index}")

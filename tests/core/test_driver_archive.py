@@ -75,6 +75,12 @@ class Writer:
     async def ungate(self, *, timeout_s: float) -> None:
         raise NotImplementedError
 
+    async def seal(self, snapshot: SnapshotId, *, timeout_s: float) -> dict[str, int]:
+        raise NotImplementedError
+
+    async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        raise NotImplementedError
+
     async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         raise NotImplementedError
 

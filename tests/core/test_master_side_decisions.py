@@ -346,7 +346,7 @@ def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
         closed = False
 
         @asynccontextmanager
-        async def cut(self, snapshot: SnapshotId) -> AsyncIterator[Cut]:
+        async def cut(self, snapshot: SnapshotId, *, seal: bool) -> AsyncIterator[Cut]:
             self.closed = True
             yield Cut(5, {})
             self.closed = False

@@ -42,8 +42,6 @@ def stand_by(job: Bench, *indices: int) -> list[c.Command]:
     return [one for index in indices for one in job.put(e.ServerStandsBy(0, ps(index)))]
 
 
-
-
 def sealed(job: Bench, number: int = 3) -> c.TakeSnapshot:
     """A change up to its cut."""
     started = [one.name.index for one in of(c.StartProcess, asked(job, number))]
@@ -55,9 +53,7 @@ def saved(job: Bench, number: int = 3) -> c.RestoreServers:
     """A change up to the order to restore."""
     taken = sealed(job, number)
     (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 1, {})))
-    (order,) = of(
-        c.RestoreServers, job.put(e.SnapshotSaved(0, save.snapshot, 1, "version-1", 9))
-    )
+    (order,) = of(c.RestoreServers, job.put(e.SnapshotSaved(0, save.snapshot, 1, "version-1", 9)))
     return order
 
 
@@ -113,9 +109,7 @@ def test_the_checkpoint_of_a_change_is_not_copied() -> None:
 
 @pytest.mark.parametrize("until", [sealed, saved])
 @pytest.mark.parametrize("lost", [ps(0), ps(3)])
-def test_a_server_that_ends_before_the_map_changes_undoes_the_seal(
-    until: Any, lost: Any
-) -> None:
+def test_a_server_that_ends_before_the_map_changes_undoes_the_seal(until: Any, lost: Any) -> None:
     job = training()
     until(job)
     commands = job.die(lost)

@@ -27,7 +27,7 @@ LIMIT_S = 10.0
 def listen(
     orders: Any,
     shutdown: Shutdown,
-    move: Any = lambda addresses: None,
+    move: Any = lambda servers: None,
     revoke: Any = pytest.fail,
 ) -> OrderReceiver:
     """To orders that are about neither a ring nor the worker's state."""
@@ -51,7 +51,7 @@ def follow(*orders: Order | Exception) -> tuple[Shutdown, list[tuple[str, ...]],
                 raise order
             yield order
 
-    listening = listen(stream, shutdown, lambda addresses: moves.append(tuple(addresses)))
+    listening = listen(stream, shutdown, lambda servers: moves.append(servers.addresses))
     listening.start()
     assert shutdown.wait(LIMIT_S)
     return shutdown, moves, listening

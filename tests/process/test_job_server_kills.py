@@ -11,6 +11,9 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +124,40 @@ def test_servers_that_are_killed_lose_no_update_and_repeat_none(
     assert kills >= 1
     back = returns(job)
     assert back and all("no update of its part was lost" in one["text"] for one in back), back
+    check_weights(job, tmp_path, most_repeated=0)
+
+
+def resize(job: Job, number: int) -> None:
+    asked = ["-m", "elasticdl.cli.main", "scale", str(job.directory), "--num-ps-pods", str(number)]
+    ran = subprocess.run(
+        [sys.executable, *asked], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def moves(job: Job) -> list[str]:
+    return [one["text"] for one in job.events() if "the parameters moved" in one["text"]]
+
+
+@pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
+def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_update(
+    seed: int, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    job, choose = start(), random.Random(seed)
+    job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
+    workers = job.pids("worker")
+    for number, role in ((3, "ps"), (2, "master")):
+        before = len(moves(job))
+        resize(job, number)
+        time.sleep(choose.uniform(0.0, 2.0))
+        kill(job, role, choose)
+        until(
+            f"there are {number} servers", lambda before=before: len(moves(job)) > before, LIMIT_S
+        )
+    assert job.pids("worker") == workers, "no worker was restarted"
+    code, output = job.finish()
+    assert code == 0, output
+    print(moves(job))
     check_weights(job, tmp_path, most_repeated=0)
 
 

@@ -619,9 +619,7 @@ class Parameters:
     def rows(self, *given: Any, **named: Any) -> Any:
         raise AssertionError("there are no tables")
 
-    def move(
-        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
-    ) -> None:
+    def move(self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()) -> None:
         """As `rpc.ps_client.ServerPool.move`."""
         self._addresses = tuple(addresses)
         if first == self._first:

@@ -9,7 +9,6 @@ from elasticdl.cli.jobs.job import JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import typed_range
 from elasticdl.cli.views.console import tell
-from elasticdl.flag_values import MAX_SERVERS
 from elasticdl.formatting import amount
 
 
@@ -18,7 +17,7 @@ from elasticdl.formatting import amount
 @click.option("--num-workers", metavar="N|MIN:MAX", help="New number of workers.")
 @click.option(
     "--num-ps-pods",
-    type=click.IntRange(1, MAX_SERVERS),
+    type=click.IntRange(min=1),
     metavar="N",
     help="New number of parameter servers. Workers wait while the parameters move.",
 )

@@ -386,10 +386,6 @@ class JobState:
                 self._time_reported(spent_s)
             case events.MessagesDropped():
                 self._context.drop(event.cause, event.name, "it dropped the message", event.count)
-            case events.ScaleServersRequested():
-                self._resizing.requested(event)
-            case events.ServerStandsBy():
-                self._resizing.stands_by(event)
             case events.CheckpointRequested():
                 self._checkpointing.asked(event.leaving)
             case events.ReplaceRequested():
@@ -397,12 +393,16 @@ class JobState:
             case events.StopRequested():
                 self._phases.stop(event)
             case _:
-                self._dispatch_of_master(event)
+                self._dispatch_rare(event)
 
-    def _dispatch_of_master(self, event: events.Event) -> None:
+    def _dispatch_rare(self, event: events.Event) -> None:
         match event:
             case events.MasterTookOver():
                 self._take_over(event)
+            case events.ScaleServersRequested():
+                self._resizing.requested(event)
+            case events.ServerStandsBy():
+                self._resizing.stands_by(event)
             case events.MasterStarted() | events.PreflightProgressed() | events.PreflightFailed():
                 self._phases.preflight(event)
             case _:

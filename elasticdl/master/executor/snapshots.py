@@ -130,10 +130,7 @@ class Snapshots:
     ) -> None:
         """Keep all later pushes out of servers. Raises TransientError if one came in before."""
         sealed = await _all(
-            [
-                server.control.seal(snapshot, timeout_s=self._limits.cut_s)
-                for server in servers
-            ]
+            [server.control.seal(snapshot, timeout_s=self._limits.cut_s) for server in servers]
         )
         for server, cut, sequences in zip(servers, cuts, sealed, strict=True):
             if _made(sequences) != _made(cut.sequences):

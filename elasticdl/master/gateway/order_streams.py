@@ -25,7 +25,7 @@ class OrderStreams:
         *,
         first: int = 0,
     ) -> None:
-        """`servers` is the number of servers, from index `first` on; all are absent until `publish`.
+        """`servers` is the number of servers, from index `first` on. All are absent at first.
 
         `broke` is called when a stream ends that we did not end.
         """

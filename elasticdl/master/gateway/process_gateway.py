@@ -95,9 +95,7 @@ class ProcessGateway:
         self._version = 0
         self._ticked_s = self._times_due_s = queue.clock.now_s()
         self.sessions = Sessions()
-        self.orders = OrderStreams(
-            registry.number, self._hung_up, first=registry.indices.start
-        )
+        self.orders = OrderStreams(registry.number, self._hung_up, first=registry.indices.start)
         self.leases = LeasePolls(self._ask, self._give_back)
         self.throughput = Throughput(task)
         self.ring = ring(self.orders) if ring is not None else None

@@ -64,9 +64,7 @@ class LocalParameters:
         """Raises AssertionError."""
         raise AssertionError("a ring's model has no tables")
 
-    def move(
-        self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()
-    ) -> None:
+    def move(self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()) -> None:
         """Do nothing: there are no servers."""
 
     def close(self) -> None:
