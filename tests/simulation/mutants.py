@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tests.simulation.mutant import RING, SERVERS, Mutant
+from tests.simulation.resize_mutants import RESIZE_MUTANTS
 from tests.simulation.runner import Seen, run_jobs
 from tests.simulation.takeover_mutants import TAKEOVER_MUTANTS
 from tests.simulation.update_mutants import UPDATE_MUTANTS
@@ -58,6 +59,7 @@ STALL_TOO_SOON = Mutant(
 
 MUTANTS = (
     *TAKEOVER_MUTANTS,
+    *RESIZE_MUTANTS,
     *UPDATE_MUTANTS,
     DONE_AT_ITEM_END,
     NO_ROOM,

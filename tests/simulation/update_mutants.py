@@ -17,7 +17,7 @@ UPDATE_MUTANTS = (
         "whatever a worker pushes after a server's return is lost",
         SERVERS,
         "master.core.updates:UpdateAccount.reported",
-        "if _follows(server, one)",
+        "if self._succeeds(server, one)",
         "if False",
         shows="updates were lost",
     ),
