@@ -266,7 +266,11 @@ class Master:
         deps = ExecutorDeps(
             Launcher(cluster, process_env),
             self._fences,
-            Snapshots(self._registry, between_steps=self._between_steps),
+            Snapshots(
+                self._registry,
+                between_steps=self._between_steps,
+                lives=lambda worker: ProcessName.parse(worker) in self._gateway.sessions,
+            ),
             self._archive,
             self.record.event_log,
             self.record.metrics,

@@ -167,8 +167,6 @@ class Pool:
         Call `adopt` before any call but `initialise`.
         """
 
-    @property
-    def servers(self) -> int: ...
     def adopt(self, spec: ParametersSpec) -> None:
         """Sets the spec of all later calls. Not while calls are running."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, final
 
 import numpy as np
@@ -24,6 +25,15 @@ from elasticdl.shard import SnapshotId
 T = TypeVar("T")
 
 _LIVE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    """The servers that share the parameters: `number` of them, from index `first` on."""
+
+    pool: _native.Pool
+    first: int
+    number: int
 
 
 @final
@@ -59,8 +69,7 @@ class ServerPool:
         )
         if first:
             pool = pool.followed(list(addresses), list(tokens), first)
-        self._pool, self._first = pool, first
-        self._count = len(addresses)
+        self._servers = _Servers(pool, first, len(addresses))
         self._closed = False
         self._following = threading.Lock()
         """Held while the pool or the spec is replaced, so that each pool has the spec."""
@@ -72,23 +81,23 @@ class ServerPool:
     @property
     def servers(self) -> int:
         """See `Parameters.servers`."""
-        return self._count
+        return self._servers.count
 
     def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
         """See `Parameters.initialise`. `dense`: [trainable_size + additive_size]; copied."""
         flat = np.array(dense, spec.dtype.value)
         with self._pulling, self._pushing:
             answers = self._call(
-                timeout_s, lambda pool, left_s: pool.initialise(native_spec(spec), flat, left_s)
+                timeout_s, lambda to, left_s: to.pool.initialise(native_spec(spec), flat, left_s)
             )
-            for server, (took, json) in enumerate(answers, self._first):
+            for server, (took, json) in enumerate(answers, self._servers.first):
                 if not took:
                     theirs = ParametersSpec.model_validate_json(json)
                     check_fits(theirs, spec, f"what ps-{server} holds")
             with self._following:
                 self._spec = spec
                 # The servers may have changed since.
-                self._pool.adopt(native_spec(spec))
+                self._servers.pool.adopt(native_spec(spec))
             # Initial values must never replace trained ones.
             self._newest = flat if all(took for took, _ in answers) else None
         return any(took for took, _ in answers)
@@ -119,7 +128,7 @@ class ServerPool:
         with self._pulling:
             versions, seconds = self._call(
                 timeout_s,
-                lambda pool, left_s: pool.pull(
+                lambda to, left_s: to.pool.pull(
                     list(ids),
                     _LIVE if snapshot is None else snapshot,
                     flat,
@@ -146,13 +155,13 @@ class ServerPool:
         ids, gradients = list(update.ids), list(update.gradients)
 
         def attempt(
-            pool: _native.Pool, left_s: float
+            to: _Servers, left_s: float
         ) -> tuple[list[int], list[int], list[float], list[str]]:
             pulled = list(update.versions)
-            if len(pulled) != pool.servers:
+            if len(pulled) != to.number:
                 # Pulled from other servers, whose parameters these took over at one version.
-                pulled = [min(pulled)] * pool.servers
-            return pool.push(
+                pulled = [min(pulled)] * to.number
+            return to.pool.push(
                 update.sequence,
                 applied,
                 pulled,
@@ -183,27 +192,29 @@ class ServerPool:
         with self._pulling:
             page = self._call(
                 timeout_s,
-                lambda pool, left_s: pool.rows(server, table, view, begin, self._newest, left_s),
+                lambda to, left_s: to.pool.rows(
+                    server, table, view, begin, self._newest, left_s
+                ),
             )
         return RowsPage(*page)
 
     def pack(self, *, always: bool) -> None:
         """Pack all frames, or none that need not be, instead of trying what is faster."""
         with self._pulling, self._pushing:
-            self._pool.pack(always)
+            self._servers.pool.pack(always)
 
     def move(self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()) -> None:
         """See `Parameters.move`."""
         with self._following:
-            if first == self._first:
-                return self._pool.move(list(addresses))
-            before = self._pool
+            before = self._servers.pool
+            if first == self._servers.first:
+                return before.move(list(addresses))
             pool = before.followed(list(addresses), list(tokens), first)
             if self._spec is not None:
                 pool.adopt(native_spec(self._spec))
             if self._closed:
                 pool.close()
-            self._pool, self._first = pool, first
+            self._servers = _Servers(pool, first, len(addresses))
         # Last: calls in progress end, and begin again with the new servers.
         before.close()
 
@@ -211,17 +222,17 @@ class ServerPool:
         """See `Parameters.close`."""
         with self._following:
             self._closed = True
-            self._pool.close()
+            self._servers.pool.close()
 
-    def _call(self, timeout_s: float, attempt: Callable[[_native.Pool, float], T]) -> T:
-        """Call `attempt(pool, timeout_s)`, and again if the servers change meanwhile."""
+    def _call(self, timeout_s: float, attempt: Callable[[_Servers, float], T]) -> T:
+        """Call `attempt(servers, timeout_s)`, and again if the servers change meanwhile."""
         end_s = time.monotonic() + timeout_s
         while True:
-            pool = self._pool
+            servers = self._servers
             try:
-                return attempt(pool, max(0.0, end_s - time.monotonic()))
+                return attempt(servers, max(0.0, end_s - time.monotonic()))
             except TransientError:
-                if self._pool is pool or time.monotonic() >= end_s:
+                if self._servers is servers or time.monotonic() >= end_s:
                     raise
 
     def _known(self) -> ParametersSpec:

@@ -192,7 +192,11 @@ class Master:
         self.archive = Archive(world)
         told = _EventRecorder(world)
         launcher = Launcher(world.cluster, _spec_of)  # type: ignore[arg-type]  # no logs here
-        snapshots = Snapshots(roster, between_steps=between_steps)
+        snapshots = Snapshots(
+            roster,
+            between_steps=between_steps,
+            lives=lambda worker: ProcessName.parse(worker) in self.gateway.sessions,
+        )
         deps = ExecutorDeps(launcher, fences, snapshots, self.archive, told, told, None)  # type: ignore[arg-type]
         executor = Executor(self.inbox, self.gateway, deps)
         self._driver = Driver(

@@ -83,8 +83,13 @@ class Snapshots:
         registry: PsRegistry,
         limits: CutLimits = CutLimits(),
         between_steps: asyncio.Lock | None = None,
+        lives: Callable[[str], bool] = lambda _worker: False,
     ) -> None:
-        """`between_steps` is held while a synchronous step is applied."""
+        """`between_steps` is held while a synchronous step is applied.
+
+        `lives` returns whether a worker may push again.
+        """
+        self._lives = lives
         self._registry, self._limits = registry, limits
         self._cutting = between_steps or asyncio.Lock()
 
@@ -128,7 +133,19 @@ class Snapshots:
     async def _seal(
         self, snapshot: SnapshotId, servers: Sequence[Server], cuts: Sequence[ServerCut]
     ) -> None:
-        """Keep all later pushes out of servers. Raises TransientError if one came in before."""
+        """Keep all later pushes out of servers.
+
+        Raises TransientError if one came in before, or if a worker that lives may repeat a push
+        that only some servers have: their parts would get it twice from the servers that follow.
+        """
+        for worker, number in highest([cut.sequences for cut in cuts]).items():
+            lack = [
+                server.name
+                for server, cut in zip(servers, cuts, strict=True)
+                if cut.sequences.get(worker, 0) < number
+            ]
+            if lack and self._lives(worker):
+                raise TransientError(f"{lack[0]} lacks the last push of {worker}")
         sealed = await _all(
             [server.control.seal(snapshot, timeout_s=self._limits.cut_s) for server in servers]
         )

@@ -165,7 +165,6 @@ void bind_rpc(nb::module_& m) {
       .def("followed", [](const Pool& before, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, uint32_t first) {
         return new Pool(before, addresses, tokens, first, look_for_signals);
       }, "addresses"_a, "tokens"_a, "first"_a)
-      .def_prop_ro("servers", &Pool::servers)
       .def("adopt", &Pool::adopt, "spec"_a)
       .def("pack", &Pool::pack, "always"_a)
       .def("initialise", &initialise, "spec"_a, "dense"_a.noconvert(), "timeout_s"_a)

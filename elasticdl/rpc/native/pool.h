@@ -102,7 +102,6 @@ class Pool {
   void move(const std::vector<std::string>& addresses);
   void close();
   const Spec& spec() const { return spec_; }
-  uint32_t servers() const { return servers_; }
   // Packs all frames, or none for which full precision will do, whatever is faster. Not while calls are running.
   void pack(bool always) { pull_packing_.give(always), push_packing_.give(always); }
 

@@ -1,0 +1,45 @@
+"""Defects in how the number of servers changes."""
+
+from __future__ import annotations
+
+from tests.simulation.mutant import SERVERS, Mutant
+
+RESIZE_MUTANTS = (
+    Mutant(
+        "servers admit pushes after the cut that others restore",
+        SERVERS,
+        "master.executor.executor:Executor._cut",
+        "seal=command.seal",
+        "seal=False",
+        shows="updates were lost",
+    ),
+    Mutant(
+        "the seal of a change that failed is not undone",
+        SERVERS,
+        "master.core.ps.resizing:Resizing._withdraw",
+        "context.orders.give(UnsealServers(move.snapshot))",
+        "pass",
+        shows="stands still",
+    ),
+    Mutant(
+        "another master leaves the seal of the one before",
+        SERVERS,
+        "master.core.ps.resizing:Resizing.taken_over",
+        'self._withdraw(self._move, "another master continues the job")',
+        "self._move = None",
+    ),
+    Mutant(
+        "a change goes on without a sealed server",
+        SERVERS,
+        "master.core.ps.resizing:Resizing._problem",
+        "if up != move.sealed:",
+        "if False:",
+    ),
+    Mutant(
+        "servers that stand by do not hear whom to refuse",
+        SERVERS,
+        "master.executor.fencing:Fences.fence",
+        "one.name.index not in indices",
+        "False",
+    ),
+)
