@@ -58,9 +58,9 @@ def rich_spec() -> ParametersSpec:
     )
 
 
-def shown(servers: int, name: str, token: str = TOKEN) -> list[str]:
+def shown(servers: int, name: str, token: str = TOKEN, first: int = 0) -> list[str]:
     """What a worker shows to each server of a job."""
-    return [bulk_token(bulk_key(token, server), name) for server in range(servers)]
+    return [bulk_token(bulk_key(token, first + server), name) for server in range(servers)]
 
 
 class Stage:
@@ -73,8 +73,13 @@ class Stage:
         authority: Authority | None = None,
         *,
         turns: int = 0,
+        first: int = 0,
     ) -> None:
-        """`authority`: of the servers' certificates; None: clear text."""
+        """`authority`: of the servers' certificates; None: clear text.
+
+        `first`: the index of the first server.
+        """
+        self._first = first
         self._open = ExitStack()
         self._trusted = authority.certificate if authority else None
         self._turns = turns
@@ -87,7 +92,7 @@ class Stage:
         self, k: int, count: int, token: str, authority: Authority | None
     ) -> _native.Server:
         if authority is None:
-            return _native.Server(k, count, bulk_key(token, k), turns=self._turns)
+            return _native.Server(k, count, bulk_key(token, self._first + k), turns=self._turns)
         certified = authority.certified_key([f"ps-{k}"])
         return _native.Server(
             k,

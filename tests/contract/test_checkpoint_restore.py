@@ -22,9 +22,10 @@ from elasticdl.embedding.spec import Dtype, OptimizerKind, OptimizerSpec, Parame
 from elasticdl.errors import Corrupted, TransientError, UserError
 from elasticdl.ps.saving import Diverged, ServerPart, restore, restore_newest_intact, save
 from elasticdl.rpc.parameters import Update
+from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
 from elasticdl.tokens import run_name
-from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, rich_spec
+from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, rich_spec, shown
 from tests.present import present
 
 pytestmark = pytest.mark.contract
@@ -41,8 +42,8 @@ RULES = [
 def open_stage() -> Iterator[Callable[..., Stage]]:
     with ExitStack() as stack:
 
-        def make(count: int, token: str = TOKEN) -> Stage:
-            stage = Stage(count, token)
+        def make(count: int, token: str = TOKEN, first: int = 0) -> Stage:
+            stage = Stage(count, token, first=first)
             stack.callback(stage.close)
             return stage
 
@@ -222,6 +223,88 @@ def test_a_checkpoint_holds_the_cut_though_training_goes_on_while_it_is_written(
     for mine, theirs in zip(expected[0], found[0], strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert expected[1] == found[1]
+
+
+def steps(pool: ServerPool, spec: ParametersSpec, sequences: range) -> Update:
+    """Some steps, which depend on their numbers only; returns the last update."""
+    for sequence in sequences:
+        choose, dtype = np.random.default_rng(sequence), spec.dtype.value
+        ids = (as_ids(range(sequence, 4000, 3)), as_ids(range(-sequence, 50)))
+        pulled = pool.pull(ids, timeout_s=LIMIT_S)
+        gradients = tuple(choose.normal(size=rows.shape).astype(dtype) for rows in pulled.rows)
+        last = Update(
+            sequence,
+            Applied(ShardId(1), 0, sequence),
+            pulled.versions,
+            0.01,
+            choose.normal(size=37).astype(dtype),
+            ids,
+            gradients,
+        )
+        pool.push(last, timeout_s=LIMIT_S)
+    return last
+
+
+def test_a_worker_follows_its_parameters_to_three_servers_and_back_bit_for_bit(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    spec = rich_spec().model_copy(update={"optimizer": RULES[0], "dtype": Dtype.FLOAT64})
+    undisturbed, here = open_stage(2), open_stage(2)
+    for one in (undisturbed, here):
+        pool = one.pool()
+        pool.initialise(spec, np.zeros(37), timeout_s=LIMIT_S)
+        last = steps(pool, spec, range(1, 4))
+        if one is undisturbed:
+            steps(pool, spec, range(4, 9))
+    for first, count, sequences in ((2, 3, range(4, 7)), (5, 2, range(7, 9))):
+        directory = checkpoint(here, tmp_path / f"to-{count}")
+        here = open_stage(count, first=first)
+        for k, server in enumerate(here.servers):
+            restore(server, place(here, k), directory)
+        pool.move(here.addresses, first, shown(count, "worker-0", first=first))
+        # It does not know that its last push is in the checkpoint, and computed it on two versions.
+        assert pool.push(last, timeout_s=LIMIT_S).versions == (last.sequence,) * count
+        last = steps(pool, spec, sequences)
+    expected, found = contents(undisturbed, tmp_path), contents(here, tmp_path)
+    for mine, theirs in zip(expected[0], found[0], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert expected[1] == found[1]
+
+
+def test_a_call_under_way_goes_on_with_the_servers_that_follow(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    spec = rich_spec()
+    here = open_stage(2)
+    pool = here.pool()
+    pool.initialise(spec, np.zeros(37, np.float32), timeout_s=LIMIT_S)
+    steps(pool, spec, range(1, 2))
+    directory = checkpoint(here, tmp_path / "made")
+    for server in here.servers:
+        server.gate(LIMIT_S)
+    late = threading.Thread(target=steps, args=(pool, spec, range(2, 3)))
+    late.start()
+    there = open_stage(3, first=2)
+    for k, server in enumerate(there.servers):
+        restore(server, place(there, k), directory)
+    pool.move(there.addresses, 2, shown(3, "worker-0", first=2))
+    late.join(LIMIT_S)
+    assert [server.version for server in there.servers] == [2, 2, 2]
+    assert [server.version for server in here.servers] == [1, 1]
+
+
+def test_a_push_that_some_server_never_saw_is_unknown_to_another_number_of_servers(
+    open_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    first, second = open_stage(2), open_stage(3)
+    # It was killed when its first push was at one server only.
+    first.servers[0].restore_worker("worker-1", (5, 1, 0, 0, 1))
+    train(first, rich_spec(), 2)
+    assert first.servers[0].gate(LIMIT_S) == {"worker-0": 2, "worker-1": 1}
+    directory = checkpoint(first, tmp_path / "made")
+    for k, server in enumerate(second.servers):
+        restore(server, place(second, k), directory)
+        assert server.gate(LIMIT_S) == {"worker-0": 2}
 
 
 def test_a_restored_server_remembers_the_pushes_of_its_own_run_only(

@@ -131,3 +131,36 @@ def test_a_leaving_server_takes_part_in_another_checkpoint_if_its_last_one_faile
     assert not leaving.service.handed_over.is_set()
     leaving.save(2)
     assert leaving.service.handed_over.is_set()
+
+
+def test_a_sealed_server_admits_no_push_until_that_very_seal_is_undone(leaving: Leaving) -> None:
+    leaving.push(1)
+    one, other = SnapshotId(1), SnapshotId(2)
+
+    async def seal(control: GrpcServerControl) -> None:
+        await control.gate(timeout_s=LIMIT_S)
+        await control.cut(one, {"worker-0": 1}, timeout_s=LIMIT_S)
+        assert await control.seal(one, timeout_s=LIMIT_S) == {"worker-0": 1}
+        # All of these may be late calls of an earlier cut, or of an earlier change.
+        await control.ungate(timeout_s=LIMIT_S)
+        await control.keep((one,), timeout_s=LIMIT_S)
+        await control.unseal(SnapshotId(0), timeout_s=LIMIT_S)
+        with pytest.raises(TransientError, match="move to other servers"):
+            await control.gate(timeout_s=LIMIT_S)
+
+    leaving.master(seal)
+    late = threading.Thread(target=leaving.push, args=(2,))
+    late.start()
+    late.join(0.2)
+    assert late.is_alive() and leaving.server.version == 1
+
+    async def undo(control: GrpcServerControl) -> None:
+        await control.unseal(one, timeout_s=LIMIT_S)
+        with pytest.raises(TransientError, match="was given up"):
+            await control.seal(one, timeout_s=LIMIT_S)
+        with pytest.raises(TransientError, match="was given up"):
+            await control.seal(other, timeout_s=LIMIT_S)
+
+    leaving.master(undo)
+    late.join(LIMIT_S)
+    assert leaving.server.version == 2
