@@ -246,7 +246,7 @@ class Servers:
 
     addresses: tuple[str, ...]
     first: int = 0
-    tokens: tuple[str, ...] = field(default=(), repr=False)
+    tokens: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

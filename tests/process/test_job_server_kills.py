@@ -146,14 +146,15 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
     job, choose = start(), random.Random(seed)
     job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
     workers = job.pids("worker")
-    for number, role in ((3, "ps"), (2, "master")):
-        before = len(moves(job))
+    for done, (number, role) in enumerate(((3, "ps"), (2, "master")), 1):
         resize(job, number)
         time.sleep(choose.uniform(0.0, 2.0))
         kill(job, role, choose)
-        until(
-            f"there are {number} servers", lambda before=before: len(moves(job)) > before, LIMIT_S
-        )
+
+        def changed(done: int = done) -> bool:
+            return len(moves(job)) == done
+
+        until(f"there are {number} servers", changed, LIMIT_S)
     assert job.pids("worker") == workers, "no worker was restarted"
     code, output = job.finish()
     assert code == 0, output

@@ -473,7 +473,8 @@ class Truth:
     def _check_updates(self, told: UpdateCounts) -> None:
         """Whether the receipt's updates are those of the servers."""
         booked = self._booked()
-        present = [self.servers[index] for index in self._world.master.state.server_map.indices]
+        indices = self._world.master.state.server_map.indices
+        present = [self.servers[index] for index in indices if index in self.servers]
         everywhere = set.intersection(booked, *(self._on(one) for one in present))
         lost = booked - everywhere
         if told.applied + told.lost + told.repeated != len(booked):
