@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from elasticdl.cluster.base import ExitStatus
 from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -84,10 +85,10 @@ def test_the_map_changes_when_all_new_servers_have_restored_the_cut() -> None:
     commands = job.attach(ps(4), restored=1)
     (published,) = of(c.PublishServers, commands)
     assert (published.first, published.addresses) == (2, ("at-ps-2", "at-ps-3", "at-ps-4"))
-    assert [one.name for one in of(c.StopProcess, commands)] == [ps(0), ps(1)]
+    assert of(c.FinishServers, commands) == [c.FinishServers((ps(0), ps(1)))]
     assert of(c.KeepServers, commands) == [c.KeepServers(3)]
     assert "from 2 to 3 servers at version 1" in said(commands)
-    job.die(ps(0))
+    job.die(ps(0), ExitStatus(exit_code=0))
     job.die(ps(1))
     assert not of(c.StartProcess, job.tick()), "nobody replaces them"
     assert job.state.status().waiting == ()
@@ -172,8 +173,9 @@ def test_another_master_after_the_change_keeps_the_new_map() -> None:
     commands = job.put(e.MasterTookOver(0, 2, 1.0))
     (published,) = of(c.PublishServers, commands)
     assert published.first == 2
-    assert {one.name for one in of(c.StopProcess, commands)} == {ps(0), ps(1)}
+    assert of(c.FinishServers, commands) == [c.FinishServers((ps(0), ps(1)))]
     assert not of(c.UnsealServers, commands)
+    assert {one.name for one in of(c.StopProcess, job.tick(40))} == {ps(0), ps(1)}
 
 
 def test_another_master_undoes_a_seal_again_that_was_undone_before() -> None:
@@ -181,6 +183,9 @@ def test_another_master_undoes_a_seal_again_that_was_undone_before() -> None:
     taken = sealed(job)
     job.die(ps(2))
     assert c.UnsealServers(taken.snapshot) in job.put(e.MasterTookOver(0, 2, 1.0))
+    # Also while it tries again.
+    job.tick(10)
+    assert c.UnsealServers(taken.snapshot) in job.put(e.MasterTookOver(0, 3, 1.0))
 
 
 def test_nothing_else_is_cut_while_servers_are_sealed() -> None:

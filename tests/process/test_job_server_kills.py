@@ -135,6 +135,14 @@ def resize(job: Job, number: int) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def kept(job: Job) -> set[int]:
+    """Indices of the servers whose memory the supervisor keeps."""
+    supervisor = json.loads((job.directory / "supervisor.json").read_text())["pid"]
+    found = [os.readlink(one) for one in Path(f"/proc/{supervisor}/fd").iterdir()]
+    names = [one.partition("elasticdl-ps-")[2].split(" ")[0] for one in found]
+    return {int(name) for name in names if name}
+
+
 def moves(job: Job) -> list[str]:
     return [one["text"] for one in job.events() if "the parameters moved" in one["text"]]
 
@@ -156,6 +164,7 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
 
         until(f"there are {number} servers", changed, LIMIT_S)
     assert job.pids("worker") == workers, "no worker was restarted"
+    until("the memory of the first servers is free", lambda: not kept(job) & {0, 1}, LIMIT_S)
     code, output = job.finish()
     assert code == 0, output
     print(moves(job))

@@ -322,6 +322,9 @@ class LocalCluster:
         _kill_group(child.process.pid)
         self._guard.remove(child.process.pid)
         code = child.process.wait()
+        if code == 0 and name.role is Role.PS:
+            # Its master told it to end for good: nobody needs its part of the parameters any more.
+            self._memories.free(name.index)
         status = ExitStatus(
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,

@@ -31,6 +31,11 @@ class KeptMemories:
             self._files |= self._made(index)
         return self._files.get(index)
 
+    def free(self, index: int) -> None:
+        """Give up the file of a server that will have no further process."""
+        if (file := self._files.pop(index, None)) is not None:
+            os.close(file)
+
     def close(self) -> None:
         """Give all up: they end with the processes that still have them."""
         while self._files:

@@ -141,6 +141,13 @@ class UnsealServers(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class FinishServers(Command):
+    """Tell servers that others have their parameters: they exit with code 0, and keep no memory."""
+
+    servers: tuple[ProcessName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KeepServers(Command):
     """Save the number of parameter servers; a resumed job begins with it."""
 

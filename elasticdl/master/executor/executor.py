@@ -120,7 +120,7 @@ class Executor:
                 self._gateway.publish(command.addresses, command.first)
             case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot() | do.KeepSnapshots():
                 self._snapshot(command)
-            case do.RestoreServers() | do.UnsealServers() | do.KeepServers():
+            case do.RestoreServers() | do.UnsealServers() | do.FinishServers() | do.KeepServers():
                 self._resize(command)
             case do.Announce():
                 self._announce(command)
@@ -179,7 +179,10 @@ class Executor:
                     f"drop of view {command.snapshot}", self._deps.snapshots.drop(command.snapshot)
                 )
 
-    def _resize(self, command: do.RestoreServers | do.UnsealServers | do.KeepServers) -> None:
+    def _resize(
+        self,
+        command: do.RestoreServers | do.UnsealServers | do.FinishServers | do.KeepServers,
+    ) -> None:
         """Carry out a part of a change of the number of servers."""
         match command:
             case do.RestoreServers(servers, directory):
@@ -189,6 +192,9 @@ class Executor:
                 self._queue.spawn(
                     f"unseal of view {snapshot}", self._deps.snapshots.unseal(snapshot)
                 )
+            case do.FinishServers(servers):
+                for server in servers:
+                    self._order(server, Finish())
             case do.KeepServers(number):
                 self._deps.archive.keep_servers(number)
 

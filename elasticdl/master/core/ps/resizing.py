@@ -19,7 +19,12 @@ from elasticdl.formatting import amount
 from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.snapshots import retry_s
-from elasticdl.master.core.commands import KeepServers, RestoreServers, UnsealServers
+from elasticdl.master.core.commands import (
+    FinishServers,
+    KeepServers,
+    RestoreServers,
+    UnsealServers,
+)
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ScaleServersRequested, ServerStandsBy, SnapshotSaved
@@ -33,6 +38,8 @@ START_LIMIT_S = 600.0
 """Time for all new servers to start. Training goes on meanwhile."""
 MOVE_LIMIT_S = 120.0
 """Time from the cut until all new servers have restored it. Workers wait meanwhile."""
+_FINISH_S = 30.0
+"""Time for a server whose parameters moved to exit."""
 _TRIES = 3
 
 
@@ -200,9 +207,11 @@ class Resizing:
         context.updates.moved(move.to.first)
         self._move, self._failures = None, 0
         for name in move.sealed:
-            process = context.processes.going.get(name)
-            if process is not None:
-                self._scaling.stop(process, 0.0, "its parameters are on other servers now")
+            process = context.processes.going[name]
+            # If it does not end in time, it is killed.
+            end_s, process.finished = context.now_s + _FINISH_S, True
+            process.enter(Life.STOPPING, context.now_s, "its parameters moved", deadline_s=end_s)
+        context.orders.give(FinishServers(move.sealed))
         for holder in self._evaluation.server_lost(move.sealed[0]):
             self._leasing.revocation.revoke(holder, "the number of parameter servers changed")
         self._forgive()
@@ -262,11 +271,16 @@ class Resizing:
 
     def taken_over(self) -> None:
         """Undo the seal of an earlier master, and begin again: it may have died in the middle."""
+        going = self._context.processes.going
+        # The order may not have reached servers whose parameters had moved.
+        moved = [one.name for one in going.values() if one.finished and one.name.role is Role.PS]
+        if moved:
+            self._context.orders.give(FinishServers(tuple(moved)))
+        if self._undone is not None:
+            self._context.orders.give(UnsealServers(self._undone))
         if self._move is not None:
             self._withdraw(self._move, "another master continues the job")
             self._retry_at_s = self._context.now_s
-        elif self._undone is not None:
-            self._context.orders.give(UnsealServers(self._undone))
 
     # events
 
