@@ -23,7 +23,7 @@ from elasticdl.job_choices import Action
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.resume_command import after_a_stop, resume_command
-from elasticdl.jobdir.scale_override import keep_scale
+from elasticdl.jobdir.scale_override import keep_scale, keep_servers
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import with_resume_command
 from elasticdl.yaml_documents import read_yaml
@@ -267,7 +267,7 @@ def test_whatever_a_value_is_the_command_gives_it_back(
     )
 
 
-def test_a_job_of_a_cluster_goes_on_with_the_workers_that_it_was_scaled_to(
+def test_a_job_of_a_cluster_goes_on_with_the_numbers_that_it_was_scaled_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = settle(
@@ -275,8 +275,9 @@ def test_a_job_of_a_cluster_goes_on_with_the_workers_that_it_was_scaled_to(
     )
     checkpoint(tmp_path / "checkpoints")
     keep_scale(JobDirectory(tmp_path), spec.cluster.num_workers, 3, 4)
-    words = resume_command(submitted(spec), JobDirectory(tmp_path))
-    assert str(pasted(words, capsys).cluster.num_workers) == "3:4"
+    keep_servers(JobDirectory(tmp_path), spec.cluster.num_ps_pods, 5)
+    cluster = pasted(resume_command(submitted(spec), JobDirectory(tmp_path)), capsys).cluster
+    assert (str(cluster.num_workers), cluster.num_ps_pods) == ("3:4", 5)
 
 
 def test_the_end_of_a_job_has_one_resume_command_after_what_is_to_be_mended_first(

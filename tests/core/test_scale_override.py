@@ -14,6 +14,7 @@ from elasticdl.flag_values import WorkerRange
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.scale_override import as_scaled, read_scale_override
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
@@ -114,6 +115,38 @@ def test_what_was_kept_and_cannot_be_read_changes_nothing(tmp_path: Path) -> Non
     for text in ("", "[]", '{"num_workers": "many", "instead_of": ["2"]}'):
         directory.scale.write_text(text)
         assert from_file(tmp_path, num_workers=2) == ("2", [])
+
+
+def servers(**flags: Any) -> tuple[int, list[str]]:
+    """The servers of the job that `train --resume` begins, and what was said of it."""
+    said: list[str] = []
+    spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}), said.append)
+    with placed(spec) as (settled, _directory):
+        return settled.cluster.num_ps_pods, said
+
+
+def test_a_job_goes_on_with_the_servers_that_it_was_changed_to() -> None:
+    directory = begun_and_scaled("4", num_ps_pods=2)
+    CheckpointArchive(read_spec(directory), directory.checkpoints).keep_servers(3)
+    text = (
+        "the job continues with 4 workers, to which it was scaled, instead of its --num-workers and"
+        " 3 parameter servers, to which it was scaled, instead of its --num-ps-pods"
+    )
+    flags = {"num_workers": "2", "num_ps_pods": 2}
+    spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}))
+    assert spec.cluster.num_ps_pods == 2, "given anew"
+    kept = spec.replace(workers_anew=False, servers_anew=False)
+    scaled, said = as_scaled(kept, directory, anew=False)
+    assert (scaled.cluster.num_ps_pods, str(scaled.cluster.num_workers)) == (3, "4")
+    assert said == text
+
+
+def test_servers_that_are_given_anew_win_for_good_and_leave_the_workers() -> None:
+    directory = begun_and_scaled("4", num_ps_pods=2)
+    CheckpointArchive(read_spec(directory), directory.checkpoints).keep_servers(3)
+    assert servers(num_ps_pods=2, num_workers="4") == (2, [])
+    assert read_scale_override(directory, "num_ps_pods") == ""
+    assert read_scale_override(directory) == "4"
 
 
 def on_cluster(directory: Path, **flags: Any) -> JobSpec:

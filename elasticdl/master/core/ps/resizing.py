@@ -271,9 +271,9 @@ class Resizing:
 
     def taken_over(self) -> None:
         """Undo the seal of an earlier master, and begin again: it may have died in the middle."""
-        going = self._context.processes.going
         # The order may not have reached servers whose parameters had moved.
-        moved = [one.name for one in going.values() if one.finished and one.name.role is Role.PS]
+        going, is_spare = self._context.processes.going, self._context.is_spare
+        moved = [one.name for one in going.values() if one.finished and is_spare(one.name)]
         if moved:
             self._context.orders.give(FinishServers(tuple(moved)))
         if self._undone is not None:
