@@ -37,7 +37,7 @@ import time
 
 class Paced(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.01)
+        time.sleep(PACE_S)
 
 
 def callbacks():
@@ -48,12 +48,12 @@ def callbacks():
 @pytest.fixture
 def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
     """A job on the ids 0 to RECORDS - 1, without a checkpoint before its end."""
-    shutil.copy(ROOT / "tests/fuzz_jobs/zoo/counting.py", tmp_path / "counted.py")
-    with (tmp_path / "counted.py").open("a") as module:
-        module.write(PACED)
     (tmp_path / "ids.csv").write_text("\n".join(["id", *map(str, range(RECORDS))]) + "\n")
 
-    def run() -> Job:
+    def run(pace_s: float = 0.01) -> Job:
+        shutil.copy(ROOT / "tests/fuzz_jobs/zoo/counting.py", tmp_path / "counted.py")
+        with (tmp_path / "counted.py").open("a") as module:
+            module.write(PACED.replace("PACE_S", str(pace_s)))
         return start_job(
             "train",
             model_zoo=tmp_path,
@@ -151,7 +151,8 @@ def moves(job: Job) -> list[str]:
 def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_update(
     seed: int, start: Callable[..., Job], tmp_path: Path
 ) -> None:
-    job, choose = start(), random.Random(seed)
+    # Processes start slowly on a busy machine, and training must outlast two changes.
+    job, choose = start(pace_s=0.04), random.Random(seed)
     job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
     workers = job.pids("worker")
     for done, (number, role) in enumerate(((3, "ps"), (2, "master")), 1):
