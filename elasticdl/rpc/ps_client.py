@@ -81,7 +81,7 @@ class ServerPool:
     @property
     def servers(self) -> int:
         """See `Parameters.servers`."""
-        return self._servers.count
+        return self._servers.number
 
     def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
         """See `Parameters.initialise`. `dense`: [trainable_size + additive_size]; copied."""
