@@ -95,6 +95,12 @@ class JobSpec(Section):
         return bool(self.training.sync) and self.action is Action.TRAIN and not self.trains_on_ring
 
     @property
+    def gang_workers(self) -> int:
+        """The workers that run together or not at all, with all servers; 0 without --gang."""
+        gang = self.kubernetes.gang and self.action is Action.TRAIN
+        return self.cluster.num_workers.low if gang else 0
+
+    @property
     def gradients_per_step(self) -> int:
         """Gradients in a full synchronous step; 0 without such steps."""
         if not self.trains_in_steps:

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from elasticdl.errors import SpecError
-from elasticdl.flag import Offer, UnusedOnRing, Value
+from elasticdl.flag import Offer, UnusedOnRing, UsedBy, Value
+from elasticdl.job_choices import Action
 
 ZOO_OF_IMAGES = "/model_zoo"
 """Where `elasticdl zoo build` puts the model modules."""
@@ -387,6 +388,13 @@ class KubernetesSection(BaseModel):
         le=1000,
         description="Share of a full cluster, relative to jobs of weight 1, on the ladder.",
     )
+    gang: Annotated[bool, UsedBy((Action.TRAIN,))] = Field(
+        default=False,
+        description=(
+            "Schedule the servers and MIN workers together or not at all; a plain N is MIN. Needs a"
+            " cluster with PodGroups."
+        ),
+    )
     labels: Labels = Field(
         default_factory=dict, description="Labels of the Job and of all pods: `key=value,…`."
     )
@@ -406,7 +414,7 @@ class KubernetesSection(BaseModel):
             default=None,
             description=(
                 "Kubernetes affinity, as JSON or YAML; default: workers near servers, servers"
-                " apart."
+                " on different nodes of a rack. `{}` is none."
             ),
         )
     )

@@ -66,6 +66,8 @@ class ProcessSpec:
     secrets: Mapping[str, str] = field(default_factory=dict)
     cores: float = 1.0
     memory_bytes: int | None = None
+    in_gang: bool = False
+    """The platform is to give all of the job's gang a place, or none of it."""
 
 
 @dataclass(frozen=True, slots=True)

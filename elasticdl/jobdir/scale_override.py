@@ -78,7 +78,10 @@ def _override(spec: JobSpec, directory: JobDirectory, flag: str) -> str:
     if not scaled or asked == scaled or asked not in _instead_of(kept, flag):
         return ""
     try:
-        valid = bool(_parsed(scaled)) if flag == "num_workers" else int(scaled) > 0
+        # A range may be of a run without --gang, whose servers would wait for the missing workers.
+        valid = (
+            _parsed(scaled).low >= spec.gang_workers if flag == "num_workers" else int(scaled) > 0
+        )
     except ValueError:
         return ""
     return scaled if valid else ""

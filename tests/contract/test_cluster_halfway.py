@@ -110,7 +110,7 @@ async def master(cluster: Cluster, api: Any, owner: Owner, folder: Path) -> None
     processes = KubernetesCluster(
         api,
         owner,
-        lambda name: pod_plan(SPEC, name.role),
+        lambda one: pod_plan(SPEC, one.name.role),
         secrets=ProcessSecrets(api, owner, str),
     )
     try:
@@ -183,7 +183,7 @@ def test_the_next_master_gives_a_new_worker_a_place_that_no_pod_has() -> None:
         processes = KubernetesCluster(
             api,
             owner,
-            lambda name: pod_plan(SPEC, name.role, places.of(name)),
+            lambda one: pod_plan(SPEC, one.name.role, places.of(one.name)),
             ClusterOptions(places=places),
         )
         try:

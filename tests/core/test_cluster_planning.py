@@ -61,6 +61,7 @@ EVERYTHING: dict[str, Any] = {
     "ps_pod_priority": "middle",
     "priority_ladder": "on",
     "weight": 3,
+    "gang": True,
     "labels": "team=a,kueue.x-k8s.io/queue-name=q",
     "scheduler_name": "packer",
     "node_selector": "pool=training",
@@ -74,6 +75,7 @@ TOLD_TO_OTHERS = {
     "oom_memory_limit": "the master's core",
     "priority_ladder": "pods without a class of their own: tests/core/test_priority_ladder.py",
     "weight": "pods on rungs: the same tests",
+    "gang": "pods of the cluster's gangs: tests/core/test_gang.py",
 }
 
 

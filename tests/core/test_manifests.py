@@ -25,12 +25,15 @@ from elasticdl.cluster.kubernetes.manifests import (
     job,
     network_policy,
     pod,
+    pod_group,
     process_secret,
     services,
     token_secret,
     viewer_secret,
 )
 from elasticdl.cluster.kubernetes.plans import (
+    Gang,
+    GangApi,
     Identity,
     Image,
     JobPlan,
@@ -91,6 +94,7 @@ def objects() -> list[dict[str, Any]]:
         pod(OWNER, SERVERS, spec(SERVER)),
         *services(OWNER),
         network_policy(OWNER),
+        *(pod_group(OWNER, Gang(api, "v1"), 6, "guaranteed") for api in GangApi),
     ]
     return [*everything, *secrets()]
 

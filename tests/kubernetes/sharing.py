@@ -93,7 +93,7 @@ async def running_job(
     cluster = KubernetesCluster(
         api,
         owner,
-        lambda name: pod_plan(spec, name.role, places.of(name)),
+        lambda one: pod_plan(spec, one.name.role, places.of(one.name)),
         ClusterOptions(places=places),
     )
     job = SharingJob(spec, cluster, heard)

@@ -15,11 +15,14 @@ from elasticdl.cluster.findings import Finding, Findings, Weight
 from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import no_priority_class, refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.gang import gang_size
+from elasticdl.cluster.kubernetes.gang_discovery import find_gang
 from elasticdl.cluster.kubernetes.ladder_use import CLASSES, settle_ladder
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan
-from elasticdl.cluster.kubernetes.plans import Json
+from elasticdl.cluster.kubernetes.plans import Gang, Json
 from elasticdl.cluster.kubernetes.priority_ladder import classes_of
 from elasticdl.cluster.kubernetes.rights import LOOKING_AFTER, SUBMITTING
+from elasticdl.errors import ClusterRefused
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import IMAGE, quantity
 
@@ -32,17 +35,20 @@ async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     `spec` has a name and a directory. Raises ApiAway, ApiRefused.
     """
     spec, no_ladder = await settle_ladder(api, spec, namespace)
+    gang, gangs = await _gang(api, spec)
     parts = await asyncio.gather(
         _name(api, spec, namespace),
         _own_rights(api, namespace),
-        _account(api, spec, namespace),
+        _account(api, spec, namespace, gang),
         _pods(api, spec, namespace),
         _quotas(api, spec, namespace),
         _priorities(api, spec, no_ladder),
         _claims(api, spec, namespace),
         _secrets(api, spec, namespace),
     )
-    return [finding for part in (*parts, [image(spec.kubernetes.image_name)]) for finding in part]
+    return [
+        finding for part in (*parts, gangs, [image(spec.kubernetes.image_name)]) for finding in part
+    ]
 
 
 def image(name: str) -> Finding:
@@ -89,7 +95,18 @@ async def _own_rights(api: ApiServer, namespace: str) -> Findings:
     return findings or [Finding("rights", Weight.FINE, "you may submit and manage jobs")]
 
 
-async def _account(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
+async def _gang(api: ApiServer, spec: JobSpec) -> tuple[Gang | None, Findings]:
+    try:
+        gang = await find_gang(api, spec)
+    except ClusterRefused as refused:
+        return None, [Finding("gang", Weight.PROBLEM, f"{refused.message}: {refused.hint}")]
+    if gang is None:
+        return None, []
+    text = f"{gang_size(spec)} pods start together, by the PodGroups of {gang.api}/{gang.version}"
+    return gang, [Finding("gang", Weight.FINE, text)]
+
+
+async def _account(api: ApiServer, spec: JobSpec, namespace: str, gang: Gang | None) -> Findings:
     account = spec.kubernetes.service_account or "default"
     where = f"service account {account}"
     if await _object(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}") is None:
@@ -99,7 +116,7 @@ async def _account(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
                 "account", Weight.PROBLEM, f"there is no {where} in namespace {namespace}; {grant}"
             )
         ]
-    lacking = await rights.missing_of(api, namespace, account)
+    lacking = await rights.missing_of(api, namespace, account, rights.needed_by(gang))
     if lacking is None:
         return [
             Finding(

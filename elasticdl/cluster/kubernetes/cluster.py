@@ -27,6 +27,7 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
+from elasticdl.cluster.kubernetes.gang import POD_GROUPS
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, pod_name
 from elasticdl.cluster.kubernetes.log_archive import LogArchive
 from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
@@ -40,7 +41,7 @@ from elasticdl.cluster.logs.log_files import TAIL_BYTES, TAIL_LINES
 from elasticdl.errors import ElasticDLError
 
 _LOG = logging.getLogger(__name__)
-PlanOf: TypeAlias = Callable[[ProcessName], PodPlan]
+PlanOf: TypeAlias = Callable[[ProcessSpec], PodPlan]
 CLOSE_GRACE_S = 3.0
 CLOSE_LIMIT_S = 120.0
 DELETE_LIMIT_S = 120.0
@@ -53,12 +54,12 @@ _LAST_LINES_LIMIT_S = 2.0
 _LOG_LIMIT_S = 5.0
 _CUT_MESSAGE_BYTES = 2000
 """A termination message of this length lacks its beginning; the log has the whole tail."""
-_COLLECTIONS = {
-    "Service": "api/v1",
-    "Secret": "api/v1",
-    "NetworkPolicy": "apis/networking.k8s.io/v1",
+_PLURALS = {
+    "Service": "services",
+    "Secret": "secrets",
+    "NetworkPolicy": "networkpolicies",
+    "PodGroup": POD_GROUPS,
 }
-_PLURALS = {"Service": "services", "Secret": "secrets", "NetworkPolicy": "networkpolicies"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class KubernetesCluster:
         try:
             if self._secrets is not None:
                 await self._secrets.provide(spec.name)
-            made = pod_manifest(self._owner, self._plan_of(spec.name), spec)
+            made = pod_manifest(self._owner, self._plan_of(spec), spec)
             self._reflector.add(await self._creator.create(self._path, made))
             created = True
         finally:
@@ -153,15 +154,16 @@ class KubernetesCluster:
                 self._places.ended(spec.name)
 
     async def furnish(self, objects: Iterable[Json]) -> None:
-        """Create the job's missing Services, Secret and NetworkPolicy. Raises CreateRefused."""
+        """Create the job's objects that are missing and are not pods. Raises CreateRefused."""
         for made in objects:
             await self._creator.create(self.path_of(made).rpartition("/")[0], made)
 
     def path_of(self, made: Json) -> str:
         """The path of an object that `furnish` creates."""
-        kind = str(made["kind"])
+        version, plural = str(made["apiVersion"]), _PLURALS[made["kind"]]
+        root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
         namespace, name = self._owner.namespace, made["metadata"]["name"]
-        return f"/{_COLLECTIONS[kind]}/namespaces/{namespace}/{_PLURALS[kind]}/{name}"
+        return f"{root}/namespaces/{namespace}/{plural}/{name}"
 
     async def delete(self, name: ProcessName, *, grace_s: float) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes.gang import join, pod_group_spec
 from elasticdl.cluster.kubernetes.labels import (
     CHECK,
     JOB_UID_LABEL,
@@ -28,6 +29,7 @@ from elasticdl.cluster.kubernetes.plans import (
     MASTER_PORT,
     RENDEZVOUS_PORT,
     STATUS_PORT,
+    Gang,
     JobPlan,
     Json,
     Owner,
@@ -50,7 +52,7 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": str(spec.name)}}}
         for key in spec.secrets
     ]
-    return {
+    made: Json = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -60,6 +62,9 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
         },
         "spec": body,
     }
+    if plan.gang is not None:
+        join(made, plan.gang, owner.job)
+    return made
 
 
 def check_pod(owner: Owner, plan: PodPlan, spec: ProcessSpec, attempt: int) -> Json:
@@ -232,6 +237,16 @@ def master_lease(owner: Owner) -> Json:
         "kind": "Lease",
         "metadata": _of_job(owner, f"{owner.job}-master"),
         "spec": {"holderIdentity": ""},
+    }
+
+
+def pod_group(owner: Owner, gang: Gang, size: int, priority_class: str) -> Json:
+    """The PodGroup of the job's gang; its pods name it. `priority_class` may be ''."""
+    return {
+        "apiVersion": f"{gang.api}/{gang.version}",
+        "kind": "PodGroup",
+        "metadata": _of_job(owner, owner.job),
+        "spec": pod_group_spec(gang, size, priority_class),
     }
 
 

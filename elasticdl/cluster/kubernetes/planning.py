@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes.gang import VOLCANO_SCHEDULER, gang_size
 from elasticdl.cluster.kubernetes.labels import MASTER, PLACE_LABEL
-from elasticdl.cluster.kubernetes.manifests import job, pod
+from elasticdl.cluster.kubernetes.manifests import job, pod, pod_group
 from elasticdl.cluster.kubernetes.plans import (
+    Gang,
+    GangApi,
     Identity,
     Image,
     JobPlan,
@@ -36,13 +39,22 @@ LONGEST_SPEC_BYTES = 96 << 10
 """The kernel allows environment variables of at most 128 KiB."""
 
 
-def pod_plan(spec: JobSpec, role: Role, place: int = 0) -> PodPlan:
+def pod_plan(
+    spec: JobSpec,
+    role: Role,
+    place: int = 0,
+    gang: Gang | None = None,
+    *,
+    in_gang: bool = False,
+) -> PodPlan:
     """Everything that the pods of a role share.
 
     `place` is the k of worker k on the priority ladder, from 1, which its pod's labels keep; 0: the
-    pod is not kept account of, and is like that of worker 1.
+    pod is not kept account of, and is like that of worker 1. `gang` says how the cluster schedules
+    the job's gang, and `in_gang` whether the pod belongs to it; None: the job has none.
     """
     section = spec.kubernetes
+    volcano = gang is not None and gang.api is GangApi.VOLCANO
     mounts = tuple(_volumes(section.volume))
     return PodPlan(
         Image(section.image_name, str(section.image_pull_policy), section.image_pull_secrets),
@@ -50,11 +62,13 @@ def pod_plan(spec: JobSpec, role: Role, place: int = 0) -> PodPlan:
             getattr(section, f"{role}_resource_request"), getattr(section, f"{role}_resource_limit")
         ),
         Placement(
-            class_of(spec, role, max(1, place)),
+            # The gang has one priority, whatever places its workers took.
+            class_of(spec, role, 1 if in_gang else max(1, place)),
             section.node_selector,
             section.tolerations,
             section.affinity,
-            section.scheduler_name,
+            section.scheduler_name or (VOLCANO_SCHEDULER if volcano else ""),
+            Role.PS if spec.cluster.num_ps_pods else Role.WORKER,
         ),
         Identity(
             section.service_account if role is Role.MASTER else "",
@@ -65,7 +79,13 @@ def pod_plan(spec: JobSpec, role: Role, place: int = 0) -> PodPlan:
         spec.cluster.envs,
         GRACE_S[role],
         {**section.labels, **({PLACE_LABEL: str(place)} if place else {})},
+        gang if in_gang else None,
     )
+
+
+def job_pod_group(spec: JobSpec, owner: Owner, gang: Gang) -> Json:
+    """The PodGroup of a job with --gang. Its priority is that of its last worker."""
+    return pod_group(owner, gang, gang_size(spec), class_of(spec, Role.WORKER, spec.gang_workers))
 
 
 def _volumes(mounts: tuple[Mount, ...]) -> Iterator[Volume]:

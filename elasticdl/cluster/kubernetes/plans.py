@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias, final
+
+from elasticdl.cluster.base import Role
 
 Json: TypeAlias = dict[str, Any]
 
@@ -68,6 +71,26 @@ class Placement:
     affinity: Mapping[str, Any] | None = None
     scheduler: str = ""
     """The name of the scheduler; '' for the cluster's own."""
+    hub: Role = Role.PS
+    """The role that workers exchange gradients with: servers, or on a ring other workers."""
+
+
+class GangApi(StrEnum):
+    """Who schedules a gang, by the group of the API that has its PodGroup."""
+
+    KUBERNETES = "scheduling.k8s.io"
+    VOLCANO = "scheduling.volcano.sh"
+    SCHEDULER_PLUGINS = "scheduling.x-k8s.io"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """How the cluster schedules gangs."""
+
+    api: GangApi
+    version: str
+    """Of the API: `v1beta1`."""
 
 
 @final
@@ -112,6 +135,8 @@ class PodPlan:
     grace_s: int = 30
     labels: Mapping[str, str] = field(default_factory=dict)
     """More labels; none of them is one that this package sets."""
+    gang: Gang | None = None
+    """The gang that the pod belongs to; None: it is scheduled alone."""
 
 
 @final

@@ -6,8 +6,7 @@ Pods meet the restricted Pod Security standard.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from elasticdl.cluster.base import ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, selector
@@ -22,6 +21,16 @@ _NODE_GONE_AFTER_S = {Role.MASTER: 20, Role.WORKER: 30, Role.PS: 30}
 
 The master goes first: the next one then sees to the others.
 """
+
+_NODE, _RACK, _ZONE = (
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/rack",
+    "topology.kubernetes.io/zone",
+)
+"""Labels of nodes. Kubernetes defines none for racks; its documentation uses this one."""
+_NEAR_SERVERS = {_RACK: 100, _ZONE: 100}
+_NEAR_HUB = {_NODE: 50, **_NEAR_SERVERS}
+"""How much a pod prefers a place, from 1 to 100: the network matters more than the node."""
 
 
 def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec, args: Sequence[str] = ()) -> Json:
@@ -177,19 +186,34 @@ def _lost_node_tolerations(role: Role, placement: Placement) -> list[Json]:
 
 
 def _affinity(job: str, role: Role, placement: Placement) -> Json:
-    """Prefer workers near their servers, and servers apart, so that a lost node costs only one."""
+    """Prefer workers near their servers, or near each other on a ring.
+
+    Every worker needs all servers, so these are in one rack, and each on a node of its own: a lost
+    node costs only one.
+    """
     if placement.affinity is not None:
-        return {"affinity": dict(placement.affinity)}
-    servers: dict[str, Any] = {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": {**selector(job), ROLE_LABEL: str(Role.PS)}},
-    }
+        return {"affinity": dict(placement.affinity)} if placement.affinity else {}
     match role:
         case Role.WORKER:
-            kind, weight = "podAffinity", 50
+            return {"affinity": {"podAffinity": _preferred(job, placement.hub, _NEAR_HUB)}}
         case Role.PS:
-            kind, weight = "podAntiAffinity", 100
+            near, apart = (
+                _preferred(job, Role.PS, weights) for weights in (_NEAR_SERVERS, {_NODE: 100})
+            )
+            return {"affinity": {"podAffinity": near, "podAntiAffinity": apart}}
         case Role.MASTER:
             return {}
-    wish = {"weight": weight, "podAffinityTerm": servers}
-    return {"affinity": {kind: {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}}
+
+
+def _preferred(job: str, role: Role, weights: Mapping[str, int]) -> Json:
+    """Preferences by the key of nodes, for those where pods of this role are."""
+
+    def near(key: str) -> Json:
+        pods = {"matchLabels": {**selector(job), ROLE_LABEL: str(role)}}
+        return {"topologyKey": key, "labelSelector": pods}
+
+    return {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": weight, "podAffinityTerm": near(key)} for key, weight in weights.items()
+        ]
+    }

@@ -90,9 +90,12 @@ def _description(first: int, last: int, rung: int) -> str:
 
 
 def guaranteed_workers(spec: JobSpec) -> int:
-    """The workers that no other job preempts: MIN of MIN:MAX; the first one of a plain N."""
+    """The workers that no other job preempts: MIN of MIN:MAX; the first one of a plain N.
+
+    In a gang it is all N: one that lost a member would wait for it.
+    """
     workers = spec.cluster.num_workers
-    return workers.low if workers.low < workers.high else 1
+    return workers.low if workers.low < workers.high or spec.gang_workers else 1
 
 
 def share_of(spec: JobSpec, placed: int) -> ClusterShare:

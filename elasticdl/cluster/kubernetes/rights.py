@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.plans import Json
+from elasticdl.cluster.kubernetes.gang import POD_GROUPS
+from elasticdl.cluster.kubernetes.plans import Gang, GangApi, Json
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _REVIEWS_OF_OTHERS = "/apis/authorization.k8s.io/v1/namespaces/{}/localsubjectaccessreviews"
@@ -58,6 +59,15 @@ NEEDED: Rights = (
     ),
 )
 
+GANGS: Rights = tuple(
+    Right(verb, POD_GROUPS, why, group)
+    for group in GangApi
+    for verb, why in (
+        ("create", "to schedule the job's gang"),
+        ("get", "to recognise its own one after a restart"),
+    )
+)
+"""What the master of a job with --gang needs, too: those of the API that the cluster has."""
 SUBMITTING: Rights = (Right("create", "jobs", "to submit the job", "batch"),)
 LOOKING_AFTER: Rights = (
     Right("get", "jobs", "for every verb", "batch"),
@@ -84,6 +94,11 @@ CHECKING: Rights = (
     ),
 )
 """Rights with which a submission and `check` find out more."""
+
+
+def needed_by(gang: Gang | None) -> Rights:
+    """The rights that the master of a job with or without a gang needs."""
+    return NEEDED + tuple(right for right in GANGS if gang is not None and right.group == gang.api)
 
 
 async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Rights:

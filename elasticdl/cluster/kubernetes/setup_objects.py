@@ -14,6 +14,7 @@ from elasticdl.cluster.kubernetes.priority_ladder import (
 )
 from elasticdl.cluster.kubernetes.rights import (
     CHECKING,
+    GANGS,
     LOOKING_AFTER,
     NEEDED,
     SUBMITTING,
@@ -56,7 +57,7 @@ def namespace_objects(namespace: str, guaranteed_pods: int | None = None) -> tup
         ],
     }
     quota = [] if guaranteed_pods is None else [guaranteed_quota(namespace, guaranteed_pods)]
-    return (account, _role("Role", ACCOUNT, NEEDED, namespace), binding, *quota)
+    return (account, _role("Role", ACCOUNT, NEEDED + GANGS, namespace), binding, *quota)
 
 
 def guaranteed_quota(namespace: str, pods: int) -> Json:

@@ -12,6 +12,7 @@ from typing import TypeVar, final
 from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.gang_discovery import find_gang
 from elasticdl.cluster.kubernetes.labels import DOMAIN
 from elasticdl.cluster.kubernetes.ladder_use import settle_ladder
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects
@@ -106,10 +107,13 @@ class _Submission:
             )
         # Check the name and the namespace first: other errors would only hide these.
         await self._heard(lambda: _create(api, namespace, made, dry_run=True), limit)
+        gang = await self._heard(lambda: find_gang(api, self._spec), limit)
         account = self._spec.kubernetes.service_account or "default"
+        needed = rights.needed_by(gang)
         lacking = await self._heard(
             lambda: rights.lasting(
-                lambda: rights.missing_of(api, namespace, account), self._limits.rights_limit_s
+                lambda: rights.missing_of(api, namespace, account, needed),
+                self._limits.rights_limit_s,
             ),
             limit,
         )

@@ -38,12 +38,13 @@ class StartProcess(Command):
     """Start a worker or parameter server after a back-off of `delay_s`.
 
     `memory_bytes` replaces the memory of its role in the job's spec, after a process ran out of
-    memory; None keeps it.
+    memory; None keeps it. `in_gang`: see `ProcessSpec`.
     """
 
     name: ProcessName
     delay_s: float = 0.0
     memory_bytes: int | None = None
+    in_gang: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,9 @@ class Executor:
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name
         try:
-            started = await self._deps.launcher.start(name, command.delay_s, command.memory_bytes)
+            started = await self._deps.launcher.start(
+                name, command.delay_s, command.memory_bytes, in_gang=command.in_gang
+            )
         except CreateRefused as refused:
             self._queue.post(
                 happened.CreateFailed(self._queue.at_s(), name, refused.reason, refused.retry)

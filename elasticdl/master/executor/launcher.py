@@ -29,7 +29,12 @@ class Launcher:
         self._creating: dict[ProcessName, asyncio.Event] = {}
 
     async def start(
-        self, name: ProcessName, delay_s: float, memory_bytes: int | None = None
+        self,
+        name: ProcessName,
+        delay_s: float,
+        memory_bytes: int | None = None,
+        *,
+        in_gang: bool = False,
     ) -> bool:
         """Start a process after `delay_s`; a second call for a pending process does nothing.
 
@@ -43,9 +48,7 @@ class Launcher:
         created = self._creating[name] = asyncio.Event()
         try:
             spec = self._launch(name)
-            await self._cluster.create(
-                spec if memory_bytes is None else replace(spec, memory_bytes=memory_bytes)
-            )
+            await self._cluster.create(replace(spec, memory_bytes=memory_bytes, in_gang=in_gang))
         finally:
             del self._creating[name]
             created.set()

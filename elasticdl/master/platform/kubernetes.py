@@ -34,12 +34,13 @@ from elasticdl.cluster.kubernetes.manifests import (
     master_names,
 )
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
-from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, pod_plan
+from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, job_pod_group, pod_plan
 from elasticdl.cluster.kubernetes.plans import (
     MASTER_FAILURES,
     MASTER_PORT,
     RENDEZVOUS_PORT,
     STATUS_PORT,
+    Gang,
     Json,
     Owner,
 )
@@ -144,6 +145,7 @@ class KubernetesPlatform:
         """Raises PermanentError if the environment is not that of a job's pod."""
         self._pod_env = MasterPodEnv.read()
         self._job: JobSpec | None = None
+        self._gang: Gang | None = None
         self._token = ""
         self._api: ApiServer | None = None
         self._lease: MasterLease | None = None
@@ -160,7 +162,7 @@ class KubernetesPlatform:
             async with LeaseTenure(lease) as tenure:
                 if (ended := parsed_outcome(lease.note(_OUTCOME))) is not None:
                     raise JobHasEnded(ended)
-                self._job = await own_job(api, self._pod_env.owner)
+                self._job, self._gang = await own_job(api, self._pod_env.owner)
                 provided = await self._resources(api).provide()
                 self._settling = asyncio.ensure_future(self._settle(api))
                 try:
@@ -256,7 +258,9 @@ class KubernetesPlatform:
         cluster = KubernetesCluster(
             api,
             self._pod_env.owner,
-            lambda name: pod_plan(spec, name.role, places.of(name)),
+            lambda one: pod_plan(
+                spec, one.name.role, places.of(one.name), self._gang, in_gang=one.in_gang
+            ),
             habits,
             secrets,
         )
@@ -321,12 +325,14 @@ class KubernetesPlatform:
             await api.close()
 
     def _resources(self, api: ApiServer) -> KubernetesResources:
+        job, owner, gang = self._job, self._pod_env.owner, self._gang
         return KubernetesResources(
             api,
-            self._pod_env.owner,
+            owner,
             self._pod_env.pod_name,
             self._pod_env.token_folder,
-            secured=self._job is not None and self._job.uses_tls,
+            secured=job is not None and job.uses_tls,
+            pod_group=job_pod_group(job, owner, gang) if job and gang else None,
         )
 
 

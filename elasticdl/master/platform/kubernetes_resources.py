@@ -94,8 +94,10 @@ class KubernetesResources:
         timing: Timing = Timing(),
         *,
         secured: bool = False,
+        pod_group: Json | None = None,
     ) -> None:
-        """`secured`: the job's processes use TLS."""
+        """`secured`: the job's processes use TLS. `pod_group` is that of a job with a gang."""
+        self._pod_group = pod_group
         self._timing, self._secured = timing, secured
         self._api, self._owner = api, owner
         self._pod_name, self._token_folder = pod_name, token_folder
@@ -300,7 +302,7 @@ class KubernetesResources:
                 raise
 
     async def _objects(self) -> None:
-        """Create Services and the NetworkPolicy before the first process needs them."""
+        """Create what `_lasting` has before the first process needs it."""
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         while True:
             try:
@@ -315,7 +317,11 @@ class KubernetesResources:
     # later
 
     def _lasting(self) -> list[Json]:
-        return [*services(self._owner, secured=self._secured), network_policy(self._owner)]
+        return [
+            *services(self._owner, secured=self._secured),
+            network_policy(self._owner),
+            *([self._pod_group] if self._pod_group is not None else []),
+        ]
 
     async def keep(
         self, token: str, secrets: ProcessSecrets, authority: CertifiedKey | None = None

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
-from elasticdl.cluster.kubernetes.plans import Json, Owner
+from elasticdl.cluster.kubernetes.gang_discovery import find_gang
+from elasticdl.cluster.kubernetes.plans import Gang, Json, Owner
 from elasticdl.cluster.kubernetes.pods import uid
 from elasticdl.cluster.kubernetes.submitted_job import refuse_template, spec_of
 from elasticdl.errors import ClusterRefused, ExitCode, TransientError
@@ -22,24 +23,24 @@ _LIMIT_S = 180.0
 _AGAIN_S = 1.0
 
 
-async def own_job(api: ApiServer, owner: Owner) -> JobSpec:
-    """Read and validate the job.
+async def own_job(api: ApiServer, owner: Owner) -> tuple[JobSpec, Gang | None]:
+    """Read and validate the job, and find out how the cluster schedules its gang, if it has one.
 
     Raises:
         SpecError: a flag is wrong or missing, or the pod template cannot run a master.
-        ClusterRefused: the Job is gone, or the master may not read it.
+        ClusterRefused: the Job is gone, the master may not read it, or the cluster has no gangs.
         TransientError: the API server did not answer for three minutes.
     """
     try:
         async with asyncio.timeout(_LIMIT_S):
             submitted = await heard(lambda: _read(api, owner), _AGAIN_S)
+            spec = spec_of(submitted)
+            refuse_template(submitted)
+            return spec, await heard(lambda: find_gang(api, spec), _AGAIN_S)
     except TimeoutError as error:
         away = TransientError(f"could not read the Job {owner.job} within {_LIMIT_S:g} s")
         away.exit_code = ExitCode.UNAVAILABLE
         raise away from error
-    spec = spec_of(submitted)
-    refuse_template(submitted)
-    return spec
 
 
 async def _read(api: ApiServer, owner: Owner) -> Json:

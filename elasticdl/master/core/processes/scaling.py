@@ -55,6 +55,14 @@ class Scaling:
             )
             self._context.orders.announce("scale", text, level="warning")
             return
+        gang = self._context.spec.gang_workers
+        if event.min_workers < gang:
+            text = (
+                f"cannot scale to {event.min_workers}:{event.max_workers}: with --gang the job has"
+                f" at least {amount(gang, 'worker')}"
+            )
+            self._context.orders.announce("scale", text, level="warning")
+            return
         before = self._context.workers
         if (why_not := self.why_not_scale()) and self._context.phase is not Phase.STARTING:
             self._context.orders.announce(
@@ -111,16 +119,33 @@ class Scaling:
     def desired_workers(self) -> int:
         """The number of workers that have work, within the plan.
 
-        A lack of work never stops existing workers.
+        A lack of work never stops existing workers, and leaves no gang short of one: the rest of
+        it would get no place any more.
         """
+        least = self._least_for_gang()
         match self._context.phase:
             case Phase.WORKING | Phase.EVALUATING | Phase.EXPORTING:
-                return min(self._context.most_workers, max(1, self._work_items()))
+                work = self._work_items() if self._gang_placed() else 0
+                return min(self._context.most_workers, max(1, least, work))
             case Phase.CHECKPOINTING if self._context.outcome is None:
                 exports = bool(self._context.spec.checkpoint.output)
-                return int(exports or not self._coordination.weights_outlive_workers)
+                return max(least, int(exports or not self._coordination.weights_outlive_workers))
             case _:
                 return 0
+
+    def _gang(self) -> list[Process]:
+        live = self._context.processes.live_workers()
+        return [process for process in live if process.in_gang]
+
+    def _least_for_gang(self) -> int:
+        """Live workers if the gang was whole, beside those outside of it; 0 without a gang."""
+        gang = self._context.spec.gang_workers
+        return gang and gang + len(self._context.processes.live_workers()) - len(self._gang())
+
+    def _gang_placed(self) -> bool:
+        """Whether the gang runs, so that more workers do not take the room that it waits for."""
+        placed = sum(process.running_s is not None for process in self._gang())
+        return placed >= self._context.spec.gang_workers
 
     def _work_items(self) -> int:
         """Shards to lease, plus one per worker that holds any: its shards may come back."""
@@ -155,8 +180,7 @@ class Scaling:
         for _ in range(min(missing, self._room()) if missing else 0):
             self.start(self._context.processes.new_worker_name())
         most = self._context.most_workers
-        # `live` is sorted by index: the newest workers go first.
-        for process in live[most:] if self._context.phase is not Phase.DRAINING else ():
+        for process in _surplus(live, most) if self._context.phase is not Phase.DRAINING else ():
             # Nobody replaces it, so no later start must name it as its predecessor.
             process.replaced = True
             self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(most, 'worker')}")
@@ -186,6 +210,8 @@ class Scaling:
         delay_s = self._context.budgets.back_off_s()
         process = self._context.processes.start(name, self._context.now_s)
         process.memory_bytes = self._context.memory.of(name.role)
+        gang = self._context.spec.gang_workers
+        process.in_gang = len(self._gang()) < gang if name.role is Role.WORKER else gang > 0
         # The back-off is our own choice; time spent waiting counts from its end.
         process.ordered_s += delay_s
         self.order(process, delay_s)
@@ -204,7 +230,12 @@ class Scaling:
         """Order the start of a process, for the first time or again, with its memory."""
         raised = self._context.memory.raised(process.name.role)
         self._context.orders.give(
-            StartProcess(process.name, delay_s, process.memory_bytes if raised else None)
+            StartProcess(
+                process.name,
+                delay_s,
+                process.memory_bytes if raised else None,
+                process.in_gang,
+            )
         )
 
     def order_again(self) -> None:
@@ -288,6 +319,13 @@ class Scaling:
             if process.deadline_s is not None and self._context.now_s >= process.deadline_s:
                 process.enter(Life.REQUESTED, self._context.now_s, process.message)
                 self.order(process)
+
+
+def _surplus(live: list[Process], high: int) -> list[Process]:
+    """Those of `live`, sorted by index, to stop: the newest ones, and those of a gang last."""
+    if len(live) <= high:
+        return []
+    return sorted(live, key=lambda process: not process.in_gang)[high:]
 
 
 def _pause_s(process: Process) -> float:

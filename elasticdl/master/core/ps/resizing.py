@@ -108,6 +108,8 @@ class Resizing:
             return f"it {late}"
         if self._context.phase is not Phase.WORKING:
             return f"it is {self._context.phase}"
+        if spec.gang_workers:
+            return "it has --gang, which places its servers together with its workers"
         if spec.trains_in_steps:
             # Only the preflight knows it of a job with momentum.
             return (

@@ -1,0 +1,52 @@
+"""Find out how a cluster schedules gangs: which PodGroups it has."""
+
+from __future__ import annotations
+
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.gang import POD_GROUPS, VOLCANO_SCHEDULER
+from elasticdl.cluster.kubernetes.plans import Gang, GangApi
+from elasticdl.errors import ClusterRefused
+from elasticdl.job import JobSpec
+
+_INSTALL = (
+    "the cluster's administrator turns on Kubernetes's own (from 1.36: the feature gate"
+    " GenericWorkload, in 1.36 also GangScheduling, and the API scheduling.k8s.io), or installs"
+    " Volcano, or scheduler-plugins, whose scheduler --scheduler-name has to name; without --gang"
+    " the job runs here"
+)
+
+
+async def find_gang(api: ApiServer, spec: JobSpec) -> Gang | None:
+    """How the job's gang is scheduled here; None for a job without one.
+
+    It only reads the API's discovery, which everybody may. Raises ClusterRefused if the cluster has
+    no PodGroups that the job's scheduler knows, ApiAway, ApiRefused.
+    """
+    if not spec.gang_workers:
+        return None
+    groups = {one["name"]: one for one in (await api.get("/apis")).get("groups") or ()}
+    for group in _known_to(spec.kubernetes.scheduler_name):
+        for version in (groups.get(group) or {}).get("versions") or ():
+            found = await api.get(f"/apis/{version['groupVersion']}")
+            if any(one["name"] == POD_GROUPS for one in found.get("resources") or ()):
+                return Gang(group, str(version["version"]))
+    name = spec.kubernetes.scheduler_name
+    there = [str(group) for group in GangApi if group in groups and group != GangApi.KUBERNETES]
+    has = f"; it has {' and '.join(there)} for other schedulers" if there else ""
+    known = f" that the scheduler {name} knows" if name else ""
+    raise ClusterRefused(
+        f"--gang needs PodGroups{known}, and the cluster has none{has}", hint=_INSTALL
+    )
+
+
+def _known_to(scheduler: str) -> tuple[GangApi, ...]:
+    """The PodGroups that a scheduler may know, the preferred ones first; '': none is named.
+
+    Nothing in the API tells which scheduler has the plugin of scheduler-plugins, so it has to be
+    named. Volcano has a name of its own.
+    """
+    if not scheduler:
+        return GangApi.KUBERNETES, GangApi.VOLCANO
+    if scheduler == VOLCANO_SCHEDULER:
+        return (GangApi.VOLCANO,)
+    return GangApi.KUBERNETES, GangApi.SCHEDULER_PLUGINS
