@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessSpec
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.plans import Image, Owner, PodPlan
 from tests.contract.api_server import Server, change, item, sends, serving
@@ -14,7 +14,7 @@ from tests.contract.api_server import Server, change, item, sends, serving
 pytestmark = pytest.mark.contract
 
 
-def plan(_name: ProcessName) -> PodPlan:
+def plan(_spec: ProcessSpec) -> PodPlan:
     return PodPlan(Image("zoo"))
 
 

@@ -155,7 +155,7 @@ async def bench(
     plans: dict[ProcessName, PodPlan] = {}
     ready = KubernetesBench(place, owner, plans)
     ready.cluster = KubernetesCluster(
-        api, owner, lambda name: plans.get(name, ready.default), habits
+        api, owner, lambda one: plans.get(one.name, ready.default), habits
     )
     try:
         yield ready

@@ -27,6 +27,8 @@ LONGEST_FIRST = (
     "ring",
     "scale",
     "sharing",
+    "gang",
+    "placement",
     "contract",
     "image",
     "rights",

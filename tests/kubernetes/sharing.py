@@ -72,7 +72,7 @@ class SharingJob:
                 await self.cluster.create(ProcessSpec(name, _COMMAND))
 
 
-async def _submitted(api: ApiServer, namespace: str, spec: JobSpec) -> Owner:
+async def submitted(api: ApiServer, namespace: str, spec: JobSpec) -> Owner:
     """The Job as the product makes it, but suspended: no master runs."""
     made = job_object(spec, namespace)
     made["spec"]["suspend"] = True
@@ -88,7 +88,7 @@ async def running_job(
     heard: Callable[[ProcessEvent], None] = _nothing,
 ) -> AsyncIterator[SharingJob]:
     """A job whose pods come back until the context ends. `heard` gets its events."""
-    owner = await _submitted(api, namespace, spec)
+    owner = await submitted(api, namespace, spec)
     places = WorkerPlaces()
     cluster = KubernetesCluster(
         api,

@@ -1,0 +1,99 @@
+"""A control plane of a Kubernetes with gangs of its own, in the network of the tests' cluster.
+
+The tests' cluster is older. This one has an API server, a scheduler and simulated nodes, and
+nothing that runs processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tests.kubernetes.cluster import cluster, node
+from tests.kubernetes.target_cluster import TargetCluster
+
+API_PORT, ETCD_PORT, ETCD_PEER_PORT, SCHEDULER_PORT = 6543, 2479, 2480, 10359
+GATES = "--feature-gates=GenericWorkload=true"
+
+
+@contextlib.contextmanager
+def running(place: TargetCluster) -> Iterator[TargetCluster]:
+    """The control plane, while the context lasts. This thread has `entered` the cluster."""
+    assert place.own is not None, "it runs in the network of the tests' own cluster"
+    built = subprocess.run(
+        [cluster.HERE / "gang_programs/build"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=cluster.BUILD_LIMIT_S,
+        check=True,
+    )
+    programs = Path(built.stdout.strip().splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        state = Path(folder)
+        _copy_identities(place.own.state, state)
+        for command in _commands(state, place.own.programs, programs):
+            stack.enter_context(_child(command, state))
+        made = replace(place.own, state=state)
+        found = TargetCluster(made.kubeconfig, made, place.busybox)
+        found.wait_until_reachable()
+        yield found
+
+
+def _copy_identities(own: Path, state: Path) -> None:
+    """Keys and tokens of the tests' cluster; its certificate is for all ports of the address."""
+    for name in ("ca.crt", "ca.key", "sa.key", "tokens.csv"):
+        shutil.copy(own / name, state / name)
+    for token in ("admin", "scheduler"):
+        text = node.kubeconfig(token, state / "ca.crt")
+        (state / f"{token}.kubeconfig").write_text(text.replace(":6443", f":{API_PORT}"))
+
+
+def _commands(state: Path, common: Path, programs: Path) -> Iterator[list[str]]:
+    client, peer = (f"http://127.0.0.1:{port}" for port in (ETCD_PORT, ETCD_PEER_PORT))
+    yield [
+        f"{common}/etcd", f"--data-dir={state}/etcd", "--unsafe-no-fsync", "--log-level=warn",
+        f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    ]  # fmt: skip
+    yield [
+        f"{programs}/kube-apiserver", f"--etcd-servers={client}", f"--secure-port={API_PORT}",
+        f"--advertise-address={node.NODE_ADDRESS}", "--authorization-mode=RBAC",
+        f"--token-auth-file={state}/tokens.csv", f"--tls-cert-file={state}/ca.crt",
+        f"--tls-private-key-file={state}/ca.key", f"--cert-dir={state}/certs",
+        f"--service-account-key-file={state}/sa.key",
+        f"--service-account-signing-key-file={state}/sa.key",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-cluster-ip-range={node.SERVICES}",
+        # Nothing makes service accounts here: no pod runs.
+        "--disable-admission-plugins=ServiceAccount",
+        GATES, "--runtime-config=scheduling.k8s.io/v1beta1=true",
+    ]  # fmt: skip
+    yield [
+        f"{programs}/kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig",
+        "--leader-elect=false", f"--secure-port={SCHEDULER_PORT}", f"--cert-dir={state}/certs",
+        GATES,
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def _child(command: list[str], state: Path) -> Iterator[None]:
+    """A program that ends with the context, or with this process."""
+    with (state / f"{Path(command[0]).name}.log").open("ab") as log:
+        # It is not in the namespaces that end with the cluster.
+        child = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,175 @@
+"""Gangs on a real API server and the stock scheduler, with simulated nodes.
+
+The pods and the PodGroup are the product's; nothing runs in the pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes.apiserver import ApiServer
+from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
+from elasticdl.cluster.kubernetes.cluster_setup import set_up
+from elasticdl.cluster.kubernetes.gang_discovery import find_gang
+from elasticdl.cluster.kubernetes.planning import job_pod_group, pod_plan
+from elasticdl.cluster.kubernetes.plans import Gang, GangApi
+from elasticdl.cluster.kubernetes.setup_objects import cluster_objects
+from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
+from elasticdl.job import JobSpec
+from tests.kubernetes import gang_control_plane, many_pods
+from tests.kubernetes.sharing import placed, spec_of, submitted, until
+from tests.kubernetes.target_cluster import TargetCluster
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+NAMESPACE = "gangs"
+SERVERS, WORKERS = 2, 6
+WHOLE = SERVERS + WORKERS
+SLOTS = 10
+"""Of the nodes that are left: enough for one whole job, and not for two."""
+STILL_S = 2.0
+"""A scheduler that could place more pods would have done so."""
+
+
+def spec(name: str, *, gang: bool) -> JobSpec:
+    return spec_of(name, num_workers=f"{WORKERS}:{WORKERS + 1}", num_ps_pods=SERVERS, gang=gang)
+
+
+@dataclass
+class GangJob:
+    """The pods of a job, made one by one."""
+
+    name: str
+    cluster: KubernetesCluster
+
+    async def make(self, role: Role, index: int, *, in_gang: bool) -> None:
+        name = ProcessName(role, index)
+        await self.cluster.create(ProcessSpec(name, ("true",), in_gang=in_gang))
+
+
+@contextlib.asynccontextmanager
+async def job(api: ApiServer, made: JobSpec, gang: Gang | None) -> AsyncIterator[GangJob]:
+    """A job without pods; those that it gets end with the context."""
+    owner, places = await submitted(api, NAMESPACE, made), WorkerPlaces()
+    cluster = KubernetesCluster(
+        api,
+        owner,
+        lambda one: pod_plan(made, one.name.role, places.of(one.name), gang, in_gang=one.in_gang),
+        ClusterOptions(places=places),
+    )
+    if gang is not None:
+        await cluster.furnish([job_pod_group(made, owner, gang)])
+    try:
+        yield GangJob(made.cluster.job_name, cluster)
+    finally:
+        await cluster.close()
+
+
+async def make_in_turn(jobs: list[GangJob], *, in_gang: bool) -> None:
+    """A pod of each job after the other, as two masters that start together."""
+    for role, count in ((Role.PS, SERVERS), (Role.WORKER, WORKERS)):
+        for index in range(count):
+            for one in jobs:
+                await one.make(role, index, in_gang=in_gang)
+
+
+async def have(api: ApiServer, jobs: list[GangJob]) -> list[int]:
+    """The pods of each job that have a node."""
+    return [
+        len(await placed(api, NAMESPACE, f"app.kubernetes.io/instance={one.name}")) for one in jobs
+    ]
+
+
+async def until_they_have(api: ApiServer, jobs: list[GangJob], *wanted: list[int]) -> list[int]:
+    """Wait until the jobs have one of these numbers of pods on nodes, and keep it."""
+
+    async def now() -> list[int]:
+        return await have(api, jobs)
+
+    async def as_wanted() -> bool:
+        return await now() in wanted
+
+    await until(as_wanted, now)
+    await asyncio.sleep(STILL_S)
+    found = await now()
+    assert found in wanted
+    return found
+
+
+def test_of_two_jobs_that_do_not_fit_one_runs_whole_and_the_other_holds_nothing(
+    place: TargetCluster,
+) -> None:
+    if place.own is None:
+        pytest.skip("a control plane with gangs needs the tests' own cluster")
+    with gang_control_plane.running(place) as gangs, many_pods.fake_nodes(gangs):
+        full = [f"fake-{number}" for number in range(many_pods.NODES - SLOTS // 2)]
+        gangs.kubectl("cordon", *full)
+        gangs.kubectl("create", "namespace", NAMESPACE)
+        asyncio.run(_story(gangs))
+
+
+async def _story(gangs: TargetCluster) -> None:
+    api = await gangs.connect()
+    try:
+        await set_up(api, cluster_objects(), NAMESPACE)
+        await alone_they_wait_for_each_other(api)
+        gang = await find_gang(api, spec("any", gang=True))
+        assert gang == Gang(GangApi.KUBERNETES, "v1beta1")
+        await together_one_runs_after_the_other(api, gang)
+        await a_gang_preempts_workers_on_rungs(api, gang)
+    finally:
+        await api.close()
+
+
+async def alone_they_wait_for_each_other(api: ApiServer) -> None:
+    """The deadlock: all room is taken, and neither job has what it needs."""
+    one, two = (spec(name, gang=False) for name in ("alone-1", "alone-2"))
+    async with job(api, one, None) as first, job(api, two, None) as second:
+        await make_in_turn([first, second], in_gang=False)
+        found = await until_they_have(api, [first, second], [SLOTS // 2, SLOTS // 2])
+        print(f"without --gang: {found} of {WHOLE} pods each on {SLOTS} slots")
+
+
+async def together_one_runs_after_the_other(api: ApiServer, gang: Gang) -> None:
+    one, two = (spec(name, gang=True) for name in ("gang-1", "gang-2"))
+    async with contextlib.AsyncExitStack() as stack, job(api, two, gang) as second:
+        first = await stack.enter_async_context(job(api, one, gang))
+        began_s = time.monotonic()
+        await make_in_turn([first, second], in_gang=True)
+        found = await until_they_have(api, [first, second], [WHOLE, 0], [0, WHOLE])
+        took_s = time.monotonic() - began_s - STILL_S
+        print(f"with --gang: {found} of {WHOLE} pods each, after {took_s:.1f} s")
+        assert found == [WHOLE, 0], "it was complete first"
+        # A worker beyond the gang comes alone, and one of the gang that is lost comes back.
+        await first.make(Role.WORKER, WORKERS, in_gang=False)
+        await first.cluster.delete(ProcessName(Role.WORKER, 0), grace_s=1)
+        await until_they_have(api, [first, second], [WHOLE, 0])
+        await first.make(Role.WORKER, WORKERS + 1, in_gang=True)
+        await until_they_have(api, [first, second], [WHOLE + 1, 0])
+        await stack.aclose()
+        began_s = time.monotonic()
+        await until_they_have(api, [second], [WHOLE])
+        took_s = time.monotonic() - began_s - STILL_S
+        print(f"when the first has ended, the other has {WHOLE} after {took_s:.1f} s")
+
+
+async def a_gang_preempts_workers_on_rungs(api: ApiServer, gang: Gang) -> None:
+    elastic = spec_of("elastic", num_workers=f"1:{SLOTS}", num_ps_pods=1)
+    async with (
+        job(api, elastic, None) as before,
+        job(api, spec("later", gang=True), gang) as later,
+    ):
+        for index in range(SLOTS):
+            await before.make(Role.WORKER, index, in_gang=False)
+        await until_they_have(api, [before], [SLOTS])
+        began_s = time.monotonic()
+        await make_in_turn([later], in_gang=True)
+        await until_they_have(api, [before, later], [SLOTS - WHOLE, WHOLE])
+        took_s = time.monotonic() - began_s - STILL_S
+        print(f"a gang preempts {WHOLE} workers on rungs within {took_s:.1f} s")
