@@ -71,6 +71,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "ps_resource_request": ("memory=1e9", {"memory": "1e9"}),
     "ps_resource_limit": ("memory=2G", {"memory": "2G"}),
     "priority_ladder": ("on", "on"),
+    "gang": ("", True),
     "labels": ("team=a,x.io/y=z", {"team": "a", "x.io/y": "z"}),
     "node_selector": ("pool=spot,disk=ssd", {"pool": "spot", "disk": "ssd"}),
     "tolerations": ('[{"key": "spot"}]', [{"key": "spot"}]),
@@ -124,7 +125,8 @@ def test_a_flag_of_a_cluster_says_so_where_there_is_none(
 ) -> None:
     is_number = FIELDS[name].annotation is int
     text, _ = OTHERS.get(name, ("9", 9) if is_number else ("text", "text"))
-    assert run(["train", *NEEDED, flag(name), text, "--dry-run"]) == 2
+    given = [flag(name), *([text] if text else [])]
+    assert run(["train", *NEEDED, *given, "--dry-run"]) == 2
     assert f"{flag(name)} without --image-name" in capsys.readouterr().err
 
 
