@@ -49,10 +49,10 @@ def racks(place: TargetCluster) -> Iterator[None]:
     yield
 
 
-async def measured(api: ApiServer, namespace: str, **flags: Any) -> Traffic:
-    """Three jobs that come at the same time."""
+async def measured(api: ApiServer, namespace: str, prefix: str, **flags: Any) -> Traffic:
+    """Three jobs that come at the same time, with names of this prefix."""
     specs = [
-        spec_of(f"job-{number}", num_workers=WORKERS, num_ps_pods=SERVERS, **flags)
+        spec_of(f"{prefix}-{number}", num_workers=WORKERS, num_ps_pods=SERVERS, **flags)
         for number in range(JOBS)
     ]
     async with contextlib.AsyncExitStack() as stack:
@@ -102,10 +102,8 @@ def test_workers_are_in_the_rack_of_their_servers_and_these_on_different_nodes(
         api = await place.connect()
         try:
             await set_up(api, cluster_objects(), namespace)
-            return (
-                await measured(api, namespace),
-                await measured(api, namespace, affinity="{}"),
-            )
+            near = await measured(api, namespace, "near")
+            return near, await measured(api, namespace, "anywhere", affinity="{}")
         finally:
             await api.close()
 
