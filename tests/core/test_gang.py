@@ -12,7 +12,7 @@ from elasticdl.cluster.kubernetes.manifests import pod
 from elasticdl.cluster.kubernetes.planning import job_object, job_pod_group, pod_plan
 from elasticdl.cluster.kubernetes.plans import Gang, GangApi, Json, Owner
 from elasticdl.cluster.kubernetes.submitted_job import spec_of
-from elasticdl.errors import SpecError
+from elasticdl.errors import ExitCode, SpecError
 from elasticdl.flag_values import WorkerRange
 from elasticdl.job import JobSpec
 from elasticdl.job_args import read_args
@@ -170,6 +170,16 @@ def test_a_gang_is_whole_however_little_work_there_is(bench: type[Bench], gang: 
     job.lease(0)
     commands = job.die(job.worker(1))
     assert len(job.of(c.StartProcess, commands)) == int(gang)
+
+
+def test_a_gang_that_can_never_be_whole_fails_the_job(bench: type[Bench]) -> None:
+    job = gang_bench(bench)
+    run(job, 0, 1)
+    job.put(e.CreateFailed(0, job.worker(3), "forbidden", retry=False))
+    assert job.state.status().exit_code is None and job.state.status().scale.high == 3
+    assert gang_of(job, job.die(job.worker(0))) == {"worker-4": True}
+    job.put(e.CreateFailed(0, job.worker(4), "forbidden", retry=False))
+    assert job.state.status().exit_code == ExitCode.CLUSTER_REFUSED
 
 
 def test_a_gang_is_not_scaled_below_its_size(bench: type[Bench]) -> None:

@@ -84,8 +84,8 @@ def pod_plan(
 
 
 def job_pod_group(spec: JobSpec, owner: Owner, gang: Gang) -> Json:
-    """The PodGroup of a job with --gang. Its priority is that of its last worker."""
-    return pod_group(owner, gang, gang_size(spec), class_of(spec, Role.WORKER, spec.gang_workers))
+    """The PodGroup of a job with --gang. Its priority is that of its workers."""
+    return pod_group(owner, gang, gang_size(spec), class_of(spec, Role.WORKER, 1))
 
 
 def _volumes(mounts: tuple[Mount, ...]) -> Iterator[Volume]:

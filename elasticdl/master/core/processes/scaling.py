@@ -144,8 +144,8 @@ class Scaling:
 
     def _gang_placed(self) -> bool:
         """Whether the gang runs, so that more workers do not take the room that it waits for."""
-        placed = sum(process.running_s is not None for process in self._gang())
-        return placed >= self._context.spec.gang_workers
+        gang = self._context.spec.gang_workers
+        return not gang or gang <= sum(one.running_s is not None for one in self._gang())
 
     def _work_items(self) -> int:
         """Shards to lease, plus one per worker that holds any: its shards may come back."""
@@ -173,12 +173,15 @@ class Scaling:
         for index in self._context.server_map.indices:
             if self._context.processes.server(index) is None:
                 self.start(
-                    ProcessName(Role.PS, index, self._context.processes.next_incarnation(index))
+                    ProcessName(Role.PS, index, self._context.processes.next_incarnation(index)),
+                    in_gang=self._context.spec.gang_workers > 0,
                 )
         live = self._context.processes.live_workers()
         missing = self._missing(live)
-        for _ in range(min(missing, self._room()) if missing else 0):
-            self.start(self._context.processes.new_worker_name())
+        if missing:
+            gang = self._context.spec.gang_workers - len(self._gang())
+            for number in range(min(missing, self._room())):
+                self.start(self._context.processes.new_worker_name(), in_gang=number < gang)
         most = self._context.most_workers
         for process in _surplus(live, most) if self._context.phase is not Phase.DRAINING else ():
             # Nobody replaces it, so no later start must name it as its predecessor.
@@ -187,6 +190,9 @@ class Scaling:
         self._retry_refused()
 
     def _missing(self, live: list[Process]) -> int:
+        # Read after every event: with all of its workers a job need not be looked at more closely.
+        if len(live) >= self._context.most_workers:
+            return 0
         return max(0, self.desired_workers() - len(live))
 
     def _room(self) -> int:
@@ -205,13 +211,12 @@ class Scaling:
         at_once = self._context.limits.starting
         return f"starting workers {at_once} at a time; {left:,} queued" if left else ""
 
-    def start(self, name: ProcessName) -> None:
+    def start(self, name: ProcessName, *, in_gang: bool = False) -> None:
         """Order the first start of a process, after the back-off."""
         delay_s = self._context.budgets.back_off_s()
         process = self._context.processes.start(name, self._context.now_s)
         process.memory_bytes = self._context.memory.of(name.role)
-        gang = self._context.spec.gang_workers
-        process.in_gang = len(self._gang()) < gang if name.role is Role.WORKER else gang > 0
+        process.in_gang = in_gang
         # The back-off is our own choice; time spent waiting counts from its end.
         process.ordered_s += delay_s
         self.order(process, delay_s)
@@ -301,7 +306,8 @@ class Scaling:
         if self._context.is_spare(event.name):
             # The change of the number of servers fails, and not the job.
             return
-        if event.name.role is Role.PS or others < self._context.workers.low:
+        needed = event.name.role is Role.PS or process.in_gang
+        if needed or others < self._context.workers.low:
             self._context.fail(
                 text,
                 exit_code=ExitCode.CLUSTER_REFUSED,
