@@ -17,6 +17,7 @@ from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.event_bus import ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
+from elasticdl.cluster.kubernetes.manifests import services
 from elasticdl.cluster.kubernetes.planning import job_object, pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
@@ -96,6 +97,8 @@ async def running_job(
         lambda one: pod_plan(spec, one.name.role, places.of(one.name)),
         ClusterOptions(places=places),
     )
+    # The scheduler spreads the pods of a Service, unless they say otherwise.
+    await cluster.furnish(services(owner))
     job = SharingJob(spec, cluster, heard)
     task = asyncio.ensure_future(job.keep())
     try:

@@ -107,6 +107,8 @@ class KubernetesCluster:
             api, self._path, f"{JOB_UID_LABEL}={owner.uid}", sink, habits.clock, habits.timing
         )
         self._logs = None if habits.logs is None else LogArchive(api, habits.logs)
+        self._servers_on_their_way: set[asyncio.Event] = set()
+        """Of servers whose pods are being created. Each ends with the limit of a creation."""
         self._whole = asyncio.Event()
         self._standing: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
@@ -134,10 +136,28 @@ class KubernetesCluster:
         """
         if self._closed:
             raise CreateRefused("the cluster is closed", retry=False)
+        if spec.name.role is not Role.PS:
+            return await self._create(spec)
+        created = asyncio.Event()
+        self._servers_on_their_way.add(created)
+        try:
+            await self._create(spec)
+        finally:
+            self._servers_on_their_way.discard(created)
+            created.set()
+
+    async def _servers_created(self) -> None:
+        """Wait for servers that were ordered before: workers get places near those that exist."""
+        for created in [*self._servers_on_their_way]:
+            await created.wait()
+
+    async def _create(self, spec: ProcessSpec) -> None:
         self._watch()
         # The place of a worker, and whether a server runs already, follow from the pods there are.
         if not await self._looked():
             raise CreateRefused("the API server does not say which pods there are", retry=True)
+        if spec.name.role is Role.WORKER:
+            await self._servers_created()
         if spec.name in self._bus:
             # A node that starts a process in its predecessor's pod may come before its order.
             self._tracker.tell_again(spec.name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from elasticdl.cluster.base import ProcessName, Role
 
 DOMAIN = "elasticdl.org"
+JOB_LABEL = "app.kubernetes.io/instance"
 JOB_UID_LABEL = f"{DOMAIN}/job-uid"
 ROLE_LABEL = f"{DOMAIN}/role"
 INDEX_LABEL = f"{DOMAIN}/index"
@@ -47,7 +48,7 @@ def process_secret_name(job: str, job_uid: str, name: ProcessName) -> str:
 
 def selector(job: str) -> dict[str, str]:
     """Labels that all pods of a job share, including its master's."""
-    return {"app.kubernetes.io/name": "elasticdl", "app.kubernetes.io/instance": job}
+    return {"app.kubernetes.io/name": "elasticdl", JOB_LABEL: job}
 
 
 def master_selector(job: str) -> str:

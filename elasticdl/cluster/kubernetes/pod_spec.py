@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from elasticdl.cluster.base import ProcessSpec, Role
-from elasticdl.cluster.kubernetes.labels import ROLE_LABEL, selector
+from elasticdl.cluster.kubernetes.labels import JOB_LABEL, ROLE_LABEL, selector
 from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
 from elasticdl.cluster.role_environment import IN_PLACE, KEPT_MEMORY
 
@@ -22,6 +22,7 @@ _NODE_GONE_AFTER_S = {Role.MASTER: 20, Role.WORKER: 30, Role.PS: 30}
 The master goes first: the next one then sees to the others.
 """
 
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _NODE, _RACK, _ZONE = (
     "kubernetes.io/hostname",
     "topology.kubernetes.io/rack",
@@ -31,6 +32,8 @@ _NODE, _RACK, _ZONE = (
 _NEAR_SERVERS = {_RACK: 100, _ZONE: 100}
 _NEAR_HUB = {_NODE: 50, **_NEAR_SERVERS}
 """How much a pod prefers a place, from 1 to 100: the network matters more than the node."""
+_OTHER_JOBS = 5
+"""So little that it decides only where the first server of a job goes."""
 
 
 def pod_spec(job: str, plan: PodPlan, spec: ProcessSpec, args: Sequence[str] = ()) -> Json:
@@ -189,20 +192,24 @@ def _affinity(job: str, role: Role, placement: Placement) -> Json:
     """Prefer workers near their servers, or near each other on a ring.
 
     Every worker needs all servers, so these are in one rack, and each on a node of its own: a lost
-    node costs only one.
+    node costs only one. The rack is one that other jobs leave to the workers.
     """
     if placement.affinity is not None:
         return {"affinity": dict(placement.affinity)} if placement.affinity else {}
     match role:
         case Role.WORKER:
-            return {"affinity": {"podAffinity": _preferred(job, placement.hub, _NEAR_HUB)}}
+            affinity = {"podAffinity": _preferred(job, placement.hub, _NEAR_HUB)}
         case Role.PS:
-            near, apart = (
-                _preferred(job, Role.PS, weights) for weights in (_NEAR_SERVERS, {_NODE: 100})
-            )
-            return {"affinity": {"podAffinity": near, "podAntiAffinity": apart}}
+            near = _preferred(job, Role.PS, _NEAR_SERVERS)
+            apart = _preferred(job, Role.PS, {_NODE: 100})
+            apart[_PREFERRED].append({"weight": _OTHER_JOBS, "podAffinityTerm": _other_jobs(job)})
+            affinity = {"podAffinity": near, "podAntiAffinity": apart}
         case Role.MASTER:
             return {}
+    # Without a constraint the scheduler would spread the pods of a Service, as a job's are. This
+    # one counts no pods, as it has no selector.
+    spread = {"maxSkew": 1, "topologyKey": _NODE, "whenUnsatisfiable": "ScheduleAnyway"}
+    return {"affinity": affinity, "topologySpreadConstraints": [spread]}
 
 
 def _preferred(job: str, role: Role, weights: Mapping[str, int]) -> Json:
@@ -213,7 +220,18 @@ def _preferred(job: str, role: Role, weights: Mapping[str, int]) -> Json:
         return {"topologyKey": key, "labelSelector": pods}
 
     return {
-        "preferredDuringSchedulingIgnoredDuringExecution": [
+        _PREFERRED: [
             {"weight": weight, "podAffinityTerm": near(key)} for key, weight in weights.items()
         ]
+    }
+
+
+def _other_jobs(job: str) -> Json:
+    """The racks where servers of other jobs of the namespace are."""
+    servers = {**selector(job), ROLE_LABEL: str(Role.PS)}
+    del servers[JOB_LABEL]
+    others = {"key": JOB_LABEL, "operator": "NotIn", "values": [job]}
+    return {
+        "topologyKey": _RACK,
+        "labelSelector": {"matchLabels": servers, "matchExpressions": [others]},
     }
