@@ -18,6 +18,7 @@ from tests.kubernetes.cluster import cluster, node
 from tests.kubernetes.target_cluster import TargetCluster
 
 API_PORT, ETCD_PORT, ETCD_PEER_PORT, SCHEDULER_PORT = 6543, 2479, 2480, 10359
+START_LIMIT_S = 120
 GATES = "--feature-gates=GenericWorkload=true"
 
 
@@ -36,11 +37,13 @@ def running(place: TargetCluster) -> Iterator[TargetCluster]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         state = Path(folder)
         _copy_identities(place.own.state, state)
-        for command in _commands(state, place.own.programs, programs):
+        for command in _api_server(state, place.own.programs, programs):
             stack.enter_context(_child(command, state))
         made = replace(place.own, state=state)
         found = TargetCluster(made.kubeconfig, made, place.busybox)
-        found.wait_until_reachable()
+        # A scheduler that asks too early gives up for good where the machine is busy.
+        found.wait_until_reachable(START_LIMIT_S)
+        stack.enter_context(_child(_scheduler(state, programs), state))
         yield found
 
 
@@ -53,7 +56,7 @@ def _copy_identities(own: Path, state: Path) -> None:
         (state / f"{token}.kubeconfig").write_text(text.replace(":6443", f":{API_PORT}"))
 
 
-def _commands(state: Path, common: Path, programs: Path) -> Iterator[list[str]]:
+def _api_server(state: Path, common: Path, programs: Path) -> Iterator[list[str]]:
     client, peer = (f"http://127.0.0.1:{port}" for port in (ETCD_PORT, ETCD_PEER_PORT))
     yield [
         f"{common}/etcd", f"--data-dir={state}/etcd", "--unsafe-no-fsync", "--log-level=warn",
@@ -70,11 +73,14 @@ def _commands(state: Path, common: Path, programs: Path) -> Iterator[list[str]]:
         f"--service-account-signing-key-file={state}/sa.key",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-cluster-ip-range={node.SERVICES}",
-        # Nothing makes service accounts here: no pod runs.
-        "--disable-admission-plugins=ServiceAccount",
+        # No controller makes service accounts here, or takes the taints of new nodes away.
+        "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
         GATES, "--runtime-config=scheduling.k8s.io/v1beta1=true",
     ]  # fmt: skip
-    yield [
+
+
+def _scheduler(state: Path, programs: Path) -> list[str]:
+    return [
         f"{programs}/kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig",
         "--leader-elect=false", f"--secure-port={SCHEDULER_PORT}", f"--cert-dir={state}/certs",
         GATES,
