@@ -28,6 +28,7 @@ from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.master.platform.kubernetes_resources import KubernetesResources
+from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 
 pytestmark = pytest.mark.contract
@@ -200,6 +201,31 @@ def test_the_next_master_gives_a_new_worker_a_place_that_no_pod_has() -> None:
     asyncio.run(story())
     place = cluster.objects[f"{CORE}/pods/iris-worker-5"]["metadata"]["labels"][PLACE_LABEL]
     assert place == "3"
+
+
+def test_the_pods_of_workers_come_after_those_of_servers_that_were_ordered_before() -> None:
+    """The scheduler puts a worker near the servers that exist."""
+    cluster = Cluster(-1)
+    owner = with_job(cluster)
+    busy = iter([status(500, "InternalError", "busy")])
+    cluster.bend = lambda method, path, body: (
+        next(busy, None) if method == "POST" and body["metadata"]["name"] == "iris-ps-0" else None
+    )
+
+    async def story() -> None:
+        async with serving(cluster) as api:
+            processes = KubernetesCluster(api, owner, lambda one: pod_plan(SPEC, one.name.role))
+            names = [ProcessName(Role.PS, 0), ProcessName(Role.WORKER, 0)]
+            try:
+                await asyncio.gather(
+                    *(processes.create(ProcessSpec(name, ("train",))) for name in names)
+                )
+            finally:
+                await processes.leave()
+
+    asyncio.run(story())
+    made = [path.rpartition("/")[2] for path in cluster.objects if "/pods/" in path]
+    assert made == ["iris-abcde", "iris-ps-0", "iris-worker-0"]
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -33,7 +33,7 @@ SERVERS, WORKERS = 2, 6
 WHOLE = SERVERS + WORKERS
 SLOTS = 10
 """Of the nodes that are left: enough for one whole job, and not for two."""
-STILL_S = 2.0
+STILL_S = 1.0
 """A scheduler that could place more pods would have done so."""
 
 
