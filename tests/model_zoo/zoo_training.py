@@ -59,10 +59,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Curves:
-    """Losses of each step and metrics at the end, by how it was trained."""
+    """What came of it; `losses` are those of each step, by how it was trained."""
 
     losses: Mapping[str, list[float]]
-    metrics: Mapping[str, Mapping[str, float]]
+    plain: Mapping[str, float]
+    servers: Mapping[str, float]
+    """Metrics at the end."""
+    apart: float
+    """The largest difference between a weight of the ring's model and of the plain one."""
     tables: int
     """How many embeddings the servers held."""
 
@@ -251,14 +255,16 @@ def train_alike(case: Case, folder: Path) -> Curves:
                 losses[name].append(system.train(*batch, schedule and schedule(number)))
         reader = open_data(module, folder / f"{case.test}.{case.suffix}", case.reader_params)
         data = list(batches(module, reader, Task.EVALUATION, EVALUATED))
-        metrics = {
-            "plain": evaluate(module, plain.model, data),
-            "ring": evaluate(module, ring.model, data),
-            "servers": servers.evaluate(data),
-        }
+        on_servers = servers.evaluate(data)
     finally:
         stage.close()
-    return Curves(losses, metrics, len(servers.model.parameters.tables))
+    apart = max(
+        float(np.max(np.abs(mine.numpy() - theirs.numpy())))
+        for mine, theirs in zip(plain.model.weights, ring.model.weights, strict=True)
+        if mine.dtype == "float32"
+    )
+    metrics = evaluate(module, plain.model, data)
+    return Curves(losses, metrics, on_servers, apart, len(servers.model.parameters.tables))
 
 
 def _begin_alike(ring: keras.Model, servers: PsModel, plain: keras.Model) -> None:
