@@ -192,9 +192,7 @@ class ServerPool:
         with self._pulling:
             page = self._call(
                 timeout_s,
-                lambda to, left_s: to.pool.rows(
-                    server, table, view, begin, self._newest, left_s
-                ),
+                lambda to, left_s: to.pool.rows(server, table, view, begin, self._newest, left_s),
             )
         return RowsPage(*page)
 
