@@ -77,6 +77,7 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench: type
         "why_left": None,
         "counted": None,
         "updates": {"applied": 16, "lost": 0, "repeated": 0, "at_least": False},
+        "goodput": None,
     }
 
 

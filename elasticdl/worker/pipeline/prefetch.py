@@ -9,6 +9,7 @@ import threading
 from functools import partial
 from typing import final
 
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.reading import Feeding
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
@@ -59,7 +60,9 @@ class Prefetch:
         if self._context.keeper.is_void(batch.held):
             return
         try:
-            loaded = self._trainer.load(batch)
+            # What it waits for within is a use of its own.
+            with self._context.gauges.times.spending(TimeUse.LOOKUP):
+                loaded = self._trainer.load(batch)
         except NoLongerNeeded:
             return
         try:

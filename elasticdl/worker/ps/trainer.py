@@ -154,7 +154,7 @@ class PsTrainer:
             return Loaded(batch)
         lease = batch.held.lease
         training = lease.task is Task.TRAINING
-        with self._context.gauges.timed("prepare_ms", TimeUse.LOOKUP):
+        with self._context.gauges.timed("prepare_ms"):
             lookups = self._step.prepare(batch.features, training=training)
         held = batch.held
         wish = _PullRequest(lease.snapshot, wanted=lambda: not self._context.keeper.is_void(held))
