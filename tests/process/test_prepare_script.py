@@ -229,6 +229,18 @@ def test_an_interpreter_that_has_everything_goes_before_one_that_lacks_something
     assert machine.has_environment, ran.stderr
 
 
+def test_an_optimized_interpreter_goes_before_one_that_is_not(machine: Machine) -> None:
+    said = machine.folder / "made by"
+    prefixes = {"python3.11": "/opt/python", "python3": "/usr", "python3.12": "/usr"}
+    for name, prefix in prefixes.items():
+        program = machine.python(name, *(["ensurepip", "pip"] * (name == "python3")), prefix=prefix)
+        told = f"[ \"$2\" != venv ] || echo {name} > '{said}'\nPYTHONPATH="
+        program.write_text(program.read_text().replace("PYTHONPATH=", told))
+    ran = machine.prepare()
+    assert machine.has_environment, ran.stderr
+    assert said.read_text() == "python3.12\n"
+
+
 def test_without_ensurepip_the_interpreters_own_pip_makes_a_half_made_environment_anew(
     machine: Machine,
 ) -> None:
