@@ -6,13 +6,13 @@ The import takes most of the time that a process spends before its first step.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
 from types import ModuleType
-from typing import final
+from typing import Any, final
 
 from elasticdl.paused_collection import paused_collection
 
@@ -33,7 +33,7 @@ def load_tensorflow() -> None:
 
 @final
 class _Later(MetaPathFinder):
-    """The standard library's lazy loader for these modules; it ignores modules that are absent."""
+    """Finds these modules, and has them executed later; it ignores modules that are absent."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,8 +43,46 @@ class _Later(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
+            spec.loader = _AtFirstUse(spec.loader)
         return spec
+
+
+@final
+class _AtFirstUse(Loader):
+    """Executes a module when one of its own names is first used.
+
+    importlib's LazyLoader does so when anybody reads its `__file__`. AutoGraph reads that of all
+    modules, in each worker.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        # The thread that executes the module may use it, and others wait.
+        self._lock = threading.RLock()
+        self._begun = False
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See Loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See Loader."""
+
+        def find(name: str) -> Any:  # noqa: ANN401 - whatever a module has
+            if name == "__all__" or not name.startswith("__"):
+                self._execute(module)
+                if name in vars(module):
+                    return vars(module)[name]
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+        vars(module)["__getattr__"] = find
+
+    def _execute(self, module: ModuleType) -> None:
+        with self._lock:
+            if not self._begun:
+                self._begun = True
+                self._loader.exec_module(module)
+                vars(module).pop("__getattr__", None)
 
 
 @contextmanager

@@ -14,6 +14,10 @@ import sys
 from elasticdl.model.tensorflow_import import load_tensorflow
 load_tensorflow()
 import keras
+import tensorflow as tf
+def converted(x):
+    return x + 1
+tf.function(converted)(1)  # AutoGraph looks at the files of all modules.
 before = "sklearn" in sys.modules
 tf_keras = sys.modules["keras._tf_keras"].keras
 found = keras.wrappers.SKLearnClassifier, tf_keras.wrappers.SKLearnRegressor
@@ -21,9 +25,12 @@ print(before, "sklearn" in sys.modules, *(one.__name__ for one in found))
 """
 
 
-def test_scikit_learn_is_imported_with_keras_by_those_only_who_use_its_wrappers() -> None:
+def test_scikit_learn_is_imported_with_keras_by_those_only_who_use_its_wrappers(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, str(tmp_path / "program.py")],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
