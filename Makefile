@@ -32,8 +32,10 @@ chaos: prepare  ## Ten thousand simulated jobs with faults, with new seeds, on a
 chaos-local: horovod  ## A hundred real jobs with random flags; master, workers and servers get SIGKILL, SIGSTOP and SIGTERM.
 	$(BIN)/python -m tests.fuzz_jobs --chaos master,worker,ps --seconds 36000 --jobs 100 $(ARGS)
 
-churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each.
-	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py $(ARGS)
+churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each; then jobs whose master or supervisor is killed.
+	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py \
+		tests/process/test_master_process_job.py::test_whenever_masters_are_killed_the_job_is_done \
+		tests/process/test_master_process_job.py::test_whenever_the_supervisor_is_killed_nobody_is_left_and_the_job_can_be_resumed $(ARGS)
 
 churn-ring: horovod  ## Twenty whole jobs on a ring with seeds, a member killed every five seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/ring/test_ring_churn.py $(ARGS)

@@ -23,6 +23,7 @@ from elasticdl.errors import ExitCode, Refused
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.rpc.master_client import MasterClient
+from tests import churn
 from tests.supervised import job_processes
 from tests.waiting import gone, until
 
@@ -602,7 +603,7 @@ def test_a_master_that_is_killed_over_and_over_without_progress_ends_the_job(
     assert "as 5 masters before it did" in job.json("supervisor.json")["message"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(churn.SEEDS or 2))
 def test_whenever_masters_are_killed_the_job_is_done(
     start: Callable[..., Running], seed: int
 ) -> None:
@@ -627,7 +628,7 @@ def test_whenever_masters_are_killed_the_job_is_done(
     assert not (job.directory / "supervisor.json").exists()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(churn.SEEDS or 2))
 def test_whenever_the_supervisor_is_killed_nobody_is_left_and_the_job_can_be_resumed(
     start: Callable[..., Running], seed: int
 ) -> None:
