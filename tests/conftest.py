@@ -15,13 +15,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticdl.paused_collection import paused_collection
 from tests.silence import Silence, print_stacks_on_request
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from elasticdl.rpc.master_client import MasterClient
 
 ROOT = Path(__file__).parent.parent
 
@@ -117,6 +120,7 @@ class Job:
 
     process: subprocess.Popen[str]
     directory: Path
+    _client: tuple[tuple[str, str, str], MasterClient] | None = None
 
     def finish(self, timeout_s: float = 400) -> tuple[int, str]:
         """Exit code and everything printed."""
@@ -145,19 +149,29 @@ class Job:
     def status(self) -> dict[str, Any] | None:
         """The master's view, or None while there is no master."""
         from elasticdl.errors import ElasticDLError
-        from elasticdl.rpc.master_client import MasterClient
 
         try:
             where = json.loads((self.directory / "master.json").read_text())
-            client = MasterClient(
-                where["address"], where["token"], "cli", authority=where["authority"] or None
-            )
-            try:
-                return client.status().to_json()
-            finally:
-                client.close()
+            return self._client_of(where).status().to_json()
         except (FileNotFoundError, ElasticDLError):
             return None
+
+    def _client_of(self, where: dict[str, Any]) -> MasterClient:
+        """One connection for as long as the master is there: tests ask ten times a second."""
+        from elasticdl.rpc.master_client import MasterClient
+
+        key = (where["address"], where["token"], where["authority"])
+        if self._client is None or self._client[0] != key:
+            self.close()
+            client = MasterClient(key[0], key[1], "cli", authority=key[2] or None)
+            self._client = (key, client)
+        return self._client[1]
+
+    def close(self) -> None:
+        """Close the connection to the master."""
+        if self._client is not None:
+            self._client[1].close()
+            self._client = None
 
     def pids(self, role: str) -> list[int]:
         """Process ids of the live processes of a role, by their environment."""
@@ -244,6 +258,7 @@ def starting(folder: Path) -> Iterator[Callable[..., Job]]:
         yield start
     finally:
         for job in jobs:
+            job.close()
             if job.process.poll() is None:
                 job.process.kill()
             job.process.communicate(timeout=30)
