@@ -171,7 +171,8 @@ def feed_of(module: ModelModule) -> Callable[..., Any]:
     return feed
 
 
-@tf.autograph.experimental.do_not_convert  # To convert it takes 0.05 s in each worker.
+# To convert it takes 0.05 s in each worker.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _batched(dataset: tf.data.Dataset, records: Structure) -> tf.data.Dataset:
     """All elements as one batch, padded where their shapes may differ.
 
