@@ -2,19 +2,21 @@
 
 No listing decides what is there. A version counts if its manifest is there and every file that the
 manifest names has the right size and checksum; `newest.json` names the newest version beside the
-listing, which a store may show late.
+listing, which a store may show late. A store has no hard links: the files of a delta's links are
+those of the versions that wrote them.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
-from elasticdl.checkpoint.manifest import Manifest, parse_manifest
+from elasticdl.checkpoint.manifest import Manifest, name_when_written, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
@@ -28,24 +30,59 @@ _NAME = re.compile(rf"{VERSION_PREFIX}(\d+)")
 def upload(directory: Path, manifest: Manifest, address: str) -> None:
     """Copy a complete checkpoint. Raises UserError and TransientError; the copy is whole or none.
 
-    An object that a killed master left is replaced, or stays without a manifest.
+    An object that a killed master left is replaced, or stays without a manifest. Files of links are
+    there already, unless their own copy failed.
     """
+    there = store_of(address)
+    for link in manifest.links:
+        for file in link.files:
+            target = _place(address, link.version, file.name)
+            entry = there.look_at(target)
+            if entry is None or entry.size_bytes != file.bytes:
+                there.upload(directory / file.name, target)
     names = [*(part.name for part in manifest.files), MANIFEST]
     folders.upload(directory, names, below(address, directory_name(manifest.version)), MANIFEST)
-    store_of(address).write(
-        below(address, _NEWEST), json.dumps({"version": manifest.version}).encode()
-    )
+    there.write(below(address, _NEWEST), json.dumps({"version": manifest.version}).encode())
 
 
 def prune(address: str, keep: int, newest: int) -> None:
-    """Keep version `newest` and the copies before it, `keep` in all; 0 keeps all."""
-    if keep <= 0:
+    """Keep version `newest` and the copies before it, `keep` in all; 0 keeps all.
+
+    Files that one of those needs stay, too.
+    """
+    before = [one for one in versions(address) if one <= newest] if keep > 0 else []
+    if not before[keep:]:
         return
-    for version in [one for one in versions(address) if one <= newest][keep:]:
+    there, needed = store_of(address), _files_of_links(address, before[:keep])
+    for version in before[keep:]:
         folder = below(address, directory_name(version))
         # Without its manifest it is no checkpoint, even if the removal is interrupted.
-        store_of(address).remove(below(folder, MANIFEST))
-        store_of(address).remove_below(folder)
+        there.remove(below(folder, MANIFEST))
+        if not any(place.startswith(f"{folder}/") for place in needed):
+            there.remove_below(folder)
+            continue
+        for entry in there.listed(folder):
+            if entry.address not in needed:
+                there.remove(entry.address)
+
+
+def _files_of_links(address: str, kept: Iterable[int]) -> set[str]:
+    """The addresses of files of other versions that the kept ones need."""
+    needed = set()
+    for version in kept:
+        with suppress(Corrupted):
+            manifest = _manifest(below(below(address, directory_name(version)), MANIFEST))
+            needed |= {
+                _place(address, link.version, file.name)
+                for link in manifest.links
+                for file in link.files
+            }
+    return needed
+
+
+def _place(address: str, version: int, name: str) -> str:
+    """Where the copy of a version that wrote a file has it."""
+    return below(below(address, directory_name(version)), name_when_written(name))
 
 
 def versions(address: str) -> list[int]:
@@ -70,7 +107,7 @@ def fetch_newer(address: str, checkpoints: Path, than: int) -> tuple[str, ...]:
             break
         folder = below(address, directory_name(version))
         try:
-            _fetch(folder, checkpoints)
+            _fetch(address, folder, checkpoints)
             break
         except Corrupted as error:
             passed_over.append(error.message)
@@ -89,17 +126,19 @@ def refuse_foreign(address: str) -> None:
         )
 
 
-def _fetch(folder: str, checkpoints: Path) -> None:
+def _fetch(address: str, folder: str, checkpoints: Path) -> None:
     """Raises Corrupted if the copy is not whole."""
     making = store.begin(checkpoints)
     try:
         manifest = _manifest(below(folder, MANIFEST))
-        for part in manifest.files:
-            try:
-                store_of(folder).download(below(folder, part.name), making / part.name)
-            except Absent as error:
-                raise Corrupted(error.message) from error
-            store.verify_part(making, part)
+        for link in manifest.chain:
+            for part in link.files:
+                try:
+                    place = _place(address, link.version, part.name)
+                    store_of(address).download(place, making / part.name)
+                except Absent as error:
+                    raise Corrupted(error.message) from error
+                store.verify_part(making, part)
         store.complete(making, manifest)
     except BaseException:
         store.abandon(making)

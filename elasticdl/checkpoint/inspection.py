@@ -19,7 +19,8 @@ class CheckpointSummary:
     """A checkpoint by its manifest. Unknown values are None; `problem` then says why.
 
     `made_at` is unix time. A ring has 0 `servers`. `trained`: records of all epochs that its ledger
-    counts as trained.
+    counts as trained. `bytes` is what it wrote. A delta has the version of its full checkpoint in
+    `base`, and in `deltas` how many follow it, itself included.
     """
 
     path: str
@@ -30,6 +31,8 @@ class CheckpointSummary:
     servers: int | None = None
     rows: int | None = None
     trained: int | None = None
+    base: int | None = None
+    deltas: int = 0
     problem: str = ""
 
 
@@ -89,6 +92,8 @@ def _summary(directory: Path) -> CheckpointSummary:
         manifest.servers,
         manifest.rows,
         _trained(manifest),
+        manifest.links[0].version if manifest.links else None,
+        len(manifest.links),
     )
 
 
@@ -114,11 +119,15 @@ def _verified(directory: Path) -> Verification:
     except Corrupted as error:
         return Verification(str(directory), version, 0, 0, (error.message,))
     problems = []
-    for part in manifest.files:
+    for part in manifest.all_files:
         try:
             store.verify_part(directory, part)
         except Corrupted as error:
             problems.append(error.message)
     return Verification(
-        str(directory), version, len(manifest.files), manifest.bytes, tuple(problems)
+        str(directory),
+        version,
+        len(manifest.all_files),
+        sum(part.bytes for part in manifest.all_files),
+        tuple(problems),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted
 
 FORMAT = 1
+_LINK = re.compile(r"^link-\d+-")
 
 
 class _Frozen(BaseModel):
@@ -22,8 +25,32 @@ class PartFile(_Frozen):
     checksum: str = Field(pattern=r"^crc32c:[0-9a-f]{8}$")
 
 
+MOST_DELTAS = 16
+MOST_SHARE = 1.0
+"""A chain ends after so many deltas, or once they have this share of the base's bytes.
+
+So a restore reads at most about three times the bytes of a full checkpoint.
+"""
+
+
+class Link(_Frozen):
+    """An earlier checkpoint of a chain. Its `files` are in the directory under these names."""
+
+    version: int = Field(ge=0, le=2**62)
+    files: tuple[PartFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of its parts."""
+        return sum(file.bytes for file in self.files)
+
+
 class Manifest(_Frozen):
-    """One cut of all state. `ledger` is the data ledger as JSON, written by the master's core."""
+    """One cut of all state. `ledger` is the data ledger as JSON, written by the master's core.
+
+    `files` are what this checkpoint wrote. A delta has in `links` the checkpoints before it, the
+    full one first: rows that are not in its own files are as the last link that has them says.
+    """
 
     format: int = FORMAT
     version: int = Field(ge=0, le=2**62)
@@ -34,14 +61,48 @@ class Manifest(_Frozen):
     """
     parameters: ParametersSpec | None
     files: tuple[PartFile, ...]
+    links: tuple[Link, ...] = ()
     rows: int = Field(default=0, ge=0)
     ledger: str = ""
     wall_s: float = 0.0
 
     @property
     def bytes(self) -> int:
-        """Size of all parts."""
+        """Size of what this checkpoint wrote."""
         return sum(file.bytes for file in self.files)
+
+    @property
+    def chain(self) -> tuple[Link, ...]:
+        """All checkpoints that it consists of, the full one first; the last is this one."""
+        return (*self.links, Link(version=self.version, files=self.files))
+
+    @property
+    def all_files(self) -> tuple[PartFile, ...]:
+        """The files of the whole chain."""
+        return tuple(file for link in self.chain for file in link.files)
+
+    @property
+    def base_of_next(self) -> tuple[Link, ...]:
+        """The links that a delta of this checkpoint has; none if the next one must be full."""
+        base, *deltas = self.chain
+        too_much = sum(link.bytes for link in deltas) >= MOST_SHARE * base.bytes
+        if self.parameters is None or len(deltas) >= MOST_DELTAS or (deltas and too_much):
+            return ()
+        renamed = (
+            file.model_copy(update={"name": link_name(len(deltas), file.name)})
+            for file in self.files
+        )
+        return (*self.links, Link(version=self.version, files=tuple(renamed)))
+
+
+def link_name(number: int, name: str) -> str:
+    """The name that a file of link `number` has in the directories of later checkpoints."""
+    return f"link-{number}-{name}"
+
+
+def name_when_written(name: str) -> str:
+    """The name that a file had in the directory of the checkpoint that wrote it."""
+    return _LINK.sub("", name)
 
 
 def parse_manifest(text: str, where: str) -> Manifest:

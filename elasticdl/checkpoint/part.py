@@ -4,8 +4,10 @@ Pure except for `read_header`; C++ moves the bytes themselves (checkpoint/native
 
 A file is `EDLPART1`, uint64 size of the header, the header as JSON padded with spaces, and the
 sections in this order: trainable weights, each optimizer slot, additive weights,
-then for each table blocks of at most 16,384 rows. A block has its int64 ids, then `dim x (1 +
-slots)` values of each row. All values are float32 or float64, as the parameters in the header say.
+then for each table blocks of at most 16,384 rows. A block has its int64 ids, the tags of its rows
+if the file is `tagged`, then `dim x (1 + slots)` values of each row. All values are float32 or
+float64, as the parameters in the header say. A tag is a uint32 step and a float32 learning rate:
+when the row last moved.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ ADDITIVE, WEIGHTS = -2, -1
 _MAGIC = b"EDLPART1"
 _FRONT = struct.Struct("<8sQ")
 _MAX_HEADER_BYTES = 64 << 20
-_ID_BYTES = 8
+_ID_BYTES = _TAG_BYTES = 8
 
 # What the servers' C++ counts in.
 _Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -42,6 +44,9 @@ class PartHeader(BaseModel):
 
     `workers` has (session, sequence, shard, attempt, offset) of each worker's last push in it,
     which are valid only within the same `run`. The optimizer's step is `version - step_base`.
+    `tagged`: rows are as they are stored, and their tags say which steps they have to make up for;
+    if not, they are as they are at that step. `delta`: of the tables the file has only the rows
+    that were changed since the checkpoint before it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,6 +61,8 @@ class PartHeader(BaseModel):
     workers: dict[str, tuple[_UInt64, _Int64, _Int64, _Int64, _Int64]]
     run: str
     parameters: ParametersSpec
+    tagged: bool = False
+    delta: bool = False
 
     def problem(self) -> str | None:
         """What contradicts itself in it, or cannot be held by any server; None if nothing does.
@@ -155,7 +162,12 @@ class Part:
 
     def _row_bytes(self, table: int) -> int:
         spec = self.header.parameters
-        return _ID_BYTES + spec.tables[table].dim * (1 + spec.optimizer.slots) * spec.dtype.bytes
+        tag_bytes = _TAG_BYTES if self.header.tagged else 0
+        return (
+            _ID_BYTES
+            + tag_bytes
+            + spec.tables[table].dim * (1 + spec.optimizer.slots) * spec.dtype.bytes
+        )
 
 
 def _overlap(

@@ -1,5 +1,8 @@
 """Checkpoints as directories: written under a temporary name, then renamed; verified at use.
 
+The directory of a delta has hard links to the files of the checkpoints before it. So each directory
+is whole by itself, and the file system frees a file when the last checkpoint that needs it is gone.
+
 Servers write their parts into the directory from `begin`. `complete` adds the manifest and renames
 the directory to `version-<n>`. A crash at any moment leaves the earlier checkpoints and at most a
 `.making-…` directory. During the renaming, an old checkpoint of the same version is
@@ -8,6 +11,7 @@ the directory to `version-<n>`. A crash at any moment leaves the earlier checkpo
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -18,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
-from elasticdl.checkpoint.manifest import Manifest, PartFile, parse_manifest
+from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
 from elasticdl.private_file import make_private, private
 
+_LOG = logging.getLogger(__name__)
 _MAKING = ".making-"
 _REPLACED = ".replaced"
 _NAME = re.compile(rf"{VERSION_PREFIX}(\d+)({re.escape(_REPLACED)})?")
@@ -50,6 +55,36 @@ def begin(checkpoints: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=_MAKING, dir=checkpoints))
 
 
+def link_base(making: Path, base: Path, manifest: Manifest) -> tuple[Link, ...]:
+    """Give a new directory the files of an earlier checkpoint, for a delta; returns its links.
+
+    None if the chain is as long as it may be, if a file is gone, or if the file system has no hard
+    links: the checkpoint is then a full one.
+    """
+    links = manifest.base_of_next
+    try:
+        for file, linked in zip(
+            manifest.all_files if links else (),
+            (file for link in links for file in link.files),
+            strict=True,
+        ):
+            os.link(base / file.name, making / linked.name)
+    except OSError as error:
+        _LOG.info("a full checkpoint, since %s cannot be linked: %s", base, error)
+        unlink(making, links)
+        return ()
+    return links
+
+
+def unlink(making: Path, links: tuple[Link, ...]) -> None:
+    """Remove the files of links from a new directory."""
+    for link in links:
+        for file in link.files:
+            # One that stays does no harm: no manifest names it.
+            with suppress(OSError):
+                (making / file.name).unlink()
+
+
 def complete(making: Path, manifest: Manifest) -> Path:
     """Write the manifest, make everything durable and rename the directory; returns it.
 
@@ -57,7 +92,10 @@ def complete(making: Path, manifest: Manifest) -> Path:
     """
     path = making / MANIFEST
     with open(path, "w", encoding="utf-8", opener=private) as file:
-        file.write(manifest.model_dump_json(indent=1))
+        # Releases before deltas read the manifest of a full checkpoint.
+        file.write(
+            manifest.model_dump_json(indent=1, exclude=None if manifest.links else {"links"})
+        )
         file.flush()
         os.fsync(file.fileno())
     # The files' names must be durable before the directory gets its final name.
@@ -161,7 +199,7 @@ def verify(directory: Path) -> Manifest:
     Raises Corrupted that names the first file with a wrong size or checksum.
     """
     manifest = read_manifest(directory)
-    for part in manifest.files:
+    for part in manifest.all_files:
         verify_part(directory, part)
     return manifest
 

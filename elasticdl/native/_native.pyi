@@ -287,14 +287,24 @@ class Server:
     def cut(self, snapshot: int, admit_until: dict[str, int], timeout_s: float) -> dict[str, Any]:
         """Facts of the view, as `view` has them."""
 
-    def view(self, snapshot: int) -> dict[str, Any]:
-        """version, step_base, workers, rows, trainable, additive, slots, spec."""
+    def view(self, snapshot: int, base: int = -1) -> dict[str, Any]:
+        """version, step_base, workers, rows, trainable, additive, slots, spec, tagged; delta and
+        written.
+
+        `delta`: the view knows which rows were changed since `base`. `written`: how many rows of
+        each table `save` then writes, all or the changed ones.
+        """
+
+    def set_base(self, snapshot: int) -> None:
+        """Note which rows are written after this view; nothing if there is no such view."""
 
     def drop(self, snapshot: int) -> None: ...
     def save(
-        self, snapshot: int, path: str, header: str
+        self, snapshot: int, path: str, header: str, delta: bool = False
     ) -> tuple[int, int, tuple[int, int, float] | None]:
         """Write a view to a file, durably; (bytes, CRC-32C, None). Raises OSError.
+
+        `delta`: of the tables only the rows that were changed since the view's base.
 
         At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1,
         index in the dense vector), and its value.
@@ -306,8 +316,8 @@ class Server:
         this server's slice.
         """
 
-    def restore_rows(self, path: str, offset: int, rows: int, table: int) -> int:
-        """Insert those rows that this server owns; how many."""
+    def restore_rows(self, path: str, offset: int, rows: int, table: int, tagged: bool) -> int:
+        """Insert those rows that this server owns; how many. `tagged`: the file has their tags."""
 
     def restore_worker(self, name: str, known: tuple[int, int, int, int, int]) -> None: ...
     def end_restore(self, version: int, step_base: int) -> None: ...

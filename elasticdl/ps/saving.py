@@ -19,6 +19,8 @@ from elasticdl.rpc.native_spec import native_spec
 
 _log = logging.getLogger(__name__)
 
+_Written = tuple[PartFile, Part]
+
 
 class Diverged(PermanentError):
     """A weight is NaN or infinite."""
@@ -38,7 +40,7 @@ class ServerPart:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A file that was written."""
+    """A file that was written. `rows` are those of the view, written or not."""
 
     name: str
     bytes: int
@@ -46,15 +48,24 @@ class Saved:
     version: int
     rows: int
     parameters: str
+    delta: bool
 
 
-def save(server: _native.Server, place: ServerPart, snapshot: int, directory: Path) -> Saved:
+def save(
+    server: _native.Server,
+    place: ServerPart,
+    snapshot: int,
+    directory: Path,
+    base: int | None = None,
+) -> Saved:
     """Write the view `snapshot` below an existing directory, durably, beside pulls and pushes.
 
+    Of the tables it writes only the rows that were changed since the view `base`, if this process
+    has noted them since then.
     Raises TransientError with the system's message if the disk fails, and Diverged with the first
     weight that is NaN or infinite, since such a checkpoint is useless. No file is left then.
     """
-    facts = server.view(snapshot)
+    facts = server.view(snapshot, -1 if base is None else base)
     header = PartHeader(
         server=place.server,
         servers=place.servers,
@@ -62,15 +73,19 @@ def save(server: _native.Server, place: ServerPart, snapshot: int, directory: Pa
         step_base=facts["step_base"],
         trainable=facts["trainable"],
         additive=facts["additive"],
-        rows=tuple(facts["rows"]),
+        rows=tuple(facts["written"]),
         workers=facts["workers"],
         run=place.run,
         parameters=ParametersSpec.model_validate_json(facts["spec"]),
+        tagged=facts["tagged"],
+        delta=facts["delta"],
     )
     path = directory / part_name(place.server, place.servers)
     making = path.with_suffix(".making")
     try:
-        size, crc, bad = server.save(snapshot, str(making), header.model_dump_json())
+        # Releases before deltas read a file without the new fields.
+        text = header.model_dump_json(exclude_defaults=True)
+        size, crc, bad = server.save(snapshot, str(making), text, header.delta)
         if bad is not None:
             making.unlink(missing_ok=True)
             table, at, value = bad
@@ -83,7 +98,13 @@ def save(server: _native.Server, place: ServerPart, snapshot: int, directory: Pa
         making.unlink(missing_ok=True)
         raise TransientError(f"cannot write {path}: {error.strerror or error}") from error
     return Saved(
-        path.name, size, f"crc32c:{crc:08x}", header.version, sum(header.rows), facts["spec"]
+        path.name,
+        size,
+        f"crc32c:{crc:08x}",
+        header.version,
+        sum(facts["rows"]),
+        facts["spec"],
+        header.delta,
     )
 
 
@@ -133,10 +154,13 @@ def _restore(server: _native.Server, place: ServerPart, directory: Path, manifes
                 " checkpoint"
             ),
         )
-    parts = _parts(directory, manifest)
+    chain = [_parts(directory, manifest, link.files) for link in manifest.chain]
+    needed = _needed(directory, chain)
+    parts = chain[-1]
     server.begin_restore(native_spec(manifest.parameters))
-    for file, part in parts:
-        dense = list(part.dense_reads(place.server, place.servers))
+    for file, part in needed:
+        newest = file in manifest.files
+        dense = list(part.dense_reads(place.server, place.servers)) if newest else []
         tables = list(part.table_reads(place.server, place.servers))
         path = str(directory / file.name)
         if dense or tables:
@@ -144,15 +168,31 @@ def _restore(server: _native.Server, place: ServerPart, directory: Path, manifes
         for share in dense:
             server.restore_dense(path, share.offset, share.section, share.at, share.count)
         for table in tables:
-            server.restore_rows(path, table.offset, table.rows, table.table)
+            server.restore_rows(path, table.offset, table.rows, table.table, part.header.tagged)
     for name, known in _pushes(parts, place).items():
         server.restore_worker(name, known)
     server.end_restore(manifest.version, min(part.header.step_base for _, part in parts))
     return manifest.version
 
 
-def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
-    parts = [(file, read_header(directory / file.name)) for file in manifest.files]
+def _needed(directory: Path, chain: list[list[_Written]]) -> list[_Written]:
+    """The parts that hold all rows, in the order in which newer rows replace older ones.
+
+    A server that was restarted writes all its rows into a delta: its parts before are not needed.
+    """
+    needed: list[_Written] = []
+    for server in range(len(chain[-1])):
+        own = [one for parts in chain for one in parts if one[1].header.server == server]
+        full = [at for at, (_, part) in enumerate(own) if not part.header.delta]
+        if not full:
+            raise Corrupted(f"{directory} lacks the checkpoint that the delta of ps-{server} needs")
+        needed += own[full[-1] :]
+    return needed
+
+
+def _parts(directory: Path, manifest: Manifest, files: tuple[PartFile, ...]) -> list[_Written]:
+    """The parts of one link of the chain."""
+    parts = [(file, read_header(directory / file.name)) for file in files]
     servers = sorted(part.header.server for _, part in parts)
     # By the number of files first: the manifest's own number may be anything.
     whole = (
@@ -170,9 +210,7 @@ def _parts(directory: Path, manifest: Manifest) -> list[tuple[PartFile, Part]]:
     return parts
 
 
-def _pushes(
-    parts: list[tuple[PartFile, Part]], place: ServerPart
-) -> dict[str, tuple[int, int, int, int, int]]:
+def _pushes(parts: list[_Written], place: ServerPart) -> dict[str, tuple[int, int, int, int, int]]:
     """The last push of each worker here, or with another number of servers that in every part.
 
     Pushes of another run are ignored, since its workers' names come again.

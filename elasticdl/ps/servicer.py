@@ -183,18 +183,23 @@ class ControlService(ParameterServerServicer):
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         self._last |= self._held & {request.snapshot}
+        base = request.base if request.HasField("base") else None
+        directory = Path(request.directory)
         saved = self._do(
             context,
-            lambda: save(self._server, self._place, request.snapshot, Path(request.directory)),
+            lambda: save(self._server, self._place, request.snapshot, directory, base),
         )
         return pb.SaveReply(
             files=[pb.SavedFile(name=saved.name, bytes=saved.bytes, checksum=saved.checksum)],
             version=saved.version,
             rows=saved.rows,
             parameters=saved.parameters,
+            delta=saved.delta,
         )
 
     def Drop(self, request: pb.DropRequest, context: grpc.ServicerContext) -> pb.Done:
+        if request.saved:
+            self._do(context, lambda: self._server.set_base(request.snapshot))
         self._do(context, lambda: self._server.drop(request.snapshot))
         self._views.discard(request.snapshot)
         if request.snapshot in self._last:

@@ -57,12 +57,16 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class ServerSaved:
-    """What one server wrote of a view. `parameters` is the job's `ParametersSpec` as JSON."""
+    """What one server wrote of a view. `parameters` is the job's `ParametersSpec` as JSON.
+
+    `rows` are those of the view. `delta`: the file has only those changed since the base.
+    """
 
     files: tuple[SavedFile, ...]
     version: int
     rows: int
     parameters: str
+    delta: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +140,21 @@ class ServerControl(Protocol):
     async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         """Undo that seal, also one that comes later; does nothing to another one."""
 
-    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
-        """Write a view below an existing directory."""
+    async def save(
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        *,
+        timeout_s: float,
+    ) -> ServerSaved:
+        """Write a view below an existing directory, as a delta of the view `base` if it can."""
 
-    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
-        """Release a view; does nothing if there is none."""
+    async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
+        """Release a view; does nothing if there is none.
+
+        `saved`: it is in a complete checkpoint, of which later ones may be deltas.
+        """
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
         """Release all views but these, and let all pushes in: for a master that took over."""
@@ -225,15 +239,21 @@ class GrpcServerControl:
     async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         await self._call("Seal", pb.SealRequest(snapshot=snapshot, undo=True), timeout_s)
 
-    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
-        reply: pb.SaveReply = await self._call(
-            "Save", pb.SaveRequest(snapshot=snapshot, directory=directory), timeout_s
-        )
+    async def save(
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        *,
+        timeout_s: float,
+    ) -> ServerSaved:
+        request = pb.SaveRequest(snapshot=snapshot, directory=directory, base=base)
+        reply: pb.SaveReply = await self._call("Save", request, timeout_s)
         files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
-        return ServerSaved(files, reply.version, reply.rows, reply.parameters)
+        return ServerSaved(files, reply.version, reply.rows, reply.parameters, reply.delta)
 
-    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
-        await self._call("Drop", pb.DropRequest(snapshot=snapshot), timeout_s)
+    async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
+        await self._call("Drop", pb.DropRequest(snapshot=snapshot, saved=saved), timeout_s)
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
         await self._call("Keep", pb.KeepRequest(snapshots=snapshots), timeout_s)

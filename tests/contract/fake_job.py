@@ -87,7 +87,14 @@ class CountingServer:
 
     async def ungate(self, *, timeout_s: float) -> None: ...
 
-    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> Any:
+    async def save(
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        *,
+        timeout_s: float,
+    ) -> Any:
         raise PermanentError("nothing is kept here")
 
     async def recent_steps(self, *, timeout_s: float) -> Any:
@@ -98,7 +105,9 @@ class CountingServer:
 
     async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None: ...
 
-    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None: ...
+    async def drop(
+        self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float
+    ) -> None: ...
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None: ...
 

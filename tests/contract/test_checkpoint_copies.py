@@ -10,6 +10,7 @@ import pytest
 from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.errors import UserError
+from tests.contract.ps_stage import rich_spec
 from tests.object_store import ObjectStore, reached, serving
 
 pytestmark = pytest.mark.contract
@@ -32,6 +33,16 @@ def checkpoint(checkpoints: Path, version: int) -> tuple[Path, Manifest]:
     (making / "part.bin").write_bytes(bytes([version]) * 5000)
     part = PartFile(name="part.bin", bytes=5000, checksum=store.checksum(making / "part.bin"))
     manifest = Manifest(version=version, servers=1, parameters=None, files=(part,), ledger="{}")
+    return store.complete(making, manifest), manifest
+
+
+def delta(checkpoints: Path, version: int, base: Path, of: Manifest) -> tuple[Path, Manifest]:
+    """A checkpoint that needs the files of another one."""
+    making = store.begin(checkpoints)
+    links = store.link_base(making, base, of)
+    (making / "part.bin").write_bytes(bytes([version]) * 50)
+    part = PartFile(name="part.bin", bytes=50, checksum=store.checksum(making / "part.bin"))
+    manifest = of.model_copy(update={"version": version, "files": (part,), "links": links})
     return store.complete(making, manifest), manifest
 
 
@@ -99,6 +110,45 @@ def test_only_the_newest_copies_are_kept(server: ObjectStore, tmp_path: Path) ->
     copies.prune(ADDRESS, 2, newest=11)
     assert copies.versions(ADDRESS) == [11, 10]
     assert not server.keys("job/checkpoints/version-2/")
+
+
+def chain(there: Path) -> list[tuple[Path, Manifest]]:
+    """A full checkpoint and two deltas."""
+    directory, manifest = checkpoint(there, 1)
+    # A ring's checkpoint is never a base.
+    manifest = manifest.model_copy(update={"parameters": rich_spec()})
+    first = (directory, manifest)
+    second = delta(there, 2, *first)
+    return [first, second, delta(there, 3, *second)]
+
+
+def test_a_delta_is_copied_without_the_files_that_are_there_already(
+    server: ObjectStore, tmp_path: Path
+) -> None:
+    for one in chain(tmp_path / "there"):
+        copies.upload(*one, ADDRESS)
+    keys = server.keys("job/checkpoints/version-3/")
+    assert sorted(key.rpartition("/")[2] for key in keys) == ["manifest.json", "part.bin"]
+    assert fetched(tmp_path) == (["version-3"], ())
+    assert len(store.verify(tmp_path / "here/version-3").links) == 2
+
+
+def test_a_delta_brings_the_files_whose_own_copy_failed(tmp_path: Path) -> None:
+    _, _, newest = chain(tmp_path / "there")
+    copies.upload(*newest, ADDRESS)
+    assert fetched(tmp_path) == (["version-3"], ())
+    assert store.verify(tmp_path / "here/version-3").version == 3
+
+
+def test_copies_that_a_kept_delta_needs_are_kept(server: ObjectStore, tmp_path: Path) -> None:
+    for one in chain(tmp_path / "there"):
+        copies.upload(*one, ADDRESS)
+    copies.prune(ADDRESS, 1, newest=3)
+    assert not server.keys("job/checkpoints/version-1/manifest.json")
+    assert fetched(tmp_path) == (["version-3"], ())
+    copies.upload(*checkpoint(tmp_path / "there", 4), ADDRESS)
+    copies.prune(ADDRESS, 1, newest=4)
+    assert copies.versions(ADDRESS) == [4]
 
 
 def test_a_new_job_does_not_mix_its_checkpoints_with_another_s(tmp_path: Path) -> None:

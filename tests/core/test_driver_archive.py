@@ -44,14 +44,26 @@ class Writer:
         self.parameters = ParametersSpec(optimizer=OptimizerSpec(kind=kind)).model_dump_json()
         self.problem: ElasticDLError | None = None
         self.checksum = ""
+        self.notes_changes = False
+        self.bases: list[SnapshotId | None] = []
 
-    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
+    async def save(
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        *,
+        timeout_s: float,
+    ) -> ServerSaved:
         if self.problem is not None:
             raise self.problem
+        self.bases.append(base)
         path = Path(directory) / f"{self.name}.bin"
-        path.write_bytes(b"row" * 10)
-        file = SavedFile(path.name, 30, self.checksum or store.checksum(path))
-        return ServerSaved((file,), 0, 7, self.parameters)
+        delta = self.notes_changes and base is not None
+        rows = 1 if delta else 10
+        path.write_bytes(b"row" * rows)
+        file = SavedFile(path.name, 3 * rows, self.checksum or store.checksum(path))
+        return ServerSaved((file,), 0, 7, self.parameters, delta)
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
         raise NotImplementedError
@@ -81,7 +93,7 @@ class Writer:
     async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         raise NotImplementedError
 
-    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+    async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
         raise NotImplementedError
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
@@ -110,16 +122,54 @@ class Bench:
         return path, size
 
     async def saving(self, version: int, ledger: str = "{}") -> tuple[str, int, str]:
-        names = [ProcessName.parse(f"ps-{index}") for index in range(2)]
-        roster = PsRegistry(2, lambda name, _: self.writers[name.index])
+        count = len(self.writers)
+        names = [ProcessName.parse(f"ps-{index}") for index in range(count)]
+        roster = PsRegistry(count, lambda name, _: self.writers[name.index])
         for name in names:
             roster.attach(name, "x")
         return await self.archive.save(
-            SaveSnapshot(SnapshotId(1), version, ledger), Snapshots(roster)
+            SaveSnapshot(SnapshotId(version), version, ledger), Snapshots(roster)
         )
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.iterdir())
+
+
+def test_a_checkpoint_may_be_a_delta_of_the_one_that_this_master_took_last(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    for writer in bench.writers:
+        writer.notes_changes = True
+    bench.save(40)
+    bench.save(50)
+    # A restarted server knows of no changes and writes all its rows: still a delta of the others.
+    bench.writers[0].notes_changes = False
+    path, size = bench.save(60)
+    assert bench.writers[0].bases == [None, SnapshotId(40), SnapshotId(50)]
+    manifest = store.verify(Path(path))
+    assert [link.version for link in manifest.links] == [40, 50] and size == 33
+    # After that all servers are new: nothing is left of the chain.
+    bench.writers[1].notes_changes = False
+    path, _ = bench.save(70)
+    assert store.verify(Path(path)).links == ()
+    assert len(list(Path(path).iterdir())) == 3
+    assert Bench(tmp_path).save(80) and bench.names()[-1] == "version-80"
+
+
+def test_a_delta_of_another_number_of_servers_is_taken_again_as_a_full_checkpoint(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    bench.save(40)
+    bench.writers.append(Writer("c"))
+    for writer in bench.writers:
+        writer.notes_changes = True
+    with pytest.raises(TransientError, match="3 servers wrote a delta of a checkpoint of 2"):
+        bench.save(50)
+    assert bench.names() == ["version-40"]
+    path, _ = bench.save(50)
+    assert store.verify(Path(path)).links == ()
 
 
 def test_a_checkpoint_is_whole_and_servers_that_come_up_restore_it(tmp_path: Path) -> None:

@@ -61,7 +61,11 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another(bool packed = false) {
     CHECK(reader.pool.rows(0, -1, nullptr, kLimitS).ids.size() >= (dense[0] < 0 ? 600u : 0u));
     auto view = servers[0]->core.views().get(snapshot);
     checkpoint::Writer writer("/dev/null");
-    CHECK(!checkpoint::write_table(writer, view->model().table(0), view->slot(), 0));
+    Table& table = servers[0]->core.model()->table(0);
+    const bool delta = table.has_base(view->slot(), snapshot - 1);
+    CHECK(delta == (snapshot > 0));
+    CHECK(!checkpoint::write_table(writer, table, view->slot(), 0, delta));
+    table.set_base(view->slot(), snapshot);
     for (auto& server : servers) server->core.views().drop(snapshot);
   }
   for (std::thread& thread : threads) thread.join();

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.checkpoint import inspection
 from tests import churn
 from tests.conftest import ROOT, Job
 from tests.fuzz_jobs import counts
@@ -50,7 +51,7 @@ def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
     """A job on the ids 0 to RECORDS - 1, without a checkpoint before its end."""
     (tmp_path / "ids.csv").write_text("\n".join(["id", *map(str, range(RECORDS))]) + "\n")
 
-    def run(pace_s: float = 0.01) -> Job:
+    def run(pace_s: float = 0.01, **flags: object) -> Job:
         shutil.copy(ROOT / "tests/fuzz_jobs/zoo/counting.py", tmp_path / "counted.py")
         with (tmp_path / "counted.py").open("a") as module:
             module.write(PACED.replace("PACE_S", str(pace_s)))
@@ -65,6 +66,7 @@ def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
             num_ps_pods=2,
             minibatch_size=MINIBATCH,
             output=tmp_path / "export",
+            **flags,
         )
 
     return run
@@ -175,7 +177,7 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
 def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     start: Callable[..., Job], tmp_path: Path
 ) -> None:
-    job = start()
+    job = start(checkpoint_steps=200, keep_checkpoint_max=0)
     job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
     choose = random.Random(5)
     for role in ("ps", "master", "ps", "worker", "ps"):
@@ -191,3 +193,12 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     back = returns(job)
     assert back and all("no update of its part was lost" in one["text"] for one in back), back
     check_weights(job, tmp_path, most_repeated=2 * MINIBATCH)
+    check_deltas(job.directory / "checkpoints")
+
+
+def check_deltas(checkpoints: Path) -> None:
+    """Checkpoints were taken between the kills, and every byte of them is there."""
+    found = inspection.summaries(checkpoints)
+    print([(one.version, one.bytes, one.base, one.deltas) for one in found])
+    assert any(one.base is not None for one in found)
+    assert not [one for one in inspection.verify_all(checkpoints) if one.problems]

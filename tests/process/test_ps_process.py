@@ -172,24 +172,26 @@ class Job:
         ]
 
     async def checkpoint(self, snapshot: int) -> Path:
-        controls, limit = self.controls(), {"timeout_s": 10.0}
-        gates = [await control.gate(**limit) for control in controls]
+        controls, limit_s = self.controls(), 10.0
+        gates = [await control.gate(timeout_s=limit_s) for control in controls]
         numbers: dict[str, int] = {}
         for gate in gates:
             for worker, number in gate.items():
                 numbers[worker] = max(number, numbers.get(worker, 0))
         cuts: list[ServerCut] = [
-            await control.cut(SnapshotId(snapshot), numbers, **limit) for control in controls
+            await control.cut(SnapshotId(snapshot), numbers, timeout_s=limit_s)
+            for control in controls
         ]
         for control in controls:
-            await control.ungate(**limit)
+            await control.ungate(timeout_s=limit_s)
         assert cuts[0].applied == cuts[1].applied and cuts[0].sequences == cuts[1].sequences
         making = store.begin(self.directory / "checkpoints")
         saved: list[ServerSaved] = [
-            await control.save(SnapshotId(snapshot), str(making), **limit) for control in controls
+            await control.save(SnapshotId(snapshot), str(making), timeout_s=limit_s)
+            for control in controls
         ]
         for control in controls:
-            await control.drop(SnapshotId(snapshot), **limit)
+            await control.drop(SnapshotId(snapshot), timeout_s=limit_s)
             await control.close()
         files = tuple(
             PartFile(name=file.name, bytes=file.bytes, checksum=file.checksum)

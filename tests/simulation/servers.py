@@ -413,7 +413,14 @@ class Control:
     async def unseal(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
         await self._call(timeout_s, lambda: self._server.unseal(snapshot))
 
-    async def save(self, snapshot: SnapshotId, directory: str, *, timeout_s: float) -> ServerSaved:
+    async def save(
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        *,
+        timeout_s: float,
+    ) -> ServerSaved:
         def write() -> ServerSaved:
             view = self._server.views.get(snapshot)
             if view is None:
@@ -433,7 +440,7 @@ class Control:
         await asyncio.sleep(self._world.plan.save_s * self._world.scheduler.random.random())
         return await self._call(timeout_s, write)
 
-    async def drop(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+    async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
         await self._call(timeout_s, lambda: self._server.views.pop(snapshot, None))
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:

@@ -64,19 +64,20 @@ std::optional<NonFinite> write_dense(Writer& writer, Scalar scalar, const void* 
   return std::nullopt;
 }
 
-std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number) {
+std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number, bool changed) {
   const size_t row_bytes = table.row_bytes(), dim = static_cast<size_t>(table.dim());
-  const size_t rows = table.view_rows(view);
-  std::vector<int64_t> ids(std::min<size_t>(kBlockRows, rows));
+  std::vector<int64_t> ids(std::min<size_t>(kBlockRows, changed ? table.changed_rows(view) : table.view_rows(view)));
+  std::vector<RowTag> tags(table.tagged() ? ids.size() : 0);
   std::vector<char> values(ids.size() * row_bytes);
-  for (size_t first = 0; first < rows; first += kBlockRows) {
-    size_t count = table.read(view, first, kBlockRows, ids.data(), values.data());
+  size_t next = 0;
+  while (const size_t count = table.read_stored(view, changed, next, ids.size(), ids.data(), tags.data(), values.data())) {
     for (size_t i = 0; i < count; ++i) {
       const char* weights = values.data() + i * row_bytes;
       const size_t bad = first_nonfinite(table.scalar(), weights, dim);
       if (bad < dim) return NonFinite{number, ids[i], value_at(table.scalar(), weights, bad)};
     }
     writer.put(ids.data(), count * sizeof(int64_t));
+    if (!tags.empty()) writer.put(tags.data(), count * sizeof(RowTag));
     writer.put(values.data(), count * row_bytes);
   }
   return std::nullopt;
@@ -101,24 +102,30 @@ void Reader::get(uint64_t offset, void* data, size_t bytes) const {
   }
 }
 
-uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, Table& table, const std::function<bool(int64_t)>& wanted) {
+uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, bool tagged, Table& table, const std::function<bool(int64_t)>& wanted) {
   const size_t row_bytes = table.row_bytes();
   std::vector<int64_t> ids(std::min(kBlockRows, rows));
+  std::vector<RowTag> tags(tagged ? ids.size() : 0);
   std::vector<char> values(ids.size() * row_bytes);
   uint64_t taken = 0;
   for (uint64_t first = 0; first < rows; first += kBlockRows) {
     const size_t count = std::min(kBlockRows, rows - first);
     reader.get(offset, ids.data(), count * sizeof(int64_t));
     offset += count * sizeof(int64_t);
+    if (tagged) {
+      reader.get(offset, tags.data(), count * sizeof(RowTag));
+      offset += count * sizeof(RowTag);
+    }
     reader.get(offset, values.data(), count * row_bytes);
     offset += count * row_bytes;
     size_t kept = 0;
     for (size_t i = 0; i < count; ++i) {
       if (!wanted(ids[i])) continue;
       ids[kept] = ids[i];
+      if (tagged) tags[kept] = tags[i];
       std::memmove(values.data() + kept++ * row_bytes, values.data() + i * row_bytes, row_bytes);
     }
-    table.insert(ids.data(), kept, values.data());
+    table.insert_stored(ids.data(), kept, tagged ? tags.data() : nullptr, values.data());
     taken += kept;
   }
   return taken;

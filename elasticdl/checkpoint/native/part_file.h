@@ -3,7 +3,8 @@
 //   "EDLPART1" | uint64 bytes of the header | header (JSON, padded with spaces) | sections
 //
 // Sections in order: trainable weights, each optimizer slot, additive weights, then table by table blocks of at most
-// kBlockRows rows: int64 ids of the block, then its rows. Nothing is padded between sections. Sizes follow from the header.
+// kBlockRows rows: int64 ids of the block, its tags if the header says so, then its rows. Nothing is padded between sections.
+// Sizes follow from the header.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +51,9 @@ struct NonFinite {
 
 // `count` weights that begin at `first` of the dense vector. Returns the first non-finite one, and then writes nothing.
 std::optional<NonFinite> write_dense(Writer& writer, Scalar scalar, const void* weights, uint64_t count, uint64_t first);
-// All rows of a frozen table, known as `number`. Returns the first weight (not slot) that is not finite, where it stops.
-std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number);
+// The rows of a frozen table, known as `number`; with `changed` those only that were changed since the base of the view.
+// Returns the first weight (not slot) that is not finite, where it stops.
+std::optional<NonFinite> write_table(Writer& writer, const Table& table, int view, int64_t number, bool changed);
 
 // Random-access reads. I/O errors throw std::system_error; a file that is too short throws Corrupted.
 class Reader {
@@ -68,7 +70,7 @@ class Reader {
   int fd_;
 };
 
-// Inserts those of the `rows` rows at `offset` whose ids `wanted` accepts. Returns their number.
-uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, Table& table, const std::function<bool(int64_t)>& wanted);
+// Inserts those of the `rows` rows at `offset` whose ids `wanted` accepts. `tagged`: their tags are there. Returns their number.
+uint64_t read_table(const Reader& reader, uint64_t offset, uint64_t rows, bool tagged, Table& table, const std::function<bool(int64_t)>& wanted);
 
 }  // namespace elasticdl::checkpoint

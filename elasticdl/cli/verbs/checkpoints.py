@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from elasticdl.checkpoint.inspection import CheckpointSummary, Verification
 
-_COLUMNS = ("VERSION", "AGE", "SIZE", "MADE BY", "TRAINED", "PATH")
+_COLUMNS = ("VERSION", "AGE", "SIZE", "KIND", "MADE BY", "TRAINED", "PATH")
 
 
 def _complete(
@@ -54,7 +54,11 @@ def checkpoints() -> None:
 @_TARGET
 @FORMAT_OPTION
 def list_(target: str, form: str) -> None:
-    """List the checkpoints of a job or in a directory, newest first."""
+    """List the checkpoints of a job or in a directory, newest first.
+
+    A delta has the rows that were changed since the checkpoint before it. Its size is without the
+    files that it shares with the checkpoints before it.
+    """
     from elasticdl.checkpoint.inspection import summaries
 
     location = _location(target)
@@ -75,6 +79,8 @@ def list_(target: str, form: str) -> None:
 @FORMAT_OPTION
 def verify(target: str, version: int | None, form: str) -> None:
     """Read every byte of all checkpoints, or of one version, and compare the checksums.
+
+    Of a delta it also reads the files of the checkpoints that it is based on.
 
     The exit code is 1 if a file is damaged or missing. The error names each one.
     """
@@ -122,10 +128,17 @@ def _row(one: CheckpointSummary) -> tuple[str, ...]:
         NOTHING if one.version is None else str(one.version),
         NOTHING if one.made_at is None else progress.age(time.time() - one.made_at),
         size(one.bytes),
+        _kind(one),
         NOTHING if one.servers is None else made_by,
         NOTHING if one.trained is None else f"{one.trained:,}",
         f"{one.path}: {one.problem}" if one.problem else one.path,
     )
+
+
+def _kind(one: CheckpointSummary) -> str:
+    if one.base is not None:
+        return f"delta {one.deltas} of {one.base}"
+    return NOTHING if one.problem else "full"
 
 
 def _verdict(one: Verification) -> str:

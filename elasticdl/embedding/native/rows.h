@@ -5,16 +5,13 @@
 #include <vector>
 
 #include "elasticdl/embedding/native/memory.h"
+#include "elasticdl/embedding/native/row_tag.h"
 
 namespace elasticdl {
 
 class Rows {
  public:
-  // When a row last moved: after that update of the model, at that learning rate. 0: not known.
-  struct Tag {
-    uint32_t step;
-    float rate;
-  };
+  using Tag = RowTag;
 
   // row_bytes >= 1; tags only if `tagged`. In kept memory `size` is where the number of rows is kept, and rows that are there
   // already are taken on. Throws std::invalid_argument if those are of another shape.

@@ -1,6 +1,7 @@
 #include "elasticdl/embedding/native/table.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
@@ -88,8 +89,9 @@ struct Table::State {
   void advance(uint64_t step, double learning_rate) {
     now = std::max(now, step);
     if (start_rate != 0.0 || learning_rate == 0.0) return;
-    start_rate = learning_rate;
-    if (head() != nullptr) head()->start_rate = learning_rate;
+    // As precise as the rate of a tag: a checkpoint has it as one.
+    start_rate = static_cast<double>(static_cast<float>(learning_rate));
+    if (head() != nullptr) head()->start_rate = start_rate;
   }
 
   // Counts a row that a killed process had completed, as its place in the index shows.
@@ -112,6 +114,12 @@ struct Table::State {
 
   void tag(uint32_t row, uint64_t step, double rate) {
     if (rows.tagged()) rows.tag(row) = {static_cast<uint32_t>(std::min<uint64_t>(step, UINT32_MAX)), static_cast<float>(rate)};
+  }
+
+  // The tag with what is known of rows without one. Another table has another start.
+  Rows::Tag whole_tag(const Rows::Tag& tag) const {
+    return {tag.step == 0 ? static_cast<uint32_t>(std::min<uint64_t>(start, UINT32_MAX)) : tag.step,
+            tag.rate == 0 ? static_cast<float>(start_rate) : tag.rate};
   }
 
   // Calls visit(steps) if a row with this tag has missed steps until `until`.
@@ -222,6 +230,9 @@ struct Table::State {
   Rows rows;
   Index index;
   Views views;
+  Changes changed;     // rows since `base`
+  int64_t base = -1;   // see Table::set_base; -1: none
+  std::array<int64_t, Views::kViews> bases = {};  // of each view, when it was begun
 };
 
 Table::Table(int dim, InitializerSpec initializer, OptimizerSpec optimizer, uint64_t seed, Scalar scalar, Memory* memory, uint32_t number,
@@ -264,6 +275,7 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
   const auto written = [&](size_t i, uint32_t row) {
     if (row == Index::kNone) row = s.make(ids[i]);
     s.views.preserve(s.rows, row);
+    s.changed.add(row);
     return row;
   };
   const uint64_t step = static_cast<uint64_t>(context.step);
@@ -344,7 +356,8 @@ size_t Table::row_bytes() const { return state_->rows.row_bytes(); }
 
 void Table::begin_view(int view) {
   State::Writing writing(state_->mutex);
-  state_->views.begin(view, state_->rows, state_->now);
+  state_->views.begin(view, state_->rows, state_->now, state_->changed);
+  state_->bases[static_cast<size_t>(view)] = state_->base;
 }
 
 void Table::end_view(int view) {
@@ -374,7 +387,48 @@ size_t Table::read(int view, size_t first_row, size_t max_rows, int64_t* ids, vo
   return count;
 }
 
-void Table::insert(const int64_t* ids, size_t n, const void* values) {
+void Table::insert(const int64_t* ids, size_t n, const void* values) { insert_stored(ids, n, nullptr, values); }
+
+bool Table::tagged() const { return state_->rows.tagged(); }
+
+void Table::set_base(int view, int64_t base) {
+  State::Writing writing(state_->mutex);
+  state_->changed = state_->views.at(view).written();
+  state_->base = base;
+}
+
+bool Table::has_base(int view, int64_t base) const {
+  State::Reading reading(state_->mutex);
+  state_->views.at(view);
+  return base >= 0 && state_->bases[static_cast<size_t>(view)] == base;
+}
+
+size_t Table::changed_rows(int view) const {
+  State::Reading reading(state_->mutex);
+  const View& frozen = state_->views.at(view);
+  return frozen.changed().count(frozen.rows());
+}
+
+size_t Table::read_stored(int view, bool changed, size_t& next, size_t max_rows, int64_t* ids, RowTag* tags, void* values) const {
+  const State& s = *state_;
+  char* out = static_cast<char*>(values);
+  State::Reading reading(s.mutex);
+  const View& frozen = s.views.at(view);
+  const size_t row_bytes = s.rows.row_bytes();
+  size_t count = 0;
+  for (; count < max_rows; ++count, ++next) {
+    if (changed) next = frozen.changed().next(next, frozen.rows());
+    if (next >= frozen.rows()) break;
+    const auto row = static_cast<uint32_t>(next);
+    ids[count] = s.rows.id(row);
+    const auto [rows, place] = frozen.find(s.rows, row);
+    if (s.rows.tagged()) tags[count] = s.whole_tag(rows->tag(place));
+    std::memcpy(out + count * row_bytes, rows->values(place), row_bytes);
+  }
+  return count;
+}
+
+void Table::insert_stored(const int64_t* ids, size_t n, const RowTag* tags, const void* values) {
   State& s = *state_;
   const char* from = static_cast<const char*>(values);
   const size_t row_bytes = s.rows.row_bytes();
@@ -383,7 +437,9 @@ void Table::insert(const int64_t* ids, size_t n, const void* values) {
     const bool missing = row == Index::kNone;
     if (missing) row = s.rows.next(ids[i]);
     else s.views.preserve(s.rows, row);
-    s.tag(row, s.now, 0.0);
+    s.changed.add(row);
+    if (tags == nullptr) s.tag(row, s.now, 0.0);
+    else s.tag(row, tags[i].step, static_cast<double>(tags[i].rate));
     std::memcpy(s.rows.values(row), from + i * row_bytes, row_bytes);
     if (!missing) return;
     s.index.add(Index::hash(ids[i]), row);

@@ -10,6 +10,7 @@
 #include "elasticdl/embedding/native/initializer.h"
 #include "elasticdl/embedding/native/memory.h"
 #include "elasticdl/embedding/native/optimizer.h"
+#include "elasticdl/embedding/native/row_tag.h"
 
 namespace elasticdl {
 
@@ -73,6 +74,21 @@ class Table {
   size_t read(int view, size_t first_row, size_t max_rows, int64_t* ids, void* values) const;
   // Restores whole rows: values[n, row_floats]. Replaces existing rows.
   void insert(const int64_t* ids, size_t n, const void* values);
+
+  // Checkpoints: rows as they are stored, with the tags by which they make up for the steps that left them out. A table that
+  // has them inserted goes on bit for bit as this one. Of some optimizers no row has a tag, and `tags` is not used.
+  bool tagged() const;
+  // From now on rows count as changed if they were written after this view, which is known as `base` (>= 0).
+  void set_base(int view, int64_t base);
+  // Whether the view knows which rows were changed since that base.
+  bool has_base(int view, int64_t base) const;
+  // Rows of the view that were changed since its base; all if it has none.
+  size_t changed_rows(int view) const;
+  // Copies at most max_rows rows of the view from row `next` on, in insertion order, with `changed` those only that were
+  // changed; `next` is then the row to go on with. Returns the count.
+  size_t read_stored(int view, bool changed, size_t& next, size_t max_rows, int64_t* ids, RowTag* tags, void* values) const;
+  // As `insert`. Null `tags`: the rows are of the step of `begin_at`.
+  void insert_stored(const int64_t* ids, size_t n, const RowTag* tags, const void* values);
 
  private:
   struct State;

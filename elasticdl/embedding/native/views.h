@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "elasticdl/embedding/native/changes.h"
 #include "elasticdl/embedding/native/rows.h"
 
 namespace elasticdl {
@@ -17,10 +18,15 @@ namespace elasticdl {
 // in private memory: a view ends with its process.
 class View {
  public:
-  View(const Rows& live, uint64_t step) : rows_(live.size()), step_(step), copies_(live.row_bytes(), live.tagged()) {}
+  View(const Rows& live, uint64_t step, const Changes& changed)
+      : rows_(live.size()), step_(step), copies_(live.row_bytes(), live.tagged()), changed_(changed), written_(live.size()) {}
 
   size_t rows() const { return rows_; }
   uint64_t step() const { return step_; }
+  // Since the table's base, up to this view.
+  const Changes& changed() const { return changed_; }
+  // Since this view.
+  const Changes& written() const { return written_; }
 
   // Where a row is as it was in this view.
   std::pair<const Rows*, uint32_t> find(const Rows& live, uint32_t row) const {
@@ -41,10 +47,11 @@ class View {
     std::memcpy(copies_.values(copy), live.values(row), live.row_bytes());
     if (live.tagged()) copies_.tag(copy) = live.tag(row);
     copies_.add_next();
+    written_.add(row);
     chunk[live.within(row)] = copy + 1;
   }
 
-  size_t memory_bytes() const { return copies_.memory_bytes() + place_bytes_; }
+  size_t memory_bytes() const { return copies_.memory_bytes() + place_bytes_ + changed_.memory_bytes() + written_.memory_bytes(); }
 
  private:
   // Number of the row's copy + 1; 0: not copied.
@@ -59,16 +66,17 @@ class View {
   Rows copies_;
   std::vector<std::unique_ptr<uint32_t[]>> places_;  // by the live rows' chunks, made when first needed
   size_t place_bytes_ = 0;
+  Changes changed_, written_;
 };
 
 class Views {
  public:
   static constexpr int kViews = 8;
 
-  void begin(int view, const Rows& live, uint64_t step) {
+  void begin(int view, const Rows& live, uint64_t step, const Changes& changed) {
     if (view < 0 || view >= kViews) throw std::invalid_argument("view " + std::to_string(view) + ": expected 0 to 7");
     if (views_[static_cast<size_t>(view)]) throw std::invalid_argument("view " + std::to_string(view) + " is already in use");
-    views_[static_cast<size_t>(view)].emplace(live, step);
+    views_[static_cast<size_t>(view)].emplace(live, step, changed);
     ++begun_;
   }
 

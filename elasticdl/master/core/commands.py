@@ -214,9 +214,10 @@ class SaveSnapshot(Command):
 
 @dataclass(frozen=True, slots=True)
 class DropSnapshot(Command):
-    """Release a frozen view."""
+    """Release a frozen view. `saved`: it is in a complete checkpoint."""
 
     snapshot: SnapshotId
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.layout import incomplete_checkpoint
-from elasticdl.checkpoint.manifest import Manifest, PartFile
+from elasticdl.checkpoint.manifest import Link, Manifest, PartFile
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
@@ -53,8 +53,22 @@ class JobStart:
 class Saver(Protocol):
     """Writes the parts of a view: the servers, or the ring's worker with the copy."""
 
-    async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
-        """Write every part of a view below `directory`. Raises ElasticDLError."""
+    async def save(
+        self, snapshot: SnapshotId, directory: str, base: SnapshotId | None = None
+    ) -> tuple[ServerSaved, ...]:
+        """Write every part of a view below `directory`. Raises ElasticDLError.
+
+        A part may be a delta of the view `base`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The newest checkpoint that this master has taken, of which the next one may be a delta."""
+
+    snapshot: SnapshotId
+    directory: Path
+    manifest: Manifest
 
 
 @final
@@ -72,6 +86,7 @@ class CheckpointArchive:
         self._action = spec.action
         self._strategy = spec.training.distribution_strategy
         self._checkpoints = checkpoints
+        self._newest_taken: _Newest | None = None
         self.restore_from = ""
 
     def beginning(self) -> JobStart:
@@ -158,6 +173,7 @@ class CheckpointArchive:
             await asyncio.to_thread(store.abandon, making)
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
         self.restore_from = str(directory)
+        self._newest_taken = _Newest(command.snapshot, directory, manifest)
         try:
             await asyncio.to_thread(
                 store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version
@@ -191,12 +207,30 @@ class CheckpointArchive:
     async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
         whole = False
         try:
-            manifest = manifest_of(command, await snapshots.save(command.snapshot, str(making)))
+            links, base = await asyncio.to_thread(self._linked, making)
+            parts = await snapshots.save(command.snapshot, str(making), base)
+            manifest = manifest_of(command, parts)
+            if any(part.delta for part in parts):
+                if len(parts) != len(links[-1].files):
+                    self._newest_taken = None
+                    raise TransientError(
+                        f"{len(parts)} servers wrote a delta of a checkpoint of"
+                        f" {len(links[-1].files)}"
+                    )
+                manifest = manifest.model_copy(update={"links": links})
+            else:
+                await asyncio.to_thread(store.unlink, making, links)
             whole = True
             return manifest
         finally:
             if not whole:
                 await asyncio.to_thread(store.abandon, making)
+
+    def _linked(self, making: Path) -> tuple[tuple[Link, ...], SnapshotId | None]:
+        """The links of a delta, with their files in place, and its base; () and None for none."""
+        base = self._newest_taken
+        links = store.link_base(making, base.directory, base.manifest) if base else ()
+        return links, base.snapshot if base and links else None
 
     def _resumed(self, checkpoint: store.VerifiedCheckpoint) -> JobStart:
         if not checkpoint.manifest.ledger:

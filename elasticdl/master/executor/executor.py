@@ -172,11 +172,12 @@ class Executor:
                 self._queue.spawn(
                     "views of an earlier master", self._deps.snapshots.keep(snapshots)
                 )
-            case do.DropSnapshot(snapshot) if self._gateway.ring is not None:
+            case do.DropSnapshot(snapshot=snapshot) if self._gateway.ring is not None:
                 self._gateway.ring.drop(snapshot)
             case do.DropSnapshot():
                 self._queue.spawn(
-                    f"drop of view {command.snapshot}", self._deps.snapshots.drop(command.snapshot)
+                    f"drop of view {command.snapshot}",
+                    self._deps.snapshots.drop(command.snapshot, saved=command.saved),
                 )
 
     def _resize(

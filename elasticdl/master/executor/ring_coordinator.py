@@ -130,8 +130,13 @@ class RingCoordinator:
         if self._copies.setdefault(snapshot, worker) != worker:
             self._orders.put(worker, RingDrop(snapshot))
 
-    async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
-        """Have the worker write its copy below `directory`. Raises TransientError on failure."""
+    async def save(
+        self, snapshot: SnapshotId, directory: str, base: SnapshotId | None = None
+    ) -> tuple[ServerSaved, ...]:
+        """Have the worker write its copy below `directory`. Raises TransientError on failure.
+
+        A ring writes all its weights: `base` changes nothing.
+        """
         holder = self._copies.get(snapshot)
         if holder is None:
             raise TransientError(f"the copy of the weights for snapshot {snapshot} is lost")

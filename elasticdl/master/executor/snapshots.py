@@ -171,24 +171,27 @@ class Snapshots:
             await server.gone_within(self._limits.drop_delay_s(attempt))
         return None
 
-    async def save(self, snapshot: SnapshotId, directory: str) -> tuple[ServerSaved, ...]:
+    async def save(
+        self, snapshot: SnapshotId, directory: str, base: SnapshotId | None = None
+    ) -> tuple[ServerSaved, ...]:
         """Have every server write its part of a view below `directory`.
 
-        Returns results in index order. Raises ElasticDLError.
+        Servers that know what was changed since the view `base` write only that. Returns results in
+        index order. Raises ElasticDLError.
         """
         calls = [
-            server.control.save(snapshot, directory, timeout_s=self._limits.save_s)
+            server.control.save(snapshot, directory, base, timeout_s=self._limits.save_s)
             for server in self._registry.everyone()
         ]
         return tuple(await _all(calls))
 
-    async def drop(self, snapshot: SnapshotId) -> None:
-        """Release a view at all servers.
+    async def drop(self, snapshot: SnapshotId, *, saved: bool = False) -> None:
+        """Release a view at all servers; `saved` makes it the base of the next checkpoint.
 
         Retry each until it answers, is gone, or the tries run out.
         """
         await asyncio.gather(
-            *(self._drop_at(server, snapshot) for server in self._registry.attached())
+            *(self._drop_at(server, snapshot, saved) for server in self._registry.attached())
         )
 
     async def keep(self, snapshots: Sequence[SnapshotId]) -> None:
@@ -212,7 +215,7 @@ class Snapshots:
             if await server.gone_within(limits.drop_delay_s(attempt)):
                 return
 
-    async def _drop_at(self, server: Server, snapshot: SnapshotId) -> None:
+    async def _drop_at(self, server: Server, snapshot: SnapshotId, saved: bool) -> None:
         """Release a view at one server.
 
         An unreleased view costs memory and one of the server's few places for views until the
@@ -221,7 +224,7 @@ class Snapshots:
         limits = self._limits
         for attempt in range(1, limits.drop_tries + 1):
             try:
-                await server.control.drop(snapshot, timeout_s=limits.drop_s)
+                await server.control.drop(snapshot, saved=saved, timeout_s=limits.drop_s)
                 return
             except ElasticDLError as error:
                 last = error

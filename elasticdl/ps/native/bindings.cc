@@ -79,17 +79,35 @@ std::vector<StepTuple> recent_steps(NativeServer& native) {
   return all;
 }
 
-nb::dict facts_of(const View& view) {
+// Whether all tables know what was changed since the view that was made the base under this number.
+bool has_base(const View& view, int64_t base) {
+  for (size_t t = 0; t < view.model().tables(); ++t) {
+    if (!view.model().table(t).has_base(view.slot(), base)) return false;
+  }
+  return true;
+}
+
+nb::dict facts_of(const View& view, int64_t base = -1) {
   const Model& model = view.model();
+  const bool delta = base >= 0 && model.tables() > 0 && has_base(view, base);
   nb::dict workers;
   for (const auto& [name, pushes] : view.pushes) workers[nb::str(name.data(), name.size())] = as_tuple(pushes);
-  nb::list rows;
-  for (size_t t = 0; t < model.tables(); ++t) rows.append(model.table(t).view_rows(view.slot()));
+  nb::list rows, written;
+  bool tagged = false;
+  for (size_t t = 0; t < model.tables(); ++t) {
+    const Table& table = model.table(t);
+    tagged = tagged || table.tagged();
+    rows.append(table.view_rows(view.slot()));
+    written.append(delta ? table.changed_rows(view.slot()) : table.view_rows(view.slot()));
+  }
   nb::dict facts;
   facts["version"] = view.version;
   facts["step_base"] = view.step_base;
   facts["workers"] = workers;
   facts["rows"] = rows;
+  facts["delta"] = delta;
+  facts["written"] = written;
+  facts["tagged"] = tagged;
   facts["trainable"] = nb::make_tuple(model.trainable().begin, model.trainable().end);
   facts["additive"] = nb::make_tuple(model.additive().begin, model.additive().end);
   facts["slots"] = model.spec().optimizer.slots();
@@ -106,9 +124,15 @@ nb::dict cut(NativeServer& native, int64_t snapshot, const Sequences& admit_unti
   return facts_of(*view);
 }
 
-nb::dict view_facts(NativeServer& native, int64_t snapshot) { return facts_of(*native.core.views().get(snapshot)); }
+nb::dict view_facts(NativeServer& native, int64_t snapshot, int64_t base) { return facts_of(*native.core.views().get(snapshot), base); }
 
-std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, const View& view) {
+void set_base(NativeServer& native, int64_t snapshot) {
+  auto view = native.core.views().find(snapshot);
+  auto model = native.core.model();
+  for (size_t t = 0; view != nullptr && t < model->tables(); ++t) model->table(t).set_base(view->slot(), snapshot);
+}
+
+std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, const View& view, bool delta) {
   const Model& model = view.model();
   const Dense& dense = view.dense();
   const Scalar scalar = model.spec().scalar;
@@ -120,13 +144,13 @@ std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, cons
   const uint64_t first = model.spec().trainable + model.additive().begin;
   bad = checkpoint::write_dense(writer, scalar, dense.weights() + trainable_bytes, model.additive().size(), first);
   for (size_t t = 0; t < model.tables() && !bad; ++t) {
-    bad = checkpoint::write_table(writer, model.table(t), view.slot(), static_cast<int64_t>(t));
+    bad = checkpoint::write_table(writer, model.table(t), view.slot(), static_cast<int64_t>(t), delta);
   }
   return bad;
 }
 
 // Returns (bytes, crc32c, the weight that is not finite: (table or -1, id or index, value)) of the file, whole if there is none.
-nb::tuple save(NativeServer& native, int64_t snapshot, const std::string& path, const std::string& header) {
+nb::tuple save(NativeServer& native, int64_t snapshot, const std::string& path, const std::string& header, bool delta) {
   std::optional<checkpoint::NonFinite> bad;
   uint64_t bytes = 0;
   uint32_t crc = 0;
@@ -135,7 +159,7 @@ nb::tuple save(NativeServer& native, int64_t snapshot, const std::string& path, 
     auto view = native.core.views().get(snapshot);
     checkpoint::Writer writer(path);
     checkpoint::write_header(writer, header);
-    bad = write_view(writer, *view);
+    bad = write_view(writer, *view, delta);
     if (!bad) writer.finish();
     bytes = writer.bytes();
     crc = writer.crc();
@@ -166,10 +190,10 @@ void restore_dense(NativeServer& native, const std::string& path, uint64_t offse
   checkpoint::Reader(path).get(offset, base + at * model.weight_bytes(), count * model.weight_bytes());
 }
 
-uint64_t restore_rows(NativeServer& native, const std::string& path, uint64_t offset, uint64_t rows, size_t table) {
+uint64_t restore_rows(NativeServer& native, const std::string& path, uint64_t offset, uint64_t rows, size_t table, bool tagged) {
   Model& model = *native.restoring();
   if (table >= model.tables()) throw std::out_of_range("there is no table " + std::to_string(table));
-  return checkpoint::read_table(checkpoint::Reader(path), offset, rows, model.table(table),
+  return checkpoint::read_table(checkpoint::Reader(path), offset, rows, tagged, model.table(table),
                                 [&](int64_t id) { return wire::owner(id, model.servers()) == model.server(); });
 }
 
@@ -230,12 +254,13 @@ void bind_ps(nb::module_& m) {
       .def("apply_step", &apply_step, "number"_a, "contributions"_a, Released())
       .def("recent_steps", &recent_steps, Released())
       .def("cut", &cut, "snapshot"_a, "admit_until"_a, "timeout_s"_a)
-      .def("view", &view_facts, "snapshot"_a)
+      .def("view", &view_facts, "snapshot"_a, "base"_a = -1)
+      .def("set_base", &set_base, "snapshot"_a, Released())
       .def("drop", [](NativeServer& native, int64_t snapshot) { native.core.views().drop(snapshot); }, "snapshot"_a, Released())
-      .def("save", &save, "snapshot"_a, "path"_a, "header"_a)
+      .def("save", &save, "snapshot"_a, "path"_a, "header"_a, "delta"_a = false)
       .def("begin_restore", &begin_restore, "spec"_a, Released())
       .def("restore_dense", &restore_dense, "path"_a, "offset"_a, "section"_a, "at"_a, "count"_a, Released())
-      .def("restore_rows", &restore_rows, "path"_a, "offset"_a, "rows"_a, "table"_a, Released())
+      .def("restore_rows", &restore_rows, "path"_a, "offset"_a, "rows"_a, "table"_a, "tagged"_a, Released())
       .def("restore_worker", &restore_worker, "name"_a, "known"_a, Released())
       .def("end_restore", &end_restore, "version"_a, "step_base"_a, Released())
       .def("statistics", &statistics)

@@ -343,7 +343,7 @@ class Checkpointing:
             self._pause_after(self._slow)
             self._slow = None
         self._list(event, written, late=late)
-        self._context.orders.give(DropSnapshot(event.snapshot))
+        self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
         self._context.orders.announce("checkpoint", text, details=details)
