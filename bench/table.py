@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [
     *(
         ROOT / f"elasticdl/embedding/native/{name}.cc"
-        for name in ("table", "optimizer", "initializer", "unique_ids")
+        for name in ("table", "idle", "optimizer", "initializer", "unique_ids")
     ),
     ROOT / "elasticdl/ps/native/kept_memory.cc",
 ]
@@ -46,6 +46,7 @@ def measure() -> dict[str, float]:
     for work in ("lookup", "adam"):
         figures[f"kept_{work}_ratio"] = figures[f"kept_{work}"] / figures[f"table_{work}"]
         figures[f"{work}_ratio"] = figures[f"table_{work}"] / figures[f"limit_{work}_prefetch"]
+    figures["noted_adam_ratio"] = figures["noted_adam"] / figures["table_adam"]
     figures["memory_ratio"] = figures["table_bytes"] / figures["raw_bytes"]
     figures["process_memory_ratio"] = process_memory_ratio()
     show(figures)
@@ -98,6 +99,8 @@ def show(figures: dict[str, float]) -> None:
             f"{title:<34}{table:>8.1f}{limit:>8.1f}{table / limit:>8.2f}{'':13}"
             f"{kept:>8.1f}{kept / table:>8.2f}"
         )
+    noted = figures["noted_adam_ratio"]
+    print(f"Adam update that notes its rows, over one that does not: {noted:.3f}")
     touched, kept = figures["table_first_touch"] / 1e6, figures["kept_first_touch"] / 1e6
     print(f"{'first touch':<34}{touched:>8.1f}{'':29}{kept:>8.1f}{kept / touched:>8.2f}")
     print(

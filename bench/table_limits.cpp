@@ -119,6 +119,12 @@ int main() {
   elasticdl::ps::KeptMemory memory("/proc/self/fd/" + std::to_string(::memfd_create("table", 0)), 0.0);
   elasticdl::Table kept(kDim, {}, adam, 1, elasticdl::Scalar::FLOAT32, &memory);
   const double kept_first_touch_s = seconds_of([&] { kept.lookup(work.ids.data(), kRows, all.data()); });
+  // As in a job with checkpoints: each update notes its rows.
+  elasticdl::Table noted(kDim, {}, adam, 1);
+  noted.lookup(work.ids.data(), kRows, all.data());
+  noted.begin_view(0);
+  noted.set_base(0, 0);
+  noted.end_view(0);
   uint64_t done = 0, serial = 0;
   const auto keep = [&](const std::vector<int64_t>& batch) {
     done = 0;
@@ -159,6 +165,7 @@ int main() {
       {"limit_adam_prefetch", update(rows, 16)},
       {"limit_adam_prefetch_huge", update(huge_rows, 16)},
       {"table_adam", [&] { for (const auto& batch : work.batches) table.apply(batch.data(), kBatch, work.gradients.data(), {1e-3f, 10}); }},
+      {"noted_adam", [&] { for (const auto& batch : work.batches) noted.apply(batch.data(), kBatch, work.gradients.data(), {1e-3f, 10}); }},
       {"kept_lookup", [&] { for (const auto& batch : work.batches) kept.lookup(batch.data(), kBatch, work.out.data()); }},
       {"kept_adam", [&] { for (const auto& batch : work.batches) keep(batch); }},
   };

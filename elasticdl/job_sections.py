@@ -255,7 +255,7 @@ class CheckpointSection(Section):
         default=0, ge=0, description="Take a checkpoint every N steps; 0 disables it."
     )
     checkpoint_seconds: Annotated[float, UsedBy(_TRAIN)] = Field(
-        default=300,
+        default=60,
         ge=0,
         allow_inf_nan=False,
         description=(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.core
 
 
 def begun(bench: type[Bench], **flags: Any) -> Bench:
-    job = bench(num_epochs=9, stall_seconds=0, **flags)
+    job = bench(num_epochs=9, stall_seconds=0, **{"checkpoint_seconds": 300, **flags})
     job.up()
     job.put(e.VersionAdvanced(0, 1))
     return job
@@ -33,12 +33,12 @@ def ordered(job: Bench, after_s: float) -> bool:
     return bool(job.of(c.TakeSnapshot, job.tick(0.5)))
 
 
-def test_a_checkpoint_is_taken_every_five_minutes(bench: type[Bench]) -> None:
-    job = begun(bench)
-    assert ordered(job, 300)
+def test_a_checkpoint_is_taken_every_minute(bench: type[Bench]) -> None:
+    job = begun(bench, checkpoint_seconds=make_spec().checkpoint.checkpoint_seconds)
+    assert ordered(job, 60)
     saved(job, cut(job, 5))
     job.put(e.VersionAdvanced(0, 6))
-    assert ordered(job, 300)
+    assert ordered(job, 60)
 
 
 @pytest.mark.parametrize("seconds", [0, 7.5])
@@ -106,9 +106,9 @@ def test_a_job_without_a_place_takes_none(bench: type[Bench]) -> None:
 @pytest.mark.parametrize(
     ("lasted_s", "flags", "last"),
     [
-        (290, {}, False),
-        (310, {}, True),
-        (310, {"checkpoint_seconds": 0}, False),
+        (58, {}, False),
+        (62, {}, True),
+        (62, {"checkpoint_seconds": 0}, False),
         (1, {"checkpoint_steps": 1000}, True),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_ring_without_an_interval_makes_none() -> None:
 
 
 def test_the_interval_is_a_flag_of_training_alone() -> None:
-    assert make_spec().checkpoint.checkpoint_seconds == 300
+    assert make_spec().checkpoint.checkpoint_seconds == 60
     flags = {"model_zoo": "z", "model_def": "m", "validation_data": "v"}
     spec = JobSpec.from_flags(Action.EVALUATE, {**flags, "checkpoint_dir_for_init": "c"})
     assert "checkpoint_seconds" not in spec.flags(defaults=False)

@@ -144,7 +144,7 @@ def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench: ty
     save = cut(job, 13)
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 25))) == []
     commands = saved(job, save)
-    assert c.DropSnapshot(save.snapshot) in commands
+    assert c.DropSnapshot(save.snapshot, saved=True) in commands
     assert job.of(c.TakeSnapshot, commands)
     assert [one.version for one in job.state.status().checkpoints] == [13]
 

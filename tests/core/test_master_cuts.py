@@ -105,9 +105,9 @@ def test_a_second_cut_does_not_drop_the_view_that_is_being_saved(bench: type[Ben
     job.up()
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job, 10)
-    drop = c.DropSnapshot(save.snapshot)
-    assert drop not in job.put(e.SnapshotCut(0, save.snapshot, 10, {}))
-    assert drop in saved(job, save)
+    again = job.put(e.SnapshotCut(0, save.snapshot, 10, {}))
+    assert not job.of(c.DropSnapshot, again)
+    assert c.DropSnapshot(save.snapshot, saved=True) in saved(job, save)
 
 
 def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(

@@ -48,7 +48,7 @@ def callbacks():
 
 @pytest.fixture
 def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
-    """A job on the ids 0 to RECORDS - 1, without a checkpoint before its end."""
+    """A job on the ids 0 to RECORDS - 1."""
     (tmp_path / "ids.csv").write_text("\n".join(["id", *map(str, range(RECORDS))]) + "\n")
 
     def run(pace_s: float = 0.01, **flags: object) -> Job:

@@ -19,11 +19,14 @@ class Changes {
 
   // The first changed row from `row` on; `end` if there is none before it.
   size_t next(size_t row, size_t end) const {
-    for (size_t word = row / 64; row < rows_ && row < end; row = ++word * 64) {
-      const uint64_t left = bits_[word] >> (row % 64);
-      if (left != 0) return std::min(row + static_cast<size_t>(__builtin_ctzll(left)), end);
+    if (row >= rows_) return std::min(row, end);
+    uint64_t left = bits_[row / 64] >> (row % 64);
+    while (left == 0) {
+      row = (row / 64 + 1) * 64;
+      if (row >= rows_) return std::min(rows_, end);
+      left = bits_[row / 64];
     }
-    return std::min(std::max(row, rows_), end);
+    return std::min(row + static_cast<size_t>(__builtin_ctzll(left)), end);
   }
 
   // Changed rows before `end`, which is not less than the rows that were there.
