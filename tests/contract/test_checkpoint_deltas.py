@@ -183,7 +183,9 @@ def test_a_chain_restores_bit_for_bit_on_any_number_of_servers(
             return stage
 
         job = Training(make(servers), spec_of(rule), scratch / "made")
-        job.push()
+        # Many rows, or the chain would end soon.
+        for _ in range(5):
+            job.push(400)
         job.checkpoint()
         for pushes, reads, what in rounds:
             for _ in range(pushes):
@@ -240,9 +242,10 @@ def test_a_delta_has_the_changed_rows_only_and_the_files_of_its_base(training: T
 def test_a_checkpoint_is_whole_though_those_before_it_are_removed(
     training: Training, open_stage: Callable[[int], Stage], tmp_path: Path
 ) -> None:
-    training.push()
+    for _ in range(20):
+        training.push(200)
     for _ in range(4):
-        training.push()
+        training.push(10)
         training.checkpoint()
     store.prune(training.checkpoints, 1, training.sequence)
     (left,) = store.complete_ones(training.checkpoints)
