@@ -17,6 +17,8 @@
 namespace elasticdl::checkpoint {
 namespace {
 
+constexpr size_t kRowsAtOnce = 1024;
+
 [[noreturn]] void problem(const std::string& path) { throw std::system_error(errno, std::generic_category(), path); }
 
 }  // namespace
@@ -70,7 +72,19 @@ std::optional<NonFinite> write_table(Writer& writer, const Table& table, int vie
   std::vector<RowTag> tags(table.tagged() ? ids.size() : 0);
   std::vector<char> values(ids.size() * row_bytes);
   size_t next = 0;
-  while (const size_t count = table.read_stored(view, changed, next, ids.size(), ids.data(), tags.data(), values.data())) {
+  // A few rows at a time: updates of the table wait meanwhile.
+  const auto read_block = [&] {
+    size_t count = 0;
+    while (count < ids.size()) {
+      RowTag* const tag = tags.empty() ? nullptr : tags.data() + count;
+      const size_t most = std::min(kRowsAtOnce, ids.size() - count);
+      const size_t got = table.read_stored(view, changed, next, most, ids.data() + count, tag, values.data() + count * row_bytes);
+      if (got == 0) break;
+      count += got;
+    }
+    return count;
+  };
+  while (const size_t count = read_block()) {
     for (size_t i = 0; i < count; ++i) {
       const char* weights = values.data() + i * row_bytes;
       const size_t bad = first_nonfinite(table.scalar(), weights, dim);

@@ -17,6 +17,11 @@ class Changes {
     if (row < rows_) bits_[row / 64] |= uint64_t{1} << (row % 64);
   }
 
+  // Ahead of `add`: with other work on the machine the bits are rarely in the nearest cache.
+  [[gnu::always_inline]] void prefetch(uint32_t row) const {
+    if (row < rows_) __builtin_prefetch(bits_.data() + row / 64, 1);
+  }
+
   // The first changed row from `row` on; `end` if there is none before it.
   size_t next(size_t row, size_t end) const {
     if (row >= rows_) return std::min(row, end);

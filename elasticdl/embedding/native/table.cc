@@ -165,6 +165,7 @@ struct Table::State {
     const char* at = rows.values(row);
     const size_t bytes = std::min(needed, 8 * kLine);
     __builtin_prefetch(&rows.id(row));
+    if (kWrite) changed.prefetch(row);
     for (size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(at + offset, kWrite);
     __builtin_prefetch(at + bytes - 1, kWrite);
   }
