@@ -298,6 +298,26 @@ def test_a_torn_link_is_named_and_the_newest_whole_checkpoint_is_used(
     assert old in store.complete_ones(training.checkpoints)
 
 
+def test_a_delta_whose_writing_is_killed_leaves_its_base_as_it_was(training: Training) -> None:
+    for _ in range(20):
+        training.push(200)
+    first = training.checkpoint()
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    training.push()
+    snapshot = training.cut()
+    making = store.begin(training.checkpoints)
+    assert training.base is not None
+    assert store.link_base(making, first, training.base[2])
+    save(training.stage.servers[0], place(training.stage, 0), snapshot, making, training.base[0])
+    # Here the master is killed: the next one finds no manifest.
+    assert store.complete_ones(training.checkpoints) == [first]
+    for server in training.stage.servers:
+        server.drop(snapshot)
+    second = training.checkpoint()
+    assert len(store.verify(second).links) == 1 and not making.exists()
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+
+
 def test_a_delta_without_its_base_is_refused(
     training: Training, open_stage: Callable[[int], Stage]
 ) -> None:

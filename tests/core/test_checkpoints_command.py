@@ -18,8 +18,17 @@ pytestmark = pytest.mark.core
 LEDGER = json.dumps({"format": 1, "counts": [{"epoch": 0, "trained": 1000}, {"trained": 234}]})
 
 
-def made(location: Path, version: int, *, servers: int = 2, ledger: str = LEDGER) -> Path:
+def made(
+    location: Path,
+    version: int,
+    *,
+    servers: int = 2,
+    ledger: str = LEDGER,
+    base: Path | None = None,
+) -> Path:
+    """`base`: it is a delta of that one."""
     making = store.begin(location)
+    links = store.link_base(making, base, store.read_manifest(base)) if base else ()
     files = []
     for index in range(max(1, servers)):
         path = making / f"server-{index}.bin"
@@ -33,11 +42,32 @@ def made(location: Path, version: int, *, servers: int = 2, ledger: str = LEDGER
             servers=servers,
             parameters=spec,
             files=tuple(files),
+            links=links,
             rows=version,
             ledger=ledger,
             wall_s=1e9,
         ),
     )
+
+
+def test_a_delta_is_listed_with_its_base_and_verified_with_all_that_it_needs(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = made(checkpoints, 7)
+    delta = made(checkpoints, 8, base=full)
+    newest, oldest = listed(capsys, "a")
+    assert (newest["base"], newest["deltas"], newest["bytes"]) == (7, 1, 480)
+    assert (oldest["base"], oldest["deltas"], oldest["bytes"]) == (None, 0, 420)
+    assert run(["checkpoints", "list", "a"]) == 0
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert "KIND" in heading and "delta 1 of 7" in first and "full" in second
+    assert run(["checkpoints", "verify", "a", "8"]) == 0
+    assert "4 files" in capsys.readouterr().out
+    # The bytes are those of both checkpoints.
+    (full / "server-0.bin").write_bytes(b"x" * 210)
+    assert run(["checkpoints", "verify", "a"]) == 1
+    errors = capsys.readouterr().err
+    assert str(delta / "link-0-server-0.bin") in errors and str(full / "server-0.bin") in errors
 
 
 @pytest.fixture
