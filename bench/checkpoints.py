@@ -7,7 +7,8 @@ of directory below CHECKPOINT_DIR (the system's temporary directory).
 
 - delta: bytes of a delta over those of a full checkpoint, by pushes since the one before it;
 - pause: from the first gate to the open gate;
-- throughput: pulls and pushes while a checkpoint is written, beside those before and after it.
+- throughput: pulls and pushes while a checkpoint is written, beside those before and after it. The
+  control is a thread that only computes: what is lost beside it is lost to a busy processor.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,10 +173,10 @@ def beside_training(job: Training) -> dict[str, Any]:
     """Pauses in seconds; steps a second while a checkpoint is written over those around it."""
     found: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
-        for kind in ("full", "delta"):
+        for kind in ("control", "full", "delta"):
             before = steps_per_s(job, QUIET_S)
-            pause_s = job.cut()
-            writing = threading.Thread(target=lambda full=kind == "full": job.write(full=full))
+            pause_s = job.cut() if kind != "control" else 0.0
+            writing = threading.Thread(target=beside, args=(job, kind))
             begin_s = time.perf_counter()
             writing.start()
             during = steps_per_s(job, 0.2, writing)
@@ -188,6 +190,16 @@ def beside_training(job: Training) -> dict[str, Any]:
             ):
                 found.setdefault(f"{kind}_{name}", []).append(round(value, 4))
     return found
+
+
+def beside(job: Training, kind: str) -> None:
+    """What goes on beside the steps."""
+    if kind != "control":
+        job.write(full=kind == "full")
+        return
+    data, end_s = bytes(16 << 20), time.perf_counter() + QUIET_S
+    while time.perf_counter() < end_s:
+        zlib.crc32(data)  # without the interpreter lock
 
 
 def steps_per_s(job: Training, at_least_s: float, until: threading.Thread | None = None) -> float:
@@ -229,6 +241,8 @@ def show(figures: dict[str, Any]) -> None:
     for pushes, share in figures["bytes"]["delta"].items():
         draws = pushes * FIELDS * BATCH / ROWS
         print(f"delta after {pushes:>4} pushes ({draws:.2f} ids drawn a row): {share:.3f}")
+    control = statistics.median(figures["control_throughput"])
+    print(f"throughput beside a thread that only computes: {control:.3f}")
     for kind in ("full", "delta"):
         pauses, ratios = figures[f"{kind}_pause_s"], figures[f"{kind}_throughput"]
         print(
