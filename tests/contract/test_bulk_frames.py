@@ -21,6 +21,7 @@ import pytest
 
 from elasticdl.errors import TransientError
 from elasticdl.ps.gauges import rss_bytes
+from elasticdl.rpc.ps_client import ServerPool
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec, shown, update
 
 pytestmark = pytest.mark.contract
@@ -151,6 +152,11 @@ def packed_push(dense: int = 0) -> bytes:
     return struct.pack("<qqqqqdQIIII", 1, 0, 0, 0, 0, 0.1, dense, 1, 0, 0, 0)
 
 
+def coded_zeros(count: int) -> bytes:
+    """That many zeros in bfloat16, in a byte each: the code of their only exponent has no bits."""
+    return struct.pack("<BBBB4I", 1, 0, 0, 0, 0, 0, 0, 0) + bytes(count)
+
+
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     made = Stage(1)
@@ -179,6 +185,34 @@ def test_another_protocol_is_hung_up_on(stage: Stage, first: bytes) -> None:
         raw.send(first)
         assert raw.closed()
     assert stage.servers[0].statistics()["bad_frames"] == 1
+
+
+def test_a_worker_of_another_version_is_told_so(stage: Stage) -> None:
+    with Raw(stage.addresses[0]) as raw:
+        raw.send(HEADER.pack(MAGIC, VERSION - 1, HELLO, 0, 9, 48) + bytes(48))
+        status, message = raw.answer(HELLO)
+        assert status == USER and b"the worker version 3: all processes of a job must" in message
+        assert raw.closed()
+    assert stage.servers[0].statistics()["bad_frames"] == 1
+
+
+def test_a_worker_says_that_a_server_has_another_version() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, ExitStack() as stack:
+        other.settimeout(LIMIT_S)
+
+        def answer() -> None:
+            peer = stack.enter_context(other.accept()[0])
+            number = HEADER.unpack(peer.recv(4096)[: HEADER.size])[4]
+            peer.sendall(HEADER.pack(MAGIC, VERSION + 1, HELLO, USER, number, 0))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        pool = ServerPool([address], "worker-0", shown(1, "worker-0"))
+        stack.callback(pool.close)
+        with pytest.raises(TransientError, match=r"it speaks version 5 .* this worker version 4"):
+            pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=1.0)
+        thread.join(LIMIT_S)
 
 
 def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None:
@@ -298,6 +332,35 @@ def test_a_large_frame_waits_for_its_place_and_is_not_refused(stage: Stage) -> N
         assert status == USER, "it was read, and makes no sense"
 
 
+def test_packed_pushes_that_wait_take_the_memory_of_what_was_sent() -> None:
+    """A few bytes of a packed push may be many of a plain one."""
+    stage = Stage(1)
+    count, senders = 2_000_000, 16
+    spec = counting_spec(dim=1)
+    head = struct.pack("<qqqqqdQIIII", 1, 0, 0, 0, 0, 0.1, 0, 1, 0, 1, 0)
+    ids = struct.pack("<IQq", 0, count, 0) + b"\x01" * (count - 1)
+    payload = head + ids + coded_zeros(count)
+    try:
+        stage.pool().initialise(spec, np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        assert stage.servers[0].gate(LIMIT_S) == {}
+        with ExitStack() as stack:
+            raws = [stack.enter_context(Raw(stage.addresses[0])) for _ in range(senders)]
+            for number, raw in enumerate(raws):
+                assert raw.greet(name=f"worker-{number}".encode())[0] == OK
+            before = rss_bytes()
+            for raw in raws:
+                raw.send_frame(PACKED_PUSH, payload)
+            assert not any(raw.answers_within(0.2) for raw in raws), "the gate keeps them out"
+            assert rss_bytes() - before < 280 << 20, "16 x 4 MB, and what one unpacks at a time"
+            for number, raw in enumerate(raws):
+                stage.servers[0].fence(f"worker-{number}")
+                assert raw.answer(PACKED_PUSH)[0] == REFUSED
+        stage.servers[0].ungate()
+        assert stage.servers[0].version == 0
+    finally:
+        stage.close()
+
+
 def test_a_model_of_absurd_size_is_refused() -> None:
     stage = Stage(1)
     try:
@@ -376,6 +439,30 @@ def test_a_version_that_leaves_no_room_to_count_is_refused() -> None:
         stage.close()
 
 
+def fuzzed(choose: random.Random) -> tuple[int, bytes]:
+    """A frame of any kind: a plain push, or a packed pull or push, with some of it changed."""
+    dense = 6
+    plain = struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, dense, 1, 0, 2) + bytes(16 + 24 + 16)
+    count = choose.choice([1, 200, 400])
+    ids = struct.pack("<IQq", 0, count, -5) + bytes(choose.randrange(128) for _ in range(count - 1))
+    pull = struct.pack("<qIIII", -1, choose.randrange(2), 1, choose.randrange(3), 0) + ids
+    few = b"\0" + bytes(2 * dense) + b"\0"  # two slices, one of them empty
+    gradients = coded_zeros(2 * count) if count >= 200 else b"\0" + bytes(4 * count)
+    push = struct.pack("<qqqqqdQIIII", 1, 0, 0, 0, 0, 0.1, dense, 1, 0, 1, 0)
+    kinds = [HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE, 7, 8, 9, 255]
+    kind, whole = choose.choice(
+        [
+            (choose.choice(kinds), plain),
+            (PACKED_PULL, pull),
+            (PACKED_PUSH, push + ids + few + gradients),
+        ]
+    )
+    payload = bytearray(whole)
+    for _ in range(choose.randrange(12)):
+        payload[choose.randrange(len(payload))] = choose.randrange(256)
+    return kind, bytes(payload[: choose.choice([choose.randrange(len(payload) + 1), None])])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_fuzzed_frames_neither_crash_nor_fill_the_server(stage: Stage, seed: int) -> None:
     choose = random.Random(seed)
@@ -384,16 +471,8 @@ def test_fuzzed_frames_neither_crash_nor_fill_the_server(stage: Stage, seed: int
         with Raw(stage.addresses[0]) as raw, suppress(EOFError, ConnectionError, TimeoutError):
             raw.greet()
             for _ in range(choose.randrange(1, 4)):
-                payload = bytearray(
-                    struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 6, 1, 0, 2) + bytes(16 + 24 + 16)
-                )
-                for _ in range(choose.randrange(12)):
-                    payload[choose.randrange(len(payload))] = choose.randrange(256)
-                cut = choose.randrange(len(payload) + 1)
-                raw.ask(
-                    choose.choice([HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE, 7, 8, 9, 255]),
-                    bytes(payload[:cut]),
-                )
+                kind, payload = fuzzed(choose)
+                raw.ask(kind, payload)
     assert works(stage)
     assert rss_bytes() - before < 50 << 20
 

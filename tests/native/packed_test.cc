@@ -177,8 +177,13 @@ void packed_ids_come_back_and_malformed_ones_do_not() {
   for (const auto& [second, bad] : {std::pair{0u, false}, {1u, true}, {2u, true}, {UINT32_MAX, true}}) {
     wire::Writer writer;
     writer.put(uint32_t{0}).put(uint64_t{1}).put(int64_t{9}).put(second);  // table 1: like 0, or with ids that are not there
-    CHECK(refused(writer.bytes(), [](wire::Cursor& cursor) { UnpackedIds(cursor, 2); }) == bad);
+    CHECK(refused(writer.bytes(), [](wire::Cursor& cursor) { PackedIds(cursor, 2).unpack(); }) == bad);
   }
+  // More ids than a plain frame has: refused before they get memory.
+  const uint64_t many = wire::kMaxPayload / sizeof(int64_t) + 1;
+  wire::Writer writer;
+  writer.put(uint32_t{0}).put(many).put(int64_t{0}).bytes().resize(many + 20, '\0');
+  CHECK(refused(writer.bytes(), [](wire::Cursor& cursor) { PackedIds(cursor, 1); }));
 }
 
 // Of every kind of distribution; then with bytes changed, cut or added: refused, or other numbers, but never a step beyond its end.

@@ -14,7 +14,6 @@ constexpr std::chrono::seconds kStall{60};  // within a frame
 constexpr std::chrono::seconds kGreeting{10};
 constexpr size_t kSliceBytes = 1 << 20;
 constexpr size_t kWakeAt = 128 << 10;
-constexpr size_t kRedoKept = 8 << 20;
 
 bool later() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
@@ -22,7 +21,7 @@ bool later() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 Connection::Connection(uint64_t number, const Shared& shared, std::shared_ptr<Poller> poller, Socket socket, Clock::time_point now)
     : number_(number), since_(now), server_(shared.server), connections_(shared.connections), frames_(shared.frames),
-      replies_(shared.replies), poller_(std::move(poller)), socket_(std::move(socket)),
+      unpacking_(shared.unpacked), replies_(shared.replies), poller_(std::move(poller)), socket_(std::move(socket)),
       deadline_((now + kGreeting).time_since_epoch().count()) {
   if (const TlsContext& tls = server_.config().tls; tls != nullptr) {
     socket_.secure(tls, "");
@@ -34,9 +33,9 @@ Connection::Connection(uint64_t number, const Shared& shared, std::shared_ptr<Po
 Connection::~Connection() {
   poller_->remove(socket_.fd());
   socket_.shutdown();
-  frames_.cancel(*this);
-  replies_.cancel(*this);
+  for (Budget* budget : {&frames_, &unpacking_, &replies_}) budget->cancel(*this);
   frames_.give_back(frame_share_);
+  unpacking_.give_back(unpacked_share_);
   replies_.give_back(reply_share_);
 }
 
@@ -108,8 +107,10 @@ Connection::Next Connection::advance() {
     switch (answer()) {
       case Answer::wait:
         // Those that it waits for may need the room: then the pushes of a cut could not come behind those that are kept out.
+        if (unpacked_share_ > 0) drop_unpacked();
         frames_.give_back(std::exchange(frame_share_, 0));
         return Next::wait;
+      case Answer::room: return Next::wait;
       case Answer::close: return Next::close;
       case Answer::reply: stage_ = Stage::reply;
     }
@@ -162,6 +163,11 @@ std::optional<Connection::Next> Connection::check_header() {
   stage_ = Stage::room;
   if (good) return {};
   ++server_.statistics().bad_frames;
+  if (header_.magic == wire::kMagic && header_.version != wire::kVersion) {
+    fail_and_close(wire::Status::user, wire::other_version("this server", wire::kVersion, "the worker", header_.version));
+    stage_ = Stage::reply;
+    return {};
+  }
   if (phase_ != Phase::serve) return Next::close;
   fail_and_close(wire::Status::user, "not a frame of this protocol, or larger than 1 GiB");
   stage_ = Stage::reply;
@@ -210,6 +216,7 @@ Connection::Next Connection::replied() {
     redo_ = Redo();
   }
   frames_.give_back(std::exchange(frame_share_, 0));
+  unpacking_.give_back(std::exchange(unpacked_share_, 0));
   replies_.give_back(std::exchange(reply_share_, 0));
   stage_ = Stage::header;
   return socket_.buffered() ? Next::soon : Next::readable;
@@ -270,7 +277,7 @@ Connection::Answer Connection::serve() {
     if (header_.kind == wire::Kind::initialise) return initialise(cursor);
     if (server_.model() == nullptr) return fail(wire::Status::empty, "this server has no parameters yet");
     // Once: a push that has to wait is answered again.
-    if (header_.kind == wire::Kind::packed_push && !unpacked_) unpack_push(cursor);
+    if (header_.kind == wire::Kind::packed_push && !unpacked_ && !unpack_push(cursor)) return Answer::room;
     switch (header_.kind) {
       case wire::Kind::pull: return pull(cursor);
       case wire::Kind::packed_pull: return pull_packed(cursor);
@@ -299,7 +306,7 @@ Connection::Answer Connection::serve() {
 
 Connection::Answer Connection::fail(wire::Status status, const std::string& message) {
   pulling_.reset();
-  replies_.cancel(*this);  // a pull that waited for room may have it by now
+  for (Budget* budget : {&unpacking_, &replies_}) budget->cancel(*this);  // what waited for room may have it by now
   reply_.begin(header_, status, message.size());
   reply_.put(message.data(), message.size());
   return Answer::reply;

@@ -28,8 +28,9 @@ class Connections;
 struct Shared {
   Server& server;
   Connections& connections;
-  Budget& frames;   // large ones being received
-  Budget& replies;  // large ones being sent
+  Budget& frames;    // large ones being received
+  Budget& unpacked;  // what large packed pushes become
+  Budget& replies;   // large ones being sent
 };
 
 class Connection : public Source, public Waiter {
@@ -56,10 +57,11 @@ class Connection : public Source, public Waiter {
   enum class Stage { securing, header, room, payload, answer, reply };
   enum class Phase { hello, prove, serve };  // what a frame is for
   enum class Next { readable, writable, soon, wait, close };
-  enum class Answer { reply, wait, close };
+  enum class Answer { reply, wait, room, close };  // room: as wait, but it keeps the room that it has
   enum class Wait { none, waiting, woken };
   static constexpr Clock::rep kNone = 0;
   static constexpr uint64_t kLarge = 16 << 20;  // frames and copies above it share a budget
+  static constexpr size_t kRedoKept = 8 << 20;
 
   // A pull whose rows are looked up while they are sent.
   struct Pulling {
@@ -95,7 +97,8 @@ class Connection : public Source, public Waiter {
   Answer initialise(wire::Cursor cursor);
   Answer pull(wire::Cursor cursor);
   Answer pull_packed(wire::Cursor cursor);
-  void unpack_push(wire::Cursor cursor);
+  bool unpack_push(wire::Cursor cursor);
+  void drop_unpacked();
   Answer push();
   Answer rows(wire::Cursor cursor);
   Answer put_frozen_rows(const wire::RowsReply& result, size_t row_bytes);
@@ -107,6 +110,7 @@ class Connection : public Source, public Waiter {
   Server& server_;
   Connections& connections_;
   Budget& frames_;
+  Budget& unpacking_;
   Budget& replies_;
   const std::shared_ptr<Poller> poller_;
   Socket socket_;
@@ -126,6 +130,7 @@ class Connection : public Source, public Waiter {
   size_t expected_ = 1;        // see Socket::expect
   size_t have_ = 0;            // of the header or payload at hand
   uint64_t frame_share_ = 0;   // of the budgets
+  uint64_t unpacked_share_ = 0;
   uint64_t reply_share_ = 0;
   Buffer payload_;
   Redo redo_;  // of a push, with kept memory: its payload

@@ -39,7 +39,8 @@ void Listener::Ticker::slice() {
 }
 
 Listener::Listener(Server& server)
-    : server_(server), frames_(kMostInTransit), replies_(kMostInTransit), loop_(loop_threads()), connections_(server.statistics(), [this] { resume(); }),
+    : server_(server), frames_(kMostInTransit), unpacked_(kMostInTransit), replies_(kMostInTransit), loop_(loop_threads()),
+      connections_(server.statistics(), [this] { resume(); }),
       acceptor_(*this), ticker_(*this) {}
 
 Listener::~Listener() { stop(); }
@@ -72,7 +73,7 @@ bool Listener::accept_one() {
   if (!socket) return false;
   try {
     ++accepted_;
-    const Shared shared{server_, connections_, frames_, replies_};
+    const Shared shared{server_, connections_, frames_, unpacked_, replies_};
     auto made = std::make_shared<Connection>(accepted_, shared, loop_.poller(accepted_), std::move(socket), Connection::Clock::now());
     connections_.add(made);
     made->start();

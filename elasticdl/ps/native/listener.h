@@ -51,6 +51,7 @@ class Listener {
 
   Server& server_;
   Budget frames_;
+  Budget unpacked_;
   Budget replies_;
   Loop loop_;
   Connections connections_;

@@ -8,9 +8,9 @@
 namespace elasticdl::ps {
 namespace {
 
-UnpackedIds take_ids(wire::Cursor& cursor, uint32_t tables, const Model& model) {
+PackedIds take_ids(wire::Cursor& cursor, uint32_t tables, const Model& model) {
   model.require_tables(tables);
-  return UnpackedIds(cursor, tables);
+  return PackedIds(cursor, tables);
 }
 
 wire::Precision checked(wire::Precision precision) {
@@ -37,7 +37,7 @@ Connection::Answer Connection::pull_packed(wire::Cursor cursor) {
   const auto begin = Clock::now();
   auto model = server_.model();
   const auto [request, precision, padding] = cursor.take<wire::PackedPull>();
-  const UnpackedIds ids = take_ids(cursor, request.tables, *model);
+  PackedIds ids = take_ids(cursor, request.tables, *model);
   cursor.end();
   auto view = request.snapshot >= 0 ? server_.views().get(request.snapshot) : nullptr;
   const wire::PullReply result{view ? view->version : server_.admission().version(), request.dense != 0 ? model->dense_size() : 0};
@@ -48,16 +48,19 @@ Connection::Answer Connection::pull_packed(wire::Cursor cursor) {
   size_t bound = sizeof result + weights.bound(model->trainable().size()) + exact.bound(model->additive().size());
   std::vector<uint64_t> counts;
   for (size_t t = 0; t < model->tables(); ++t) {
-    const size_t count = ids.of(t).size(), bytes = count * model->row_bytes(t);
+    const size_t count = ids.count(t);
     size.add(count, model->row_bytes(t));
+    const size_t bytes = count * model->row_bytes(t);
     counts.push_back(count);
     most = std::max(most, bytes);
     bound += weights.bound(bytes / model->weight_bytes());
   }
-  if (bound > kLarge) {
-    if (!replies_.take(*this, bound)) return Answer::wait;
-    reply_share_ = bound;
+  const uint64_t all = bound + most + weights.scratch(most / model->weight_bytes()) + ids.bytes();
+  if (all > kLarge) {
+    if (!replies_.take(*this, all)) return Answer::wait;
+    reply_share_ = all;
   }
+  ids.unpack();
   char* const packed = packed_.room(bound);
   char* const plain = dense_.room(most + 1);
   char* at = packed;
@@ -84,11 +87,11 @@ Connection::Answer Connection::pull_packed(wire::Cursor cursor) {
   return Answer::reply;
 }
 
-// Writes what the same push has as a plain frame to where such frames are received.
-void Connection::unpack_push(wire::Cursor cursor) {
+// Writes what the same push has as a plain frame to where such frames are received. False if it has to wait for room first.
+bool Connection::unpack_push(wire::Cursor cursor) {
   auto model = server_.model();
   auto [head, precision, padding] = cursor.take<wire::PackedPush>();
-  const UnpackedIds ids = take_ids(cursor, head.tables, *model);
+  PackedIds ids = take_ids(cursor, head.tables, *model);
   if (head.dense_count != 0 && head.dense_count != model->dense_size()) {
     throw UserError(std::to_string(head.dense_count) + " dense values for a slice of " + std::to_string(model->dense_size()));
   }
@@ -97,16 +100,25 @@ void Connection::unpack_push(wire::Cursor cursor) {
   size.add(head.tables, sizeof(uint64_t));
   size.add(head.dense_count, model->weight_bytes());
   values.add(head.dense_count, 1);
+  uint64_t most = head.dense_count;
   for (size_t t = 0; t < model->tables(); ++t) {
-    size.add(ids.of(t).size(), sizeof(int64_t) + model->row_bytes(t));
-    values.add(ids.of(t).size(), model->spec().tables[t].dim);
+    const uint64_t dim = model->spec().tables[t].dim;
+    size.add(ids.count(t), sizeof(int64_t) + model->row_bytes(t));
+    values.add(ids.count(t), dim);
+    most = std::max(most, ids.count(t) * dim);
   }
-  // Each takes a byte or more. So what is allocated is at most 16 times what was sent, also if all tables have the same ids.
+  // Each takes a byte or more. So the plain push is at most 16 times what was sent, also if all tables have the same ids.
   if (values.bytes() > cursor.left()) throw UserError("a packed push with fewer gradients than its ids say");
   PackedWeights weights(model->spec().scalar, checked(precision)), exact(model->spec().scalar, wire::Precision::full);
-  std::swap(payload_, packed_);  // what was received must outlive what it becomes
+  const uint64_t all = size.bytes() + ids.bytes() + PackedWeights::scratch(most);
+  if (all > kLarge) {
+    if (!unpacking_.take(*this, all)) return false;
+    unpacked_share_ = all;
+  }
+  ids.unpack();
   kept_ = session_ != 0 && server_.kept() != nullptr;
   if (kept_ && !redo_) redo_ = server_.kept()->take_redo();
+  std::swap(payload_, packed_);  // what was received must outlive what it becomes
   char* const plain = kept_ ? redo_.room(size.bytes()) : payload_.room(size.bytes());
   char* at = plain;
   const auto put = [&](const void* from, size_t bytes) {
@@ -115,7 +127,7 @@ void Connection::unpack_push(wire::Cursor cursor) {
   };
   put(&head, sizeof head);
   for (size_t t = 0; t < model->tables(); ++t) {
-    const uint64_t count = ids.of(t).size();
+    const uint64_t count = ids.count(t);
     put(&count, sizeof count);
   }
   for (size_t t = 0; t < model->tables(); ++t) put(ids.of(t).data(), ids.of(t).size() * sizeof(int64_t));
@@ -127,12 +139,27 @@ void Connection::unpack_push(wire::Cursor cursor) {
     unpack(weights, model->trainable().size());
     unpack(exact, model->additive().size());
   }
-  for (size_t t = 0; t < model->tables(); ++t) unpack(weights, ids.of(t).size() * model->spec().tables[t].dim);
+  for (size_t t = 0; t < model->tables(); ++t) unpack(weights, ids.count(t) * model->spec().tables[t].dim);
   cursor.end();
-  packed_.trim(0);
+  if (unpacked_share_ == 0) packed_.trim(0);
   received_ = plain;
   received_bytes_ = size.bytes();
   unpacked_ = true;
+  return true;
+}
+
+// A large push that has to wait is packed again meanwhile: whoever sends little must not hold much.
+void Connection::drop_unpacked() {
+  std::swap(payload_, packed_);
+  packed_.trim(0);
+  if (redo_) {
+    redo_.trim(kRedoKept);
+    redo_ = Redo();
+  }
+  received_ = payload_.data();
+  received_bytes_ = header_.payload_bytes;
+  unpacked_ = false;
+  unpacking_.give_back(std::exchange(unpacked_share_, 0));
 }
 
 }  // namespace elasticdl::ps

@@ -40,6 +40,12 @@ Received receive_some(const Socket& socket, char* data, size_t bytes) {
   return {0, !later};
 }
 
+// With a header that no server of ours sends.
+std::string what_is_wrong(const wire::Header& header) {
+  if (header.magic != wire::kMagic || header.version == wire::kVersion) return "invalid answer";
+  return wire::other_version("it", header.version, "this worker", wire::kVersion);
+}
+
 struct Slice {
   uint64_t begin, count;
 };
@@ -182,7 +188,7 @@ bool Link::receive(Time now) {
     if (gone) return lost("the connection broke", now), false;
     if (got == 0) return false;
     header_have_ += got;
-    if (header_have_ == sizeof header_ && !begin_payload()) return lost("invalid answer", now), false;
+    if (header_have_ == sizeof header_ && !begin_payload()) return lost(what_is_wrong(header_), now), false;
   }
   switch (in_.receive(socket_)) {
     case Incoming::Progress::more: return false;

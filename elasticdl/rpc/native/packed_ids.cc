@@ -69,13 +69,25 @@ std::vector<int64_t> unpack_ids(wire::Cursor& cursor) {
   return ids;
 }
 
-UnpackedIds::UnpackedIds(wire::Cursor& cursor, uint32_t tables) {
+PackedIds::PackedIds(wire::Cursor& cursor, uint32_t tables) {
   for (uint32_t t = 0; t < tables; ++t) {
     const auto like = cursor.take<uint32_t>();
     if (like > t) throw UserError("a frame in which table " + std::to_string(t) + " has the ids of table " + std::to_string(like));
     like_.push_back(like == t ? t : like_[like]);
-    ids_.push_back(like == t ? unpack_ids(cursor) : std::vector<int64_t>());
+    packed_.push_back(cursor);
+    counts_.push_back(like == t ? cursor.take<uint64_t>() : 0);
+    if (const uint64_t count = counts_.back(); count > 0) {
+      if (count > cursor.left()) throw UserError("a frame with fewer ids than it says");
+      cursor.take<int64_t>();
+      cursor.skip_varints(count - 1);
+      bytes_ += count * sizeof(int64_t);
+    }
+    if (bytes_ > wire::kMaxPayload) throw UserError("a packed frame with ids of more than 1 GiB");
   }
+}
+
+void PackedIds::unpack() {
+  for (size_t t = 0; t < tables(); ++t) ids_.push_back(like_[t] == t ? unpack_ids(packed_[t]) : std::vector<int64_t>());
 }
 
 }  // namespace elasticdl

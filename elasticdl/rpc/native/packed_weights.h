@@ -19,6 +19,8 @@ class PackedWeights {
 
   // What `pack` of so many values needs at `out`.
   size_t bound(size_t count) const;
+  // The most that either of them allocates besides for so many values.
+  static size_t scratch(size_t count) { return count * 4 + 1; }
   // Returns how many bytes it wrote. bfloat16: rounded to the nearest, ties to even.
   size_t pack(const char* values, size_t count, char* out);
   // Throws UserError if the frame does not have them.
@@ -27,9 +29,14 @@ class PackedWeights {
  private:
   size_t width() const { return precision_ == wire::Precision::bfloat16 ? 2 : bytes_of(scalar_); }
 
+  template <class T>
+  size_t pack_rounded(const T* values, size_t count, char* out);
+  template <class T>
+  void unpack_rounded(wire::Cursor& cursor, size_t count, bool coded, T* out);
+
   const Scalar scalar_;
   const wire::Precision precision_;
-  Buffer short_, bytes_;
+  Buffer bytes_;
 };
 
 // The nearest one. Infinities and NaN stay what they are.

@@ -133,6 +133,11 @@ struct RowsReply {
   uint64_t count;
 };
 
+inline std::string other_version(const std::string& one, int version, const std::string& other, int its_version) {
+  return one + " speaks version " + std::to_string(version) + " of the bulk plane, and " + other + " version " +
+         std::to_string(its_version) + ": all processes of a job must run the same image";
+}
+
 // Reads a payload from front to back. Throws UserError when the payload is too short for what is asked.
 class Cursor {
  public:
@@ -166,6 +171,11 @@ class Cursor {
       if (byte < 0x80) return value;
     }
     throw UserError("a frame with a number of more than 64 bits");
+  }
+
+  // Passes `count` numbers without a look at their values.
+  void skip_varints(uint64_t count) {
+    while (count > 0) count -= take<uint8_t>() < 0x80 ? 1 : 0;
   }
 
   std::string text(uint64_t bytes) { return std::string(array<char>(bytes), bytes); }
