@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from bench.jobs import ROOT, RunningJob, running
 from bench.learning_curve import loopback_bytes
 
 LINKS = {"500mbit": "500 Mbit/s", "2gbit": "2 Gbit/s", "none": "no limit"}
-SYSTEMS = ("float32", "bfloat16", "pss")
+SYSTEMS = ("float32", "bfloat16", "auto", "pss")
 """Ours, by --wire-precision, and ParameterServerStrategy."""
+AIMS = {"float32": 1.1, "bfloat16": 2.0, "auto": 2.0}
+"""Times PSS, at 500 Mbit/s."""
 _BURST, _QUEUE = "256k", "50ms"
 """Of the token bucket: a few packets of the loopback's 64 KiB, and how long one may wait."""
 _SETTLE_S = 12.0
@@ -88,7 +90,7 @@ def _shape(link: str, outside: str) -> None:
         subprocess.run(f"tc qdisc add dev lo root tbf {bucket}".split(), check=True)
 
 
-def _measure_here() -> dict[str, dict[str, Any]]:
+def _measure_here(link: str) -> dict[str, dict[str, Any]]:
     rounds = int(os.environ.get("NETWORK_ROUNDS", "3"))
     systems = os.environ.get("NETWORK_SYSTEMS", " ".join(SYSTEMS)).split()
     found: dict[str, dict[str, Any]] = {}
@@ -101,7 +103,7 @@ def _measure_here() -> dict[str, dict[str, Any]]:
                 for system in systems:
                     runs[system].append(_run(system, batch, folder, with_auc=rounds > 0))
             found[str(batch)] = {system: _medians(made) for system, made in runs.items()}
-            _show(batch, found[str(batch)])
+            _show(batch, found[str(batch)], AIMS if link == "500mbit" else {})
     return found
 
 
@@ -144,11 +146,13 @@ def _medians(runs: list[Figures]) -> dict[str, float | None]:
     }
 
 
-def _show(batch: int, row: dict[str, Any]) -> None:
+def _show(batch: int, row: dict[str, Any], aims: Mapping[str, float]) -> None:
     pss = row.get("pss", {}).get("samples_per_s")
     for system, one in row.items():
         auc = f"   AUC {one['auc']:.4f}" if one["auc"] is not None else ""
         times = f"   {one['samples_per_s'] / pss:.2f} x PSS" if pss else ""
+        if times and system in aims:
+            times += f" (aim {aims[system]})"
         print(
             f"  {batch:5} {system:9} {one['samples_per_s']:9,.0f} samples/s"
             f" {one['bytes_per_sample']:7,.0f} bytes a sample{auc}{times}",
@@ -158,4 +162,4 @@ def _show(batch: int, row: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     _shape(sys.argv[1], sys.argv[2])
-    print(json.dumps(_measure_here()), flush=True)
+    print(json.dumps(_measure_here(sys.argv[1])), flush=True)

@@ -23,6 +23,7 @@ from elasticdl.job_choices import (
     GlobalBatch,
     RateScaling,
     Strategy,
+    WirePrecision,
 )
 from elasticdl.job_name import LONGEST, is_valid
 from elasticdl.job_problems import flag_of, missing, problem_of
@@ -99,6 +100,16 @@ class JobSpec(Section):
         """The workers that run together or not at all, with all servers; 0 without --gang."""
         gang = self.kubernetes.gang and self.action is Action.TRAIN
         return self.cluster.num_workers.low if gang else 0
+
+    @property
+    def wire_precision(self) -> WirePrecision:
+        """What workers exchange with servers: synchronous steps promise bits, which timing must not
+        decide.
+        """
+        chosen = self.training.wire_precision
+        if chosen is WirePrecision.AUTO and self.trains_in_steps:
+            return WirePrecision.FLOAT32
+        return chosen
 
     @property
     def gradients_per_step(self) -> int:

@@ -46,6 +46,8 @@ class WirePrecision(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    AUTO = "auto"
+    """bfloat16 while that takes clearly less time, and where no result is promised bit for bit."""
 
 
 class Shuffle(StrEnum):

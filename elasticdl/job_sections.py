@@ -173,8 +173,9 @@ class TrainingSection(Section):
         default=WirePrecision.FLOAT32,
         description=(
             "Parameter servers: precision of gradients, and of weights for training, between"
-            " workers and servers. float32 sends every bit; servers store and add in full"
-            " precision."
+            " workers and servers. float32 sends every bit; auto: bfloat16 while a worker measures"
+            " that it saves time, but float32 in synchronous steps and for float64 models. Servers"
+            " store and add in full precision."
         ),
     )
     sync: Annotated[bool | None, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(

@@ -159,8 +159,10 @@ class Pool:
         tokens: list[str],
         name: str,
         authority: str = "",
-        bfloat16: bool = False,
-    ) -> None: ...
+        precision: str = "float32",
+    ) -> None:
+        """`precision`: float32, bfloat16, or auto: what takes less time."""
+
     def followed(self, addresses: list[str], tokens: list[str], first: int) -> Pool:
         """The same client with other servers; `first` is the index of the first.
 
@@ -171,6 +173,9 @@ class Pool:
         """Sets the spec of all later calls. Not while calls are running."""
 
     def pack(self, always: bool) -> None: ...
+    def encodings(self) -> tuple[str, str]:
+        """How pulls and pushes travel now: plain, packed or bfloat16."""
+
     def initialise(
         self, spec: ParametersSpec, dense: Weights, timeout_s: float
     ) -> list[tuple[bool, str]]:

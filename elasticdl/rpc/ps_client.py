@@ -5,6 +5,7 @@ The hot paths are C++ (rpc/native); this module handles arrays and their shapes.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from elasticdl.shard import SnapshotId
 T = TypeVar("T")
 
 _LIVE = -1
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,15 @@ class ServerPool:
 
         `name` is this process's name, `tokens` are what it shows to each server. `authority` (PEM)
         signs the servers' certificates; None: clear text. `precision`: of gradients, and of the
-        weights of live pulls that need not be exact. `first`: the index of the first server.
+        weights of live pulls that need not be exact; AUTO decides by the time that requests take,
+        and sends every bit of a float64 model. `first`: the index of the first server.
         """
         pool = _native.Pool(
             list(addresses),
             list(tokens),
             name,
             authority or "",
-            bfloat16=precision is WirePrecision.BFLOAT16,
+            precision.value,
         )
         if first:
             pool = pool.followed(list(addresses), list(tokens), first)
@@ -73,6 +76,7 @@ class ServerPool:
         self._closed = False
         self._following = threading.Lock()
         """Held while the pool or the spec is replaced, so that each pool has the spec."""
+        self._encodings = ("", "")
         self._spec: ParametersSpec | None = None
         self._newest: Floats | None = None
         self._pulling = threading.Lock()
@@ -138,6 +142,7 @@ class ServerPool:
                     exact or snapshot is not None,
                 ),
             )
+        self._tell_encodings()
         if flat is not None:
             flat.flags.writeable = False
             # Values of a view are older and must not revive a server.
@@ -232,6 +237,12 @@ class ServerPool:
             except TransientError:
                 if self._servers is servers or time.monotonic() >= end_s:
                     raise
+
+    def _tell_encodings(self) -> None:
+        encodings = self._servers.pool.encodings()
+        if encodings != self._encodings:
+            self._encodings = encodings
+            _log.info("pulls travel as %s frames, pushes as %s frames", *encodings)
 
     def _known(self) -> ParametersSpec:
         if self._spec is None:

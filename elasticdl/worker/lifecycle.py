@@ -137,7 +137,7 @@ class ProcessContext:
                 str(environment.name),
                 attached.bulk_tokens or ("",),
                 authority=environment.authority,
-                precision=attached.spec.training.wire_precision,
+                precision=attached.spec.wire_precision,
                 first=attached.first_server,
             )
 

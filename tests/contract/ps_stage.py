@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -165,10 +166,14 @@ def as_ids(ids: Sequence[int]) -> Int64s:
 
 class BadNetwork:
     """A proxy that breaks connections at random places, in either direction, `breaks` times in
-    all.
+    all, and carries at most so many bytes a second in each direction.
     """
 
-    def __init__(self, target: str, seed: int, breaks: int) -> None:
+    def __init__(
+        self, target: str, seed: int, breaks: int, bytes_per_s: float | None = None
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._pieces = [16, 100, 4096] if bytes_per_s is None else [1 << 15]
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._random = random.Random(seed)
@@ -201,7 +206,9 @@ class BadNetwork:
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(self._random.choice([16, 100, 4096])):
+            while data := source.recv(self._random.choice(self._pieces)):
+                if self._bytes_per_s is not None:
+                    time.sleep(len(data) / self._bytes_per_s)
                 with self._lock:
                     broken = self.breaks_left > 0 and self._random.random() < 0.03
                     self.breaks_left -= broken

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from elasticdl.embedding.reference import ReferenceTable
-from elasticdl.embedding.spec import DenseSpec, OptimizerKind, OptimizerSpec, ParametersSpec
+from elasticdl.embedding.spec import (
+    DenseSpec,
+    Dtype,
+    OptimizerKind,
+    OptimizerSpec,
+    ParametersSpec,
+)
 from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
@@ -118,6 +124,35 @@ def test_a_lower_precision_on_the_wire_changes_no_value_that_must_be_exact(stage
         np.testing.assert_allclose(rounded, value, rtol=2**-8)
     _, rows = all_rows(rough, 0)
     assert set(exact.rows[0].ravel()) == set(rows.ravel())
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_auto_rounds_on_a_slow_link_but_nothing_that_must_be_exact(dtype: Dtype) -> None:
+    stage = Stage(1)
+    slow = stage.behind(BadNetwork(stage.addresses[0], 1, breaks=0, bytes_per_s=4e6))
+    count = 68_000 // dtype.bytes  # smaller requests tell nothing about a link
+    zeros = np.zeros(count, dtype.value)
+    dense = np.random.default_rng(1).normal(size=count).astype(dtype.value)
+    nothing = ((as_ids([]),), (np.zeros((0, 2), dtype.value),))
+    pulls = []
+    try:
+        pool = stage.pool(addresses=[slow.address], precision=WirePrecision.AUTO)
+        spec = counting_spec(count).model_copy(update={"dtype": dtype})
+        pool.initialise(spec, dense, timeout_s=LIMIT_S)
+        for sequence in range(1, 41):
+            pulls.append(pool.pull([as_ids([])], timeout_s=LIMIT_S))
+            applied = Applied(ShardId(7), 0, sequence)
+            step = Update(sequence, applied, pulls[-1].versions, 1.0, zeros, *nothing)
+            pool.push(step, timeout_s=LIMIT_S)
+        np.testing.assert_array_equal(pulls[0].dense, dense, "it counts as fast at first")
+        last = pulls[-1].dense
+        assert last is not None
+        assert (last != dense).any() == (dtype is Dtype.FLOAT32)
+        np.testing.assert_allclose(last, dense, rtol=2**-8)
+        exact = pool.pull([as_ids([])], exact=True, timeout_s=LIMIT_S)
+        np.testing.assert_array_equal(exact.dense, dense)
+    finally:
+        stage.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

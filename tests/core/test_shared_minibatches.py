@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
-from elasticdl.job_choices import Action
+from elasticdl.job_choices import Action, WirePrecision
 
 pytestmark = pytest.mark.core
 
@@ -84,3 +84,11 @@ def test_without_steps_each_gradient_has_a_minibatch(flags: dict[str, object]) -
 def test_what_only_other_jobs_have_is_refused(flags: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         job(num_workers=4, **flags)
+
+
+def test_only_asynchronous_workers_choose_the_precision_by_time() -> None:
+    """Synchronous steps promise the same bits for the same records."""
+    assert job(wire_precision="auto").wire_precision is WirePrecision.AUTO
+    assert job(wire_precision="auto", sync=True).wire_precision is WirePrecision.FLOAT32
+    assert job(wire_precision="bfloat16", sync=True).wire_precision is WirePrecision.BFLOAT16
+    assert job().wire_precision is WirePrecision.FLOAT32

@@ -137,6 +137,18 @@ nb::tuple rows(Pool& pool, uint32_t server, uint32_t table, int64_t snapshot, ui
                         owned(std::move(page.values), {count, dim}, dtype_of(pool.spec().scalar)));
 }
 
+Rounding rounding_named(const std::string& precision) {
+  if (precision == "float32") return Rounding::full;
+  if (precision == "bfloat16") return Rounding::bfloat16;
+  require(precision == "auto", "precision '" + precision + "': expected float32, bfloat16 or auto");
+  return Rounding::by_time;
+}
+
+std::pair<const char*, const char*> encodings(const Pool& pool) {
+  const auto [pulls, pushes] = pool.encodings();
+  return {kEncodingNames[static_cast<unsigned>(pulls)], kEncodingNames[static_cast<unsigned>(pushes)]};
+}
+
 void add_table(Spec& spec, const std::string& name, uint32_t dim, const InitializerSpec& initializer, uint64_t seed) {
   spec.tables.push_back({name, dim, initializer, seed});
 }
@@ -158,15 +170,15 @@ void bind_rpc(nb::module_& m) {
       .def_ro("json", &Spec::json);
   nb::class_<Pool>(m, "Pool")
       .def("__init__", [](Pool* self, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, const std::string& name,
-                          const std::string& authority, bool bfloat16) {
-        new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority),
-                        bfloat16 ? wire::Precision::bfloat16 : wire::Precision::full);
-      }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "", "bfloat16"_a = false)
+                          const std::string& authority, const std::string& precision) {
+        new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority), rounding_named(precision));
+      }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "", "precision"_a = "float32")
       .def("followed", [](const Pool& before, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, uint32_t first) {
         return new Pool(before, addresses, tokens, first, look_for_signals);
       }, "addresses"_a, "tokens"_a, "first"_a)
       .def("adopt", &Pool::adopt, "spec"_a)
       .def("pack", &Pool::pack, "always"_a)
+      .def("encodings", &encodings)
       .def("initialise", &initialise, "spec"_a, "dense"_a.noconvert(), "timeout_s"_a)
       .def("pull", &pull, "ids"_a.noconvert(), "snapshot"_a, "dense"_a.none(), "rows"_a.noconvert(), "newest"_a.none(), "timeout_s"_a,
            "exact"_a)

@@ -93,7 +93,7 @@ PullAnswer Pool::pull_packed(const std::vector<Ids>& ids, int64_t snapshot, void
   return answer;
 }
 
-PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, double timeout_s) {
+PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, double timeout_s, wire::Precision precision) {
   const Split split(servers_, request.ids);
   std::vector<Part> parts(servers_);
   std::vector<std::string> fronts(servers_);
@@ -105,7 +105,7 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
                           request.learning_rate, request.dense != nullptr ? slices.size() : 0,
                           static_cast<uint32_t>(split.tables()), 0};
     wire::Writer front;
-    front.put(wire::PackedPush{head, precision_, 0});
+    front.put(wire::PackedPush{head, precision, 0});
     const PackedTables tables(split, k, request.ids, front);
     fronts[k] = std::move(front.bytes());
     parts[k].server = k;
@@ -114,14 +114,15 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
     parts[k].targets.push_back({reinterpret_cast<char*>(&replies[k]), sizeof replies[k], nullptr, 0});
     std::vector<const std::vector<uint32_t>*> places;
     for (size_t t = 0; t < split.tables(); ++t) places.push_back(&tables.places(t));
-    pack_gradients(request, k, places.data(), rooms[k], parts[k]);
+    pack_gradients(request, k, places.data(), precision, rooms[k], parts[k]);
   }
   return pushed(parts, replies, newest, timeout_s);
 }
 
 // places[t]: of table t.
-void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, Buffer& room, Part& part) const {
-  PackedWeights weights(spec_.scalar, precision_), exact(spec_.scalar, wire::Precision::full);
+void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, wire::Precision precision,
+                          Buffer& room, Part& part) const {
+  PackedWeights weights(spec_.scalar, precision), exact(spec_.scalar, wire::Precision::full);
   const Slices slices(spec_, server, servers_);
   size_t bound = weights.bound(slices.trainable.size()) + exact.bound(slices.additive.size()), most = 0;
   for (size_t t = 0; t < spec_.tables.size(); ++t) {

@@ -40,6 +40,10 @@ Identity moved(Identity identity, const std::vector<std::string>& tokens, uint32
   return identity;
 }
 
+wire::Precision precision_of(Encoding encoding) {
+  return encoding == Encoding::bfloat16 ? wire::Precision::bfloat16 : wire::Precision::full;
+}
+
 class Deadline {
  public:
   explicit Deadline(double timeout_s) : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(timeout_s))) {}
@@ -62,15 +66,15 @@ class Stopwatch {
 }  // namespace
 
 Pool::Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
-           TlsContext tls, wire::Precision precision)
-    : servers_(static_cast<uint32_t>(addresses.size())), precision_(precision),
+           TlsContext tls, Rounding rounding)
+    : servers_(static_cast<uint32_t>(addresses.size())), rounding_(rounding),
       pulls_(Identity{tokens, name, random_session(), false, tls}, addresses, idle),
       pushes_(Identity{tokens, name, random_session(), true, tls}, addresses, idle) {
   check(tokens);
 }
 
 Pool::Pool(const Pool& before, std::vector<std::string> addresses, std::vector<std::string> tokens, uint32_t first, std::function<void()> idle)
-    : servers_(static_cast<uint32_t>(addresses.size())), precision_(before.precision_),
+    : servers_(static_cast<uint32_t>(addresses.size())), rounding_(before.rounding_),
       pulls_(moved(before.pulls_.identity(), tokens, first), addresses, idle),
       pushes_(moved(before.pushes_.identity(), tokens, first), addresses, idle) {
   check(tokens);
@@ -98,6 +102,8 @@ void Pool::check_tables(size_t tables) const {
 void Pool::adopt(const Spec& spec) {
   spec_ = spec;
   encoded_ = spec_.encode();
+  const bool may_round = rounding_ == Rounding::by_time && spec_.scalar == Scalar::FLOAT32;
+  for (EncodingChoice* choice : {&pull_choice_, &push_choice_}) choice->begin(may_round);
 }
 
 std::vector<InitialiseAnswer> Pool::initialise(const Spec& spec, const void* dense, double timeout_s) {
@@ -133,12 +139,12 @@ size_t Pool::plain_bytes(const std::vector<Ids>& ids, bool dense) const {
 PullAnswer Pool::pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
                       const void* newest, double timeout_s, bool exact) {
   check_tables(ids.size());
-  const wire::Precision precision = exact ? wire::Precision::full : precision_;
-  if (precision != wire::Precision::full) return pull_packed(ids, snapshot, dense, rows, newest, timeout_s, precision);
+  Encoding way = exact ? pull_choice_.next() : encoding(pull_choice_.next());
+  if (exact && way == Encoding::bfloat16) way = Encoding::packed;
   const Stopwatch watch;
-  PullAnswer answer = pull_packing_.packs() ? pull_packed(ids, snapshot, dense, rows, newest, timeout_s, precision)
-                                            : pull_plain(ids, snapshot, dense, rows, newest, timeout_s);
-  pull_packing_.took(plain_bytes(ids, dense != nullptr), watch.seconds());
+  PullAnswer answer = way == Encoding::plain ? pull_plain(ids, snapshot, dense, rows, newest, timeout_s)
+                                             : pull_packed(ids, snapshot, dense, rows, newest, timeout_s, precision_of(way));
+  pull_choice_.took(way, plain_bytes(ids, dense != nullptr), watch.seconds());
   return answer;
 }
 
@@ -179,10 +185,11 @@ PullAnswer Pool::pull_plain(const std::vector<Ids>& ids, int64_t snapshot, void*
 PushAnswer Pool::push(const PushRequest& request, const void* newest, double timeout_s) {
   check_tables(request.ids.size());
   if (request.versions.size() != servers_) throw UserError("a push needs the version of every server");
-  if (precision_ != wire::Precision::full) return push_packed(request, newest, timeout_s);
+  const Encoding way = encoding(push_choice_.next());
   const Stopwatch watch;
-  PushAnswer answer = push_packing_.packs() ? push_packed(request, newest, timeout_s) : push_plain(request, newest, timeout_s);
-  push_packing_.took(plain_bytes(request.ids, request.dense != nullptr), watch.seconds());
+  PushAnswer answer = way == Encoding::plain ? push_plain(request, newest, timeout_s)
+                                             : push_packed(request, newest, timeout_s, precision_of(way));
+  push_choice_.took(way, plain_bytes(request.ids, request.dense != nullptr), watch.seconds());
   return answer;
 }
 
@@ -262,6 +269,10 @@ RowsPage Pool::rows(uint32_t server, uint32_t table, int64_t snapshot, uint64_t 
   const size_t row_bytes = spec_.tables[table].dim * weight_bytes();
   const char* values = cursor.elements(reply.count, row_bytes);
   return {reply.count == 0 && begin < reply.total, reply.total, {ids, ids + reply.count}, {values, values + reply.count * row_bytes}};
+}
+
+void Pool::pack(bool always) {
+  for (EncodingChoice* choice : {&pull_choice_, &push_choice_}) choice->give(always ? Encoding::packed : Encoding::plain);
 }
 
 void Pool::move(const std::vector<std::string>& addresses) {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "elasticdl/rpc/native/encoding_choice.h"
 #include "elasticdl/rpc/native/lane.h"
 #include "elasticdl/rpc/native/packed_ids.h"
-#include "elasticdl/rpc/native/packing_choice.h"
 #include "elasticdl/rpc/native/spec.h"
 
 namespace elasticdl {
@@ -76,12 +76,16 @@ struct PushRequest {
   std::vector<const void*> gradients;
 };
 
-// One puller and one pusher may use it at a time; `move` and `close` anyone. Weights are of the type of the spec.
+// Of gradients, and of weights that need not be exact. `by_time`: full, or bfloat16 while that takes clearly less time, but not
+// of a float64 model.
+enum class Rounding { full, bfloat16, by_time };
+
+// One puller and one pusher may use it at a time; `move`, `close` and `encodings` anyone. Weights are of the type of the spec.
 class Pool {
  public:
-  // `tls` null: clear text. `precision`: of gradients, and of weights.
+  // `tls` null: clear text.
   Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
-       TlsContext tls = nullptr, wire::Precision precision = wire::Precision::full);
+       TlsContext tls = nullptr, Rounding rounding = Rounding::full);
   // The same client with other servers, of which `first` is the index of the first. They know its pushes by its session, which
   // goes on. Call `adopt` before the first call but initialise().
   Pool(const Pool& before, std::vector<std::string> addresses, std::vector<std::string> tokens, uint32_t first, std::function<void()> idle);
@@ -102,8 +106,10 @@ class Pool {
   void move(const std::vector<std::string>& addresses);
   void close();
   const Spec& spec() const { return spec_; }
-  // Packs all frames, or none for which full precision will do, whatever is faster. Not while calls are running.
-  void pack(bool always) { pull_packing_.give(always), push_packing_.give(always); }
+  // Packs all frames in full precision or none of them, whatever is faster. Not while calls are running.
+  void pack(bool always);
+  // How pulls and pushes travel now.
+  std::pair<Encoding, Encoding> encodings() const { return {encoding(pull_choice_.chosen()), encoding(push_choice_.chosen())}; }
 
  private:
   void check(const std::vector<std::string>& tokens) const;
@@ -111,21 +117,24 @@ class Pool {
   void check_tables(size_t tables) const;
   size_t weight_bytes() const { return bytes_of(spec_.scalar); }
   size_t plain_bytes(const std::vector<Ids>& ids, bool dense) const;
+  // Of a request that need not be exact.
+  Encoding encoding(Encoding chosen) const { return rounding_ == Rounding::bfloat16 ? Encoding::bfloat16 : chosen; }
   PullAnswer pull_plain(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
                         const void* newest, double timeout_s);
   PullAnswer pull_packed(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
                          const void* newest, double timeout_s, wire::Precision precision);
   PushAnswer push_plain(const PushRequest& request, const void* newest, double timeout_s);
-  PushAnswer push_packed(const PushRequest& request, const void* newest, double timeout_s);
+  PushAnswer push_packed(const PushRequest& request, const void* newest, double timeout_s, wire::Precision precision);
   PushAnswer pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& replies, const void* newest, double timeout_s);
-  void pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, Buffer& room, Part& part) const;
+  void pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, wire::Precision precision,
+                      Buffer& room, Part& part) const;
   void gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const;
 
   uint32_t servers_;
-  const wire::Precision precision_;
+  const Rounding rounding_;
   Lane pulls_;
   Lane pushes_;
-  PackingChoice pull_packing_, push_packing_;
+  EncodingChoice pull_choice_, push_choice_;
   Spec spec_;
   std::string encoded_;
 };
