@@ -3,7 +3,9 @@ TensorFlow's ParameterServerStrategy, over a link of 500 Mbit/s, of 2 Gbit/s, an
 
 The link is the loopback interface of a network namespace of its own, which both directions share;
 no interface outside of it is touched. Making one needs root. Samples/s; bytes a sample as the
-interface counts them; AUC after one pass. `NETWORK_LINKS`, `NETWORK_BATCHES`, `NETWORK_SYSTEMS`,
+interface counts them; AUC after one pass. First what workers exchange is measured alone
+(`bench/exchange.py`), which other work on the cores disturbs least; `NETWORK_SYSTEMS=` (none)
+measures nothing else. `NETWORK_LINKS`, `NETWORK_BATCHES`, `NETWORK_SYSTEMS`,
 `NETWORK_ROUNDS` (0: no AUC, one round), `NETWORK_SECONDS` and `E2E_RECORDS` shorten it.
 """
 
@@ -18,12 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.deepfm_data import write
 from bench.end_to_end import flags, learn, run_peer
+from bench.exchange import WAYS
+from bench.exchange import measure as exchange
 from bench.jobs import ROOT, RunningJob, running
 from bench.learning_curve import loopback_bytes
 
@@ -93,17 +97,35 @@ def _shape(link: str, outside: str) -> None:
 def _measure_here(link: str) -> dict[str, dict[str, Any]]:
     rounds = int(os.environ.get("NETWORK_ROUNDS", "3"))
     systems = os.environ.get("NETWORK_SYSTEMS", " ".join(SYSTEMS)).split()
-    found: dict[str, dict[str, Any]] = {}
+    batches = [int(batch) for batch in os.environ.get("NETWORK_BATCHES", "512 4096").split()]
+    found: dict[str, dict[str, Any]] = {"exchange": _exchanges(batches)}
+    if not systems:
+        return found
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         write(folder)
-        for batch in map(int, os.environ.get("NETWORK_BATCHES", "512 4096").split()):
+        for batch in batches:
             runs: dict[str, list[Figures]] = {system: [] for system in systems}
             for _ in range(max(rounds, 1)):
                 for system in systems:
                     runs[system].append(_run(system, batch, folder, with_auc=rounds > 0))
             found[str(batch)] = {system: _medians(made) for system, made in runs.items()}
             _show(batch, found[str(batch)], AIMS if link == "500mbit" else {})
+    return found
+
+
+def _exchanges(batches: list[int]) -> dict[str, dict[str, dict[str, float]]]:
+    seconds = float(os.environ.get("NETWORK_SECONDS", "12"))
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for batch in batches:
+        for way in WAYS:
+            one = exchange(way, batch, seconds)
+            found.setdefault(str(batch), {})[way] = asdict(one)
+            print(
+                f"  {batch:5} {way:9} {one.samples_per_s:9,.0f} samples/s exchanged"
+                f" {one.bytes_per_sample:7,.0f} bytes a sample   {one.mbit_per_s:7,.0f} Mbit/s",
+                flush=True,
+            )
     return found
 
 

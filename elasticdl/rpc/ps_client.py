@@ -76,7 +76,7 @@ class ServerPool:
         self._closed = False
         self._following = threading.Lock()
         """Held while the pool or the spec is replaced, so that each pool has the spec."""
-        self._encodings = ("", "")
+        self._encodings = ("plain", "plain")
         self._spec: ParametersSpec | None = None
         self._newest: Floats | None = None
         self._pulling = threading.Lock()

@@ -131,8 +131,8 @@ void what_takes_the_least_time_is_chosen() {
         rounded += way == Encoding::bfloat16 ? 1 : 0;
         const double outlier = random() % 16 == 0 ? 10.0 : 1.0 + static_cast<double>(random() % 100) / 5000;
         choice.took(way, kBytes, link.seconds[static_cast<size_t>(way)] * outlier);
-        choice.took(choice.next(), 1000, 10.0);                                                // too small to tell
-        choice.took(way == Encoding::plain ? Encoding::packed : Encoding::plain, kBytes, 1e-6);  // not what was chosen
+        choice.took(choice.next(), 1000, 10.0);                                                            // too small to tell
+        choice.took(choice.next() == Encoding::plain ? Encoding::packed : Encoding::plain, kBytes, 1e-6);  // not the next way
       }
       CHECK(wrong <= 100);
       if (!may_round) CHECK(rounded == 0);
