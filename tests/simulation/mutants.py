@@ -469,6 +469,14 @@ MUTANTS = (
         "max(cuts, key",
     ),
     Mutant(
+        "more workers start than --autoscale chose",
+        SERVERS,
+        "master.core.processes.scaling:Scaling.desired_workers",
+        "min(self._context.most_workers, max",
+        "min(self._context.workers.high, max",
+        shows="were chosen",
+    ),
+    Mutant(
         "gates stay closed",
         SERVERS,
         "master.executor.snapshots:Snapshots.cut",

@@ -221,7 +221,9 @@ class Truth:
                 case do.Announce("stall", text) if text.startswith(STANDS_STILL):
                     self._stall_announced(text)
                 case do.Announce("scale", details=details) if "decision" in details:
-                    self._autoscaled(str(details["decision"]))
+                    self._autoscaled(str(details["decision"]), int(details["workers"]))
+                case do.StartProcess(name=name) if name.role is Role.WORKER:
+                    self._check_number()
         if isinstance(event, happened.RingReported) and event.worker in world.workers:
             world.workers[event.worker].entered = event.entered
         if isinstance(event, happened.ProgressReported) and event.task is Task.TRAINING:
@@ -229,10 +231,17 @@ class Truth:
         if not isinstance(event, happened.Tick | happened.LeaseRequested) or commands:
             self._look_for_progress(event, commands)
 
-    def _autoscaled(self, decision: str) -> None:
+    def _check_number(self) -> None:
+        """A worker starts: the job has no more than --autoscale chose."""
+        if self._world.plan.spec.autoscales:
+            scale = self._world.master.state.status().scale
+            if scale.requested > (scale.autoscaled or 0):
+                self.violated(f"{scale.requested} workers, {scale.autoscaled} were chosen")
+
+    def _autoscaled(self, decision: str, workers: int) -> None:
         scale, now_s = self._world.master.state.status().scale, self._world.scheduler.now_s
-        if scale.autoscaled is None or not scale.low <= scale.autoscaled <= scale.high:
-            self.violated(f"{scale.autoscaled} workers are wanted of {scale.low}:{scale.high}")
+        if not scale.low <= workers <= scale.high:
+            self.violated(f"{workers} workers were chosen from {scale.low}:{scale.high}")
         if decision not in (Kind.KEEP, Kind.STAY_FEWER):
             self.scaled_s.append(now_s)
         if sum(one > now_s - CHANGES_S for one in self.scaled_s) > MOST_CHANGES:
