@@ -52,6 +52,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "max_staleness": ("3", 3),
     "wire_precision": ("bfloat16", "bfloat16"),
     "num_workers": ("1:3", "1:3"),
+    "autoscale": ("", True),
     "job_name": ("iris", "iris"),
     "envs": ("A=1;B=x", {"A": "1", "B": "x"}),
     "evaluation_seconds": ("2.5", 2.5),
@@ -82,6 +83,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
 
 
 ALSO: dict[str, list[str]] = {
+    "autoscale": ["--num-workers", "1:3"],
     "grads_to_wait": ["--sync"],
     "backup_workers": ["--sync", "--num-workers", "10"],
     "virtual_workers": ["--distribution-strategy", "AllreduceStrategy"],
