@@ -101,6 +101,9 @@ def test_the_parser_of_prometheus_reads_the_numbers_of_the_status(status: JobSta
     )
     assert value(families, "elasticdl_messages_dropped_total", cause="ended_process") == 1
     assert value(families, "elasticdl_workers", kind="most") == 2
+    scale = replace(status.scale, autoscaled=1)
+    chosen = scraped(replace(status, scale=scale))
+    assert value(chosen, "elasticdl_workers", kind="autoscaled") == 1
     assert value(families, "elasticdl_processes", role="worker", state="ready") == 1
     assert value(families, "elasticdl_job_phase", phase="working") == 1
     assert value(families, "elasticdl_job_phase", phase="ended") == 0
