@@ -205,7 +205,7 @@ def _autoscales(seed: int, strategy: str, size: _Size) -> bool:
     if size.low == size.high or seed in seeds_of(strategy):
         return False
     # Drawn apart, so that seeds keep the rest of their jobs.
-    return random.Random(f"autoscale {strategy} {seed}").random() < 0.2
+    return random.Random(f"autoscale {strategy} {seed}").random() < 0.1
 
 
 def _common_flags(draw: random.Random, size: _Size) -> dict[str, Any]:
