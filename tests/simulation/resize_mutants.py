@@ -28,18 +28,4 @@ RESIZE_MUTANTS = (
         'self._withdraw(self._move, "another master continues the job")',
         "self._move = None",
     ),
-    Mutant(
-        "a change goes on without a sealed server",
-        SERVERS,
-        "master.core.ps.resizing:Resizing._problem",
-        "if up != move.sealed:",
-        "if False:",
-    ),
-    Mutant(
-        "servers that stand by do not hear whom to refuse",
-        SERVERS,
-        "master.executor.fencing:Fences.fence",
-        "one.name.index not in indices",
-        "False",
-    ),
 )
