@@ -29,7 +29,7 @@ from elasticdl.model.step import CompiledStep
 from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, Shard, ShardId, Task
-from tests.contract.ps_stage import LIMIT_S, Stage
+from tests.contract.ps_stage import LIMIT_S, Stage, all_rows
 
 ZOO = Path(__file__).parents[2] / "model_zoo"
 SEED = 5
@@ -209,8 +209,7 @@ class OnServers:
     def export(self, folder: Path) -> None:
         """Write what the servers hold as a SavedModel."""
         tables = [
-            self._pool.rows(table, snapshot=None, timeout_s=LIMIT_S)
-            for table in range(len(self.model.parameters.tables))
+            [all_rows(self._pool, table)] for table in range(len(self.model.parameters.tables))
         ]
         none = [np.empty(0, np.int64) for _ in tables]
         dense = self._pool.pull(none, timeout_s=LIMIT_S).dense
