@@ -259,6 +259,20 @@ def test_updates_lost_before_a_change_are_settled_by_the_first_push_after_it() -
     assert present(job.state.receipt().updates).lost == 2
 
 
+def test_a_worker_that_first_reports_after_two_changes_has_lost_nothing_by_an_earlier_loss() -> (
+    None
+):
+    job = training()
+    job.die(ps(1))
+    job.attach(ps(1, 1), restored=None)
+    moved(job, 3)
+    moved(job, 2)
+    before = present(job.state.receipt().updates).lost
+    # Its first push went to the first map that followed, its second to the next one.
+    job.pushed(1, 2, {ps(2): 0, ps(3): 0, ps(4): 0, ps(5): 1, ps(6): 1})
+    assert present(job.state.receipt().updates).lost == before
+
+
 def test_the_same_number_changes_nothing() -> None:
     job = training()
     assert not of(c.StartProcess, asked(job, 2))

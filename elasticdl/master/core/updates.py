@@ -83,8 +83,8 @@ class UpdateAccount:
         """The number of the newest step, complete or not."""
         self._restored: dict[ProcessName, Mapping[str, int]] = {}
         """Servers that started again from a checkpoint, and each worker's last push in it."""
-        self._first = 0
-        """The index of the first server of those that have the parameters."""
+        self._firsts: list[int] = []
+        """The index of the first server of each map that followed another one."""
         self._undone = 0
         self._at_least = False
 
@@ -153,7 +153,7 @@ class UpdateAccount:
 
     def moved(self, first: int) -> None:
         """The parameters have moved to servers with indices from `first` on."""
-        self._first = first
+        self._firsts.append(first)
 
     def undo(self, steps: int) -> None:
         """A ring lost its weights, and these steps with them."""
@@ -204,7 +204,9 @@ class UpdateAccount:
 
     def _succeeds(self, server: ProcessName, other: ProcessName) -> bool:
         """Whether `server` has the parameters of `other`, and maybe of others."""
-        return _follows(server, other) or other.index < self._first <= server.index
+        return _follows(server, other) or any(
+            other.index < first <= server.index for first in self._firsts
+        )
 
     def _of(self, worker: str) -> _Updates:
         if worker not in self._workers:
