@@ -291,6 +291,7 @@ def test_another_number_replaces_one_that_has_not_sealed_anything() -> None:
     "flags, why",
     [
         ({"sync": True}, "--sync"),
+        ({"gang": True, "image_name": "i"}, "--gang"),
         ({"distribution_strategy": "AllreduceStrategy", "num_ps_pods": 0}, "no parameter servers"),
     ],
 )

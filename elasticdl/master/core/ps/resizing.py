@@ -102,14 +102,15 @@ class Resizing:
             return "it has no parameter servers"
         if spec.action is not Action.TRAIN:
             return "it does not train"
+        if spec.gang_workers:
+            # A pod that is replaced later needs the whole group, which has the old servers.
+            return "it has --gang, which places its servers together with its workers"
         if not spec.keeps_checkpoints:
             return "--job-dir is not on a --volume, so the servers share no storage"
         if late := self._context.late():
             return f"it {late}"
         if self._context.phase is not Phase.WORKING:
             return f"it is {self._context.phase}"
-        if spec.gang_workers:
-            return "it has --gang, which places its servers together with its workers"
         if spec.trains_in_steps:
             # Only the preflight knows it of a job with momentum.
             return (
