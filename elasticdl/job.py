@@ -236,7 +236,8 @@ class JobSpec(Section):
             raise missing(lacking, self.action)
         self._check_strategy()
         workers = self.cluster.num_workers
-        if self.autoscales and workers.low == workers.high:
+        # A resumed job may have been scaled to one number.
+        if self.autoscales and workers.low == workers.high and not self.checkpoint.resume:
             raise SpecError(
                 f"--autoscale with --num-workers {workers}",
                 hint=f"give a range to choose from, such as --num-workers 1:{max(4, workers.high)}",

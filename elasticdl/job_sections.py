@@ -287,9 +287,8 @@ class CheckpointSection(Section):
     output: Annotated[Place, UsedBy(_TRAIN + _PREDICT)] = Field(
         default="",
         description=(
-            "Directory, or address such as s3://bucket/key, for the exported model; or directory"
-            " for predictions if the module has no"
-            " PredictionOutputsProcessor."
+            "Directory, or address such as s3://bucket/key, for the exported model, or for"
+            " predictions if the module has no PredictionOutputsProcessor."
         ),
     )
     tensorboard_log_dir: Annotated[Directory, UsedBy(_TRAIN + _EVALUATE)] = Field(

@@ -81,7 +81,7 @@ class TarFormat:
         with file.opened() as opened:
             data = opened.read(span.begin, span.end)
         sample = list(_samples(io.BytesIO(data), file.path, len(data)))[span.skip]
-        return f"{record_location(file.path, number)} ({sample.key})"
+        return f"{record_location(file.path, number)} ({_shown(sample.key)})"
 
     def _index(self, file: DataFile) -> RecordIndex:
         if file.path not in self._indexes:
@@ -159,6 +159,11 @@ def _members(
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # it keeps every header
+                if member.issparse():
+                    raise UserError(
+                        f"{path}: {member.name} is stored as a sparse file",
+                        hint="write the archive without --sparse",
+                    )
                 if member.offset_data + member.size > size_bytes:
                     raise UserError(
                         f"{path}: {member.name} at offset {member.offset}: the file ends inside it",
@@ -168,16 +173,28 @@ def _members(
                     yield member
             # tarfile takes a damaged header, and the end of the file, for the end of the archive.
             stream.seek(archive.offset)
-            if whole and stream.read(_BLOCK) != bytes(_BLOCK):
+            if whole and not _is_end(stream):
                 raise UserError(
                     f"{path}: at offset {archive.offset}: neither a header nor the end mark",
-                    hint="the file is truncated or damaged: copy or write it again",
+                    hint="the file is truncated, damaged or several archives: write it again",
                 )
     except tarfile.TarError as error:
         raise UserError(
             f"{path}: not a complete tar archive: {error}",
             hint="it is truncated, damaged or not a tar file: write it again",
         ) from error
+
+
+def _is_end(stream: IO[bytes]) -> bool:
+    """Whether zeros follow, at least a block of them, and nothing else."""
+    rest = stream.read(_BLOCK)
+    if len(rest) < _BLOCK:
+        return False
+    while rest:
+        if any(rest):
+            return False
+        rest = stream.read(1 << 20)
+    return True
 
 
 def _block(file: DataFile, data: bytes, span: Span, columns: Sequence[str], number: int) -> Block:
@@ -192,13 +209,22 @@ def _block(file: DataFile, data: bytes, span: Span, columns: Sequence[str], numb
         missing = [name for name in columns if name != KEY and name not in sample.members]
         if missing:
             place = record_location(file.path, number + index)
-            examples.append(f"{place} ({sample.key}): it has no member .{missing[0]}")
+            examples.append(f"{place} ({_shown(sample.key)}): it has no member .{missing[0]}")
             continue
         good += 1
         for name, column in values.items():
-            column.append(sample.key.encode() if name == KEY else _data(data, sample, name))
+            column.append(_bytes(sample.key) if name == KEY else _data(data, sample, name))
     arrays = {name: _objects(column) for name, column in values.items()}
     return Block(arrays, span.take, span.take - good, tuple(examples[:_EXAMPLES]))
+
+
+def _bytes(name: str) -> bytes:
+    """A member's name as it is in the archive, in whatever encoding."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _shown(name: str) -> str:
+    return _bytes(name).decode("utf-8", "replace")
 
 
 def _data(data: bytes, sample: _Sample, name: str) -> bytes:

@@ -88,10 +88,11 @@ def _refuse_to_replace(path: Path) -> None:
         )
 
 
-def refuse_output_address(spec: JobSpec) -> None:
+def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
     """Raise UserError if `--output` is an address that the job cannot or must not write to.
 
-    TransientError: the store does not answer. A resumed job may find its own export.
+    TransientError: the store does not answer. A resumed job, and one that a new master begins
+    `again`, may find results of its own.
     """
     place = spec.checkpoint.output
     if not is_address(place) or spec.action == "evaluate":
@@ -100,14 +101,15 @@ def refuse_output_address(spec: JobSpec) -> None:
     from elasticdl.storage import folders
 
     there = folders.names_in(place)
-    if spec.action == "predict" and there:
+    own = again or spec.checkpoint.resume
+    if spec.action == "predict" and there and not own:
         raise UserError(
             f"--output {place} is not empty: it contains {_listed(there)}, which this job's"
             " predictions would mix with",
             hint="choose a new or empty folder, or remove these objects",
         )
     foreign = [name for name in there if name not in _OF_AN_EXPORT]
-    if foreign and not spec.checkpoint.resume:
+    if foreign and not own:
         raise UserError(
             f"--output {place} contains {_listed(foreign)}, which is not from an earlier export;"
             " the export replaces the whole folder",

@@ -78,9 +78,10 @@ def _override(spec: JobSpec, directory: JobDirectory, flag: str) -> str:
     if not scaled or asked == scaled or asked not in _instead_of(kept, flag):
         return ""
     try:
-        # A range may be of a run without --gang, whose servers would wait for the missing workers.
-        valid = (
-            _parsed(scaled).low >= spec.gang_workers if flag == "num_workers" else int(scaled) > 0
+        # A number may be of a run without --gang, whose group would wait for the missing processes.
+        servers_valid = flag == "num_ps_pods" and int(scaled) > 0 and not spec.gang_workers
+        valid = servers_valid or (
+            flag == "num_workers" and _parsed(scaled).low >= spec.gang_workers
         )
     except ValueError:
         return ""

@@ -10,7 +10,8 @@ or {"ok": false, "error", "hint", "exit_code": 2}.
 
 In a pod each of these lines begins with CHECK_MARK: what user code prints is in the same log.
 
-With `--process`, the module's PredictionOutputsProcessor gets the predictions of one batch.
+With `--process`, the module's PredictionOutputsProcessor gets the predictions of one batch. With
+`--again`, what is at the addresses of results may be the job's own.
 
 It runs in a process of its own because it imports TensorFlow and runs user code. User code gets an
 empty stdin, and its output goes to stderr.
@@ -24,7 +25,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from elasticdl.cluster.kubernetes.planning import CHECK_MARK, SPEC_VARIABLE
+from elasticdl.cluster.kubernetes.planning import CHECK_AGAIN, CHECK_MARK, SPEC_VARIABLE
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.formatting import IMPORTING
@@ -34,7 +35,11 @@ from elasticdl.model.tensorflow_import import load_tensorflow
 
 
 def check(
-    spec: JobSpec, stages: Stages | None = None, *, processes: bool = False
+    spec: JobSpec,
+    stages: Stages | None = None,
+    *,
+    processes: bool = False,
+    again: bool = False,
 ) -> dict[str, Any]:
     """Run `JobPreflight` and return its answer, or {"ok": false, ...}.
 
@@ -48,7 +53,8 @@ def check(
 
     try:
         stages.begin(IMPORTING)
-        return JobPreflight(spec, load_module(spec.model), stages, processes=processes).run()
+        module = load_module(spec.model)
+        return JobPreflight(spec, module, stages, processes=processes, again=again).run()
     except ElasticDLError as error:
         return {
             "ok": False,
@@ -70,7 +76,10 @@ def main() -> int:
     try:
         with open(question, encoding="utf-8") as told:
             spec = JobSpec.model_validate_json(os.environ.pop(SPEC_VARIABLE, "") or told.read())
-        answer_fields = check(spec, stages, processes="--process" in sys.argv[1:])
+        options = sys.argv[1:]
+        answer_fields = check(
+            spec, stages, processes="--process" in options, again=CHECK_AGAIN in options
+        )
     except Exception as error:  # noqa: BLE001 - the top of the process: the caller always gets an answer
         trace = traceback.format_exc(limit=-4)
         answer_fields = {

@@ -46,9 +46,9 @@ def export(
     vocabulary, unknown ids read as zeros.
 
     Inputs and outputs of the signature have the model's names. The export is written to a temporary
-    directory and renamed, so it is never incomplete. Rows go through files of that directory: they
-    need twice their size on disk, and little memory. The model's Keras variables equal `dense`
-    afterwards.
+    directory and renamed, so it is never incomplete. Rows go through files of that directory: the
+    disk needs room for the export and one more copy of the rows. The model's Keras variables equal
+    `dense` afterwards.
 
     Raises:
         UserError: the model raises; the message has the frames below `zoo`.
@@ -62,6 +62,8 @@ def export(
         exported = _stored(ps_model, tables, temporary / _TABLES)
         _save(ps_model, exported, temporary, zoo)
         _save_weights(ps_model, exported, temporary / WEIGHTS)
+        # NFS keeps a file that is still mapped.
+        exported.clear()
         shutil.rmtree(temporary / _TABLES)
         _replace(temporary, target)
     finally:

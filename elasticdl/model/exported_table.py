@@ -5,6 +5,7 @@ No process has memory for a whole table: a table may be larger than any of its m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,14 @@ def spans(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def bounded(table: TableSpec, size: int, pages: Pages, dtype: Dtype, file: Path) -> ExportedTable:
-    """A table of ids 0 to `size - 1`: the given rows, and initial values for all others."""
-    matrix: Floats = np.memmap(file, dtype.value, "w+", shape=(size, table.dim))
+    """A table of ids 0 to `size - 1`: the given rows, and initial values for all others.
+
+    Raises OSError if the disk is full.
+    """
+    with file.open("wb") as out:
+        # Without room, a mapped file kills the process by SIGBUS.
+        os.posix_fallocate(out.fileno(), 0, size * table.dim * dtype.bytes)
+    matrix: Floats = np.memmap(file, dtype.value, "r+", shape=(size, table.dim))
     untouched = native_table(table, OptimizerSpec(kind=OptimizerKind.SGD), dtype)
     for begin, end in spans(size, table.dim * dtype.bytes):
         matrix[begin:end] = untouched.peek(np.arange(begin, end))
@@ -69,13 +76,14 @@ def bounded(table: TableSpec, size: int, pages: Pages, dtype: Dtype, file: Path)
 
 
 def unbounded(table: TableSpec, pages: Pages, dtype: Dtype, file: Path) -> ExportedTable:
-    """A table of the given rows only. Needs 24 bytes of memory a row."""
+    """A table of the given rows only. Needs 33 bytes of memory a row. Raises OSError."""
     arrived = [np.empty(0, np.int64)]
     with file.open("wb") as out:
         for ids, weights in pages:
             arrived.append(ids)
             out.write(np.ascontiguousarray(weights, dtype.value).data)
     ids = np.concatenate(arrived)
+    del arrived
     if not len(ids):  # a file without bytes cannot be mapped
         return ExportedTable(np.empty((0, table.dim), dtype.value), ids)
     order = np.argsort(ids, kind="stable")

@@ -64,6 +64,8 @@ class JobPreflight:
     warnings: list[str] = field(default_factory=list)
     processes: bool = False
     """Whether the module's processor gets the predictions of the first batch."""
+    again: bool = False
+    """Whether an earlier master of the job may have written results already."""
     grouping: str = ""
     """The likely mistake in `feed`, for when the model rejects its output."""
 
@@ -74,7 +76,7 @@ class JobPreflight:
         """
         if self.spec.trains_on_ring:
             horovod()
-        refuse_output_address(self.spec)
+        refuse_output_address(self.spec, again=self.again)
         self._refuse_checkpoint_address()
         if self.spec.action is Action.PREDICT:
             check_destination(self.module, self.spec.checkpoint.output)
@@ -112,7 +114,7 @@ class JobPreflight:
         kept = self.spec.checkpoint
         if not kept.checkpoint_dir:
             return
-        if not kept.resume:
+        if not kept.resume and not self.again:
             copies.refuse_foreign(kept.checkpoint_dir)
         try_to_write(kept.checkpoint_dir)
 

@@ -81,7 +81,11 @@ class _AtFirstUse(Loader):
         with self._lock:
             if not self._begun:
                 self._begun = True
-                self._loader.exec_module(module)
+                try:
+                    self._loader.exec_module(module)
+                except BaseException:
+                    self._begun = False
+                    raise
                 vars(module).pop("__getattr__", None)
 
 

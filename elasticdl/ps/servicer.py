@@ -173,6 +173,8 @@ class ControlService(ParameterServerServicer):
             if request.snapshot <= self._undone or request.snapshot not in self._views:
                 _abort(context, TransientError(f"the cut {request.snapshot} was given up"))
             # The gate is still closed since the cut; the caller compares the numbers.
+            # First with a limit, for a push that is under way. Then it returns at once.
+            self._do(context, lambda: self._server.gate(MAX_WAIT_S))
             sequences = self._do(context, lambda: self._server.gate(FOREVER_S))
             self._sealed = request.snapshot
             return pb.SealReply(sequences=sequences)

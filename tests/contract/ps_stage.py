@@ -192,6 +192,12 @@ class BadNetwork:
         self._threads.append(thread)
         thread.start()
 
+    def cut(self) -> None:
+        """Break all connections; new ones work."""
+        for end in self._sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         with suppress(OSError):
             while True:

@@ -103,6 +103,20 @@ def test_an_archive_that_ends_early_is_refused(tmp_path: Path, cut: int) -> None
         open_reader(str(path), {}).sources()
 
 
+def test_names_may_be_in_any_encoding(tmp_path: Path) -> None:
+    members = [("a\udce9.x", b"1"), ("b.y", b"2")]
+    path = archive(tmp_path / "a.tar", members, tarfile.GNU_FORMAT)
+    (first,) = samples(open_reader(path, {}), 0, 2)
+    assert first == {"__key__": b"a\xe9", "x": b"1"}
+
+
+def test_two_archives_in_one_file_are_refused(tmp_path: Path) -> None:
+    path = Path(archive(tmp_path / "a.tar", [("a.x", b"1")]))
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(UserError, match=DAMAGED):
+        open_reader(str(path), {}).sources()
+
+
 def test_a_damaged_header_is_no_end_of_the_archive(tmp_path: Path) -> None:
     path = Path(archive(tmp_path / "a.tar", [("a.x", b"1"), ("b.x", b"2"), ("c.x", b"3")]))
     data = bytearray(path.read_bytes())

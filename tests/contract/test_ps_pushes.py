@@ -460,6 +460,22 @@ def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_anew() -
         stage.close()
 
 
+def test_a_table_is_read_from_its_first_row_again_after_a_broken_connection() -> None:
+    stage = Stage(1)
+    network = stage.behind(BadNetwork(stage.addresses[0], 0, breaks=0))
+    try:
+        pool = stage.pool(addresses=[network.address])
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        pool.pull([as_ids(range(70_000))], timeout_s=LIMIT_S)
+        page = pool.rows(0, 0, 0, snapshot=None, timeout_s=LIMIT_S)
+        assert (page.lost, page.total, len(page.ids) < 70_000) == (False, 70_000, True)
+        network.cut()
+        assert pool.rows(0, 0, len(page.ids), snapshot=None, timeout_s=LIMIT_S).lost
+        np.testing.assert_array_equal(all_rows(pool, 0)[0], np.arange(70_000))
+    finally:
+        stage.close()
+
+
 def test_all_rows_come_for_export_in_pages(stage: Stage) -> None:
     spec = rich_spec()
     pool = stage.pool()

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from elasticdl.errors import TransientError, UserError
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
+from elasticdl.jobdir.output_folder import refuse_output_address
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.storage import folders
 from elasticdl.storage.attempts import Absent, Limits, attempt, reason
@@ -146,6 +149,16 @@ def test_what_no_repetition_mends_is_not_repeated(words: str) -> None:
 def test_a_signed_request_in_an_error_is_not_shown() -> None:
     error = OSError("GET https://host/x?X-Amz-Signature=abc123&X-Amz-Security-Token=def failed")
     assert "abc123" not in reason(error) and "def" not in reason(error)
+
+
+def test_predictions_need_an_empty_folder_unless_they_may_be_the_jobs_own(folder: str) -> None:
+    flags = {"model_def": "m", "prediction_data": "p", "checkpoint_dir_for_init": "c"}
+    spec = JobSpec.from_flags(Action.PREDICT, {**flags, "model_zoo": "zoo", "output": folder})
+    refuse_output_address(spec)
+    store_of(folder).write(f"{folder}/predictions-000003-000000000-000000001.npz", b"")
+    with pytest.raises(UserError, match="is not empty: it contains predictions-000003"):
+        refuse_output_address(spec)
+    refuse_output_address(spec, again=True)
 
 
 def test_predictions_are_objects_that_a_later_attempt_finds_and_removes(folder: str) -> None:

@@ -150,6 +150,16 @@ def test_a_move_that_takes_too_long_is_undone() -> None:
     assert of(c.UnsealServers, job.tick(2))
 
 
+def test_a_move_is_no_stall() -> None:
+    """Workers wait for it, and it has a limit of its own."""
+    job = training()
+    job.progress(0, job.lease(), 8, version=2, pushes=2)
+    saved(job)
+    commands = [one for _ in range(int(MOVE_LIMIT_S) - 5) for one in job.tick(1)]
+    assert not of(c.FinishJob, commands) and job.state.status().stall is None
+    assert not of(c.StopProcess, commands)
+
+
 def test_new_servers_that_do_not_start_are_given_up() -> None:
     job = training()
     asked(job)
@@ -174,6 +184,7 @@ def test_another_master_after_the_change_keeps_the_new_map() -> None:
     (published,) = of(c.PublishServers, commands)
     assert published.first == 2
     assert of(c.FinishServers, commands) == [c.FinishServers((ps(0), ps(1)))]
+    assert c.KeepServers(3) in commands, "the master before may not have kept it"
     assert not of(c.UnsealServers, commands)
     assert {one.name for one in of(c.StopProcess, job.tick(40))} == {ps(0), ps(1)}
 

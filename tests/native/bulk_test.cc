@@ -205,6 +205,13 @@ void a_share_that_is_not_taken_goes_to_the_next() {
   CHECK(third->woken == 1 && budget.take(*third, 10));
   CHECK(!budget.take(*second, 1) && !budget.take(*first, 3));
   budget.cancel(*second);
+  bool refused = false;
+  try {
+    budget.take(*second, 11);
+  } catch (const UserError&) {
+    refused = true;
+  }
+  CHECK(refused);
   budget.give_back(10);
   CHECK(second->woken == 1 && first->woken == 1 && budget.take(*first, 3) && budget.take(*third, 7));
 }

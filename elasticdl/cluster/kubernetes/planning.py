@@ -30,6 +30,8 @@ from elasticdl.kubernetes_section import Mount
 
 SPEC_VARIABLE = "ELASTICDL_JOB"
 """Has the job as JSON in the pod that checks model and data."""
+CHECK_AGAIN = "--again"
+"""Tells the check that an earlier master of the job may have written results already."""
 CHECK_MARK = "elasticdl check: "
 """Begins each message of a check in its pod's log, which has the output of the user's code, too."""
 MASTER_COMMAND = ("python3", "-m", "elasticdl.master.main")

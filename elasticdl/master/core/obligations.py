@@ -67,7 +67,13 @@ class Obligations:
                 if (server := context.processes.server(index))
             ]
             # Nothing else can move without the servers, so they are the only obligation.
-            yield Obligation(f"parameter servers: {away}", tuple(names), since(context, names))
+            # A move of the parameters has a limit of its own.
+            yield Obligation(
+                f"parameter servers: {away}",
+                tuple(names),
+                since(context, names),
+                limited=bool(context.moving) and not names,
+            )
             return
         yield from self._coordination.owed()
         if self._evaluation.round is not None:

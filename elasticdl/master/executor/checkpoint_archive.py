@@ -207,7 +207,7 @@ class CheckpointArchive:
     async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
         whole = False
         try:
-            links, base = await asyncio.to_thread(self._linked, making)
+            links, base = await asyncio.to_thread(self._linked, making, command.version)
             parts = await snapshots.save(command.snapshot, str(making), base)
             manifest = manifest_of(command, parts)
             if any(part.delta for part in parts):
@@ -226,9 +226,12 @@ class CheckpointArchive:
             if not whole:
                 await asyncio.to_thread(store.abandon, making)
 
-    def _linked(self, making: Path) -> tuple[tuple[Link, ...], SnapshotId | None]:
+    def _linked(self, making: Path, version: int) -> tuple[tuple[Link, ...], SnapshotId | None]:
         """The links of a delta, with their files in place, and its base; () and None for none."""
         base = self._newest_taken
+        if base is not None and any(link.version == version for link in base.manifest.chain):
+            # An object store has one folder for each version: the delta would replace its base.
+            base = None
         links = store.link_base(making, base.directory, base.manifest) if base else ()
         return links, base.snapshot if base and links else None
 

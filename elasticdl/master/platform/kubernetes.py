@@ -34,7 +34,12 @@ from elasticdl.cluster.kubernetes.manifests import (
     master_names,
 )
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
-from elasticdl.cluster.kubernetes.planning import SPEC_VARIABLE, job_pod_group, pod_plan
+from elasticdl.cluster.kubernetes.planning import (
+    CHECK_AGAIN,
+    SPEC_VARIABLE,
+    job_pod_group,
+    pod_plan,
+)
 from elasticdl.cluster.kubernetes.plans import (
     MASTER_FAILURES,
     MASTER_PORT,
@@ -146,6 +151,7 @@ class KubernetesPlatform:
         self._pod_env = MasterPodEnv.read()
         self._job: JobSpec | None = None
         self._gang: Gang | None = None
+        self._replaces = False
         self._token = ""
         self._api: ApiServer | None = None
         self._lease: MasterLease | None = None
@@ -184,6 +190,7 @@ class KubernetesPlatform:
         self, provided: ProvisionedResources, term: int, tenure: LeaseTenure
     ) -> MasterEnvironment:
         spec, owner = self._spec, self._pod_env.owner
+        self._replaces = provided.replaces
         directory, warnings = open_directory(spec, owner, replaces=provided.replaces)
         _keep_own_log(directory, self._pod_env.pod_name)
         self._token = provided.token
@@ -281,7 +288,8 @@ class KubernetesPlatform:
         assert self._api is not None
         owner, spec = self._pod_env.owner, process_env.check()
         question = {SPEC_VARIABLE: process_env.spec.model_dump_json()}
-        spec = replace(spec, env={**spec.env, **question})
+        again = (CHECK_AGAIN,) if self._replaces else ()
+        spec = replace(spec, command=(*spec.command, *again), env={**spec.env, **question})
         plan = pod_plan(process_env.spec, Role.WORKER)
 
         def make(attempt: int) -> Json:

@@ -1,12 +1,17 @@
 #include "elasticdl/ps/native/budget.h"
 
 #include <algorithm>
+#include <string>
+
+#include "elasticdl/rpc/native/errors.h"
 
 namespace elasticdl::ps {
 
 bool Budget::take(Waiter& who, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (granted_.erase(&who) > 0) return true;
+  // It would wait for ever, and all others behind it.
+  if (bytes > total_) throw UserError("a request needs " + std::to_string(bytes) + " bytes of room, and there are " + std::to_string(total_));
   if (queue_.empty() && bytes <= left_) {
     left_ -= bytes;
     return true;

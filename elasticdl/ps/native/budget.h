@@ -15,7 +15,7 @@ namespace elasticdl::ps {
 
 class Budget {
  public:
-  explicit Budget(uint64_t bytes) : left_(bytes) {}
+  explicit Budget(uint64_t bytes) : total_(bytes), left_(bytes) {}
 
   // False: `who` is woken when it has the bytes, and asks again. At most all of the budget.
   bool take(Waiter& who, uint64_t bytes);
@@ -34,6 +34,7 @@ class Budget {
   std::vector<std::shared_ptr<Waiter>> grant();
 
   std::mutex mutex_;  // guards all below
+  const uint64_t total_;
   uint64_t left_;
   std::deque<Asked> queue_;
   std::map<Waiter*, uint64_t> granted_;  // have their bytes and do not know it yet

@@ -268,7 +268,8 @@ RowsPage Pool::rows(uint32_t server, uint32_t table, int64_t snapshot, uint64_t 
   const int64_t* ids = cursor.array<int64_t>(reply.count);
   const size_t row_bytes = spec_.tables[table].dim * weight_bytes();
   const char* values = cursor.elements(reply.count, row_bytes);
-  return {reply.count == 0 && begin < reply.total, reply.total, {ids, ids + reply.count}, {values, values + reply.count * row_bytes}};
+  // Callers ask for rows that are there, so only a connection without the frozen table has none.
+  return {reply.count == 0 && begin > 0, reply.total, {ids, ids + reply.count}, {values, values + reply.count * row_bytes}};
 }
 
 void Pool::pack(bool always) {

@@ -269,7 +269,8 @@ class PsTrainer:
         The order is the servers' own. If a connection breaks, rows of its server come again; the
         last of each id counts. Raises as `load`.
         """
-        for server in range(self._parameters.servers):
+        servers = self._parameters.servers
+        for server in range(servers):
             begin, losses, total = 0, 0, 1
             while begin < total:
                 page = self._page(table, server, begin, snapshot)
@@ -284,6 +285,8 @@ class PsTrainer:
                     continue
                 yield page.ids, page.weights
                 begin, total = begin + len(page.ids), page.total
+        if self._parameters.servers != servers:
+            raise TransientError(f"the servers changed while table {table} was read")
 
     def _page(self, table: int, server: int, begin: int, snapshot: SnapshotId | None) -> RowsPage:
         def attempt(timeout_s: float) -> RowsPage:

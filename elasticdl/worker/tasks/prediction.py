@@ -176,10 +176,16 @@ class FileSink:
         name = PartName(lease.shard.id, lease.offset, last.end)
         values = {**arrays, **{name: np.asarray(value) for name, value in about.items()}}
         self._files.write(name, values, lease.attempt)
-        for other in parts_from(self._files, lease):
-            if other != name:
-                self._files.remove(other)
-        self._files.remove_unfinished(lease.shard.id, lease.attempt)
+        try:
+            for other in parts_from(self._files, lease):
+                if other != name:
+                    self._files.remove(other)
+            self._files.remove_unfinished(lease.shard.id, lease.attempt)
+        except OSError as error:
+            raise PermanentError(
+                f"cannot replace earlier parts of {name}: {error.strerror or error}",
+                hint="check --output",
+            ) from error
         bad = sum(batch.bad for batch in self._batches)
         examples = tuple(text for batch in self._batches for text in batch.bad_examples)[:3]
         self._context.outbox.advance(

@@ -47,7 +47,7 @@ class PartName:
 
 
 class PredictionFiles(Protocol):
-    """The folder of a job's predictions. All methods raise OSError or TransientError."""
+    """The folder of a job's predictions. All methods raise OSError, UserError or TransientError."""
 
     def write(self, name: PartName, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
         """Write a file, which is there whole or not at all.
@@ -136,10 +136,12 @@ class ObjectFiles:
     def __init__(self, address: str) -> None:
         # It takes pyarrow, which a job without addresses does not need.
         from elasticdl.storage.address import below
+        from elasticdl.storage.attempts import Absent
         from elasticdl.storage.store import store_of
 
         self._address = address
         self._below = below
+        self._absent = Absent
         self._store_of = store_of
 
     def write(self, name: PartName, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
@@ -156,8 +158,11 @@ class ObjectFiles:
 
     def attempt(self, name: PartName) -> int:
         """See `PredictionFiles.attempt`."""
-        stored = self._store_of(self._address).open(self._object(name))
-        return _attempt(io.BytesIO(stored.read(0, stored.size_bytes)))
+        # A later attempt may just have replaced it.
+        with suppress(self._absent):
+            stored = self._store_of(self._address).open(self._object(name))
+            return _attempt(io.BytesIO(stored.read(0, stored.size_bytes)))
+        return -1
 
     def remove(self, name: PartName) -> None:
         """See `PredictionFiles.remove`."""

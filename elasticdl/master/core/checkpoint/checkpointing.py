@@ -253,6 +253,8 @@ class Checkpointing:
         It is not copied to --checkpoint-dir, because workers wait for it.
         """
         self._begin(self._snapshots.take(Purpose.CHECKPOINT, seal=True))
+        # Who asked for a checkpoint may want the copy.
+        self._wanted_after_cut = self.wanted
         self._sealed, self._ordered_s = self._cut, self._context.now_s
         assert self._cut is not None
         return self._cut

@@ -174,7 +174,8 @@ class Scaling:
             if self._context.processes.server(index) is None:
                 self.start(
                     ProcessName(Role.PS, index, self._context.processes.next_incarnation(index)),
-                    in_gang=self._context.spec.gang_workers > 0,
+                    # Of a job that stops, no gang is whole any more.
+                    in_gang=self._context.spec.gang_workers > 0 and self._context.outcome is None,
                 )
         live = self._context.processes.live_workers()
         missing = self._missing(live)

@@ -18,6 +18,8 @@ from elasticdl.master.core.processes.causes import ASKED, Cause
 from elasticdl.master.core.processes.worker_times import WorkerTimes
 from elasticdl.shard import ShardId
 
+_CLOCKS_S = 5.0
+"""By how much a worker's account may exceed the time that the master has seen."""
 SHOWN_ENDED = 200
 """Ended processes that are shown; the record of the job has them all."""
 
@@ -285,6 +287,10 @@ class Processes:
         process = self.going.get(name) if name.role is Role.WORKER else None
         if process is None or process.attached_s is None:
             return False
+        # A broken worker must not claim more time than it has had.
+        most_s, whole_s = now_s - process.attached_s + _CLOCKS_S, sum(spent_s.values())
+        if whole_s > most_s:
+            spent_s = {use: use_s * most_s / whole_s for use, use_s in spent_s.items()}
         self.times.reported(name, process.launch_s(now_s), spent_s)
         return True
 

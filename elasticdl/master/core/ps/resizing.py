@@ -279,6 +279,9 @@ class Resizing:
         moved = [one.name for one in going.values() if one.finished and is_spare(one.name)]
         if moved:
             self._context.orders.give(FinishServers(tuple(moved)))
+        if self._next_index > self._context.spec.cluster.num_ps_pods:
+            # Also if it is the number of the spec again: an earlier order may have kept another.
+            self._context.orders.give(KeepServers(self._context.servers))
         if self._undone is not None:
             self._context.orders.give(UnsealServers(self._undone))
         if self._move is not None:
