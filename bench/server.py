@@ -89,7 +89,12 @@ class Master(MasterServicer):
         )
         key = bulk_key("bench", 0)
         return pb.AttachReply(
-            term=1, heartbeat_s=2.0, job=self._job, bulk_tokens=[key], certificate=certificate
+            term=1,
+            heartbeat_s=2.0,
+            job=self._job,
+            bulk_tokens=[key],
+            certificate=certificate,
+            places=1,
         )
 
     def Report(self, request: Any, context: Any) -> Any:

@@ -96,7 +96,8 @@ class ReferenceTable:
     def advance(self, step: int, learning_rate: float = 0.0) -> None:
         with self._lock:
             self._step = max(self._step, step)
-            self._start_rate = self._start_rate or learning_rate
+            # As precise as the rate of a row: a checkpoint has it as one.
+            self._start_rate = self._start_rate or float(np.float32(learning_rate))
 
     def begin_view(self, view: int) -> None:
         with self._lock:

@@ -153,7 +153,8 @@ def test_a_signed_request_in_an_error_is_not_shown() -> None:
 
 def test_predictions_need_an_empty_folder_unless_they_may_be_the_jobs_own(folder: str) -> None:
     flags = {"model_def": "m", "prediction_data": "p", "checkpoint_dir_for_init": "c"}
-    spec = JobSpec.from_flags(Action.PREDICT, {**flags, "model_zoo": "zoo", "output": folder})
+    # Users cannot name memory.
+    spec = JobSpec.from_flags(Action.PREDICT, {**flags, "model_zoo": "zoo"}).replace(output=folder)
     refuse_output_address(spec)
     store_of(folder).write(f"{folder}/predictions-000003-000000000-000000001.npz", b"")
     with pytest.raises(UserError, match="is not empty: it contains predictions-000003"):

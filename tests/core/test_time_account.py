@@ -178,7 +178,8 @@ def test_a_workers_account_covers_its_loop_and_says_what_slows_it() -> None:
     spent_s = rig.gauges.times.spent_s()
     assert sum(spent_s.values()) == pytest.approx(ran_s, rel=0.005, abs=0.005)
     assert max(spent_s, key=spent_s.__getitem__) is TimeUse.FEED
-    assert 0.0 < sum(accounts[-1].values()) <= ran_s
+    # Reports round to milliseconds.
+    assert 0.0 < sum(accounts[-1].values()) <= ran_s + 0.005
     for earlier, later in itertools.pairwise(accounts):
         assert all(later[use] >= seconds for use, seconds in earlier.items()), "it only grows"
 

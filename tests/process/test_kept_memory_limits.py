@@ -54,7 +54,7 @@ def serve(limit: str = "", most: int = 0) -> tuple[str, str, int]:
 def test_a_server_whose_limits_forbid_kept_memory_serves_without(limit: str) -> None:
     printed, logged, size = serve(limit, 16 << 30)
     assert "memory 0" in printed
-    assert "keeps no memory beyond this process" in logged
+    assert "keeps no memory beyond its process" in logged
     assert size == 0, "a later process would take on what is older than this one's state"
 
 

@@ -56,8 +56,8 @@ def _proof(caller: Caller) -> str:
 class Master(MasterServicer):
     """What servers need of a master."""
 
-    def __init__(self, job: str, restore_from: str) -> None:
-        self.job, self.restore_from = job, restore_from
+    def __init__(self, job: str, restore_from: str, servers: int) -> None:
+        self.job, self.restore_from, self.servers = job, restore_from, servers
         self.attached: queue.Queue[tuple[str, pb.AttachRequest]] = queue.Queue()
         self.reports: dict[str, pb.ReportRequest] = {}
         self.reported = threading.Condition()
@@ -82,6 +82,8 @@ class Master(MasterServicer):
             restore_from=self.restore_from,
             run="this-run",
             bulk_tokens=[bulk_key(TOKEN, index)],
+            place=index,
+            places=self.servers,
         )
 
     def Report(self, request: Any, context: Any) -> Any:
@@ -124,7 +126,8 @@ class Job:
         flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": servers}
         self.directory = directory
         self.servers = servers
-        self.master = Master(JobSpec.from_flags(Action.TRAIN, flags).model_dump_json(), "")
+        spec = JobSpec.from_flags(Action.TRAIN, flags)
+        self.master = Master(spec.model_dump_json(), "", servers)
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.bulk = [""] * servers
         self.control = [""] * servers

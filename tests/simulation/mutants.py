@@ -124,7 +124,7 @@ MUTANTS = (
     Mutant(
         "a mark is skipped when a newer ring waits",
         RING,
-        "worker.ring.trainer:RingTrainer._at_mark",
+        "worker.ring.trainer:RingTrainer._worked_at_mark",
         "newer):\n        return False",
         "newer):\n        pass",
     ),

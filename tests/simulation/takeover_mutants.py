@@ -69,7 +69,7 @@ TAKEOVER_MUTANTS = (
         "servers are not published again",
         SERVERS,
         "master.core.processes.process_lifecycle:ProcessLifecycle.taken_over",
-        "self._published = ()",
+        "self._published = None",
         "pass",
     ),
     Mutant(

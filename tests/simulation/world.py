@@ -198,6 +198,9 @@ class World:
             # The only worker may be slow for the whole of a large job.
             limit_s, longest_s = STRAGGLERS_LIMIT_S, 10 * _LONGEST_S
         now_s = self.scheduler.now_s
+        # The master waits longer if the job was quiet for long before.
+        stalls = self.master.state._stalls
+        limit_s += stalls.bound_s - stalls._least_s
         if now_s - self.truth.progress_s > limit_s or now_s > longest_s:
             raise Violation(self.truth.stands_still())
         self.scheduler.after(_LOOK_S, self._look)

@@ -23,7 +23,7 @@ export function goodputFrame() {
       h(
         "table",
         { class: "narrow shares" },
-        columns(["Class"], ["Share", "n"], ["Time", "n"], ["", "share"], ["Causes, and the worker with the most"]),
+        columns(["Class"], ["Share", "n"], ["Time", "n"], ["Part", "share"], ["Causes, and the worker with the most"]),
         h("tbody", { id: "goodput-classes" }),
       ),
     ),
