@@ -58,8 +58,8 @@ def begin(checkpoints: Path) -> Path:
 def link_base(making: Path, base: Path, manifest: Manifest) -> tuple[Link, ...]:
     """Give a new directory the files of an earlier checkpoint, for a delta; returns its links.
 
-    None if the chain is as long as it may be, if a file is gone, or if the file system has no hard
-    links: the checkpoint is then a full one.
+    There are none if the chain is as long as it may be, if a file is gone, or if the file system
+    has no hard links: the checkpoint is then a full one.
     """
     links = manifest.base_of_next
     try:

@@ -79,10 +79,10 @@ def _override(spec: JobSpec, directory: JobDirectory, flag: str) -> str:
         return ""
     try:
         # A number may be of a run without --gang, whose group would wait for the missing processes.
-        servers_valid = flag == "num_ps_pods" and int(scaled) > 0 and not spec.gang_workers
-        valid = servers_valid or (
-            flag == "num_workers" and _parsed(scaled).low >= spec.gang_workers
-        )
+        if flag == "num_workers":
+            valid = _parsed(scaled).low >= spec.gang_workers
+        else:
+            valid = int(scaled) > 0 and not spec.gang_workers
     except ValueError:
         return ""
     return scaled if valid else ""

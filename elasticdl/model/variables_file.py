@@ -70,33 +70,32 @@ def _without(prefix: Path, names: set[str], bundle: Path) -> Path:
     """A bundle of all other values."""
     reader = tf.train.load_checkpoint(str(prefix))
     others = sorted(set(reader.get_variable_to_shape_map()) - names)
-    tf.raw_ops.SaveV2(
-        prefix=str(bundle),
-        tensor_names=others,
-        shape_and_slices=[""] * len(others),
-        tensors=[tf.constant(reader.get_tensor(name)) for name in others],
-    )
-    return bundle
+    return _saved(bundle, {name: ("", reader.get_tensor(name)) for name in others})
 
 
 def _written(name: str, value: Parts, folder: Path, number: int) -> list[Path]:
     """Bundles of the parts of a value."""
     if not value.shape[0]:
-        return [_saved(folder / f"{number}", name, "", np.empty(value.shape, value.dtype))]
+        return [_saved(folder / f"{number}", {name: ("", np.empty(value.shape, value.dtype))})]
     shape = " ".join(str(length) for length in value.shape)
     rest = ":-" * (len(value.shape) - 1)
     bundles: list[Path] = []
     begin = 0
     for part in value.parts:
         bundle, place = folder / f"{number + len(bundles)}", f"{shape} {begin},{len(part)}{rest}"
-        bundles.append(_saved(bundle, name, place, part))
+        bundles.append(_saved(bundle, {name: (place, part)}))
         begin += len(part)
     assert begin == value.shape[0], f"{name}: {begin} rows of {value.shape[0]}"
     return bundles
 
 
-def _saved(bundle: Path, name: str, place: str, part: Array) -> Path:
+def _saved(bundle: Path, values: Mapping[str, tuple[str, Any]]) -> Path:
+    """Write a bundle of values, each with its place in the whole one; '' if it is the whole one."""
+    places, tensors = zip(*values.values(), strict=True)
     tf.raw_ops.SaveV2(
-        prefix=str(bundle), tensor_names=[name], shape_and_slices=[place], tensors=[part]
+        prefix=str(bundle),
+        tensor_names=list(values),
+        shape_and_slices=list(places),
+        tensors=[tf.constant(one) for one in tensors],
     )
     return bundle

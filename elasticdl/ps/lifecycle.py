@@ -114,7 +114,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     version = None if attached.stands_by else _take_on(server)
     kept = version is not None
     if attached.stands_by:
-        found = _await_restore(orders, asked)
+        found = _follow_orders(orders, asked)
         if isinstance(found, ExitCode):
             return found
         version = restore(server, place, Path(found.directory))
@@ -134,7 +134,9 @@ def serve(environment: RoleEnvironment) -> ExitCode:
         bulk,
         "none yet" if version is None else version,
     )
-    return _follow_orders(orders, asked)
+    while isinstance(found := _follow_orders(orders, asked), Restore):
+        continue  # it came twice
+    return found
 
 
 def _check_connections(server: _native.Server, most_workers: int) -> None:
@@ -230,28 +232,15 @@ def _native_server(
         return made("")
 
 
-def _await_restore(orders: Iterator[Order], asked: threading.Event) -> Restore | ExitCode:
-    """Wait until the master says which checkpoint to restore, or ends this server."""
+def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> Restore | ExitCode:
+    """Wait until the master says which checkpoint to restore, or ends the job or this server.
+
+    `asked` wakes the reports.
+    """
     for order in orders:
         match order:
             case Restore():
                 return order
-            case Finish():
-                return ExitCode.DONE
-            case Drain(reason):
-                _log.info("draining: %s", reason)
-                return ExitCode.DRAINED
-            case TellState():
-                asked.set()
-            case _:
-                continue
-    return ExitCode.DONE
-
-
-def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> ExitCode:
-    """Serve until the master ends the job or this server; `asked` wakes the reports."""
-    for order in orders:
-        match order:
             case Finish():
                 return ExitCode.DONE
             case Drain(reason):

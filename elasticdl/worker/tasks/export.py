@@ -14,6 +14,7 @@ from elasticdl.errors import PermanentError
 from elasticdl.flag import is_address
 from elasticdl.rpc.parameters import Floats, Int64s
 from elasticdl.shard import SnapshotId
+from elasticdl.storage import folders
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.shutdown import NonFinite
@@ -80,8 +81,6 @@ class ExportTask:
         self._outbox.exported(self._destination)
 
     def _upload(self, dense: Floats, tables: Tables) -> None:
-        from elasticdl.storage import folders
-
         with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
             made = Path(temporary) / "export"
             self._write(dense, tables, made)

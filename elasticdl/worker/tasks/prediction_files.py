@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from elasticdl.errors import PermanentError
 from elasticdl.flag import is_address
 from elasticdl.shard import Lease, ShardId
+from elasticdl.storage.address import below
+from elasticdl.storage.attempts import Absent
+from elasticdl.storage.store import store_of
 
 _NAME = re.compile(r"predictions-(\d+)-(\d+)-(\d+)\.npz")
 
@@ -134,45 +137,37 @@ class ObjectFiles:
     """`PredictionFiles` below an address. An object is there as a whole or not at all."""
 
     def __init__(self, address: str) -> None:
-        # It takes pyarrow, which a job without addresses does not need.
-        from elasticdl.storage.address import below
-        from elasticdl.storage.attempts import Absent
-        from elasticdl.storage.store import store_of
-
         self._address = address
-        self._below = below
-        self._absent = Absent
-        self._store_of = store_of
 
     def write(self, name: PartName, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
         """See `PredictionFiles.write`."""
         archive = io.BytesIO()
         _write_archive(archive, arrays)
-        self._store_of(self._address).write(self._object(name), archive.getvalue())
+        store_of(self._address).write(self._object(name), archive.getvalue())
 
     def names(self, shard: ShardId) -> list[PartName]:
         """See `PredictionFiles.names`."""
-        entries = self._store_of(self._address).listed(self._address)
+        entries = store_of(self._address).listed(self._address)
         names = (PartName.parse(entry.address.rpartition("/")[2]) for entry in entries)
         return [name for name in names if name is not None and name.shard == shard]
 
     def attempt(self, name: PartName) -> int:
         """See `PredictionFiles.attempt`."""
         # A later attempt may just have replaced it.
-        with suppress(self._absent):
-            stored = self._store_of(self._address).open(self._object(name))
+        with suppress(Absent):
+            stored = store_of(self._address).open(self._object(name))
             return _attempt(io.BytesIO(stored.read(0, stored.size_bytes)))
         return -1
 
     def remove(self, name: PartName) -> None:
         """See `PredictionFiles.remove`."""
-        self._store_of(self._address).remove(self._object(name))
+        store_of(self._address).remove(self._object(name))
 
     def remove_unfinished(self, shard: ShardId, attempt: int) -> None:
         """Do nothing: no object is unfinished."""
 
     def _object(self, name: PartName) -> str:
-        return self._below(self._address, str(name))
+        return below(self._address, str(name))
 
 
 def _of_shard(shard: ShardId) -> str:

@@ -30,7 +30,7 @@ from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ScaleServersRequested, ServerStandsBy, SnapshotSaved
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.scaling import Scaling
-from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.shard import SnapshotId
 
@@ -177,8 +177,8 @@ class Resizing:
             process = processes.server(late[0])
             why = f": {process.message}" if process is not None and process.message else ""
             return f"ps-{late[0]} did not start within {START_LIMIT_S:.0f} s{why}"
-        present = (processes.server(index) for index in self._context.server_map.indices)
-        up = tuple(one.name for one in present if one is not None and one.life is Life.READY)
+        present = self._going(self._context.server_map)
+        up = tuple(one.name for one in present if one.life is Life.READY)
         if up != move.sealed:
             # The next process of a sealed server may admit pushes.
             lost = next(name for name in move.sealed if name not in up)
@@ -198,9 +198,13 @@ class Resizing:
         )
         context.moving = f"their number changes from {context.servers} to {move.to.number}"
 
+    def _going(self, servers: ServerMap) -> list[Process]:
+        """Those of these servers that live."""
+        found = (self._context.processes.server(index) for index in servers.indices)
+        return [one for one in found if one is not None]
+
     def _restored(self, move: _Move) -> int:
-        found = (self._context.processes.server(index) for index in move.to.indices)
-        return sum(one is not None and one.attached for one in found)
+        return sum(one.attached for one in self._going(move.to))
 
     def _commit(self, move: _Move) -> None:
         """Change the map: workers follow, and the sealed servers end."""
@@ -241,9 +245,8 @@ class Resizing:
             context.orders.give(UnsealServers(move.snapshot))
             context.moving = ""
             self._forgive()
-        for index in move.to.indices:
-            if (process := context.processes.server(index)) is not None:
-                self._scaling.stop(process, 0.0, why)
+        for process in self._going(move.to):
+            self._scaling.stop(process, 0.0, why)
 
     def _fail(self, problem: str) -> None:
         assert self._move is not None and self._wanted is not None
@@ -317,8 +320,7 @@ class Resizing:
         if move is None or move.snapshot != event.snapshot:
             return
         self._move = replace(move, stage=_Stage.RESTORING, version=event.version)
-        found = (self._context.processes.server(index) for index in move.to.indices)
-        names = tuple(process.name for process in found if process is not None)
+        names = tuple(one.name for one in self._going(move.to))
         self._context.orders.give(RestoreServers(names, event.path))
 
     def failed(self, snapshot: SnapshotId, reason: str) -> None:
