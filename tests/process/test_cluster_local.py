@@ -91,6 +91,70 @@ def test_no_orphan_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     until(f"{pids} are gone, children of children too", lambda: all(map(gone, pids)))
 
 
+# A process with a temporary file; it writes where that is.
+UNTIDY = """
+import tempfile, time
+with tempfile.NamedTemporaryFile(delete=False) as file:
+    print(file.name, flush=True)
+time.sleep(600)
+"""
+
+
+def temporary_file(log: Path) -> Path:
+    """Wait for the one that a process has made."""
+
+    def written() -> list[str]:
+        return [line for line in log.read_text().splitlines() if line.startswith("/")]
+
+    until("the process has written a file", lambda: log.exists() and written())
+    return Path(written()[0])
+
+
+def test_no_temporary_file_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), UNTIDY]) as owner:
+        try:
+            files = [temporary_file(tmp_path / f"worker-{index}.log") for index in range(2)]
+            assert all(file.exists() for file in files)
+        finally:
+            owner.kill()
+    assert files[0].parent == files[1].parent
+    until("the directory is gone", lambda: not files[0].parent.exists())
+
+
+def test_temporary_files_are_deleted_when_the_cluster_closes_though_the_guard_was_killed(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> Path:
+        cluster = LocalCluster(tmp_path, cores=1)
+        await cluster.create(ProcessSpec(W0, (sys.executable, "-c", UNTIDY)))
+        file = await asyncio.to_thread(temporary_file, tmp_path / "worker-0.log")
+        guard = cluster._guard._process
+        assert guard is not None
+        guard.kill()
+        guard.wait()
+        await cluster.close(0.0)
+        return file
+
+    file = asyncio.run(scenario())
+    assert not file.parent.exists() and file.parent.parent.exists()
+
+
+def test_a_process_starts_where_no_temporary_directory_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("TMPDIR", raising=False)
+
+    async def scenario() -> ExitStatus:
+        cluster = LocalCluster(tmp_path, cores=1)
+        program = "import os; print(os.environ.get('TMPDIR'))"
+        status = await run_to_end(cluster, ProcessSpec(W0, (sys.executable, "-c", program)))
+        await cluster.close()
+        return status
+
+    assert asyncio.run(scenario()).log_tail == "None"
+
+
 def test_no_orphan_is_left_when_the_guard_was_killed_before(tmp_path: Path) -> None:
     async def scenario() -> list[int]:
         cluster = LocalCluster(tmp_path, cores=1)

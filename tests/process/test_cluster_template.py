@@ -146,6 +146,8 @@ def test_a_fork_has_what_a_process_started_anew_has(
     forked = run(tmp_path / "forked", ("decimal",), shown)
     # The arguments of a template leave less room than this long program takes.
     assert anew.pop("command").startswith(forked.pop("command").rstrip("\0"))
+    # Each cluster has a directory of its own.
+    assert anew["environment"].pop("TMPDIR") != forked["environment"].pop("TMPDIR")
     assert forked == anew
 
 

@@ -1,9 +1,9 @@
 """Local processes, each in its own session and process group, with its output in a file.
 
 There are no orphans: parent death signal and orphan reaper end every process when ours ends. What a
-process leaves in its group is killed as soon as it has ended. Workers may be forks of a template,
-which spares them their imports. The memory of a parameter server outlives its process. Linux only
-(pidfd).
+process leaves in its group is killed as soon as it has ended. Temporary files are deleted when the
+cluster closes. Workers may be forks of a template, which spares them their imports. The memory of a
+parameter server outlives its process. Linux only (pidfd).
 """
 
 from __future__ import annotations
@@ -302,6 +302,7 @@ class LocalCluster:
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            **self._temporary(),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "ELASTICDL_THREADS": threads,
             "OMP_NUM_THREADS": threads,
@@ -311,6 +312,15 @@ class LocalCluster:
             **spec.secrets,
             PARENT_PID_VARIABLE: str(os.getpid()),
         }
+
+    def _temporary(self) -> dict[str, str]:
+        """Have temporary files in a directory that goes with the cluster.
+
+        AutoGraph writes a file for each function, and a killed process deletes none.
+        """
+        with suppress(OSError):  # The disk is full: each process sees that for itself.
+            return {"TMPDIR": self._guard.temporary_directory()}
+        return {}
 
     def _ended(self, name: ProcessName) -> None:
         """The process is a zombie now: its pid stays its own until `wait`."""

@@ -1,8 +1,9 @@
-"""A small process that briefly outlives its owner and kills what the owner left behind.
+"""A small process that briefly outlives its owner and removes what the owner left behind.
 
-It holds the reading end of a pipe. The owner writes `+GROUP` when it starts a process group and
-`-GROUP` when that has ended. The pipe closes when the owner ends, even by SIGKILL, and the groups
-that are still listed are killed.
+It holds the reading end of a pipe. The owner writes `+GROUP` when it starts a process group,
+`-GROUP` when that has ended, and `@PATH` when it makes a directory. The pipe closes when the owner
+ends, even by SIGKILL. Then the groups that are still listed are killed, and the directory is
+deleted.
 
 It runs as a script with `python -I -S orphan_reaper.py` and imports only the standard library, so
 that it starts in 10 ms.
@@ -14,17 +15,27 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, final
 
+_CLOSE_S = 30.0
+"""Time to delete a directory. After that the process goes on by itself."""
+_DEATH_S = 10.0
+"""Time for killed processes to end: until then they may still write files."""
+
 
 @final
 class OrphanReaper:
-    """The owner's end. It starts with the first group, and again if the process is killed."""
+    """The owner's end.
+
+    It starts with the first group or directory, and again if the process is killed.
+    """
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
+        self._directory = ""
         self._process: subprocess.Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
@@ -40,22 +51,33 @@ class OrphanReaper:
         self._groups.discard(group)
         self._tell(f"-{group}\n")
 
+    def temporary_directory(self) -> str:
+        """Return a new directory for the groups' files, the same at each call. Raises OSError."""
+        if not self._directory:
+            # Only here: the reaper itself starts sooner without it.
+            from tempfile import mkdtemp
+
+            self._directory = mkdtemp(prefix="elasticdl-")
+            self._tell(f"@{self._directory}\n")
+        return self._directory
+
     def close(self) -> None:
         """End the reaper, which kills the groups still listed, and wait for it."""
         if self._process is None:
             return
         with suppress(BrokenPipeError):
             _pipe(self._process).close()
-        self._process.wait(timeout=10)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
         self._process = None
 
     def _tell(self, line: str) -> None:
         if self._process is not None:
             try:
-                _pipe(self._process).write(line.encode())
+                _pipe(self._process).write(os.fsencode(line))
                 return
             except BrokenPipeError:
-                # Somebody killed the reaper: collect it, then start another with all groups.
+                # Somebody killed the reaper: collect it, then start another that knows all.
                 self.close()
         # In its own session, so that Ctrl-C and the end of the terminal do not reach it.
         self._process = subprocess.Popen(
@@ -66,8 +88,10 @@ class OrphanReaper:
             cwd="/",
             env={},
         )
-        for group in sorted(self._groups):
-            _pipe(self._process).write(f"+{group}\n".encode())
+        known = [f"@{self._directory}\n"] if self._directory else []
+        known += [f"+{group}\n" for group in sorted(self._groups)]
+        for line in known:
+            _pipe(self._process).write(os.fsencode(line))
 
 
 def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
@@ -76,17 +100,34 @@ def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def watch(lines: Iterable[bytes]) -> None:
-    """Follow the owner's lines until they end, then kill the remaining groups."""
+    """Follow the owner's lines until they end, then remove what remains."""
     groups: set[int] = set()
+    directory = b""
     for line in lines:
-        change, group = line[:1], int(line[1:])
-        if change == b"+":
-            groups.add(group)
+        change, what = line[:1], line[1:].rstrip(b"\n")
+        if change == b"@":
+            directory = what
+        elif change == b"+":
+            groups.add(int(what))
         else:
-            groups.discard(group)
+            groups.discard(int(what))
     for group in groups:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    if directory:
+        _delete(directory)
+
+
+def _delete(directory: bytes) -> None:
+    """Delete a directory in which killed processes may still write for a moment."""
+    import shutil  # Only now: its import takes as long as the start of the rest.
+
+    deadline_s = time.monotonic() + _DEATH_S
+    while True:
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.lexists(directory) or time.monotonic() > deadline_s:
+            return
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":
