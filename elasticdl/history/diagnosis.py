@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, TypeVar, final
 
 from elasticdl.formatting import START_PARTS, amount, spoken
 from elasticdl.history.awaited import Awaited, awaited_text
+from elasticdl.history.diagnosis_entry import OTHERS, DiagnosisEntry, What
 from elasticdl.history.job_event import EventKind, JobEvent
 
 K = TypeVar("K")
@@ -21,48 +20,6 @@ _MOST_OPEN = 1_000
 _MOST_NAMED = 5
 _EXPECTED = ("finished", "drained", "fenced")
 """Causes of intended ends."""
-OTHERS = "others"
-"""`recovered_by` when existing workers finished a lost worker's work before a replacement came."""
-
-
-class What(StrEnum):
-    """What an entry is about."""
-
-    EXIT = "exit"
-    WAIT = "wait"
-    START = "start"
-    PHASE = "phase"
-    RING = "ring"
-    NOTE = "note"
-    """Another problem, or a user's request."""
-
-
-@dataclass(slots=True)
-class DiagnosisEntry:
-    """One entry of the story.
-
-    `at_s` is when it began. `seconds` is its duration, or None if it has none or is still open.
-    """
-
-    at: float
-    at_s: float
-    what: What
-    text: str
-    process: str = ""
-    cause: str = ""
-    seconds: float | None = None
-    level: str = "info"
-    open: bool = False
-    """It continues."""
-    replaced_by: str = ""
-    recovered_s: float | None = None
-    """Of an exit: seconds until a successor took over, or the ring continued without it."""
-    recovered_by: str = ""
-    """The successor, `ring` or `others`."""
-    records: int = 0
-    """Of an exit: records that the process trained, including reconciled ones."""
-    frames: str = ""
-    """Where the process was in the user's code: a line a frame, outermost first."""
 
 
 @final
@@ -140,6 +97,7 @@ class Story:
 
         Open entries last until `now_s`, by default the time of the newest event.
         """
+        now_s = self._at_s if now_s is None else now_s
         count, total_s, worst_s = self._recovered
         recovered = {
             "count": int(count),
@@ -147,11 +105,9 @@ class Story:
             "worst_s": round(worst_s, 3),
         }
         return {
-            "entries": [
-                _shown(entry, self._at_s if now_s is None else now_s) for entry in self._entries
-            ],
+            "entries": [entry.as_dict(now_s) for entry in self._entries],
             "dropped": self._count - len(self._entries),
-            "now_s": round(self._at_s if now_s is None else now_s, 3),
+            "now_s": round(now_s, 3),
             "totals": {
                 "exits": dict(+self._causes),
                 "waited_s": {what: round(seconds, 3) for what, seconds in self._waited_s.items()},
@@ -492,16 +448,6 @@ class Story:
 
 def _frames(event: JobEvent) -> str:
     return str(event.details.get("frames", ""))
-
-
-def _shown(entry: DiagnosisEntry, now_s: float) -> dict[str, Any]:
-    shown = {name: getattr(entry, name) for name in DiagnosisEntry.__slots__}
-    shown["what"] = str(entry.what)
-    if entry.open:
-        shown["seconds"] = max(0.0, now_s - entry.at_s)
-    for key in ("at", "at_s", "seconds"):
-        shown[key] = None if shown[key] is None else round(shown[key], 3)
-    return shown
 
 
 def _times(count: int) -> str:

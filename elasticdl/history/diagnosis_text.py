@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elasticdl.formatting import amount, spoken
-from elasticdl.history.diagnosis import OTHERS, What
+from elasticdl.history.diagnosis_entry import OTHERS, What
 
 MOST_LOGGED = 200
 MARK = "why: "

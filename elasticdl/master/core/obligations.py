@@ -15,8 +15,9 @@ from elasticdl.master.core.checkpoint.snapshots import Snapshots
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.lease_obligations import lease_obligations
 from elasticdl.master.core.data.leasing import Leasing
-from elasticdl.master.core.evaluation.rounds import Evaluation, Round
-from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
+from elasticdl.master.core.evaluation.round import Round
+from elasticdl.master.core.evaluation.round import Stage as RoundStage
+from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import Obligation, booked, since
 

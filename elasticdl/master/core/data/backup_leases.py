@@ -15,8 +15,8 @@ from elasticdl.formatting import amount
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Stage
+from elasticdl.master.core.evaluation.round import Stage as RoundStage
 from elasticdl.master.core.evaluation.rounds import Evaluation
-from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
 

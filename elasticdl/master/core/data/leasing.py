@@ -24,8 +24,8 @@ from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.paces import Paces
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.data.revocation import Revocation
+from elasticdl.master.core.evaluation.round import Stage as RoundStage
 from elasticdl.master.core.evaluation.rounds import Evaluation
-from elasticdl.master.core.evaluation.rounds import Stage as RoundStage
 from elasticdl.master.core.events import (
     ExportFinished,
     LeaseRequested,

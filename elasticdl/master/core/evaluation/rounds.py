@@ -10,8 +10,7 @@ the SUMMARY lease is JSON: `{"round", "version", "epoch", "metrics": {name: [[â€
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
@@ -23,8 +22,8 @@ from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Blame, Piece
 from elasticdl.master.core.data.sharding import ShardPlan, shard_records
-from elasticdl.master.core.data.singleton_tasks import SingletonTask
-from elasticdl.master.core.events import Numbers, ProgressReported, SummaryReported, TaskFailed
+from elasticdl.master.core.evaluation.round import Result, Round, Stage
+from elasticdl.master.core.events import ProgressReported, SummaryReported, TaskFailed
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life
 from elasticdl.shard import Applied, Lease, SnapshotId, Task
@@ -36,44 +35,6 @@ _SUMMARY_LIMIT_S = 300.0
 
 After that any worker may take it.
 """
-
-
-class Stage(StrEnum):
-    """The stage of a round."""
-
-    CUTTING = "waiting for a frozen view"
-    LEASING = "computing metrics"
-    SUMMARISING = "summarising"
-
-
-@dataclass(slots=True)
-class Round:
-    """An open round. `snapshot` is None on live parameters (`elasticdl evaluate`, or a ring)."""
-
-    number: int
-    final: bool
-    since_s: float
-    stage: Stage
-    snapshot: SnapshotId | None
-    ledger: Ledger
-    version: int = 0
-    epoch: int = 0
-    sums: dict[str, list[list[float]]] = field(default_factory=dict)
-    summary: SingletonTask = field(default_factory=lambda: SingletonTask(Task.SUMMARY))
-    added_up_s: float = 0.0
-    """When its last shard was done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a round. `loss`: the newest training loss at that time."""
-
-    round: int
-    version: int
-    epoch: int
-    at_s: float
-    values: dict[str, float]
-    loss: float | None = None
 
 
 @final
@@ -289,7 +250,7 @@ class Evaluation:
             self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
         gained = current.ledger.advance(held, event.applied.offset, event.bad_records)
         if event.done:
-            problem = self._not_addable(current, event.metrics)
+            problem = current.not_addable(event.metrics)
             if problem or held.offset < held.piece.shard.records:
                 problem = (
                     problem or f"ended after {held.offset} of {held.piece.shard.records} records"
@@ -301,7 +262,7 @@ class Evaluation:
                 current.ledger.finish(held)
                 self._count(event.worker, held.piece.shard.records - held.bad)
                 # After `finish`, which happens once per shard: a repeated report cannot add twice.
-                _add(current.sums, event.metrics)
+                current.add(event.metrics)
                 self._context.check_bad(current.ledger.counts[0], event.bad_examples)
         self._maybe_summarise(current)
         return gained
@@ -322,20 +283,6 @@ class Evaluation:
         process = self._context.processes.all.get(worker)
         if process is not None and self._context.spec.action is Action.TRAIN:
             process.evaluated_records += records
-
-    def _not_addable(self, current: Round, metrics: dict[str, tuple[Numbers, ...]]) -> str:
-        """Why these states cannot be added to the sums; '' if they can."""
-        if current.sums and current.sums.keys() != metrics.keys():
-            return (
-                f"its metrics are {sorted(metrics)}, but other shards have {sorted(current.sums)}"
-            )
-        for name, arrays in metrics.items():
-            before = current.sums.get(name)
-            if before is not None and [len(array) for array in before] != [
-                len(array) for array in arrays
-            ]:
-                return f"the state of metric {name!r} differs in shape from that of other shards"
-        return ""
 
     def _maybe_summarise(self, current: Round) -> None:
         if current.stage is Stage.LEASING and current.ledger.finished:
@@ -495,14 +442,3 @@ class Evaluation:
         if self.round.snapshot is not None and self.round.stage is not Stage.CUTTING:
             self._context.orders.give(DropSnapshot(self.round.snapshot))
         self.last_ledger, self.round = self.round.ledger, None
-
-
-def _add(sums: dict[str, list[list[float]]], metrics: dict[str, tuple[Numbers, ...]]) -> None:
-    for name, arrays in metrics.items():
-        if name not in sums:
-            sums[name] = [list(array) for array in arrays]
-        else:
-            sums[name] = [
-                [a + b for a, b in zip(one, other, strict=True)]
-                for one, other in zip(sums[name], arrays, strict=True)
-            ]
