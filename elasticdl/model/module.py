@@ -112,8 +112,15 @@ _ZOO_MODULES: set[str] = set()
 """Top-level names imported from zoos; only these may be unloaded and imported again."""
 
 
+_PLACED: set[str] = set()
+"""Zoos that are on the path only because a module of theirs was loaded."""
+
+
 def _place_on_path(zoo: Path) -> None:
-    sys.path[:] = [entry for entry in sys.path if entry != str(zoo)]
+    """Replace the zoo that was placed before: its module `a.py` would hide a folder `a` of this."""
+    if str(zoo) not in sys.path:
+        _PLACED.add(str(zoo))
+    sys.path[:] = [entry for entry in sys.path if entry not in {*_PLACED, str(zoo)}]
     sys.path.insert(len(sys.path) if zoo_package.hides_installed(zoo) else 0, str(zoo))
 
 

@@ -105,6 +105,17 @@ def test_a_second_zoo_of_the_same_name_has_its_own_modules(tmp_path: Path) -> No
     assert sizes == [7, 8]
 
 
+def test_a_module_of_an_earlier_zoo_does_not_hide_a_folder(tmp_path: Path) -> None:
+    earlier = written(
+        tmp_path / "trees", {"forest_folder.py": HEADER + FEED + "custom_model = len\n"}
+    )
+    load_module(ModelSection(model_zoo=str(earlier), model_def="forest_folder"))
+    text = HEADER + FEED + "def custom_model(): return 7\n"
+    zoo = written(tmp_path / "forest_zoo", {"forest_folder/model.py": text})
+    module = load_module(ModelSection(model_zoo=str(zoo), model_def="forest_folder.model"))
+    assert module.custom_model() == 7
+
+
 def test_a_package_of_an_earlier_zoo_is_not_taken_for_an_installed_one(tmp_path: Path) -> None:
     sizes = []
     for size in (7, 8):

@@ -307,9 +307,11 @@ class Restarting {
   std::thread thread_;
 };
 
-// A process starts slowly under ThreadSanitizer, so that takes some of the points: others in each run.
-#ifdef __SANITIZE_THREAD__
+// A process starts slowly under a sanitizer, so each run takes some of the points, from another first one.
+#if defined(__SANITIZE_THREAD__)
 constexpr int kEvery = 11;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr int kEvery = 3;
 #else
 constexpr int kEvery = 1;
 #endif

@@ -53,5 +53,5 @@ def test_synchronous_steps_hold_under_the_sanitizers(sanitizers: str, tmp_path: 
 
 @pytest.mark.parametrize("sanitizers", SANITIZERS)
 def test_kept_memory_holds_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
-    """Its servers are killed at each of hundreds of points, and at random."""
+    """Its servers are killed at many of hundreds of points, others in each run, and at random."""
     check_held(KEPT, sanitizers, tmp_path)

@@ -166,7 +166,9 @@ class Server:
         self.version += 1
         self._step = number
         self.steps[number] = tuple(named)
-        self.applied_steps.append(number)
+        # A server that lost its memory may be told a step again, but has no gradients of it.
+        if len(here) == len(named):
+            self.applied_steps.append(number)
         self._tear_master()
         return self.version
 
