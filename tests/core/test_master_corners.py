@@ -104,7 +104,7 @@ def test_updates_lost_are_announced_from_the_newest_version_that_any_worker_told
     job.progress(0, first, 8, version=10)
     job.progress(1, second, 8, version=7)
     job.attach(job.ps(0, 1), restored=4)
-    assert job.said("restored version 4: at least 6 updates of its part were lost")
+    assert job.said("restored version 4 and lost at least 6 updates of its part")
 
 
 def revoked(bench: type[Bench]) -> tuple[Bench, Lease]:

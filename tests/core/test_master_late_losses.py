@@ -104,7 +104,7 @@ def test_the_final_evaluation_is_redone_when_servers_come_back_empty_and_a_worke
     evaluate(job)
     export(job)
     assert end(job).exit_code == 0
-    assert "updates were lost when parameter servers died" in present(job.finished).message
+    assert "parameter servers that died lost" in present(job.finished).message
     assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 0, 0)
 
 

@@ -116,7 +116,7 @@ def test_updates_that_a_server_lost_are_counted_and_shown(bench: type[Bench]) ->
     assert "ps-1" in job.refused()
     job.attach(job.ps(1, 1), restored=100)
     assert job.updates == UpdateCounts(100, 20, 0, at_least=False)
-    assert job.said("at least 20 updates of its part were lost")
+    assert job.said("lost at least 20 updates of its part")
     job.lease()
 
 
@@ -132,7 +132,7 @@ def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench: ty
         if process.state != "ended":
             job.die(ProcessName.parse(process.name), ExitStatus(exit_code=0, asked=True))
     assert job.state.status().exit_code == 0
-    assert "done, but 120 updates were lost" in present(job.state.status().outcome)
+    assert "done, but parameter servers that died lost 120 updates" in present(job.state.status().outcome)
     (finish,) = job.of(c.FinishJob)
     assert "--checkpoint-steps" in finish.hint
 
@@ -192,7 +192,7 @@ def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=10)
     assert job.said(
-        "at least 10 updates of its part were lost; it could not read the checkpoint of version 20"
+        "lost at least 10 updates of its part; it could not read the checkpoint of version 20"
     )
 
 

@@ -265,7 +265,7 @@ class Phases:
         lost = f"{'at least ' if counts.at_least else ''}{amount(counts.lost, 'update')}"
         self._context.outcome = self._context.outcome or Outcome(
             ExitCode.DONE,
-            f"done, but {lost} were lost when parameter servers died",
+            f"done, but parameter servers that died lost {lost}",
             "lower --checkpoint-seconds or --checkpoint-steps to lose fewer: a server restores its"
             " part of the newest checkpoint",
         )

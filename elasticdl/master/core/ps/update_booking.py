@@ -91,8 +91,8 @@ class UpdateBooking:
                 context.orders.announce("server", text, process=event.name)
             return
         text = (
-            f"{event.name} restored version {restored}: at least {amount(lost, 'update')} of its"
-            " part were lost"
+            f"{event.name} restored version {restored} and lost at least"
+            f" {amount(lost, 'update')} of its part"
         )
         newest = max((saved.version for saved in self._checkpointing.saved), default=0)
         if restored < newest:
