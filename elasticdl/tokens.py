@@ -58,15 +58,20 @@ def bulk_token(key: str, process: str) -> str:
     return derived(key, f"bulk {process}")
 
 
+def journal_key(job_token: str) -> str:
+    """The key by which a master recognises a copy of the journal as a master's."""
+    return derived(job_token, "journal")
+
+
 def proof_to_master(token: str) -> str:
     """What the holder of a token shows to the master."""
     return derived(token, "to the master")
 
 
 def proof_to_server(server_token: str, term: int) -> str:
-    """What the master of a term shows to a parameter server, which knows its own token only.
+    """What the master of a term shows to a process that serves it and knows its own token only.
 
-    A server that was deceived cannot deceive another one, nor name a later term.
+    A process that was deceived cannot deceive another one, nor name a later term.
     """
     return derived(server_token, f"from the master of term {term}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -42,6 +43,27 @@ class RoleEnvironment:
 
     `name` is then that of the first one, and the master knows who this one is.
     """
+
+    def reachable_address(self, port: int) -> str:
+        """The address of one of this process's ports for others.
+
+        If it listens on all interfaces, it is the one that leads to the master.
+        """
+        host = self.bind_host
+        if host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+            peer, _, peer_port = self.master.rpartition(":")
+            family, _, _, _, target = socket.getaddrinfo(
+                peer.strip("[]"), int(peer_port), type=socket.SOCK_DGRAM
+            )[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)
+                host = probe.getsockname()[0]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def listen_address(self) -> str:
+        """Where gRPC servers of this process listen, on any free port."""
+        host = f"[{self.bind_host}]" if ":" in self.bind_host else self.bind_host
+        return f"{host or '[::]'}:0"
 
     def variables(self) -> dict[str, str]:
         """All but the token, which is a secret."""

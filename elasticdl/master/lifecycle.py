@@ -17,6 +17,8 @@ from elasticdl.jobdir.master_address import read_master
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import StopRequested
 from elasticdl.master.core.job_context import Limits
+from elasticdl.master.job_record import continue_events
+from elasticdl.master.journal.copies import fetch
 from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.master import Master
 from elasticdl.master.outcome import (
@@ -88,16 +90,23 @@ async def _recovered(
     None: there was none, or its journal cannot continue the job, which is logged.
     """
     directory, name = environment.directory, run_name(environment.token)
+    age_s = None
     # A master that died may not have removed its file.
     before = read_master(directory)
     term = max(environment.term, before.term + 1 if before is not None else 0)
     try:
+        if environment.copies is not None and environment.replaces:
+            age_s = await fetch(environment.copies, directory.journal)
         term = claim(directory.journal, name, term)
     except OSError as error:
         _LOG.error("cannot continue with the journal in %s: %s", directory.journal, error)
         return replace(environment, term=term), None
     # A replay may take seconds, and the tenure needs this loop meanwhile.
     recovered = await asyncio.to_thread(recover, directory.journal, name, spec, limits)
+    if recovered is not None and age_s is not None:
+        continue_events(directory, recovered.at_s, age_s)
+    if environment.copies is not None:
+        environment = replace(environment, copies=replace(environment.copies, term=term))
     return replace(environment, term=term), recovered
 
 

@@ -30,7 +30,7 @@ from elasticdl.master.core.events import MasterStarted, MasterTookOver, StopRequ
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
-from elasticdl.master.driver import Driver
+from elasticdl.master.driver import Driver, Journal
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
@@ -41,12 +41,14 @@ from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
 from elasticdl.master.executor.snapshots import Snapshots
+from elasticdl.master.gateway.copy_holders import CopyHolders
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.job_record import JobRecord
+from elasticdl.master.journal.copies import CopiedJournal
 from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.recovery import Recovered
 from elasticdl.master.journal.writer import JournalFile
@@ -118,7 +120,7 @@ class Master:
         self._page = self._status_server()
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
-        self._journal: JournalFile | None = None
+        self._journal: JournalFile | CopiedJournal | None = None
         if self._recovered is not None:
             # Before anything listens: processes of the earlier master attach again at once.
             self._continue()
@@ -206,16 +208,7 @@ class Master:
         """
         environment, directory = self._environment, self._environment.directory
         port = await self._server.start(environment.host, environment.port)
-        journal = self._journal = JournalFile(
-            directory.journal,
-            Header(
-                run_name(environment.token), self._term, self._recovered and self._recovered.end
-            ),
-            lambda: self.core.image(self._spec),
-            run=self._recovered.run if self._recovered else None,
-            tenure=environment.tenure,
-            limits=environment.journal,
-        )
+        journal = self._journal = self._open_journal()
         try:
             if self._gateway.ring is not None:
                 await self._gateway.ring.start(
@@ -235,9 +228,26 @@ class Master:
                 await self._gateway.ring.close()
             await self._registry.close()
             await self._server.close()
-            journal.close()
+            if isinstance(journal, CopiedJournal):
+                await journal.close()
+            else:
+                journal.close()
             self.record.close()
             directory.master.unlink(missing_ok=True)
+
+    def _open_journal(self) -> JournalFile | CopiedJournal:
+        environment, recovered = self._environment, self._recovered
+        journal = JournalFile(
+            environment.directory.journal,
+            Header(run_name(environment.token), self._term, recovered and recovered.end),
+            lambda: self.core.image(self._spec),
+            run=recovered.run if recovered else None,
+            tenure=environment.tenure,
+            limits=environment.journal,
+        )
+        if environment.copies is None:
+            return journal
+        return CopiedJournal(journal, environment.copies, CopyHolders(self._gateway.sessions))
 
     async def _open_page(self) -> tuple[str, str]:
         """Open the page; return its address, or the problem. A job runs without its page too."""
@@ -253,7 +263,7 @@ class Master:
         return f"{scheme}://{wanted.names[0] if wanted.names else wanted.host}:{port}/", ""
 
     async def _drive(
-        self, journal: JournalFile, cluster: Cluster, process_env: ProcessEnv, problem: str
+        self, journal: Journal, cluster: Cluster, process_env: ProcessEnv, problem: str
     ) -> FinishJob:
         preparation = JobPreparation(
             self.queue,

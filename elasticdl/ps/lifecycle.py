@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from elasticdl.private_file import FILE_MODE
 from elasticdl.ps.gauges import Gauges
 from elasticdl.ps.process import before_leaving, in_thread
 from elasticdl.ps.saving import ServerPart, restore, restore_newest_intact
-from elasticdl.ps.servicer import ControlService, TermGuard
+from elasticdl.ps.servicer import ControlService
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import (
     Attached,
@@ -37,9 +36,14 @@ from elasticdl.rpc.conversation import (
     State,
     TellState,
 )
-from elasticdl.rpc.elasticdl_pb2_grpc import add_ParameterServerServicer_to_server
+from elasticdl.rpc.elasticdl_pb2_grpc import (
+    add_JournalCopiesServicer_to_server,
+    add_ParameterServerServicer_to_server,
+)
+from elasticdl.rpc.journal_copy import JournalCopyService
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.secured import bound_port
+from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.stacks import stacks
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import KeyPair
@@ -50,23 +54,6 @@ _CONTROL_THREADS = 8
 _FAREWELL_CALL_S = 2.0
 _NEXT_MASTER_S = 20.0
 _LOOK_EVERY_S = 0.1
-
-
-def reachable_address(environment: RoleEnvironment, port: int) -> str:
-    """The address of one of our ports for others.
-
-    If the server listens on all interfaces, it is the one that leads to the master.
-    """
-    host = environment.bind_host
-    if host in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        peer, _, peer_port = environment.master.rpartition(":")
-        family, _, _, _, target = socket.getaddrinfo(
-            peer.strip("[]"), int(peer_port), type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
-            host = probe.getsockname()[0]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def control_server(
@@ -83,8 +70,8 @@ def control_server(
         options=server_options(half=True),
     )
     add_ParameterServerServicer_to_server(service, control)
-    host = f"[{environment.bind_host}]" if ":" in environment.bind_host else environment.bind_host
-    port = bound_port(control, f"{host or '[::]'}:0", certified)
+    add_JournalCopiesServicer_to_server(JournalCopyService(guard.is_replaced), control)
+    port = bound_port(control, environment.listen_address(), certified)
     if port == 0:
         raise PermanentError(
             f"cannot listen on {environment.bind_host}", hint="set ELASTICDL_BIND_HOST"
@@ -121,12 +108,12 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     elif version is None:
         version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
-    bulk = reachable_address(environment, server.listen(environment.bind_host))
+    bulk = environment.reachable_address(server.listen(environment.bind_host))
     _check_connections(server, attached.spec.cluster.num_workers.high)
     service = ControlService(server, place, guard)
     _control, port = control_server(environment, service, guard, certified)
     before_leaving(lambda: hand_over(environment, service))
-    control_address = reachable_address(environment, port)
+    control_address = environment.reachable_address(port)
     client.attach(control_address, bulk, version, memory=server.memory_id, kept=kept)
     _log.info(
         "%s serves %s, version %s",

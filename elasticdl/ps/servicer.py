@@ -14,46 +14,14 @@ from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientE
 from elasticdl.native import _native
 from elasticdl.ps.saving import ServerPart, save
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Caller, caller_of, status_details
+from elasticdl.rpc.channel import caller_of, status_details
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
-from elasticdl.tokens import proof_to_server
+from elasticdl.rpc.term_guard import TermGuard
 
 T = TypeVar("T")
 
 MAX_WAIT_S = 120.0
 """Longest gate or cut, whatever the request says."""
-
-
-@final
-class TermGuard:
-    """Lets only the newest master control this server; a replaced one is refused."""
-
-    def __init__(self, token: str) -> None:
-        """`token` is this server's own."""
-        self._token = token
-        self._term = 0
-
-    def proof(self, caller: Caller) -> str:
-        """What a master of the caller's term shows: nobody else can name a term."""
-        return proof_to_server(self._token, caller.term)
-
-    def learn(self, term: int) -> None:
-        """Note the term of a master."""
-        self._term = max(self._term, term)
-
-    def is_replaced(self, caller: Caller) -> bool:
-        """Whether the caller is the master of an earlier term."""
-        return caller.term < self._term
-
-    def check(self, caller: Caller, method: str) -> str:
-        """Why the caller is refused, or ''. Its proof says that it is a master."""
-        if caller.name != "master":
-            return f"{caller.name or 'an unnamed process'} is not a master and may not {method}"
-        if caller.term < self._term:
-            return f"the master of term {self._term} has replaced that of term {caller.term}"
-        # A newer master controls this server from its first call on; it need not say so.
-        self.learn(caller.term)
-        return ""
 
 
 FOREVER_S = 1e9

@@ -40,7 +40,6 @@ from elasticdl.master.executor.snapshots import CutLimits, Snapshots
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
-from elasticdl.ps.servicer import TermGuard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import AsyncChecks, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import (
@@ -49,6 +48,7 @@ from elasticdl.rpc.elasticdl_pb2_grpc import (
 )
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.tls import CertifiedKey
 from elasticdl.tokens import process_token

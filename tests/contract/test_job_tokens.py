@@ -17,11 +17,12 @@ from elasticdl.master.core import events as happened
 from elasticdl.native import _native
 from elasticdl.ps.lifecycle import control_server
 from elasticdl.ps.saving import ServerPart
-from elasticdl.ps.servicer import ControlService, TermGuard
+from elasticdl.ps.servicer import ControlService
 from elasticdl.rpc.conversation import Report, RingCut, RingReport, RingSaved
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.shard import SnapshotId
 from elasticdl.tokens import (
     MOST_TERM,

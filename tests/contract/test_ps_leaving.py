@@ -16,9 +16,10 @@ from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.ps.lifecycle import control_server
 from elasticdl.ps.saving import ServerPart
-from elasticdl.ps.servicer import ControlService, TermGuard
+from elasticdl.ps.servicer import ControlService
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.rpc.ps_control import GrpcServerControl
+from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.shard import SnapshotId
 from elasticdl.tokens import process_token
 from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, counting_spec, update

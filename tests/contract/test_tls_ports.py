@@ -24,10 +24,11 @@ from elasticdl.master.status.limits import PageLimits
 from elasticdl.native import _native
 from elasticdl.ps.lifecycle import control_server
 from elasticdl.ps.saving import ServerPart
-from elasticdl.ps.servicer import ControlService, TermGuard
+from elasticdl.ps.servicer import ControlService
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits
+from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.tls import MASTER_NAME, CertifiedKey
 from elasticdl.tls.authority import Authority, KeyPair
 from elasticdl.tls.contexts import client_context, server_context

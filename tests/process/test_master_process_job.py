@@ -106,7 +106,7 @@ from elasticdl.checkpoint import store
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
-from elasticdl.ps.servicer import TermGuard
+from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import Report

@@ -57,12 +57,14 @@ class Returning:
     """What a process tells a master that took over.
 
     `received`: the newest leases, `revocation`: the newest number of a revocation, `unsettled`:
-    pushes of synchronous steps whose outcome it does not know.
+    pushes of synchronous steps whose outcome it does not know. `control_address`: where it serves a
+    master; '' if it does not.
     """
 
     received: tuple[ReceivedLease, ...] = ()
     revocation: int = 0
     unsettled: tuple[int, ...] = ()
+    control_address: str = ""
 
 
 @final
@@ -120,7 +122,7 @@ class ProcessGateway:
             self.sessions.leave(name, "has ended")
         self._registry.expect_all()
         for one in presence.attached:
-            self.sessions.restore(one.name, one.instance, presence.version)
+            self.sessions.restore(one.name, one.instance, presence.version, one.control_address)
             if one.name.role is Role.PS:
                 self._registry.attach(one.name, one.control_address)
         for name, session in self.sessions:
@@ -158,6 +160,7 @@ class ProcessGateway:
             return False
         if refusal := self.sessions.refusal(name, instance):
             raise Refused(refusal)
+        self.sessions.claim(name, instance).control_address = told.control_address
         self.sessions.heard(name)
         self.leases.restore(name, told.revocation)
         if self.turns is not None and name.role is Role.WORKER:
@@ -195,6 +198,7 @@ class ProcessGateway:
         elif not self._expected(name):
             raise Refused(f"this job does not expect {name}")
         presence = self.sessions.claim(name, instance)
+        presence.control_address = event.control_address or presence.control_address
         if name.role is Role.PS and not event.control_address and self._stands_by(name.index):
             await self._queue.post(ServerStandsBy(event.at_s, name))
         if presence.announced or (name.role is Role.PS and not event.control_address):

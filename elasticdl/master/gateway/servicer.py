@@ -81,13 +81,11 @@ class Welcome:
     authority: Authority | None = None
 
     def certificate(self, name: ProcessName, public_key: bytes) -> str:
-        """Certify a server's key. Raises ValueError for an invalid one."""
+        """Certify the key of a process that serves others. Raises ValueError for an invalid one."""
         if not public_key:
             return ""
-        if self.authority is None or name.role is not Role.PS:
-            raise ValueError(
-                f"{name} wants a certificate, which only servers of a job with TLS get"
-            )
+        if self.authority is None:
+            raise ValueError(f"{name} wants a certificate, but the job does not use TLS")
         # The name outlives an incarnation: workers know servers by their index.
         return self.authority.certify(public_key, [f"{name.role}-{name.index}"])
 
@@ -204,7 +202,12 @@ class MasterService(MasterServicer):
             known = request.again and await self._gateway.attach_again(
                 event.name,
                 caller.instance,
-                Returning(received, request.revocation, tuple(request.unsettled)),
+                Returning(
+                    received,
+                    request.revocation,
+                    tuple(request.unsettled),
+                    event.control_address,
+                ),
             )
             if not known:
                 await self._gateway.attach(event, caller.instance, request.memory)
@@ -404,11 +407,11 @@ class MasterService(MasterServicer):
     def _attached(self, caller: Caller, request: pb.AttachRequest) -> ProcessAttached:
         sender, name = caller.name, ProcessName.parse(caller.name)
         control, bulk = messages.bounded((request.control_address, request.bulk_address))
-        if bool(control) != bool(bulk):
+        if name.role is Role.PS and bool(control) != bool(bulk):
             raise ValueError(
                 f"{sender} attached with one address missing: control {control!r}, bulk {bulk!r}"
             )
-        if name.role is Role.WORKER and (control or request.has_state or request.restored_version):
+        if name.role is Role.WORKER and (bulk or request.has_state or request.restored_version):
             raise ValueError(f"{sender} attached with what only a server has")
         version = request.restored_version if request.has_state else None
         return ProcessAttached(

@@ -36,6 +36,8 @@ class Session:
     """The longest period that it may go by: what it was told last."""
     streams: bool | None = None
     """Whether it has a stream of orders; None: it has had none yet."""
+    control_address: str = ""
+    """Where it serves a master; '' if it does not, or not yet."""
     announced: bool = False
     """Whether the core knows of it."""
     reports: int = 0
@@ -127,12 +129,16 @@ class Sessions:
         """Attach a process, or return its session; check `refusal` of a present name first."""
         return self._present.setdefault(name, Session(instance))
 
-    def restore(self, name: ProcessName, instance: str, version: int) -> None:
+    def restore(
+        self, name: ProcessName, instance: str, version: int, control_address: str = ""
+    ) -> None:
         """Expect a process that had attached to an earlier master.
 
         From now on its silence counts. `version` is the least that a server can have.
         """
-        self._present[name] = Session(instance, announced=True, version=version)
+        self._present[name] = Session(
+            instance, control_address=control_address, announced=True, version=version
+        )
 
     def __len__(self) -> int:
         return len(self._present)

@@ -38,6 +38,7 @@ _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
 _SEGMENT = re.compile(r"run-(\d{4,})-(\d{6,})\.jsonl")
 _TERM = re.compile(r"run-(\d{4,})\.term-(\d+)")
 _IMAGE = re.compile(r"run-(\d{4,})-(\d{6,})-(\d+)\.image")
+_MARK = re.compile(r"run-\d{4,}\.(start|gap)")
 
 
 @final
@@ -155,6 +156,20 @@ def gap_path(directory: Path, run: int) -> Path:
 def term_path(directory: Path, run: int, term: int) -> Path:
     """Return the path of the mark that a master continues a run."""
     return directory / f"run-{run:04d}.term-{term}"
+
+
+def needed(directory: Path, run: int) -> list[Path]:
+    """Return the files from which a next master of the run restores the state. Raises OSError."""
+    newest = [one for one in images(directory) if one.run == run][-1:]
+    first = newest[0].segment if newest else 0
+    later = [one.path for one in segments(directory) if one.run == run and one.number >= first]
+    marks = [one for one in (start_path(directory, run), gap_path(directory, run)) if one.exists()]
+    return [*marks, *(one.path for one in newest), *later]
+
+
+def is_name(name: str) -> bool:
+    """Whether a file that `needed` returns can have this name."""
+    return any(one.fullmatch(name) for one in (_SEGMENT, _IMAGE, _MARK))
 
 
 def terms(directory: Path, run: int) -> list[int]:

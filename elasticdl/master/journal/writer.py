@@ -98,6 +98,11 @@ class JournalFile:
         """Whether it has all events: another master can continue from it."""
         return not self._gap
 
+    @property
+    def needed(self) -> list[Path]:
+        """The files from which a next master continues. Raises OSError."""
+        return files.needed(self._directory, self._run)
+
     def append(self, event: Event) -> None:
         """Add an event; it is safe after the next `flush`."""
         self._unconfirmed = True

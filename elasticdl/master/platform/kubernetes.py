@@ -64,6 +64,7 @@ from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.journal.copies import CopyHolder, CopyPlace
 from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.platform.check_pod import check_pod
 from elasticdl.master.platform.kubernetes_resources import (
@@ -71,6 +72,7 @@ from elasticdl.master.platform.kubernetes_resources import (
     ProvisionedResources,
     heard,
 )
+from elasticdl.master.platform.lease_record import LeaseRecord
 from elasticdl.master.platform.lease_tenure import LeaseTenure
 from elasticdl.master.platform.own_job import own_job
 from elasticdl.master.platform.platform import (
@@ -82,9 +84,10 @@ from elasticdl.master.platform.platform import (
 )
 from elasticdl.master.preflight import CheckProcess
 from elasticdl.private_file import make_private, private
+from elasticdl.rpc.journal_copy import GrpcJournalCopy
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority, names_in
-from elasticdl.tokens import process_token
+from elasticdl.tokens import journal_key, process_token
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -99,6 +102,10 @@ _MASTER_AWAY_S = 900.0
 """The next master's pod may have to wait for a node, or for the Job: at most 10 minutes."""
 _CONCLUDE_LIMIT_S = 300.0
 _CONCLUDE_AGAIN_S = 5.0
+_ON_A_VOLUME = JournalLimits(sync_every_s=0.0)
+"""The next master may run on another node, which sees only what the volume has."""
+_WITH_COPIES = JournalLimits(segment_bytes=256 << 10)
+"""A copy begins with the segment of the newest image. A new holder gets all of it at once."""
 _ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what listens there
 
 
@@ -211,14 +218,27 @@ class KubernetesPlatform:
             Authority(self._authority) if self._authority is not None else None,
             replaces=provided.replaces,
             tenure=tenure,
-            # The next master may run on another node, which sees only what the volume has.
-            journal=JournalLimits(sync_every_s=0.0),
-            outlives=spec.kubernetes.keeps(spec.cluster.job_dir),
+            journal=_ON_A_VOLUME if spec.keeps_checkpoints else _WITH_COPIES,
+            copies=None if spec.keeps_checkpoints else self._copies(term),
         )
+
+    def _copies(self, term: int) -> CopyPlace:
+        token, authority = self._token, self._authority
+        trusted = authority.certificate if authority is not None else None
+
+        def connect(holder: CopyHolder, term: int) -> GrpcJournalCopy:
+            own = process_token(token, holder.name)
+            return GrpcJournalCopy(holder.name, holder.address, own, term, trusted)
+
+        assert self._lease is not None
+        return CopyPlace(LeaseRecord(self._lease), connect, term, journal_key(token))
 
     async def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
         async with self._connection() as api:
             ended = await self._resources(api).end_earlier()
+            if (copies := environment.copies) is not None and copies.record.holders():
+                # Their copies are of a job that nobody continues.
+                await heard(lambda: copies.record.record(()), _CONCLUDE_AGAIN_S)
         warnings = begin_anew(self._spec, environment.directory, lost=ended > 0)
         return replace(environment, warnings=(*environment.warnings, *warnings))
 

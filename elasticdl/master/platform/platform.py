@@ -15,6 +15,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
+from elasticdl.master.journal.copies import CopyPlace
 from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.preflight import CheckProcess
 from elasticdl.master.tenure import SoleMaster, Tenure
@@ -70,7 +71,9 @@ class MasterEnvironment:
     tenure: Tenure = field(default_factory=SoleMaster)
     journal: JournalLimits = field(default_factory=JournalLimits)
     outlives: bool = True
-    """The job's directory outlives this master, so that the next one finds the journal there."""
+    """The next master finds the journal: in the job's directory, or as a copy."""
+    copies: CopyPlace | None = None
+    """Where copies of the journal are, if the job's directory ends with this master."""
 
     @property
     def trusted(self) -> str | None:

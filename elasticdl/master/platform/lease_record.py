@@ -1,0 +1,37 @@
+"""The record of who has copies of the journal: a note in the job's Lease."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import final
+
+from elasticdl.cluster.kubernetes.master_lease import MasterLease
+from elasticdl.master.journal.copies import CopyHolder
+
+_LOG = logging.getLogger(__name__)
+_HOLDERS = "journal-copies"
+
+
+@final
+class LeaseRecord:
+    """`HolderRecord` in the Lease, which only the acting master can change."""
+
+    def __init__(self, lease: MasterLease) -> None:
+        """The lease is held."""
+        self._lease = lease
+
+    def holders(self) -> tuple[CopyHolder, ...]:
+        """Return the holders on record; none if the note is not one of ours."""
+        text = self._lease.note(_HOLDERS)
+        try:
+            return tuple(CopyHolder(str(name), str(at)) for name, at in json.loads(text or "[]"))
+        except (TypeError, ValueError):
+            _LOG.error("the job's Lease names no holders of copies of the journal: %r", text)
+            return ()
+
+    async def record(self, holders: Sequence[CopyHolder]) -> None:
+        """Replace them. Raises MasterSuperseded, ApiAway, ApiRefused."""
+        named = [[one.name, one.address] for one in holders]
+        await self._lease.record({_HOLDERS: json.dumps(named)})
