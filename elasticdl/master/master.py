@@ -423,8 +423,7 @@ class Master:
     @property
     def _is_kept(self) -> bool:
         """Whether the next master can continue where this one is."""
-        journal = self._journal
-        return self._environment.outlives and journal is not None and journal.whole
+        return self._journal is not None and self._journal.whole
 
     def with_resume_command(self, finish: FinishJob) -> FinishJob:
         """Add the next step to the end of the job."""

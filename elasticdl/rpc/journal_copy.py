@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,11 +17,20 @@ import grpc
 import grpc.aio
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Caller, Credentials, caller_of
-from elasticdl.rpc.elasticdl_pb2_grpc import JournalCopiesServicer, JournalCopiesStub
+from elasticdl.rpc.channel import Caller, Credentials, SyncChecks, caller_of, server_options
+from elasticdl.rpc.elasticdl_pb2_grpc import (
+    JournalCopiesServicer,
+    JournalCopiesStub,
+    add_JournalCopiesServicer_to_server,
+)
 from elasticdl.rpc.retry import mapped
-from elasticdl.rpc.secured import connected_async
+from elasticdl.rpc.secured import bound_port, connected_async
+from elasticdl.rpc.term_guard import TermGuard
+from elasticdl.tls import CertifiedKey
 from elasticdl.tokens import proof_to_server
+
+_THREADS = 2
+"""A master, and the one that replaces it."""
 
 
 @final
@@ -93,6 +103,27 @@ class JournalCopyService(JournalCopiesServicer):
             ]
             age_s = time.monotonic() - self._changed_s
             return pb.JournalCopy(number=self._number, files=parts, age_s=age_s, seal=self._seal)
+
+
+def serve_copy(
+    token: str, term: int, listen_address: str, certified: CertifiedKey | None
+) -> tuple[grpc.Server, int]:
+    """Start a server of nothing but a copy; return it with its port, 0 if that is not possible.
+
+    `token` is this process's, `term` that of its master. `certified`: this process's; None: clear
+    text. Keep the server: it stops when nobody refers to it.
+    """
+    guard = TermGuard(token)
+    guard.learn(term)
+    server = grpc.server(
+        ThreadPoolExecutor(_THREADS),
+        interceptors=[SyncChecks(guard.proof, guard.check)],
+        options=server_options(half=True),
+    )
+    add_JournalCopiesServicer_to_server(JournalCopyService(guard.is_replaced), server)
+    port = bound_port(server, listen_address, certified)
+    server.start()
+    return server, port
 
 
 def _refuse(context: grpc.ServicerContext, why: str) -> None:

@@ -39,6 +39,7 @@ from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
 from elasticdl.worker.process.interpreter_watch import watch_interpreter
+from elasticdl.worker.process.journal_holder import hold_journal_copy
 from elasticdl.worker.process.order_receiver import OrderReceiver
 from elasticdl.worker.process.os_process import leave, log_to_stderr
 from elasticdl.worker.process.shutdown import (
@@ -335,6 +336,7 @@ def run(shutdown: Shutdown) -> None:
     link = Link.make(client, ProcessContext.real(environment, shutdown), shutdown)
     worker: Worker | RingWorker | None = None
     try:
+        _copy = hold_journal_copy(environment, client, link.attached)
         worker = work(environment, client, link, importing)
     except Ended:
         _log.info("ended before the first step")

@@ -64,7 +64,7 @@ from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
-from elasticdl.master.journal.copies import CopyHolder, CopyPlace
+from elasticdl.master.journal.copies import CopyPlace
 from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.platform.check_pod import check_pod
 from elasticdl.master.platform.kubernetes_resources import (
@@ -72,7 +72,7 @@ from elasticdl.master.platform.kubernetes_resources import (
     ProvisionedResources,
     heard,
 )
-from elasticdl.master.platform.lease_record import LeaseRecord
+from elasticdl.master.platform.lease_record import LeaseRecord, journal_copies
 from elasticdl.master.platform.lease_tenure import LeaseTenure
 from elasticdl.master.platform.own_job import own_job
 from elasticdl.master.platform.platform import (
@@ -84,10 +84,9 @@ from elasticdl.master.platform.platform import (
 )
 from elasticdl.master.preflight import CheckProcess
 from elasticdl.private_file import make_private, private
-from elasticdl.rpc.journal_copy import GrpcJournalCopy
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority, names_in
-from elasticdl.tokens import journal_key, process_token
+from elasticdl.tokens import process_token
 
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
@@ -188,6 +187,11 @@ class KubernetesPlatform:
             self._lease = None
             await api.close()
 
+    def _copies(self, term: int) -> CopyPlace:
+        assert self._lease is not None
+        authority = self._authority.certificate if self._authority is not None else None
+        return journal_copies(LeaseRecord(self._lease), self._token, authority, term)
+
     @property
     def _spec(self) -> JobSpec:
         assert self._job is not None, "nothing but an outcome is needed before it is read"
@@ -221,17 +225,6 @@ class KubernetesPlatform:
             journal=_ON_A_VOLUME if spec.keeps_checkpoints else _WITH_COPIES,
             copies=None if spec.keeps_checkpoints else self._copies(term),
         )
-
-    def _copies(self, term: int) -> CopyPlace:
-        token, authority = self._token, self._authority
-        trusted = authority.certificate if authority is not None else None
-
-        def connect(holder: CopyHolder, term: int) -> GrpcJournalCopy:
-            own = process_token(token, holder.name)
-            return GrpcJournalCopy(holder.name, holder.address, own, term, trusted)
-
-        assert self._lease is not None
-        return CopyPlace(LeaseRecord(self._lease), connect, term, journal_key(token))
 
     async def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:
         async with self._connection() as api:

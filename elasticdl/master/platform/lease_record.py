@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import final
 
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
-from elasticdl.master.journal.copies import CopyHolder
+from elasticdl.master.journal.copies import CopyHolder, CopyPlace, HolderRecord
+from elasticdl.rpc.journal_copy import GrpcJournalCopy
+from elasticdl.tokens import journal_key, process_token
 
 _LOG = logging.getLogger(__name__)
 _HOLDERS = "journal-copies"
@@ -35,3 +37,16 @@ class LeaseRecord:
         """Replace them. Raises MasterSuperseded, ApiAway, ApiRefused."""
         named = [[one.name, one.address] for one in holders]
         await self._lease.record({_HOLDERS: json.dumps(named)})
+
+
+def journal_copies(record: HolderRecord, token: str, authority: str | None, term: int) -> CopyPlace:
+    """Return the copies of a job's journal, for the master of `term`.
+
+    `token` is the job's. `authority` (PEM) signs the holders' certificates; None: clear text.
+    """
+
+    def connect(holder: CopyHolder, term: int) -> GrpcJournalCopy:
+        own = process_token(token, holder.name)
+        return GrpcJournalCopy(holder.name, holder.address, own, term, authority)
+
+    return CopyPlace(record, connect, term, journal_key(token))

@@ -70,8 +70,6 @@ class MasterEnvironment:
     """A person stopped the job for this reason, under an earlier master."""
     tenure: Tenure = field(default_factory=SoleMaster)
     journal: JournalLimits = field(default_factory=JournalLimits)
-    outlives: bool = True
-    """The next master finds the journal: in the job's directory, or as a copy."""
     copies: CopyPlace | None = None
     """Where copies of the journal are, if the job's directory ends with this master."""
 

@@ -1,0 +1,384 @@
+"""Masters without a volume find their journal in the memory of other processes, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from elasticdl.errors import ElasticDLError, MasterSuperseded, TransientError
+from elasticdl.master.core.job_context import Limits
+from elasticdl.master.core.state import JobState
+from elasticdl.master.journal import files
+from elasticdl.master.journal.copies import CopiedJournal, CopyHolder, CopyLimits, fetch
+from elasticdl.master.journal.files import Header
+from elasticdl.master.journal.recovery import Recovered, claim, recover
+from elasticdl.master.journal.rules import worth_keeping
+from elasticdl.master.journal.writer import JournalFile, JournalLimits
+from elasticdl.master.platform.lease_record import journal_copies
+from elasticdl.rpc.journal_copy import Change, serve_copy
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import Authority, KeyPair
+from elasticdl.tokens import process_token
+from tests.core.random_history import SPEC, Script, canonical
+from tests.waiting import LIMIT_S, until_async
+
+pytestmark = pytest.mark.contract
+TOKEN, RUN = "the job's token", "this launch"
+OFTEN = JournalLimits(segment_bytes=8_000, image_events=20, image_times=0.0)
+LIMITS = CopyLimits(change_s=LIMIT_S, again_s=0.0, record_again_s=0.01, read_s=LIMIT_S)
+
+
+class Record:
+    """As the Lease: durable, and only the newest master changes it."""
+
+    def __init__(self) -> None:
+        self.on_record: tuple[CopyHolder, ...] = ()
+        self.term, self.away, self.asked = 1, False, 0
+
+    def of(self, term: int) -> RecordOf:
+        return RecordOf(self, term)
+
+
+class RecordOf:
+    """The record as the master of a term has it."""
+
+    def __init__(self, record: Record, term: int) -> None:
+        self._record, self._term = record, term
+
+    def holders(self) -> tuple[CopyHolder, ...]:
+        return self._record.on_record
+
+    async def record(self, holders: Sequence[CopyHolder]) -> None:
+        self._record.asked += 1
+        if self._record.away:
+            raise TransientError("the API server is away")
+        if self._record.term != self._term:
+            raise MasterSuperseded("another master has the Lease")
+        self._record.on_record = tuple(holders)
+
+
+class Job:
+    """The processes of a job, and the masters that it has one after another."""
+
+    def __init__(self, folder: Path, *, secured: bool = False) -> None:
+        self.folder, self.record = folder, Record()
+        self.authority = Authority.new("a-job") if secured else None
+        self.processes: dict[CopyHolder, grpc.Server] = {}
+        self.masters: list[CopiedJournal] = []
+
+    def start(self, name: str) -> CopyHolder:
+        certified = None
+        if self.authority is not None:
+            pair = KeyPair.new()
+            certified = CertifiedKey(self.authority.certify(pair.public, [name]), pair.private)
+        server, port = serve_copy(process_token(TOKEN, name), 1, "127.0.0.1:0", certified)
+        holder = CopyHolder(name, f"127.0.0.1:{port}")
+        self.processes[holder] = server
+        return holder
+
+    def kill(self, name: str) -> None:
+        for holder in [one for one in self.processes if one.name == name]:
+            self.processes.pop(holder).stop(None).wait(LIMIT_S)
+
+    def attached(self) -> list[CopyHolder]:
+        return list(self.processes)
+
+    def lives(self, name: str) -> bool:
+        return any(one.name == name for one in self.processes)
+
+    @property
+    def on_record(self) -> list[str]:
+        return [one.name for one in self.record.on_record]
+
+    async def master(self, term: int, seed: int = 1) -> Master:
+        """Start the next one in a folder of its own."""
+        self.record.term = term
+        trusted = self.authority.certificate if self.authority is not None else None
+        place = journal_copies(self.record.of(term), TOKEN, trusted, term)
+        folder = self.folder / f"term-{term}"
+        before = None
+        if await fetch(place, folder, LIMITS) is not None:
+            assert claim(folder, RUN, term) == term
+            before = recover(folder, RUN, SPEC, Limits())
+        master = Master(folder, term, before, seed)
+        master.journal = CopiedJournal(master.file, place, self, LIMITS)
+        self.masters.append(master.journal)
+        return master
+
+    async def close(self) -> None:
+        for master in self.masters:
+            await master.close()
+        for holder in tuple(self.processes):
+            self.kill(holder.name)
+
+
+class Master:
+    """A master that journals a random history."""
+
+    journal: CopiedJournal
+
+    def __init__(self, folder: Path, term: int, before: Recovered | None, seed: int) -> None:
+        self.before, self.script = before, Script(random.Random(seed))
+        self.state = before.core if before is not None else JobState(SPEC)
+        self.file = JournalFile(
+            folder,
+            Header(RUN, term, before and before.end),
+            lambda: self.state.image(SPEC),
+            run=before.run if before is not None else None,
+            limits=OFTEN,
+        )
+
+    async def live(self, events: int = 1) -> str:
+        """Handle events; return the state that this master may act upon."""
+        for _ in range(events):
+            event = self.script.next()
+            commands = self.state.handle(event)
+            if worth_keeping(event, commands):
+                self.journal.append(event)
+            await self.journal.flush()
+            self.script.heard(commands)
+        return canonical(self.state)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., None]]:
+    def run(story: Callable[[Job], Coroutine[Any, Any, None]], *, secured: bool = False) -> None:
+        async def told() -> None:
+            job = Job(tmp_path, secured=secured)
+            try:
+                await story(job)
+            finally:
+                await job.close()
+
+        asyncio.run(told())
+
+    yield run
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_each_next_master_continues_with_the_state_of_the_one_before(
+    run: Callable[..., None], secured: bool
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        job.start("ps-1")
+        job.start("ps-2")
+        acted = await (await job.master(1)).live(90)
+        assert job.on_record == ["ps-0", "ps-1"]
+        for term in (2, 3):
+            next_one = await job.master(term, seed=term)
+            assert canonical(next_one.state) == acted
+            assert next_one.before is not None and next_one.before.term == term - 1
+            acted = await next_one.live(60)
+
+    run(story, secured=secured)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_holder_on_record_has_what_was_acted_upon_whoever_dies(
+    run: Callable[..., None], seed: int
+) -> None:
+    """Processes come and go at random. Before each next master all but one on record die."""
+
+    async def story(job: Job) -> None:
+        chance, started, acted = random.Random(seed), 2, ""
+        for number in range(started):
+            job.start(f"worker-{number}")
+        for term in range(1, 7):
+            master = await job.master(term, seed=seed * 10 + term)
+            if term > 1:
+                assert master.before is not None
+                assert canonical(master.state) == acted
+            for _ in range(chance.randrange(1, 6)):
+                acted = await master.live(chance.randrange(1, 30))
+                if chance.random() < 0.6:
+                    job.start(f"worker-{started}")
+                    started += 1
+                if chance.random() < 0.5 and len(job.processes) > 1:
+                    job.kill(chance.choice(list(job.processes)).name)
+                acted = await master.live()
+            for name in chance.sample(job.on_record, len(job.on_record) - 1):
+                job.kill(name)
+
+    run(story)
+
+
+def test_a_replaced_master_cannot_act_whatever_it_can_reach(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        job.start("ps-1")
+        old = await job.master(1)
+        acted = await old.live(30)
+        # The next master reaches one of them only.
+        second = job.record.on_record[1]
+        job.record.on_record = job.record.on_record[:1]
+        new = await job.master(2, seed=2)
+        assert canonical(new.state) == acted
+        with pytest.raises(MasterSuperseded):
+            await old.live(5)
+        assert await new.live(5) == canonical(new.state)
+        assert second in job.attached()
+
+    run(story)
+
+
+def test_a_replaced_master_waits_while_it_cannot_ask_the_record(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        old = await job.master(1)
+        await old.live(30)
+        await job.master(2)
+        job.record.away, asked = True, job.record.asked
+        late = asyncio.ensure_future(old.live(5))
+        await until_async("it asks again", lambda: job.record.asked > asked + 2)
+        assert not late.done()
+        job.record.away = False
+        with pytest.raises(MasterSuperseded):
+            await late
+
+    run(story)
+
+
+def test_a_holder_that_ends_while_the_record_is_away_is_waited_for(
+    run: Callable[..., None],
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        job.start("ps-1")
+        master = await job.master(1)
+        await master.live(30)
+        job.record.away = True
+        await master.live(5)
+        job.kill("ps-1")
+        asked = job.record.asked
+        waiting = asyncio.ensure_future(master.live(5))
+        await until_async("it asks again", lambda: job.record.asked > asked + 2)
+        assert not waiting.done()
+        job.record.away = False
+        acted = await waiting
+        assert job.on_record == ["ps-0"]
+        assert canonical((await job.master(2)).state) == acted
+
+    run(story)
+
+
+def test_without_the_record_no_further_process_counts_and_nobody_waits(
+    run: Callable[..., None],
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        master = await job.master(1)
+        await master.live(30)
+        job.record.away = True
+        job.start("ps-1")
+        acted = await master.live(20)
+        assert job.on_record == ["ps-0"]
+        assert canonical((await job.master(2)).state) == acted
+        job.record.away = False
+
+    run(story)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_without_holders_the_job_continues_and_the_next_master_finds_nothing(
+    run: Callable[..., None], restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        job.start("ps-1")
+        master = await job.master(1)
+        await master.live(30)
+        assert master.journal.whole
+        job.kill("ps-0")
+        job.kill("ps-1")
+        await master.live(20)
+        assert not master.journal.whole and job.on_record == []
+        assert "no process has a copy of the journal" in caplog.text
+        if restarted:
+            job.start("ps-0.1")
+            acted = await master.live(5)
+            assert master.journal.whole and job.on_record == ["ps-0.1"]
+        next_one = await job.master(2)
+        assert (next_one.before is not None) == restarted
+        if restarted:
+            assert canonical(next_one.state) == acted
+
+    run(story)
+
+
+def test_processes_that_end_with_their_master_leave_no_copy(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        master = await job.master(1)
+        await master.live(30)
+        (holder,) = job.record.on_record
+        job.kill("ps-0")
+        quick = CopyLimits(read_s=0.2)
+        place = journal_copies(job.record.of(2), TOKEN, None, 2)
+        assert await fetch(place, job.folder / "term-2", quick) is None
+        assert f"no copy of the journal can be read; on record: ps-0 ({holder.address})" in (
+            caplog.text
+        )
+        job.record.term = 1
+
+    run(story)
+
+
+def test_a_copy_that_no_master_wrote_is_refused(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        holder = job.start("worker-0")
+        job.record.on_record = (holder,)
+        place = journal_copies(job.record.of(2), TOKEN, None, 2)
+        forger = place.connect(holder, 1)
+        forged = Change(1, {"run-0001-000001.jsonl": b"{}\n"}, seal="a guess", anew=True)
+        await forger.change(forged, timeout_s=LIMIT_S)
+        await forger.close()
+        assert await fetch(place, job.folder / "term-2", LIMITS) is None
+        assert "its seal is wrong" in caplog.text
+        assert not files.segments(job.folder / "term-2")
+
+    run(story)
+
+
+def test_a_change_that_does_not_follow_the_one_before_is_refused(
+    run: Callable[..., None],
+) -> None:
+    async def story(job: Job) -> None:
+        holder = job.start("worker-0")
+        place = journal_copies(job.record.of(1), TOKEN, None, 1)
+        copy = place.connect(holder, 1)
+        try:
+            name = "run-0001-000001.jsonl"
+            await copy.change(Change(3, {name: b"a"}, "", anew=True), timeout_s=LIMIT_S)
+            await copy.change(Change(4, {name: b"b"}, ""), timeout_s=LIMIT_S)
+            for number in (4, 6):
+                with pytest.raises(ElasticDLError, match="does not follow 4"):
+                    await copy.change(Change(number, {name: b"c"}, ""), timeout_s=LIMIT_S)
+            assert (await copy.read(timeout_s=LIMIT_S)).files == {name: b"ab"}
+        finally:
+            await copy.close()
+
+    run(story)
+
+
+def test_a_copy_stays_small_however_long_the_job_runs(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        master = await job.master(1)
+        sizes = []
+        for _ in range(6):
+            await master.live(100)
+            sizes.append(sum(path.stat().st_size for path in master.file.needed))
+        assert max(sizes[2:]) < 2 * max(sizes[:2])
+
+    run(story)
