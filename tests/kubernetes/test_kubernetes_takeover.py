@@ -63,6 +63,97 @@ def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
     assert (status["succeeded"], status.get("failed", 0)) == (1, 1), "only the one in the check"
 
 
+@pytest.mark.parametrize(
+    "strategy, holders",
+    [
+        ("ParameterServerStrategy", ["ps-0", "ps-1"]),
+        ("AllreduceStrategy", ["worker-0", "worker-1"]),
+    ],
+)
+def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
+    jobs: Jobs, strategy: str, holders: list[str]
+) -> None:
+    """Its directory ends with each master's pod: only the data are on a volume."""
+    jobs.make_data("digits")
+    servers = len(holders) if strategy == "ParameterServerStrategy" else 0
+    job = jobs.submit(
+        f"copies-{holders[0].partition('-')[0]}",
+        model_def="paced",
+        distribution_strategy=strategy,
+        training_data=f"{DATA}/digits/train.npz",
+        job_dir="/tmp/job",
+        num_epochs=6,
+        minibatch_size=32,
+        num_workers=2,
+        num_ps_pods=servers,
+        envs=f"PACED_FOLDER={DATA}",
+    )
+    told = Told(job)
+    until("both workers train", told.trains, STEP_LIMIT_S, context=job.story)
+    until("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
+    before = processes(job)
+    assert len(before) == 2 + servers
+    for end in (kill_inside, delete_by_force):
+        first = _name(master(job))
+        until("its end does not count", partial(_is_free, job, first), STEP_LIMIT_S)
+        end(job, first)
+        until("the Job has another master", lambda f=first: _name(master(job)) != f, STEP_LIMIT_S)
+        text = f"; {len(before)} processes kept running"
+        until("it continues", lambda t=text: t in told.log(), STEP_LIMIT_S, context=job.story)
+        until("training continues", told.continues, STEP_LIMIT_S, context=job.story)
+        assert processes(job) == before, job.story()
+        until("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
+    (jobs.folder / "hurry").touch()
+    code, said = job.wait(400.0)
+    assert code == 0, f"{said}\n{job.story()}"
+    assert told.repeated == 0
+
+
+class Told:
+    """What the masters of a job tell, whose directory nobody but they can read."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._trained, self.repeated = job, 0, 0
+
+    def _records(self) -> dict[str, int] | None:
+        done = self._job.jobs.elasticdl("status", self._job.name, "-o", "json")
+        # A master that does not listen yet cannot tell anything.
+        return json.loads(done.stdout)["records"] if done.returncode == 0 else None
+
+    def trains(self) -> bool:
+        return len(processes(self._job)) >= 2 and self.continues()
+
+    def continues(self) -> bool:
+        """Whether more records are trained than when it was last asked."""
+        if (records := self._records()) is None:
+            return False
+        before, self._trained = self._trained, max(self._trained, records["trained"])
+        self.repeated = records["repeated"]
+        return self._trained > before
+
+    def log(self) -> str:
+        pod = _name(master(self._job))
+        try:
+            return kubectl(self._job, "logs", pod)
+        except RuntimeError:
+            return ""  # It has not started yet.
+
+
+def on_record(job: Job) -> list[str]:
+    """The processes that have copies of the journal, by the job's Lease."""
+    lease = job.jobs.place.read("lease", f"{job.name}-master", "-n", job.jobs.namespace)
+    (text,) = [
+        text
+        for key, text in lease["metadata"]["annotations"].items()
+        if key.endswith("journal-copies")
+    ] or ["[]"]
+    return [name for name, _ in json.loads(text)]
+
+
+def _is_free(job: Job, pod: str) -> bool:
+    return not _is_counted(job, pod)
+
+
 def killed_in_the_check(job: Job) -> None:
     """Nothing has begun: the next master starts the check again, after the Job's pause of 10 s."""
     check = f"{job.name}-check-1"
