@@ -71,6 +71,8 @@ class Job:
         self.authority = Authority.new("a-job") if secured else None
         self.processes: dict[CopyHolder, grpc.Server] = {}
         self.masters: list[CopiedJournal] = []
+        self.silent = False
+        """No process has attached to the newest master yet."""
 
     def start(self, name: str) -> CopyHolder:
         certified = None
@@ -87,7 +89,7 @@ class Job:
             self.processes.pop(holder).stop(None).wait(LIMIT_S)
 
     def attached(self) -> list[CopyHolder]:
-        return list(self.processes)
+        return [] if self.silent else list(self.processes)
 
     def lives(self, name: str) -> bool:
         return any(one.name == name for one in self.processes)
@@ -178,6 +180,19 @@ def test_each_next_master_continues_with_the_state_of_the_one_before(
             acted = await next_one.live(60)
 
     run(story, secured=secured)
+
+
+def test_holders_that_have_not_attached_again_keep_their_copies(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        for number in range(3):
+            job.start(f"worker-{number}")
+        await (await job.master(1)).live(30)
+        job.silent = True
+        acted = await (await job.master(2)).live(10)
+        assert sorted(job.on_record) == ["worker-0", "worker-1"]
+        assert canonical((await job.master(3)).state) == acted
+
+    run(story)
 
 
 @pytest.mark.parametrize("seed", range(5))

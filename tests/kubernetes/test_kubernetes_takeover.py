@@ -94,13 +94,7 @@ def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
     before = processes(job)
     assert len(before) == 2 + servers
     for end in (kill_inside, delete_by_force):
-        first = _name(master(job))
-        until("its end does not count", partial(_is_free, job, first), STEP_LIMIT_S)
-        end(job, first)
-        until("the Job has another master", lambda f=first: _name(master(job)) != f, STEP_LIMIT_S)
-        text = f"; {len(before)} processes kept running"
-        until("it continues", lambda t=text: t in told.log(), STEP_LIMIT_S, context=job.story)
-        until("training continues", told.continues, STEP_LIMIT_S, context=job.story)
+        told.taken_over(end, len(before))
         assert processes(job) == before, job.story()
         until("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
     (jobs.folder / "hurry").touch()
@@ -131,7 +125,17 @@ class Told:
         self.repeated = records["repeated"]
         return self._trained > before
 
-    def log(self) -> str:
+    def taken_over(self, end: Callable[[Job, str], None], running: int) -> None:
+        """End the master; wait until another one has continued with all processes."""
+        job, first = self._job, _name(master(self._job))
+        until("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
+        end(job, first)
+        until("the Job has another master", lambda: _name(master(job)) != first, STEP_LIMIT_S)
+        text = f"; {running} processes kept running"
+        until("it continues", lambda: text in self._log(), STEP_LIMIT_S, context=job.story)
+        until("training continues", self.continues, STEP_LIMIT_S, context=job.story)
+
+    def _log(self) -> str:
         pod = _name(master(self._job))
         try:
             return kubectl(self._job, "logs", pod)
@@ -148,10 +152,6 @@ def on_record(job: Job) -> list[str]:
         if key.endswith("journal-copies")
     ] or ["[]"]
     return [name for name, _ in json.loads(text)]
-
-
-def _is_free(job: Job, pod: str) -> bool:
-    return not _is_counted(job, pod)
 
 
 def killed_in_the_check(job: Job) -> None:

@@ -244,9 +244,11 @@ class CopiedJournal:
         """Replace the holders that are gone or lack something, and put the present on record."""
         for holder in [one for one in self._copies if not self._processes.lives(one.name)]:
             await self._copies.pop(holder).close()
+        # After a takeover those on record may not have attached again yet.
+        kept = [one for one in self._on_record if self._processes.lives(one.name)]
         wanted = [
             one
-            for one in self._processes.attached()
+            for one in dict.fromkeys((*kept, *self._processes.attached()))
             if one not in self._copies and self._may_ask(one)
         ]
         await self._add(wanted[: max(0, self._limits.holders - len(self._copies))])
@@ -321,12 +323,13 @@ async def fetch(
     so they cannot act any more. None: there is no copy, which is logged. Raises OSError.
     """
     holders = place.record.holders()
+    if not holders:
+        _LOG.warning("no process had a copy of the journal when the master before ended")
+        return None
     copy = await _first_read(holders, place, limits)
     if copy is None:
-        _LOG.error(
-            "no copy of the journal can be read; on record: %s",
-            " and ".join(f"{one.name} ({one.address})" for one in holders) or "none",
-        )
+        named = " and ".join(f"{one.name} ({one.address})" for one in holders)
+        _LOG.error("no copy of the journal can be read; on record: %s", named)
         return None
     make_private(directory)
     for name, data in copy.files.items():
