@@ -128,7 +128,7 @@ def test_an_eavesdropper_sees_calls_and_their_proof_only_without_tls(
     ]
 
 
-def test_only_servers_of_a_job_with_tls_are_certified(tmp_path: Path) -> None:
+def test_processes_are_certified_only_in_a_job_with_tls(tmp_path: Path) -> None:
     certified = AUTHORITY.certified_key([MASTER_NAME])
     with (
         master(tmp_path, certified) as stage,

@@ -132,7 +132,9 @@ def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench: ty
         if process.state != "ended":
             job.die(ProcessName.parse(process.name), ExitStatus(exit_code=0, asked=True))
     assert job.state.status().exit_code == 0
-    assert "done, but parameter servers that died lost 120 updates" in present(job.state.status().outcome)
+    assert "done, but parameter servers that died lost 120 updates" in present(
+        job.state.status().outcome
+    )
     (finish,) = job.of(c.FinishJob)
     assert "--checkpoint-steps" in finish.hint
 

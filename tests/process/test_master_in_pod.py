@@ -15,21 +15,28 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.kubernetes.job_accounting import FINALIZER
 from elasticdl.cluster.kubernetes.planning import CHECK_MARK, job_object
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
+from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ElasticDLError, ExitCode, Refused
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.rpc.journal_copy import serve_copy
 from elasticdl.rpc.master_client import MasterClient
+from elasticdl.tls import CertifiedKey
+from elasticdl.tls.authority import KeyPair
 from elasticdl.tls.contexts import client_context
+from elasticdl.tokens import process_token
+from elasticdl.worker.process.journal_holder import hold_journal_copy
 from tests.contract.api_server import status
 from tests.contract.small_cluster import SmallCluster, serving
 from tests.contract.small_kubelet import SmallKubelet
@@ -253,19 +260,21 @@ def test_a_job_with_a_wrong_flag_ends_at_once_and_says_which_in_its_pod(
 PROCESSES = {"iris-worker-0", "iris-ps-0"}
 
 
-def killed(first: Pod, cluster: SmallCluster) -> dict[str, str]:
+def killed(
+    first: Pod, cluster: SmallCluster, made: Set[str] = frozenset(PROCESSES)
+) -> dict[str, str]:
     """Kill a master whose processes were made; return their uids."""
-    first.until("its processes are made", lambda: set(cluster.names()) >= PROCESSES)
+    first.until("its processes are made", lambda: set(cluster.names()) >= made)
     first.process.kill()
     first.finish()
     secret = cluster.objects["/api/v1/namespaces/ns/secrets/iris-token"]
     for key, text in secret["stringData"].items():
         (first.folder / "token" / key).write_text(text)
-    return uids(cluster)
+    return uids(cluster, made)
 
 
-def uids(cluster: SmallCluster) -> dict[str, str]:
-    return {name: cluster.objects[f"{PODS}/{name}"]["metadata"]["uid"] for name in PROCESSES}
+def uids(cluster: SmallCluster, made: Set[str] = frozenset(PROCESSES)) -> dict[str, str]:
+    return {name: cluster.objects[f"{PODS}/{name}"]["metadata"]["uid"] for name in made}
 
 
 def test_the_next_master_continues_with_the_processes_of_one_that_was_killed(
@@ -283,6 +292,79 @@ def test_the_next_master_continues_with_the_processes_of_one_that_was_killed(
     second.process.send_signal(signal.SIGTERM)
     assert second.finish() == ExitCode.DRAINED, second.log()
     assert cluster[0].objects[LEASE]["spec"]["holderIdentity"] == ""
+
+
+def served_copy(pod: Pod, cluster: SmallCluster) -> object:
+    """Attach as the job's server, and serve a copy of the journal as servers do."""
+    name = "ps-0"
+    client = client_as(pod, cluster, name)
+    pair = KeyPair.new()
+    attached = client.attach(public_key=pair.public)
+    certified = CertifiedKey(attached.certificate, pair.private)
+    token = process_token(token_of(cluster), name)
+    server, port = serve_copy(token, attached.term, "127.0.0.1:0", certified)
+    client.attach(f"127.0.0.1:{port}", "127.0.0.1:1", None)
+    client.close()
+    return server
+
+
+def workers_copy(pod: Pod, cluster: SmallCluster) -> object:
+    """Attach as a worker of the ring, which serves a copy."""
+    name, trusted = ProcessName.parse("worker-0"), authority_of(cluster)
+    token = process_token(token_of(cluster), str(name))
+    place = RoleEnvironment(pod.address, token, name, pod.folder, "127.0.0.1", trusted)
+    client = client_as(pod, cluster, str(name))
+    server = hold_journal_copy(place, client, client.attach(starting=True))
+    client.close()
+    return server
+
+
+def client_as(pod: Pod, cluster: SmallCluster, name: str) -> MasterClient:
+    token, trusted = process_token(token_of(cluster), name), authority_of(cluster)
+    return MasterClient(pod.address, token, name, away_s=LIMIT_S / 2, authority=trusted)
+
+
+@pytest.mark.parametrize(
+    "strategy, serve, holder",
+    [
+        ("ParameterServerStrategy", served_copy, "ps-0"),
+        ("AllreduceStrategy", workers_copy, "worker-0"),
+    ],
+)
+def test_without_its_directory_the_next_master_continues_from_the_copy_in_a_process(
+    start: Callable[..., Pod],
+    cluster: tuple[SmallCluster, str],
+    strategy: str,
+    serve: Callable[[Pod, SmallCluster], object],
+    holder: str,
+) -> None:
+    objects, pod = cluster[0].objects, f"{PODS}/iris-{holder}"
+    first = start(distribution_strategy=strategy)
+    first.until("its processes are made", lambda: pod in objects)
+    server = serve(first, cluster[0])
+    note = "elasticdl.org/note-journal-copies"
+    first.until(
+        "the copy is on record",
+        lambda: f'"{holder}"' in objects[LEASE]["metadata"]["annotations"].get(note, ""),
+    )
+    before = killed(first, cluster[0], {f"iris-{holder}"})
+    shutil.rmtree(first.folder / "job")
+    second = start(distribution_strategy=strategy)
+    second.until(
+        "it says so",
+        lambda: (
+            (second.folder / "job/events.jsonl").exists()
+            and any("another master continues" in text for text in second.events())
+        ),
+    )
+    assert (
+        second.events()[0] == "the events before this one ended with the pod of an earlier master"
+    )
+    assert uids(cluster[0], before.keys()) == before
+    assert cluster[0].deleted == [("iris-check-1", 1)]
+    second.process.send_signal(signal.SIGTERM)
+    assert second.finish() == ExitCode.DRAINED, second.log()
+    del server
 
 
 def test_without_a_journal_the_next_master_ends_them_and_begins_anew(
