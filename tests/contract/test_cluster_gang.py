@@ -58,10 +58,10 @@ def cluster_with(*apis: dict[str, list[str]]) -> SmallCluster:
     return cluster
 
 
-def found(cluster: SmallCluster, **flags: Any) -> Gang | None:
+def found(cluster: SmallCluster, joined: str | None = None, **flags: Any) -> Gang | None:
     async def story() -> Gang | None:
         async with serving(cluster) as api:
-            return await find_gang(api, spec(**flags))
+            return await find_gang(api, spec(**flags), joined)
 
     return asyncio.run(story())
 
@@ -81,6 +81,22 @@ def test_the_pod_groups_are_those_that_the_jobs_scheduler_knows(
 ) -> None:
     assert found(cluster_with(*apis), scheduler_name=scheduler) == gang
     assert found(cluster_with(*apis), scheduler_name=scheduler, gang=False) is None
+
+
+@pytest.mark.parametrize(
+    ("apis", "joined", "api"),
+    [
+        ([NATIVE, VOLCANO], GangApi.VOLCANO, GangApi.VOLCANO),
+        ([NATIVE, VOLCANO], GangApi.KUBERNETES, GangApi.KUBERNETES),
+        ([NATIVE, PLUGINS], GangApi.VOLCANO, GangApi.KUBERNETES),
+    ],
+)
+def test_a_next_master_keeps_to_the_pod_groups_that_the_jobs_pods_name(
+    apis: list[dict[str, list[str]]], joined: GangApi, api: GangApi
+) -> None:
+    """Unless the cluster has them no longer."""
+    gang = found(cluster_with(*apis), joined)
+    assert gang is not None and gang.api == api
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,18 @@ _INSTALL = (
 )
 
 
-async def find_gang(api: ApiServer, spec: JobSpec) -> Gang | None:
+async def find_gang(api: ApiServer, spec: JobSpec, joined: str | None = None) -> Gang | None:
     """How the job's gang is scheduled here; None for a job without one.
 
-    It only reads the API's discovery, which everybody may. Raises ClusterRefused if the cluster has
+    `joined` is the API whose PodGroup the job's pods name already: it comes first if it is there.
+    Only the API's discovery is read, which everybody may. Raises ClusterRefused if the cluster has
     no PodGroups that the job's scheduler knows, ApiAway, ApiRefused.
     """
     if not spec.gang_workers:
         return None
     groups = {one["name"]: one for one in (await api.get("/apis")).get("groups") or ()}
-    for group in _known_to(spec.kubernetes.scheduler_name):
+    known = _known_to(spec.kubernetes.scheduler_name)
+    for group in sorted(known, key=lambda group: group != joined):
         for version in (groups.get(group) or {}).get("versions") or ():
             found = await api.get(f"/apis/{version['groupVersion']}")
             if any(one["name"] == POD_GROUPS for one in found.get("resources") or ()):
@@ -33,9 +35,9 @@ async def find_gang(api: ApiServer, spec: JobSpec) -> Gang | None:
     name = spec.kubernetes.scheduler_name
     there = [str(group) for group in GangApi if group in groups and group != GangApi.KUBERNETES]
     has = f"; it has {' and '.join(there)} for other schedulers" if there else ""
-    known = f" that the scheduler {name} knows" if name else ""
+    whose = f" that the scheduler {name} knows" if name else ""
     raise ClusterRefused(
-        f"--gang needs PodGroups{known}, and the cluster has none{has}", hint=_INSTALL
+        f"--gang needs PodGroups{whose}, and the cluster has none{has}", hint=_INSTALL
     )
 
 

@@ -91,7 +91,7 @@ from elasticdl.tokens import process_token
 _LOG = logging.getLogger(__name__)
 OWN_LOG_BYTES = 8 << 20
 LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
-_OUTCOME = "outcome"
+_OUTCOME, _GANG_API = "outcome", "gang-api"
 TERMINATION_MESSAGE = "/dev/termination-log"
 """Kubernetes takes the last words of a container from this file."""
 _SETTLED_S = 10.0
@@ -174,7 +174,12 @@ class KubernetesPlatform:
             async with LeaseTenure(lease) as tenure:
                 if (ended := parsed_outcome(lease.note(_OUTCOME))) is not None:
                     raise JobHasEnded(ended)
-                self._job, self._gang = await own_job(api, self._pod_env.owner)
+                joined = lease.note(_GANG_API)
+                self._job, self._gang = await own_job(api, self._pod_env.owner, joined)
+                if self._gang is not None and self._gang.api != joined:
+                    # Before any pod names its PodGroup: all masters have to choose the same API.
+                    notes = {_GANG_API: str(self._gang.api)}
+                    await heard(lambda: lease.record(notes), _CONCLUDE_AGAIN_S)
                 provided = await self._resources(api).provide()
                 self._settling = asyncio.ensure_future(self._settle(api))
                 try:

@@ -23,8 +23,12 @@ _LIMIT_S = 180.0
 _AGAIN_S = 1.0
 
 
-async def own_job(api: ApiServer, owner: Owner) -> tuple[JobSpec, Gang | None]:
+async def own_job(
+    api: ApiServer, owner: Owner, joined: str | None = None
+) -> tuple[JobSpec, Gang | None]:
     """Read and validate the job, and find out how the cluster schedules its gang, if it has one.
+
+    `joined`: see `find_gang`.
 
     Raises:
         SpecError: a flag is wrong or missing, or the pod template cannot run a master.
@@ -36,7 +40,7 @@ async def own_job(api: ApiServer, owner: Owner) -> tuple[JobSpec, Gang | None]:
             submitted = await heard(lambda: _read(api, owner), _AGAIN_S)
             spec = spec_of(submitted)
             refuse_template(submitted)
-            return spec, await heard(lambda: find_gang(api, spec), _AGAIN_S)
+            return spec, await heard(lambda: find_gang(api, spec, joined), _AGAIN_S)
     except TimeoutError as error:
         away = TransientError(f"could not read the Job {owner.job} within {_LIMIT_S:g} s")
         away.exit_code = ExitCode.UNAVAILABLE
