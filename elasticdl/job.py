@@ -257,6 +257,7 @@ class JobSpec(Section):
                 "--evaluation-steps or --evaluation-seconds without --validation-data",
                 hint="set --validation-data to the data to evaluate on",
             )
+        self._check_exports()
         self.kubernetes.check()
         if not self.on_kubernetes and self.page_secret is not None:
             raise SpecError(
@@ -265,6 +266,20 @@ class JobSpec(Section):
             )
         if self.on_kubernetes:
             self._check_places()
+
+    def _check_exports(self) -> None:
+        """Check the flags of exports while the job trains."""
+        kept = self.checkpoint
+        if kept.export_seconds and not kept.output:
+            raise SpecError(
+                f"--export-seconds {kept.export_seconds:g} without --output",
+                hint="set --output to the folder that TensorFlow Serving watches",
+            )
+        if "keep_export_max" in self.flags(defaults=False) and not kept.export_seconds:
+            raise SpecError(
+                f"--keep-export-max {kept.keep_export_max} without --export-seconds",
+                hint="add --export-seconds: without it there is one export, in --output itself",
+            )
 
     def _check_places(self) -> None:
         """On a cluster, check that results outlive the pods."""

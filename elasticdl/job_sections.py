@@ -291,6 +291,25 @@ class CheckpointSection(Section):
             " predictions if the module has no PredictionOutputsProcessor."
         ),
     )
+    export_seconds: Annotated[
+        float,
+        UsedBy(_TRAIN),
+        UnusedOnRing("all members of a ring would stand still during each export"),
+    ] = Field(
+        default=0,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "While the job trains, export at this interval to numbered folders of --output, such as"
+            " --output/1, as TensorFlow Serving reads them; the last export is one of them. 0"
+            " exports once, at the end, to --output itself."
+        ),
+    )
+    keep_export_max: Annotated[int, UsedBy(_TRAIN)] = Field(
+        default=3,
+        ge=0,
+        description="Number of newest numbered exports to keep; 0 keeps all.",
+    )
     tensorboard_log_dir: Annotated[Directory, UsedBy(_TRAIN + _EVALUATE)] = Field(
         default="", description="Directory for TensorBoard logs: loss and metrics by model version."
     )

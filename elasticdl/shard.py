@@ -90,8 +90,9 @@ class Lease:
 
     Earlier attempts did `offset` records of the shard (in the lease's order), which are skipped.
     `shard` is None for SUMMARY and EXPORT. `round` is the evaluation round of EVALUATION and
-    SUMMARY leases, `snapshot` the frozen view of the parameters to read (None: the live ones).
-    `payload` is JSON: for SUMMARY, the merged metric states (see
+    SUMMARY leases, and of EXPORT leases the number of the export's folder (None: the export is
+    `--output` itself). `snapshot` is the frozen view of the parameters to read (None: the live
+    ones). `payload` is JSON: for SUMMARY, the merged metric states (see
     `master/core/evaluation/rounds.py`). `revocation` counts how often this worker's leases were
     voided before. A revocation voids those of earlier revocations, in whatever order lease and
     revocation reach the worker. `limit` is the offset at which to stop (0: the shard's end): leases
@@ -121,7 +122,7 @@ class Lease:
 class ReceivedLease:
     """What identifies a lease among all that a worker ever gets.
 
-    `shard` is None for SUMMARY and EXPORT, `round` for leases of no evaluation round.
+    `shard` is None for SUMMARY and EXPORT, `round` for leases without one; see `Lease`.
     """
 
     task: Task

@@ -29,13 +29,15 @@ _OF_AN_EXPORT = frozenset(
 )
 _OF_A_VOLUME = "lost+found"
 _MOST_NAMED = 3
+_NUMBERED = "with --export-seconds, choose a new folder, or one with only numbered exports"
 
 
 def refuse_output(spec: JobSpec) -> None:
     """Raise SpecError if the job must not write to its output folder. Create nothing.
 
     Predictions need a new or empty folder. An export replaces an earlier export as a whole; it
-    refuses a folder with anything else. A resumed job needs no check: the contents may be its own.
+    refuses a folder with anything else. Numbered exports follow those that are there. A resumed job
+    needs no check: the contents may be its own.
     """
     place = spec.checkpoint.output
     # `refuse_output_address` looks at an object store, once the processes run where they are.
@@ -43,21 +45,64 @@ def refuse_output(spec: JobSpec) -> None:
         return
     path = Path(place)
     try:
-        _refuse(path, predictions=spec.action == "predict")
+        _refuse(spec, path)
     except OSError as error:  # a name that is too long, or a folder without permission
-        raise SpecError(
-            f"--output {path} cannot be used: {error.strerror or error}",
-            hint="choose another --output",
-        ) from error
+        raise _unusable(path, error) from error
 
 
-def _refuse(path: Path, *, predictions: bool) -> None:
+def _refuse(spec: JobSpec, path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise SpecError(f"--output {path} is a file", hint="choose a new or empty directory")
-    if predictions:
+    if spec.action == "predict":
         _refuse_mixed(path)
+    elif path.exists() and spec.checkpoint.export_seconds:
+        _refuse_to_add(path)
     elif path.exists():
         _refuse_to_replace(path)
+
+
+def last_export(spec: JobSpec) -> int:
+    """The highest number of an export's folder below --output; 0 if there is none.
+
+    Raises SpecError if the folder cannot be read, and the errors of `Store.listed`.
+    """
+    place = spec.checkpoint.output
+    if not place or not spec.checkpoint.export_seconds:
+        return 0
+    if is_address(place):
+        from elasticdl.storage import folders
+
+        names = folders.names_in(place)
+    else:
+        try:
+            names = names_in(Path(place))
+        except OSError as error:
+            raise _unusable(Path(place), error) from error
+    return max((int(name) for name in names if _is_number(name)), default=0)
+
+
+def _is_number(name: str) -> bool:
+    """Whether TensorFlow Serving takes a folder of this name for a version."""
+    return name.isascii() and name.isdigit()
+
+
+def _unusable(path: Path, error: OSError) -> SpecError:
+    return SpecError(
+        f"--output {path} cannot be used: {error.strerror or error}",
+        hint="choose another --output",
+    )
+
+
+def _refuse_to_add(path: Path) -> None:
+    """Refuse a folder that numbered exports cannot be added to."""
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise SpecError(f"no permission to write to --output {path}", hint="choose another folder")
+    if foreign := [name for name in names_in(path) if not _is_number(name)]:
+        raise SpecError(_not_numbered(str(path), foreign), hint=_NUMBERED)
+
+
+def _not_numbered(place: str, foreign: Iterable[str]) -> str:
+    return f"--output {place} contains {_listed(foreign)}, which is no numbered export"
 
 
 def _refuse_mixed(path: Path) -> None:
@@ -108,7 +153,12 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
             " predictions would mix with",
             hint="choose a new or empty folder, or remove these objects",
         )
-    foreign = [name for name in there if name not in _OF_AN_EXPORT]
+    numbered = bool(spec.checkpoint.export_seconds)
+    foreign = [
+        name for name in there if not (_is_number(name) if numbered else name in _OF_AN_EXPORT)
+    ]
+    if foreign and numbered and not own:
+        raise UserError(_not_numbered(place, foreign), hint=_NUMBERED)
     if foreign and not own:
         raise UserError(
             f"--output {place} contains {_listed(foreign)}, which is not from an earlier export;"

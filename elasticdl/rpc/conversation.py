@@ -205,6 +205,8 @@ class Report:
     summaries: tuple[Summary, ...] = ()
     failures: tuple[Failure, ...] = ()
     exported: str = ""
+    export_problem: str = ""
+    """Why there is no export at `exported`; '' if there is."""
     stop_asked: str = ""
     version: int = 0
     gauges: Mapping[str, float] = field(default_factory=dict)

@@ -368,6 +368,7 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         ],
         failures=[_failure_to_wire(failure) for failure in report.failures],
         exported=report.exported,
+        export_problem=report.export_problem,
         stop_asked=report.stop_asked,
         version=report.version,
         gauges=report.gauges,
@@ -428,6 +429,7 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         summaries=tuple(_summary_from_wire(part) for part in message.summaries),
         failures=tuple(_failure_from_wire(part) for part in message.failures),
         exported=_text(message.exported),
+        export_problem=_text(message.export_problem),
         stop_asked=_text(message.stop_asked),
         version=_count(message.version, "version"),
         gauges={

@@ -40,10 +40,10 @@ class FixedParameters:
         self.vector = np.ones(9, np.float32)
         self.ids, self.weights = np.array([-7, 4]), np.ones((2, 2), np.float32)
 
-    def dense(self, snapshot: None) -> NDArray[Any]:
+    def dense_of(self, lease: Lease) -> NDArray[Any]:
         return self.vector
 
-    def rows(self, table: int, snapshot: None) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def rows_of(self, lease: Lease, table: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         yield self.ids[:1], self.weights[:1]
         yield self.ids[1:], self.weights[1:]
 

@@ -18,6 +18,7 @@ class Purpose(StrEnum):
 
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
+    EXPORT = "export"
 
 
 @dataclass(frozen=True, slots=True)

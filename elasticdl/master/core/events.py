@@ -65,7 +65,8 @@ class JobStarted(Event):
     have trained beyond that checkpoint. `sync`: whether workers of parameter servers
     train in synchronous steps; None: as the job says. `anew`: the job was to be resumed, but there
     was no checkpoint; `ledger` has made no progress and says what is repeated. `restore_from`:
-    the checkpoint's directory, or ''.
+    the checkpoint's directory, or ''. `exported`: the highest number of an export's folder that
+    `--output` has.
     """
 
     training: tuple[Source, ...] = ()
@@ -78,6 +79,7 @@ class JobStarted(Event):
     sync: bool | None = None
     anew: bool = False
     restore_from: str = ""
+    exported: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +302,11 @@ class SummaryReported(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExportFinished(Event):
-    """A worker wrote the export to `path`."""
+    """A worker wrote the export to `path`, or could not for the reason `problem`."""
 
     worker: ProcessName
     path: str
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from elasticdl.master.core.command_buffer import CommandBuffer
 from elasticdl.master.core.commands import RecordMetrics
 from elasticdl.master.core.data.ledger import Count, Ids, Ledger
 from elasticdl.master.core.data.pieces import Piece
-from elasticdl.master.core.data.singleton_tasks import SingletonTask, attempts
+from elasticdl.master.core.data.singleton_tasks import Export, attempts
 from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.causes import MEMORY_WORDS
 from elasticdl.master.core.processes.memory_limits import MemoryLimits
@@ -142,7 +142,10 @@ class JobContext:
     bad_examples: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
     """Parked shards of all tasks, in words."""
-    export: SingletonTask | None = None
+    export: Export | None = None
+    """The export that is open, if any; `Exporting` decides on it."""
+    next_export: int = 1
+    """The number of the next export's folder below `--output`."""
     ended_early: str = ""
     """Why a callback ended training before the last epoch; '' if none did."""
     dropped: Counter[DropCause] = field(default_factory=Counter)

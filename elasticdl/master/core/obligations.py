@@ -121,11 +121,12 @@ class Obligations:
 
     def _export(self) -> Iterator[Obligation]:
         export = self._context.export
-        if self._context.phase is not Phase.EXPORTING or export is None:
+        if export is None or (export.task.holder is None and not export.final):
+            # While the job trains, nothing waits for an export that nobody has.
             return
-        held = (export.holder,) if export.holder else self._takers()
-        numbers = "" if export.holder else "no worker has taken it"
-        yield Obligation("the export of the model", held, self._context.phase_since_s, numbers)
+        held = (export.task.holder,) if export.task.holder else self._takers()
+        numbers = "" if export.task.holder else "no worker has taken it"
+        yield Obligation("the export of the model", held, export.since_s, numbers)
 
     def _takers(self) -> tuple[ProcessName, ...]:
         """Workers that may take a task that nobody has; busy ones only if none is idle."""

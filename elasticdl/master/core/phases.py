@@ -15,7 +15,6 @@ from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.commands import FinishJob, RunPreflight, StopProcess, WorkFinished
 from elasticdl.master.core.coordination import Coordination
-from elasticdl.master.core.data.singleton_tasks import SingletonTask
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import (
     MasterStarted,
@@ -23,11 +22,11 @@ from elasticdl.master.core.events import (
     PreflightProgressed,
     StopRequested,
 )
+from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext, Outcome, Phase
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
 from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.waits import Waits
-from elasticdl.shard import Task
 
 _END_LIMIT_S = 30.0
 _SERVERS_LIMIT_S = 15.0
@@ -44,6 +43,7 @@ class Phases:
         scaling: Scaling,
         evaluation: Evaluation,
         checkpointing: Checkpointing,
+        exporting: Exporting,
         coordination: Coordination,
         waits: Waits,
     ) -> None:
@@ -51,6 +51,7 @@ class Phases:
         self._scaling = scaling
         self._evaluation = evaluation
         self._checkpointing = checkpointing
+        self._exporting = exporting
         self._coordination = coordination
         self._waits = waits
         self._ending = False
@@ -123,6 +124,7 @@ class Phases:
         """
         phase = self._context.phase
         self._evaluation.abandon()
+        self._exporting.abandon()
         if not hurry and (halts := self._coordination.halt(why)):
             self._context.enter(Phase.DRAINING, f"{why}; {halts}")
             return
@@ -180,7 +182,7 @@ class Phases:
                 self._after_draining()
             case Phase.CHECKPOINTING:
                 self._after_checkpoint()
-            case Phase.EXPORTING if self._context.export and self._context.export.done:
+            case Phase.EXPORTING if self._context.export and self._context.export.task.done:
                 self._done()
             case Phase.ENDING:
                 self._ending_step()
@@ -192,6 +194,8 @@ class Phases:
         # An open round reads the parameters of its version: let it finish before the final one
         # begins.
         if work is None or not work.finished or self._evaluation.round is not None:
+            return
+        if self._exporting.awaited():
             return
         # The ledger's own check. A job never ends as done with records that it cannot account for.
         lost = sum(count.lost - count.parked for count in work.counts)
@@ -252,7 +256,7 @@ class Phases:
 
     def _to_export(self) -> None:
         if self._context.spec.checkpoint.output:
-            self._context.export = SingletonTask(Task.EXPORT)
+            self._exporting.begin_final()
             self._context.enter(Phase.EXPORTING, "exporting the model")
         else:
             self._done()

@@ -34,6 +34,7 @@ from elasticdl.master.core.data.lease_reconciliation import LeaseReconciliation
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery, shard_page
 from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.image import Plain, constants_of, image_of, restore
 from elasticdl.master.core.job_context import JobContext, Limits, Phase
 from elasticdl.master.core.obligations import Obligations
@@ -79,7 +80,8 @@ class JobState:
         self._evaluation = Evaluation(context, self._snapshots)
         self._checkpointing = Checkpointing(context, self._snapshots)
         self._reconciliation = LeaseReconciliation(context)
-        self._leasing = Leasing(context, self._evaluation, self._reconciliation)
+        self._exporting = Exporting(context, self._snapshots)
+        self._leasing = Leasing(context, self._evaluation, self._reconciliation, self._exporting)
         # The only place that chooses a strategy; all other code sees `Coordination`.
         kind = RingCoordination if spec.trains_on_ring else PsCoordination
         self._coordination: Coordination = kind(
@@ -102,6 +104,7 @@ class JobState:
             self._scaling,
             self._evaluation,
             self._checkpointing,
+            self._exporting,
             self._coordination,
             self._waits,
         )
@@ -348,7 +351,7 @@ class JobState:
                 if self._evaluation.summarised(event) and event.stop_training:
                     self._stop_early("a callback requested it")
             case events.ExportFinished():
-                self._leasing.exported(event)
+                self._exporting.finished(event)
             case events.WorkerStopRequested():
                 if self._context.worker(event.worker) is not None:
                     self._stop_early(event.reason)
@@ -467,6 +470,7 @@ class JobState:
         self._context.version = self._context.begun_version = event.version
         self._checkpointing.start(event.version)
         self._evaluation.start(event.version)
+        self._exporting.start(event.version, event.exported)
         self._coordination.begin(event.ledger, event.version)
         try:
             self._context.work = first_ledger(self._context, self._evaluation, event)
@@ -523,6 +527,8 @@ class JobState:
                 self._resizing.cut(event.snapshot)
             case Purpose.EVALUATION:
                 self._evaluation.cut(event.snapshot, event.version)
+            case Purpose.EXPORT:
+                self._exporting.cut(event.snapshot, event.version)
             case None:
                 self._context.drop(DropCause.LATE_SNAPSHOT, None, event)
                 # A ring that forms anew at a barrier cuts again, while the first copy is written.
@@ -539,6 +545,9 @@ class JobState:
             if self._evaluation.round is not None and self._evaluation.round.snapshot == snapshot:
                 self._evaluation.failed_cut(reason)
                 return
+        elif purpose is Purpose.EXPORT:
+            self._exporting.failed_cut(snapshot, reason)
+            return
         elif self._checkpointing.failed(snapshot, reason):
             return
         self._context.drop(DropCause.LATE_SNAPSHOT, None, f"{snapshot}: {reason}")

@@ -299,7 +299,7 @@ def _doing(context: JobContext, evaluation: Evaluation, name: ProcessName) -> st
             return where + (f" ({held.stage})" if held.stage is not Stage.LEASED else "")
     if current is not None and current.summary.holder == name:
         return f"summary of round {current.number}"
-    return "export" if context.export is not None and context.export.holder == name else None
+    return "export" if context.export is not None and context.export.task.holder == name else None
 
 
 def _done(held: HeldShard) -> str:

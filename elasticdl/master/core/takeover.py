@@ -81,10 +81,10 @@ class Takeover:
                 current.summary.release(name)
         if (
             export is not None
-            and export.holder == name
-            and ReceivedLease(Task.EXPORT, None, export.attempt) not in received
+            and export.task.holder == name
+            and ReceivedLease(Task.EXPORT, None, export.task.attempt, export.number) not in received
         ):
-            export.release(name)
+            export.task.release(name)
         if self._leasing.revocation.is_open(name):
             # The order may not have reached it.
             self._context.orders.give(

@@ -13,6 +13,7 @@ from elasticdl.cluster.base import CreateRefused
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.output_folder import last_export
 from elasticdl.master.core.data.sharding import training_plan
 from elasticdl.master.core.events import JobStarted, PreflightFailed, PreflightProgressed
 from elasticdl.master.event_queue import EventQueue
@@ -58,6 +59,7 @@ class JobPreparation:
         try:
             preflight = await self._preflight()
             start = await asyncio.to_thread(self._start, preflight)
+            exported = await asyncio.to_thread(last_export, self._spec)
         except ElasticDLError as error:
             # USER_ERROR is an exit code between processes of a job; users see JOB_FAILED.
             wrong = error.exit_code is ExitCode.USER_ERROR
@@ -77,6 +79,7 @@ class JobPreparation:
                 preflight.sync,
                 start.anew,
                 start.restore_from,
+                exported,
             )
         )
         self._begin(preflight, start)

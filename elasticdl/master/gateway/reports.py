@@ -48,7 +48,7 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
             at_s, worker, failure.task, failure.shard, failure.attempt, failure.error, failure.fatal
         )
     if report.exported:
-        yield ExportFinished(at_s, worker, report.exported)
+        yield ExportFinished(at_s, worker, report.exported, report.export_problem)
     if report.stop_asked:
         yield WorkerStopRequested(at_s, worker, report.stop_asked)
     if (ring := report.ring) is not None:

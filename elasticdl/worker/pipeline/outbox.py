@@ -152,7 +152,7 @@ class Outbox:
         self._dropped: Counter[DropCause] = Counter()
         self._summaries: list[Summary] = []
         self._failures: list[Failure] = []
-        self._exported = ""
+        self._exported = self._export_problem = ""
         self._stop_asked = ""
         self._ring: tuple[RingReport, RingPosition] | None = None
         self._cuts: list[RingCut] = []
@@ -310,10 +310,10 @@ class Outbox:
             self._failures.append(failure)
         self.urgent.set()
 
-    def exported(self, path: str) -> None:
-        """Report that the model was written to `path`."""
+    def exported(self, path: str, problem: str = "") -> None:
+        """Report that the model was written to `path`, or why it was not."""
         with self._lock:
-            self._exported = path
+            self._exported, self._export_problem = path, problem
         self.urgent.set()
 
     def ask_stop(self, reason: str) -> None:
@@ -358,6 +358,7 @@ class Outbox:
                 summaries=tuple(self._summaries),
                 failures=tuple(self._failures),
                 exported=self._exported,
+                export_problem=self._export_problem,
                 stop_asked=self._stop_asked,
                 gauges={
                     **gauges,
@@ -380,6 +381,7 @@ class Outbox:
             self._cuts, self._saves = [], []
             self._let_go()
             self._summaries, self._failures, self._exported, self._stop_asked = [], [], "", ""
+            self._export_problem = ""
             return report
 
     def _let_go(self) -> None:

@@ -27,7 +27,9 @@ from elasticdl.shard import Lease, SnapshotId, Task
 from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
+from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.shutdown import NonFinite
 from elasticdl.worker.ps.pusher import Pusher, Trained
 from elasticdl.worker.ps.server_times import ServerTimes
@@ -247,33 +249,31 @@ class PsTrainer:
     def settle(self, timeout_s: float) -> bool:
         return self._pusher.settle(timeout_s)
 
-    def dense(self, snapshot: SnapshotId | None) -> Floats:
-        """All dense weights: [trainable_size + additive_size]. Raises as `load`."""
-        return self._dense(_PullRequest(snapshot, exact=True))
-
     def dense_of(self, lease: Lease) -> Floats:
-        """The dense weights that this lease reads.
+        """The dense weights that this lease reads, [trainable_size + additive_size].
 
         Raises NoLongerNeeded if the lease became void: its view may be gone.
         """
-        held = HeldLease(lease)
         return self._dense(
-            _PullRequest(
-                lease.snapshot, exact=True, wanted=lambda: not self._context.keeper.is_void(held)
-            )
+            _PullRequest(lease.snapshot, exact=True, wanted=lambda: not self._is_void(lease))
         )
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> Iterator[tuple[Int64s, Floats]]:
+    def rows_of(self, lease: Lease, table: int) -> Iterator[tuple[Int64s, Floats]]:
         """All rows of a table, some at a time: ids int64[n], weights [n, dim].
 
         The order is the servers' own. If a connection breaks, rows of its server come again; the
-        last of each id counts. Raises as `load`.
+        last of each id counts. Raises as `dense_of`, and Ended if the worker ends while the job
+        trains: another one exports instead, and a large table takes longer than a drain may.
         """
         servers = self._parameters.servers
         for server in range(servers):
             begin, losses, total = 0, 0, 1
             while begin < total:
-                page = self._page(table, server, begin, snapshot)
+                if self._is_void(lease):
+                    raise NoLongerNeeded
+                if lease.snapshot is not None and self._context.shutdown:
+                    raise Ended
+                page = self._page(lease, table, server, begin)
                 if page.lost:
                     losses += 1
                     if losses > _MAX_LOSSES:
@@ -288,14 +288,20 @@ class PsTrainer:
         if self._parameters.servers != servers:
             raise TransientError(f"the servers changed while table {table} was read")
 
-    def _page(self, table: int, server: int, begin: int, snapshot: SnapshotId | None) -> RowsPage:
+    def _is_void(self, lease: Lease) -> bool:
+        return self._context.keeper.is_void(HeldLease(lease))
+
+    def _page(self, lease: Lease, table: int, server: int, begin: int) -> RowsPage:
         def attempt(timeout_s: float) -> RowsPage:
             return self._parameters.rows(
-                table, server, begin, snapshot=snapshot, timeout_s=timeout_s
+                table, server, begin, snapshot=lease.snapshot, timeout_s=timeout_s
             )
 
-        with self._one_pull, self._context.gauges.times.spending(TimeUse.PULL):
-            return self._context.retry.call(attempt, "read rows")
+        # Whoever reads whole tables exports: no step waits for this pull.
+        with self._one_pull, self._context.gauges.times.spending(TimeUse.EXPORT):
+            return self._context.retry.call(
+                attempt, "read rows", wanted=lambda: not self._is_void(lease)
+            )
 
     def _dense(self, wish: _PullRequest) -> Floats:
         pulled = self._pull(self._no_ids(), wish)

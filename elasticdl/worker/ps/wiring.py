@@ -145,6 +145,7 @@ def put_together(
             partial(export, ps_model, zoo=module.zoo),
             assignment.output,
             context.outbox,
+            keep=assignment.spec.checkpoint.keep_export_max,
         ),
     }
     reading = ShardReading(sources, context)

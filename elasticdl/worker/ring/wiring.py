@@ -17,7 +17,7 @@ from elasticdl.model.ring_step import RingStep
 from elasticdl.model.step import CompiledStep
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.parameters import Floats, Int64s
-from elasticdl.shard import SnapshotId, Task
+from elasticdl.shard import Lease, Task
 from elasticdl.tls import MASTER_NAME
 from elasticdl.tls.relay import RelayThread
 from elasticdl.worker.pipeline.assignment import Assignment, sources_of
@@ -150,8 +150,8 @@ def _ring(master: MasterOfRing, virtual_workers: int) -> HorovodRing:
 class _NoServers:
     """The `ParameterReader` of a worker whose Keras variables are the whole model."""
 
-    def dense(self, snapshot: SnapshotId | None) -> Floats:
+    def dense_of(self, lease: Lease) -> Floats:
         return np.empty(0, np.float32)
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> Iterator[tuple[Int64s, Floats]]:
+    def rows_of(self, lease: Lease, table: int) -> Iterator[tuple[Int64s, Floats]]:
         raise AssertionError("a ring's model has no tables")

@@ -1,4 +1,8 @@
-"""Export: one worker reads the whole model, rows in pages, and writes it as a plain SavedModel."""
+"""Export: one worker reads the whole model, rows in pages, and writes it as a plain SavedModel.
+
+While the job trains, exports go to numbered folders, and a problem with the place costs only that
+export.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,26 @@ from typing import Protocol, TypeAlias, final
 import numpy as np
 
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.errors import PermanentError
+from elasticdl.errors import PermanentError, TransientError
 from elasticdl.flag import is_address
 from elasticdl.rpc.parameters import Floats, Int64s
-from elasticdl.shard import SnapshotId
+from elasticdl.shard import Lease
 from elasticdl.storage import folders
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.shutdown import NonFinite
+from elasticdl.worker.tasks.export_folders import SAVED_MODEL, export_folders, prune_quietly
 
-SAVED_MODEL = "saved_model.pb"
 Tables: TypeAlias = Sequence[Iterator[tuple[Int64s, Floats]]]
 
 
 class ParameterReader(Protocol):
     """Access to all parameters."""
 
-    def dense(self, snapshot: SnapshotId | None) -> Floats:
-        """The flat dense vector."""
+    def dense_of(self, lease: Lease) -> Floats:
+        """The flat dense vector that a lease reads."""
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> Iterator[tuple[Int64s, Floats]]:
+    def rows_of(self, lease: Lease, table: int) -> Iterator[tuple[Int64s, Floats]]:
         """All rows of a table, some at a time, in any order; the last of an id counts."""
 
 
@@ -49,42 +53,64 @@ class ExportTask:
         write: Callable[[Floats, Tables, Path], None],
         destination: str,
         outbox: Outbox,
+        *,
+        keep: int = 0,
     ) -> None:
+        """`keep`: how many numbered exports to keep; 0: all."""
         self._parameter_reader = parameter_reader
         self._parameters = parameters
         self._write = write
         self._destination = destination
         self._outbox = outbox
+        self._keep = keep
 
     def run(self, loaded: Loaded) -> None:
         """Export the model.
 
         Raises PermanentError if the directory is not writable, NonFinite if the model has diverged,
-        and TransientError if the object store stays unavailable.
+        TransientError if the object store stays unavailable, and NoLongerNeeded if the lease became
+        void. While the job trains, what is wrong with the place is reported instead.
         """
-        snapshot = loaded.batch.held.lease.snapshot
-        dense = self._parameter_reader.dense(snapshot)
-        self._check_dense(dense)
-        tables = [
-            self._finite_rows(table, snapshot) for table in range(len(self._parameters.tables))
-        ]
+        lease = loaded.batch.held.lease
         try:
-            if is_address(self._destination):
-                self._upload(dense, tables)
-            else:
-                self._write(dense, tables, Path(self._destination))
+            place = self._place(lease)
+        except (PermanentError, TransientError) as error:
+            if lease.snapshot is None:
+                raise
+            self._outbox.exported(f"{self._destination}/{lease.round}", error.message)
+        else:
+            self._outbox.exported(place)
+
+    def _place(self, lease: Lease) -> str:
+        """Export to where the lease says; return that place."""
+        try:
+            if lease.round is None:
+                return self._export_once(lease)
+            exports = export_folders(self._destination)
+            place = exports.publish(lease.round, lambda made: self._written(lease, made))
+            prune_quietly(exports, lease.round, self._keep)
+            return place
         except OSError as error:
             raise PermanentError(
                 f"cannot export to {self._destination}: {error.strerror or error}",
                 hint="check --output",
             ) from error
-        self._outbox.exported(self._destination)
 
-    def _upload(self, dense: Floats, tables: Tables) -> None:
-        with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
-            made = Path(temporary) / "export"
-            self._write(dense, tables, made)
-            folders.replace(made, self._destination, last=SAVED_MODEL)
+    def _export_once(self, lease: Lease) -> str:
+        if is_address(self._destination):
+            with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
+                made = Path(temporary) / "export"
+                self._written(lease, made)
+                folders.replace(made, self._destination, last=SAVED_MODEL)
+        else:
+            self._written(lease, Path(self._destination))
+        return self._destination
+
+    def _written(self, lease: Lease, directory: Path) -> None:
+        dense = self._parameter_reader.dense_of(lease)
+        self._check_dense(dense)
+        tables = [self._finite_rows(lease, table) for table in range(len(self._parameters.tables))]
+        self._write(dense, tables, directory)
 
     def _check_dense(self, dense: Floats) -> None:
         """The last steps may have made weights non-finite that no batch has used since."""
@@ -92,10 +118,8 @@ class ExportTask:
             at = int(np.flatnonzero(~np.isfinite(dense))[0])
             self._refuse(-1, at, float(dense[at]))
 
-    def _finite_rows(
-        self, table: int, snapshot: SnapshotId | None
-    ) -> Iterator[tuple[Int64s, Floats]]:
-        for ids, rows in self._parameter_reader.rows(table, snapshot):
+    def _finite_rows(self, lease: Lease, table: int) -> Iterator[tuple[Int64s, Floats]]:
+        for ids, rows in self._parameter_reader.rows_of(lease, table):
             if not np.isfinite(rows).all():
                 row, column = np.argwhere(~np.isfinite(rows))[0]
                 self._refuse(table, int(ids[row]), float(rows[row, column]))

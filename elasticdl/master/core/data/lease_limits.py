@@ -52,7 +52,7 @@ class LeaseLimits:
     def singleton_limit_s(self, process: Process) -> float:
         """How long the summary or export that a worker holds may take; 0 if it holds neither."""
         current, export = self._evaluation.round, self._context.export
-        if export is not None and export.holder == process.name:
+        if export is not None and export.task.holder == process.name:
             return self._paces.limit_s(Task.EXPORT, 0, warm=True)
         summary = current is not None and current.summary.holder == process.name
         return self._paces.limit_s(Task.SUMMARY, 0, warm=True) if summary else 0.0

@@ -27,12 +27,12 @@ from elasticdl.master.core.data.revocation import Revocation
 from elasticdl.master.core.evaluation.round import Stage as RoundStage
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import (
-    ExportFinished,
     LeaseRequested,
     LeaseReturned,
     ProgressReported,
     TaskFailed,
 )
+from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.shard import Applied, Lease, ShardId, Task
@@ -46,12 +46,17 @@ class Leasing:
     """Answers requests and books reports."""
 
     def __init__(
-        self, context: JobContext, evaluation: Evaluation, reconciliation: LeaseReconciliation
+        self,
+        context: JobContext,
+        evaluation: Evaluation,
+        reconciliation: LeaseReconciliation,
+        exporting: Exporting,
     ) -> None:
         self._context = context
         self._evaluation = evaluation
         self._reconciliation = reconciliation
-        self.revocation = Revocation(context, evaluation)
+        self.exporting = exporting
+        self.revocation = Revocation(context, evaluation, exporting)
         self.paces = Paces()
         self.limits = LeaseLimits(context, evaluation, self.paces)
 
@@ -97,11 +102,14 @@ class Leasing:
             return f"{process.name} already has {self._most} leases"
         if away := self._context.servers_away():
             return f"waiting for parameter servers: {away}"
+        if self.exporting.holds(process.name):
+            # A shard behind an export would wait for minutes, and others have time for it now.
+            return f"{process.name} makes an export"
         return (
-            # Evaluation first: a frozen view costs memory on every server while the round lasts.
+            # Frozen views first: they cost memory on every server while they last.
             self._evaluation_lease(process.name)
+            or self.exporting.lease(process.name)
             or self._work_lease(process.name)
-            or self._export_lease(process.name)
             or (self.revocation.is_open(process.name) and "its revoked shards are not back yet")
             or self._slow_reason(process)
             or self.idle_reason()
@@ -112,7 +120,7 @@ class Leasing:
         process = self._context.worker(event.worker)
         if process is None or self.leases_of(event.worker) >= LEASES_PER_WORKER:
             return False
-        lease = self._evaluation.lease(event.worker) or self._export_lease(event.worker)
+        lease = self._evaluation.lease(event.worker) or self.exporting.lease(event.worker)
         if lease is None:
             return False
         process.revoked = False
@@ -181,17 +189,6 @@ class Leasing:
             return None
         return work.remaining * usual_s / len(others)
 
-    def _export_lease(self, worker: ProcessName) -> Lease | None:
-        export = self._context.export
-        if (
-            self._context.phase is not Phase.EXPORTING
-            or export is None
-            or export.holder is not None
-        ):
-            return None
-        export.holder = worker
-        return Lease(Task.EXPORT, None, export.attempt, version=self._context.version)
-
     def _slow_reason(self, process: Process) -> str:
         work = self._context.work
         if work is None or not process.slow_times or not (work.available or work.epochs_left):
@@ -225,11 +222,11 @@ class Leasing:
 
     def leases_of(self, worker: ProcessName) -> int:
         """The number of leases of every kind that a worker holds, without revoked ones."""
-        current, export, work = self._evaluation.round, self._context.export, self._context.work
+        current, work = self._evaluation.round, self._context.work
         count = sum(held.stage is not Stage.CLOSING for held in work.held_by(worker)) if work else 0
         if current is not None:
             count += len(current.ledger.held_by(worker)) + (current.summary.holder == worker)
-        return count + (export is not None and export.holder == worker)
+        return count + self.exporting.holds(worker)
 
     def idle_workers(self) -> list[ProcessName]:
         """Workers that are up and hold nothing."""
@@ -411,13 +408,8 @@ class Leasing:
         )
 
     def _failed_lease(self, process: Process, event: TaskFailed) -> None:
-        export, work = self._context.export, self._context.work
-        if (
-            event.task is Task.EXPORT
-            and export is not None
-            and export.release(event.worker, event.error)
-        ):
-            self._context.fail(f"the export failed {len(export.failures)} times:\n{export.story()}")
+        work = self._context.work
+        self.exporting.failed(event)
         if event.shard is None or work is None:
             return
         held = work.find(event.worker, event.shard, event.attempt)
@@ -435,15 +427,6 @@ class Leasing:
         if work.fail(held, reason):
             self._context.give_up(work.task, held.piece)
 
-    def exported(self, event: ExportFinished) -> None:
-        """Mark the export as done, if its holder reports it."""
-        export = self._context.export
-        if export is None or export.holder != event.worker:
-            self._context.drop(DropCause.LATE_EXPORT, event.worker, event)
-            return
-        export.done = True
-        self._context.orders.announce("export", f"exported: {event.path}", process=event.worker)
-
     # ends
 
     def lost(self, process: Process, blame: str) -> bool:
@@ -451,16 +434,11 @@ class Leasing:
 
         True if `blame` was counted against some work that it held.
         """
-        name, export = process.name, self._context.export
+        name = process.name
         self.paces.forget(name)
         # One end blames one piece of work: three ends must not park several shards.
         blamed = self._evaluation.lost(name, blame)
-        if export is not None and export.holder == name:
-            blamed = blamed or bool(blame)
-            if export.release(name, blame):
-                self._context.fail(
-                    f"the export failed {len(export.failures)} times:\n{export.story()}"
-                )
+        blamed = self.exporting.lost(name, blame) or blamed
         # A worker does evaluation shards before training shards, so the evaluation shard is blamed.
         return (
             self._reconciliation.lost(process, Blame(blame) if blame and not blamed else None)

@@ -13,6 +13,7 @@ from elasticdl.master.core.commands import AskState, RevokeLeases
 from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import StateReported
+from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext
 
 _ASK_AGAIN_S = 3.0
@@ -22,9 +23,10 @@ _ASK_AGAIN_S = 3.0
 class Revocation:
     """Revoked leases until they are back."""
 
-    def __init__(self, context: JobContext, evaluation: Evaluation) -> None:
+    def __init__(self, context: JobContext, evaluation: Evaluation, exporting: Exporting) -> None:
         self._context = context
         self._evaluation = evaluation
+        self._exporting = exporting
         self._asked_s: dict[ProcessName, float] = {}
         """When workers that hold revoked shards were last asked."""
 
@@ -40,13 +42,15 @@ class Revocation:
     def revoke(self, worker: ProcessName, reason: str) -> None:
         """Void the leases of a live worker.
 
-        Evaluation shards go back at once; training shards go back after their last reports.
+        Evaluation shards and an export go back at once; training shards go back after their last
+        reports.
         """
         process, work = self._context.worker(worker), self._context.work
         if process is None:
             return
         process.revoked = True
         self._evaluation.lost(worker, "")
+        self._exporting.lost(worker, "")
         held_by = work.held_by(worker) if work else ()
         for held in held_by:
             if held.stage is Stage.LEASED:

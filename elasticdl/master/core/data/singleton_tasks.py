@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.shard import Task
+from elasticdl.shard import SnapshotId, Task
 
 MAX_FAILURES = 3
 
@@ -53,3 +53,25 @@ class SingletonTask:
     def story(self) -> str:
         """All failures, one per attempt."""
         return attempts(self.failures)
+
+
+@dataclass(slots=True)
+class Export:
+    """An open export.
+
+    `number` is that of its folder below `--output`; None: it is `--output` itself. `snapshot` is
+    the frozen view that it reads, `cutting` until that exists; None: the live parameters, which no
+    longer change.
+    """
+
+    final: bool
+    number: int | None
+    since_s: float
+    version: int
+    snapshot: SnapshotId | None
+    cutting: bool
+    task: SingletonTask = field(default_factory=lambda: SingletonTask(Task.EXPORT))
+
+    def is_at(self, path: str) -> bool:
+        """Whether a reported path is that of this export, and not of an earlier one."""
+        return self.number is None or path.rpartition("/")[2] == str(self.number)

@@ -35,6 +35,7 @@ class _Start:
     """The number of `Coordination.at_work`."""
     live_changes: int
     rounds: int
+    next_export: int
     checkpoint_s: float
     server_back_s: float
     pause: Pause | None
@@ -81,6 +82,7 @@ class Autoscaling:
             self._coordination.at_work[1],
             self._context.processes.live_changes,
             self._evaluation.rounds,
+            self._context.next_export,
             self._checkpointing.over_s,
             self._context.server_back_s,
             pause,
@@ -117,6 +119,8 @@ class Autoscaling:
             return Pause.EVALUATION
         if self._checkpointing.under_way:
             return Pause.CHECKPOINT
+        if self._context.export is not None:
+            return Pause.EXPORT
         if self._context.servers_away():
             return Pause.SERVERS
         return None if work.available or work.epochs_left else Pause.DATA
@@ -130,6 +134,8 @@ class Autoscaling:
             return Pause.EVALUATION
         if end.checkpoint_s != start.checkpoint_s:
             return Pause.CHECKPOINT
+        if end.next_export != start.next_export:
+            return Pause.EXPORT
         if end.server_back_s != start.server_back_s or end.booked < start.booked:
             return Pause.SERVERS
         return None

@@ -355,6 +355,10 @@ class ProcessLifecycle:
             self._leasing.revocation.revoke(
                 holder, f"the view that it evaluates was lost with {process.name}"
             )
+        for holder in self._leasing.exporting.server_lost(process.name):
+            self._leasing.revocation.revoke(
+                holder, f"the view that it exports was lost with {process.name}"
+            )
         return False
 
     def _give_more(self, process: Process) -> bool:

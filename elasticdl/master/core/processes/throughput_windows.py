@@ -21,6 +21,7 @@ class Pause(StrEnum):
     MEMBERS = "workers join or leave"
     EVALUATION = "evaluation"
     CHECKPOINT = "a checkpoint"
+    EXPORT = "an export"
     SERVERS = "parameter servers are away"
     DATA = "the data ends"
     SETTLING = "the first interval after a pause"

@@ -84,12 +84,17 @@ class PsCoordination:
         """Nothing to do: the servers know what they begin with."""
 
     def taken_over(self) -> None:
-        saving, view = self._checkpointing.saving, self._evaluation.view
-        wanted = (saving.id if saving is not None else None, view)
+        saving, exporting = self._checkpointing.saving, self._leasing.exporting
+        wanted = (
+            saving.id if saving is not None else None,
+            self._evaluation.view,
+            exporting.view,
+        )
         self._context.orders.give(KeepSnapshots(tuple(one for one in wanted if one is not None)))
         if renamed := self._snapshots.take_again():
             self._evaluation.recut(*renamed)
             self._checkpointing.recut(*renamed)
+            exporting.recut(*renamed)
         self._checkpointing.save_again()
 
     def decide_cuts(self) -> None:
@@ -99,6 +104,7 @@ class PsCoordination:
         if self._evaluation.wanted():
             self._evaluation.begin()
         self._checkpointing.decide()
+        self._leasing.exporting.decide()
 
     def decide_members(self) -> None:
         """Nothing to do: workers train independently."""
@@ -203,7 +209,8 @@ class PsCoordination:
             for held in ledger.held.values()
             if held.stage is not Stage.CLOSING
         }
-        singletons = (current.summary if current else None, context.export)
+        export = context.export.task if context.export else None
+        singletons = (current.summary if current else None, export)
         busy |= {one.holder for one in singletons if one and one.holder}
         workers = context.processes.live_workers()
         idle = any(worker.up and worker.name not in busy for worker in workers)

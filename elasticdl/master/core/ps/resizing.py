@@ -219,7 +219,8 @@ class Resizing:
             end_s, process.finished = context.now_s + _FINISH_S, True
             process.enter(Life.STOPPING, context.now_s, "its parameters moved", deadline_s=end_s)
         context.orders.give(FinishServers(move.sealed))
-        for holder in self._evaluation.server_lost(move.sealed[0]):
+        exporter = self._leasing.exporting.server_lost(move.sealed[0])
+        for holder in (*self._evaluation.server_lost(move.sealed[0]), *exporter):
             self._leasing.revocation.revoke(holder, "the number of parameter servers changed")
         self._forgive()
         context.orders.give(KeepServers(move.to.number))
