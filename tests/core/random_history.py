@@ -69,6 +69,8 @@ SPEC = JobSpec.from_flags(
         "num_ps_pods": 2,
         "evaluation_steps": 3,
         "checkpoint_steps": 4,
+        "output": "o",
+        "export_seconds": 5,
         "num_epochs": 2,
         "max_failed_shards": 50,
         "max_relaunches": 50,
@@ -152,7 +154,8 @@ class Script:
         if lease.task is Task.SUMMARY:
             return e.SummaryReported(self.t, worker, present(lease.round), {"auc": 0.5})
         if lease.shard is None:
-            return e.ExportFinished(self.t, worker, "x")
+            problem = "disk full" if self.rng.random() < 0.3 else ""
+            return e.ExportFinished(self.t, worker, f"o/{lease.round}", problem)
         applied = Applied(lease.shard.id, lease.attempt, self.rng.randint(0, lease.shard.records))
         if self.rng.random() < 0.1:
             return e.LeaseReturned(self.t, worker, applied, self.rng.random() < 0.5)

@@ -57,6 +57,7 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "envs": ("A=1;B=x", {"A": "1", "B": "x"}),
     "evaluation_seconds": ("2.5", 2.5),
     "checkpoint_seconds": ("2.5", 2.5),
+    "export_seconds": ("2.5", 2.5),
     "resume": ("", True),
     "sync": ("", True),
     "volume": (
@@ -84,6 +85,8 @@ OTHERS: dict[str, tuple[str, Any]] = {
 
 ALSO: dict[str, list[str]] = {
     "autoscale": ["--num-workers", "1:3"],
+    "export_seconds": ["--output", "/exports"],
+    "keep_export_max": ["--export-seconds", "60", "--output", "/exports"],
     "grads_to_wait": ["--sync"],
     "backup_workers": ["--sync", "--num-workers", "10"],
     "virtual_workers": ["--distribution-strategy", "AllreduceStrategy"],
@@ -742,7 +745,7 @@ NOT_OF_RINGS: tuple[str, ...] = (
     "max_nonfinite_steps",
     "embedding_threshold_bytes",
 )
-NOT_OF_RINGS += ("grads_to_wait", "backup_workers")
+NOT_OF_RINGS += ("grads_to_wait", "backup_workers", "export_seconds")
 NOT_OF_RINGS += ("ps_resource_request", "ps_resource_limit", "ps_pod_priority")
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.core
 
 def training(bench: type[Bench], started: int = 0, **flags: Any) -> Bench:
     """Two workers train; the first view of an export is cut at version 6."""
-    defaults = {"num_workers": 2, "num_epochs": 9, "checkpoint_seconds": 0}
+    defaults: dict[str, Any] = {"num_workers": 2, "num_epochs": 9, "checkpoint_seconds": 0}
     job = bench(**defaults | {"output": "o", "export_seconds": 10} | flags)
     job.up(2, exported=started)
     return job

@@ -249,7 +249,8 @@ class World:
                 )
             case Task.EXPORT:
                 worker.leases.remove(lease)
-                worker.reports.append(e.ExportFinished(0, worker.name, "export"))
+                place = f"out/{lease.round}" if lease.round is not None else "out"
+                worker.reports.append(e.ExportFinished(0, worker.name, place))
 
     def train(self, worker: Worker, lease: Lease, on: list[int]) -> None:
         """One batch, applied on the servers `on`; reported only if that is all of them."""
@@ -481,11 +482,13 @@ class Job(RuleBasedStateMachine):
         servers=st.integers(1, 3),
         output=st.sampled_from(["", "out"]),
         every=st.sampled_from([0, 5]),
+        export_seconds=st.sampled_from([0, 2]),
     )
-    def begin(self, servers: int, output: str, every: int) -> None:
+    def begin(self, servers: int, output: str, every: int, export_seconds: float) -> None:
         spec = make_spec(
             num_ps_pods=servers,
             output=output,
+            export_seconds=export_seconds if output else 0,
             evaluation_steps=every,
             checkpoint_steps=every,
             max_relaunches=0,

@@ -10,7 +10,7 @@ import pytest
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.jobdir.output_folder import refuse_output
+from elasticdl.jobdir.output_folder import last_export, refuse_output
 
 pytestmark = pytest.mark.core
 
@@ -105,3 +105,37 @@ def test_an_export_is_made_beside_its_place(
 def test_an_evaluation_writes_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refuse_output(job(Action.EVALUATE, tmp_path))
+
+
+def numbered(output: object, **flags: object) -> JobSpec:
+    return job(Action.TRAIN, output).replace(export_seconds=60.0, **flags)
+
+
+def test_numbered_exports_are_added_to_earlier_ones_and_to_nothing_else(tmp_path: Path) -> None:
+    refuse_output(numbered(tmp_path / "new"))
+    assert last_export(numbered(tmp_path / "new")) == 0
+    for number in ("3", "21"):
+        export(tmp_path / number)
+    (tmp_path / ".22.0a").mkdir()
+    refuse_output(numbered(tmp_path))
+    assert last_export(numbered(tmp_path)) == 21
+    assert last_export(job(Action.TRAIN, tmp_path)) == 0
+    with pytest.raises(SpecError, match="contains .*, which is no numbered export"):
+        refuse_output(numbered(tmp_path / "3"))
+    with pytest.raises(SpecError, match="contains 21, 3, which is not from an earlier export"):
+        refuse_output(job(Action.TRAIN, tmp_path))
+
+
+def test_a_link_or_a_volume_can_have_numbered_exports(tmp_path: Path) -> None:
+    """They are added to the folder, which stays."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    refuse_output(numbered(tmp_path / "link"))
+
+
+def test_a_folder_without_permission_is_refused_at_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != tmp_path)
+    with pytest.raises(SpecError, match=f"no permission to write to --output {tmp_path}"):
+        refuse_output(numbered(tmp_path))

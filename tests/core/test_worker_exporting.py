@@ -23,6 +23,7 @@ from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.process.shutdown import NonFinite
 from elasticdl.worker.tasks.export import ExportTask, Tables
+from elasticdl.worker.tasks.export_folders import export_folders
 
 pytestmark = pytest.mark.core
 SPEC = ParametersSpec(
@@ -57,10 +58,11 @@ def export(parameters: FixedParameters) -> list[Path]:
         written.append(directory)
 
     task = ExportTask(
-        parameters,  # type: ignore[arg-type]
+        parameters,
         SPEC,
         write,
         "out",
+        export_folders("out", 0),
         Outbox(),
     )
     task.run(Loaded(Batch(HeldLease(Lease(Task.EXPORT, None, 0)))))

@@ -464,6 +464,8 @@ EXCLUDED: Mapping[str, str] = {
     "checkpoint_dir_for_init": (
         "given to the second job of a draft that begins with the first one's checkpoint"
     ),
+    "export_seconds": "exports to numbered folders: tests/process/test_job_remote.py",
+    "keep_export_max": "of numbered folders, see export_seconds",
     "checkpoint_dir": "takes an object store: tests/process/test_job_remote.py",
     "resume": "given to the second run of a job that was stopped",
     "wire_precision": "rounded gradients do not count records exactly",

@@ -70,7 +70,12 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
 
 
 def _fewer_flags(flags: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for gone in (("validation_data", "evaluation_steps"), ("output",), ("virtual_workers",)):
+    for gone in (
+        ("validation_data", "evaluation_steps"),
+        ("export_seconds",),
+        ("output", "export_seconds"),
+        ("virtual_workers",),
+    ):
         if gone[0] in flags:
             yield {name: value for name, value in flags.items() if name not in gone}
     low, _, high = flags["num_workers"].partition(":")

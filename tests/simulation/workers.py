@@ -18,7 +18,7 @@ import numpy as np
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ElasticDLError
 from elasticdl.formatting import GIVING_PART
-from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
+from elasticdl.shard import Lease, Task, WorkItem
 from elasticdl.worker.lifecycle import Link, ProcessContext, wind_down
 from elasticdl.worker.pipeline.first_batch import first_batch
 from elasticdl.worker.pipeline.loop import Loop, TaskRunner
@@ -274,7 +274,14 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
         EvaluationTask(metrics, context),
         SummaryTask(metrics, callbacks, context.outbox),
     )
-    export = ExportTask(_NoServers(), _NO_PARAMETERS, data.nothing, "export", context.outbox)  # type: ignore[arg-type]
+    export = ExportTask(
+        _NoServers(),
+        _NO_PARAMETERS,  # type: ignore[arg-type]
+        data.unwritten,
+        "out",
+        data.Exports(),
+        context.outbox,
+    )
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: _Checked(evaluation, check),
         Task.SUMMARY: _Checked(summary, check),
@@ -311,10 +318,10 @@ def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) 
 
 @final
 class _NoServers:
-    def dense(self, snapshot: SnapshotId | None) -> Any:
+    def dense_of(self, lease: Lease) -> Any:
         return np.empty(0, np.float32)
 
-    def rows(self, table: int, snapshot: SnapshotId | None) -> Any:
+    def rows_of(self, lease: Lease, table: int) -> Any:
         raise AssertionError("there are no tables")
 
 
@@ -395,7 +402,14 @@ def _with_servers(world: World, worker: SimulatedWorker, client: Client, link: L
         Task.TRAINING: TrainingTask(trainer, callbacks, context.watch),  # type: ignore[arg-type]
         Task.EVALUATION: EvaluationTask(metrics, context),
         Task.SUMMARY: SummaryTask(metrics, callbacks, context.outbox),
-        Task.EXPORT: ExportTask(trainer, _NO_PARAMETERS, data.nothing, "export", context.outbox),  # type: ignore[arg-type]
+        Task.EXPORT: ExportTask(
+            trainer,
+            _NO_PARAMETERS,  # type: ignore[arg-type]
+            data.unwritten,
+            "out",
+            data.Exports(),
+            context.outbox,
+        ),
     }
     reading = ShardReading(sources, context)
     feeding = Feeding(reading, sources, context)

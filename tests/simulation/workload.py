@@ -165,6 +165,11 @@ def plan_of(seed: int, strategy: str) -> Plan:
         flags["evaluation_steps"] = draw.choice([0, int(_spread(draw, 1, 60))])
     if draw.random() < 0.3:
         flags["output"] = "out"
+        by_time = random.Random(f"export seconds {strategy} {seed}")
+        if strategy != RING and seed not in seeds_of(strategy):
+            flags["export_seconds"] = by_time.choice(
+                [0, 1, 10, round(_spread(by_time, 0.1, 60), 2)]
+            )
     flags |= _ring_flags(draw, seed, size) if strategy == RING else _server_flags(draw)
     if strategy == STEPS:
         flags |= _step_flags(draw, seed, size)

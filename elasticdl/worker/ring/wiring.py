@@ -39,6 +39,7 @@ from elasticdl.worker.tasks.callback_files import CallbackFiles
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
 from elasticdl.worker.tasks.evaluation import EvaluationTask, SummaryTask
 from elasticdl.worker.tasks.export import ExportTask
+from elasticdl.worker.tasks.export_folders import export_folders
 
 
 @final
@@ -117,6 +118,7 @@ def assemble_ring(
             ps_model.parameters,
             partial(export, ps_model, zoo=module.zoo),
             assignment.output,
+            export_folders(assignment.output, assignment.spec.checkpoint.keep_export_max),
             context.outbox,
         ),
     }

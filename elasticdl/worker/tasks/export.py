@@ -22,7 +22,7 @@ from elasticdl.storage import folders
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.shutdown import NonFinite
-from elasticdl.worker.tasks.export_folders import SAVED_MODEL, export_folders, prune_quietly
+from elasticdl.worker.tasks.export_folders import SAVED_MODEL, ExportFolders, prune_quietly
 
 Tables: TypeAlias = Sequence[Iterator[tuple[Int64s, Floats]]]
 
@@ -52,17 +52,16 @@ class ExportTask:
         parameters: ParametersSpec,
         write: Callable[[Floats, Tables, Path], None],
         destination: str,
+        exports: ExportFolders,
         outbox: Outbox,
-        *,
-        keep: int = 0,
     ) -> None:
-        """`keep`: how many numbered exports to keep; 0: all."""
+        """`exports` are the numbered folders below `destination`."""
         self._parameter_reader = parameter_reader
         self._parameters = parameters
         self._write = write
         self._destination = destination
+        self._exports = exports
         self._outbox = outbox
-        self._keep = keep
 
     def run(self, loaded: Loaded) -> None:
         """Export the model.
@@ -86,9 +85,8 @@ class ExportTask:
         try:
             if lease.round is None:
                 return self._export_once(lease)
-            exports = export_folders(self._destination)
-            place = exports.publish(lease.round, lambda made: self._written(lease, made))
-            prune_quietly(exports, lease.round, self._keep)
+            place = self._exports.publish(lease.round, lambda made: self._written(lease, made))
+            prune_quietly(self._exports, lease.round)
             return place
         except OSError as error:
             raise PermanentError(

@@ -40,22 +40,22 @@ class ExportFolders(Protocol):
         Raises OSError, PermanentError, TransientError, and what `write` raises.
         """
 
-    def prune(self, number: int, keep: int) -> None:
-        """Remove what is older than folder `number`: all but the newest `keep` that are complete.
+    def prune(self, number: int) -> None:
+        """Remove what is older than folder `number`, except the newest that are complete.
 
-        `keep` 0 keeps all of those. Raises OSError and ElasticDLError.
+        Raises OSError and ElasticDLError.
         """
 
 
-def export_folders(place: str) -> ExportFolders:
-    """The folders below a directory or an address."""
-    return _StoredFolders(place) if is_address(place) else _LocalFolders(Path(place))
+def export_folders(place: str, keep: int) -> ExportFolders:
+    """The folders below a directory or an address; `keep` of them stay, with 0 all."""
+    return _StoredFolders(place, keep) if is_address(place) else _LocalFolders(Path(place), keep)
 
 
-def prune_quietly(exports: ExportFolders, number: int, keep: int) -> None:
+def prune_quietly(exports: ExportFolders, number: int) -> None:
     """Remove old folders; a problem is logged, since the new export is complete."""
     try:
-        exports.prune(number, keep)
+        exports.prune(number)
     except (OSError, ElasticDLError) as error:
         _log.warning("old exports are not removed: %s", error)
 
@@ -73,8 +73,9 @@ def _number(name: str) -> int | None:
 
 @final
 class _LocalFolders:
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, keep: int) -> None:
         self._place = place
+        self._keep = keep
 
     def publish(self, number: int, write: Write) -> str:
         target = self._place / str(number)
@@ -99,11 +100,11 @@ class _LocalFolders:
             shutil.rmtree(hidden, ignore_errors=True)
         return str(target)
 
-    def prune(self, number: int, keep: int) -> None:
+    def prune(self, number: int) -> None:
         found = {
             one: True for name in os.listdir(self._place) if (one := _number(name)) is not None
         }
-        for one in surplus(found, number, keep):
+        for one in surplus(found, number, self._keep):
             # Nobody must see half of a folder, neither while it is made nor while it is removed.
             hidden = temporary_name(self._place / str(one))
             (self._place / str(one)).rename(hidden)
@@ -117,8 +118,9 @@ class _LocalFolders:
 
 @final
 class _StoredFolders:
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, keep: int) -> None:
         self._place = place
+        self._keep = keep
 
     def publish(self, number: int, write: Write) -> str:
         target = below(self._place, str(number))
@@ -132,11 +134,11 @@ class _StoredFolders:
                 folders.replace(made, target, last=SAVED_MODEL)
         return target
 
-    def prune(self, number: int, keep: int) -> None:
+    def prune(self, number: int) -> None:
         store = store_of(self._place)
         names = (one.address.rpartition("/")[2] for one in store.listed(self._place))
         numbers = [one for name in names if (one := _number(name)) is not None]
-        for one in surplus({one: self._is_complete(one) for one in numbers}, number, keep):
+        for one in surplus({one: self._is_complete(one) for one in numbers}, number, self._keep):
             folder = below(self._place, str(one))
             # Without it, what is left of a half-removed folder is no model.
             store.remove(below(folder, SAVED_MODEL))

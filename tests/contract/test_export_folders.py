@@ -1,0 +1,221 @@
+"""Numbered folders of exports, on a disk and in object stores: a name stands for a whole export."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
+from elasticdl.errors import PermanentError, UserError
+from elasticdl.rpc.parameters import Floats
+from elasticdl.shard import Lease, SnapshotId, Task
+from elasticdl.storage import folders
+from elasticdl.storage.store import store_of
+from elasticdl.worker.pipeline.leases import HeldLease
+from elasticdl.worker.pipeline.outbox import Outbox
+from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.tasks.export import ExportTask
+from elasticdl.worker.tasks.export_folders import ExportFolders, export_folders, surplus
+from tests.object_store import ObjectStore, reached, serving
+
+pytestmark = pytest.mark.contract
+FILES = ("model.weights.h5", "saved_model.pb", "variables/variables.index")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with serving() as store, reached(store):
+        yield store
+
+
+@pytest.fixture(params=["disk", "s3", "memory"])
+def place(request: pytest.FixtureRequest, server: ObjectStore, tmp_path: Path) -> str:
+    """A new folder."""
+    if request.param == "disk":
+        return str(tmp_path / "exports")
+    scheme = "s3" if request.param == "s3" else "memory"
+    return f"{scheme}://bucket/{uuid.uuid4().hex}"
+
+
+def writes(made: Path) -> None:
+    for name in FILES:
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(name)
+
+
+def breaks(made: Path) -> None:
+    (made / "variables").mkdir(parents=True)
+    (made / "model.weights.h5").touch()
+    raise UserError("no such layer")
+
+
+def names(place: str) -> list[str]:
+    """Whatever is directly below a place, hidden names, too."""
+    if "://" not in place:
+        return sorted(os.listdir(place)) if os.path.isdir(place) else []
+    found = store_of(place).listed(place)
+    return sorted(one.address.rpartition("/")[2] for one in found)
+
+
+def files(folder: str) -> list[str]:
+    if "://" not in folder:
+        root = Path(folder)
+        found = (str(one.relative_to(root)) for one in root.rglob("*") if one.is_file())
+    else:
+        entries = store_of(folder).listed(folder, deep=True)
+        found = (one.address.removeprefix(f"{folder}/") for one in entries if not one.is_folder)
+    return sorted(found)
+
+
+def published(exports: ExportFolders, *numbers: int) -> None:
+    for number in numbers:
+        exports.publish(number, writes)
+        exports.prune(number)
+
+
+def test_a_folder_has_its_name_when_the_export_is_whole(place: str) -> None:
+    exports = export_folders(place, 2)
+
+    def looks(made: Path) -> None:
+        writes(made)
+        assert "7" not in names(place)
+
+    assert exports.publish(7, looks) == f"{place}/7"
+    assert names(place) == ["7"] and files(f"{place}/7") == list(FILES)
+
+
+def test_an_export_that_fails_leaves_nothing(place: str) -> None:
+    with pytest.raises(UserError, match="no such layer"):
+        export_folders(place, 2).publish(1, breaks)
+    assert names(place) == []
+
+
+def test_a_number_that_is_complete_stays_as_it_is(place: str) -> None:
+    exports = export_folders(place, 2)
+    exports.publish(1, writes)
+    exports.publish(1, breaks)
+    assert files(f"{place}/1") == list(FILES)
+
+
+def test_the_newest_stay(place: str) -> None:
+    published(export_folders(place, 2), 9, 10, 11)
+    assert names(place) == ["10", "11"]
+    published(export_folders(place, 0), 12, 13)
+    assert names(place) == ["10", "11", "12", "13"]
+    published(export_folders(place, 1), 14)
+    assert names(place) == ["14"]
+
+
+def test_what_a_killed_exporter_left_in_a_store_is_completed_or_removed(
+    server: ObjectStore,
+) -> None:
+    place = f"s3://bucket/{uuid.uuid4().hex}"
+    store, exports = store_of(place), export_folders(place, 2)
+    for number in (3, 4):
+        store.write(f"{place}/{number}/variables/of-a-killed-exporter", b"")
+    published(exports, 4)
+    assert names(place) == ["4"] and files(f"{place}/4") == list(FILES)
+
+
+def test_what_a_killed_exporter_left_on_a_disk_is_removed(tmp_path: Path) -> None:
+    for name in (".3.0a", ".4.0b", ".5.0c", ".notes.txt"):
+        (tmp_path / name / "variables").mkdir(parents=True)
+    published(export_folders(str(tmp_path), 2), 4)
+    assert names(str(tmp_path)) == [".5.0c", ".notes.txt", "4"]
+
+
+def test_the_later_of_two_exporters_of_a_view_keeps_what_is_there(tmp_path: Path) -> None:
+    exports = export_folders(str(tmp_path), 2)
+
+    def overtaken(made: Path) -> None:
+        exports.publish(1, writes)
+        made.mkdir()
+        (made / "late").touch()
+
+    exports.publish(1, overtaken)
+    assert names(str(tmp_path)) == ["1"] and files(str(tmp_path / "1")) == list(FILES)
+
+
+@pytest.mark.parametrize(
+    ("complete", "keep", "removed"),
+    [
+        ({1: True, 2: True, 3: True}, 2, [1]),
+        ({1: True, 2: True, 3: True}, 0, []),
+        # Half of a folder is none of the kept ones, and a newer one may be in the making.
+        ({1: False, 2: True, 3: True, 4: False}, 2, [1]),
+        ({1: False, 2: True, 3: True}, 0, [1]),
+        # Another job's newer folders count, but are never removed.
+        ({1: True, 3: True, 8: True, 9: True}, 1, [1]),
+    ],
+)
+def test_only_what_is_older_is_removed(
+    complete: dict[int, bool], keep: int, removed: list[int]
+) -> None:
+    assert surplus(complete, 3, keep) == removed
+
+
+class NoParameters:
+    def dense_of(self, lease: Lease) -> Floats:
+        return np.empty(0, np.float32)
+
+    def rows_of(self, lease: Lease, table: int) -> Any:
+        raise AssertionError("there are no tables")
+
+
+def task(place: str, outbox: Outbox) -> ExportTask:
+    spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD), dense=(), tables=())
+
+    def write(dense: Floats, tables: Any, made: Path) -> None:
+        writes(made)
+
+    return ExportTask(NoParameters(), spec, write, place, export_folders(place, 1), outbox)
+
+
+def run(of: ExportTask, number: int | None, snapshot: SnapshotId | None) -> None:
+    lease = Lease(Task.EXPORT, None, 0, round=number, snapshot=snapshot)
+    of.run(Loaded(Batch(HeldLease(lease))))
+
+
+def test_a_task_reports_the_folder_of_its_number(place: str) -> None:
+    outbox = Outbox()
+    for number, snapshot in ((1, SnapshotId(0)), (2, None)):
+        run(task(place, outbox), number, snapshot)
+        report = outbox.take({})
+        assert (report.exported, report.export_problem) == (f"{place}/{number}", "")
+    assert names(place) == ["2"]
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_a_place_that_refuses_costs_an_export_while_the_job_trains_and_fails_the_last_one(
+    where: str, server: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file") if where == "disk" else "s3://no-such-bucket/exports"
+    outbox = Outbox()
+    run(task(place, outbox), 1, SnapshotId(0))
+    report = outbox.take({})
+    assert report.exported == f"{place}/1" and report.export_problem
+    with pytest.raises(PermanentError):
+        run(task(place, outbox), 1, None)
+
+
+def test_a_store_without_the_export_has_no_model(server: ObjectStore) -> None:
+    """saved_model.pb is the last object that appears, and the first that goes."""
+    place = f"s3://bucket/{uuid.uuid4().hex}"
+    key = place.removeprefix("s3://bucket/")
+    exports = export_folders(place, 1)
+    server.requests.clear()
+    published(exports, 1)
+    puts = [one for one in server.requests if one.startswith("PUT") and not one.endswith("/")]
+    assert puts[-1] == f"PUT bucket/{key}/1/saved_model.pb"
+    server.requests.clear()
+    published(exports, 2)
+    gone = [one for one in server.requests if one.startswith(("DELETE", "POST"))]
+    assert f"DELETE bucket/{key}/1/saved_model.pb" in gone
+    assert folders.names_in(place) == ["2"]
