@@ -311,6 +311,9 @@ class JobSpec(Section):
             )
         needing = ("checkpoint_steps", "checkpoint_dir", "resume")
         given = [flag_of(name) for name in needing if getattr(kept, name)]
+        if is_address(kept.checkpoint_dir_for_init):
+            # The servers restore what the master has fetched.
+            given.append(flag_of("checkpoint_dir_for_init"))
         if given and not self.kubernetes.keeps(job_dir):
             where = (
                 f"--job-dir {job_dir} is not on a writable --volume"

@@ -274,8 +274,12 @@ class CheckpointSection(Section):
             " --resume also where to look for newer ones than in --job-dir."
         ),
     )
-    checkpoint_dir_for_init: Annotated[Directory, NeededBy(_EVALUATE + _PREDICT)] = Field(
-        default="", description="Checkpoint directory to initialize the parameters from."
+    checkpoint_dir_for_init: Annotated[Place, NeededBy(_EVALUATE + _PREDICT)] = Field(
+        default="",
+        description=(
+            "Checkpoint directory, or the address of copies in an object store, to initialize the"
+            " parameters from."
+        ),
     )
     resume: Annotated[bool, UsedBy(_TRAIN)] = Field(
         default=False,

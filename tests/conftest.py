@@ -218,6 +218,13 @@ class Job:
             return None
         return pid
 
+    def kill(self, role: str, choose: random.Random) -> None:
+        """SIGKILL to the master, or to one process of a role, as soon as there is one."""
+        if role == "master":
+            os.kill(json.loads((self.directory / "master.json").read_text())["pid"], signal.SIGKILL)
+        else:
+            until(f"a {role} is killed", lambda: self.kill_one(role, choose))
+
     def tails(self) -> str:
         logs = sorted((self.directory / "logs").glob("*.log")) if self.directory.exists() else []
         return "\n".join(

@@ -101,17 +101,60 @@ def fetch_newer(address: str, checkpoints: Path, than: int) -> tuple[str, ...]:
 
     Returns why newer copies were passed over. Raises UserError, TransientError, OSError.
     """
+    newer = [version for version in versions(address) if version > than]
+    return _fetch_first(address, newer, checkpoints)[1]
+
+
+def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
+    """Bring the newest intact copy that an address names into a directory of checkpoints.
+
+    The address is that of one copy, or of the folder of several. Returns why newer ones were passed
+    over. Raises UserError if there is none, Corrupted if none is intact, TransientError, OSError.
+    """
+    place, found = _named(address)
+    fetched, passed_over = _fetch_first(place, found, checkpoints)
+    if not fetched and passed_over:
+        raise Corrupted(f"no usable checkpoint in {address}: {'; '.join(passed_over)}")
+    if not fetched:
+        raise _none_in(address)
+    return passed_over
+
+
+def peek(address: str) -> Manifest:
+    """The manifest of the newest copy that an address names, as `fetch`, without its files."""
+    place, found = _named(address)
+    for version in found:
+        with suppress(Corrupted):
+            return _manifest(below(place, directory_name(version), MANIFEST))
+    raise _none_in(address)
+
+
+def _named(address: str) -> tuple[str, list[int]]:
+    """The folder of the copies that an address names, and their versions, newest first."""
+    folder, _, name = address.rstrip("/").rpartition("/")
+    version = _NAME.fullmatch(name)
+    return (folder, [int(version[1])]) if version else (address, versions(address))
+
+
+def _none_in(address: str) -> UserError:
+    return UserError(
+        f"no checkpoint in {address}",
+        hint="name the --checkpoint-dir of a job, or one of the version-<n> folders below it",
+    )
+
+
+def _fetch_first(
+    address: str, found: Iterable[int], checkpoints: Path
+) -> tuple[bool, tuple[str, ...]]:
+    """Fetch the first of these versions that is intact: whether one is, and why others are not."""
     passed_over: list[str] = []
-    for version in versions(address):
-        if version <= than:
-            break
-        folder = below(address, directory_name(version))
+    for version in found:
         try:
-            _fetch(address, folder, checkpoints)
-            break
+            _fetch(address, below(address, directory_name(version)), checkpoints)
+            return True, tuple(passed_over)
         except Corrupted as error:
             passed_over.append(error.message)
-    return tuple(passed_over)
+    return False, tuple(passed_over)
 
 
 def refuse_foreign(address: str) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.manifest import Manifest
+from elasticdl.errors import ElasticDLError
+from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
 
@@ -20,7 +22,20 @@ def as_trained(spec: JobSpec) -> JobSpec:
 
     A training job is unchanged, and so is a job whose checkpoint is not visible here.
     """
-    if spec.action is Action.TRAIN or not spec.checkpoint.checkpoint_dir_for_init:
+    place = spec.checkpoint.checkpoint_dir_for_init
+    if spec.action is Action.TRAIN or not place:
         return spec
-    manifest = store.peek(Path(spec.checkpoint.checkpoint_dir_for_init))
+    manifest = _peek_copy(place) if is_address(place) else store.peek(Path(place))
     return spec.with_strategy(strategy_of(manifest)) if manifest is not None else spec
+
+
+def _peek_copy(address: str) -> Manifest | None:
+    # It takes pyarrow, which a job without addresses does not need.
+    from elasticdl.checkpoint import copies
+
+    try:
+        return copies.peek(address)
+    except ElasticDLError:
+        # The job's processes may have credentials that this one lacks. Their check says what is
+        # wrong.
+        return None

@@ -66,6 +66,11 @@ class JobDirectory:
         return self.path / "journal"
 
     @property
+    def initial(self) -> Path:
+        """Directory of the checkpoint that was fetched from --checkpoint-dir-for-init."""
+        return self.path / "initial-checkpoint"
+
+    @property
     def logs(self) -> Path:
         """Directory of the logs, one per process."""
         return self.path / "logs"

@@ -10,6 +10,7 @@ from elasticdl.checkpoint import copies
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.errors import PermanentError, UserError
+from elasticdl.flag import is_address
 from elasticdl.formatting import BUILDING, amount
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
@@ -110,8 +111,10 @@ class JobPreflight:
         }
 
     def _refuse_checkpoint_address(self) -> None:
-        """Raise UserError if the job cannot keep copies of its checkpoints."""
+        """Raise UserError if the job cannot begin with a copy, or keep copies."""
         kept = self.spec.checkpoint
+        if is_address(kept.checkpoint_dir_for_init):
+            copies.peek(kept.checkpoint_dir_for_init)
         if not kept.checkpoint_dir:
             return
         if not kept.resume and not self.again:

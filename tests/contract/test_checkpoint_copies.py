@@ -9,7 +9,10 @@ import pytest
 
 from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.manifest import Manifest, PartFile
-from elasticdl.errors import UserError
+from elasticdl.checkpoint.strategy import as_trained
+from elasticdl.errors import Corrupted, UserError
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Strategy
 from tests.contract.ps_stage import rich_spec
 from tests.object_store import ObjectStore, reached, serving
 
@@ -156,3 +159,42 @@ def test_a_new_job_does_not_mix_its_checkpoints_with_another_s(tmp_path: Path) -
     copied(tmp_path, 1)
     with pytest.raises(UserError, match="contains checkpoints of another job"):
         copies.refuse_foreign(ADDRESS)
+
+
+@pytest.mark.parametrize("named", [ADDRESS, f"{ADDRESS}/", f"{ADDRESS}/version-10"])
+def test_a_job_begins_with_the_newest_copy_or_with_the_named_one(
+    named: str, tmp_path: Path
+) -> None:
+    first, manifest = checkpoint(tmp_path / "there", 9)
+    copies.upload(first, manifest, ADDRESS)
+    copies.upload(*delta(tmp_path / "there", 10, first, manifest), ADDRESS)
+    assert copies.peek(named).version == 10
+    assert copies.fetch(named, tmp_path / "here") == ()
+    assert store.require(tmp_path / "here").manifest.version == 10
+
+
+def test_a_job_does_not_begin_with_a_copy_that_is_not_there(
+    server: ObjectStore, tmp_path: Path
+) -> None:
+    for look in (copies.peek, lambda address: copies.fetch(address, tmp_path / "here")):
+        with pytest.raises(UserError, match=f"no checkpoint in {ADDRESS}"):
+            look(ADDRESS)
+    copied(tmp_path, 9)
+    server.put("job/checkpoints/version-9/part.bin", b"damaged")
+    with pytest.raises(Corrupted, match=r"no usable checkpoint in .*part\.bin"):
+        copies.fetch(ADDRESS, tmp_path / "here")
+    copied(tmp_path, 8)
+    (why,) = copies.fetch(ADDRESS, tmp_path / "here")
+    assert "version-9" in why or "part.bin" in why
+    assert store.require(tmp_path / "here").manifest.version == 8
+
+
+def test_a_checkpoint_in_a_store_says_how_it_is_evaluated(
+    server: ObjectStore, tmp_path: Path
+) -> None:
+    flags = {"model_zoo": "z", "model_def": "m", "validation_data": "v", "num_ps_pods": 0}
+    flags |= {"distribution_strategy": "AllreduceStrategy", "checkpoint_dir_for_init": ADDRESS}
+    spec = JobSpec.from_flags(Action.EVALUATE, flags)
+    assert as_trained(spec) == spec
+    copied(tmp_path, 9)
+    assert as_trained(spec).training.distribution_strategy is Strategy.PARAMETER_SERVER

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -107,14 +106,6 @@ def kills_of_servers(job: Job, seed: int) -> int:
     )
 
 
-def kill(job: Job, role: str, choose: random.Random) -> None:
-    if role == "master":
-        master = json.loads((job.directory / "master.json").read_text())
-        os.kill(master["pid"], signal.SIGKILL)
-    else:
-        until(f"a {role} is killed", lambda: job.kill_one(role, choose), LIMIT_S)
-
-
 @pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
 def test_servers_that_are_killed_lose_no_update_and_repeat_none(
     seed: int, start: Callable[..., Job], tmp_path: Path
@@ -160,7 +151,7 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
     for done, (number, role) in enumerate(((3, "ps"), (2, "master")), 1):
         resize(job, number)
         time.sleep(choose.uniform(0.0, 2.0))
-        kill(job, role, choose)
+        job.kill(role, choose)
 
         def changed(done: int = done) -> bool:
             return len(moves(job)) == done
@@ -182,7 +173,7 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     choose = random.Random(5)
     for role in ("ps", "master", "ps", "worker", "ps"):
         before = job.wait_until("it trains", lambda status: status["version"] > 0, LIMIT_S)
-        kill(job, role, choose)
+        job.kill(role, choose)
 
         def further(status: dict[str, Any], before: int = before["version"]) -> bool:
             return bool(status["version"] > before + 10)

@@ -83,7 +83,8 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
     if spec.checkpoint.resume and not spec.checkpoint.checkpoint_dir:
         refuse_resume(directory)
     init = spec.checkpoint.checkpoint_dir_for_init
-    if init and not has_checkpoint(Path(init)):
+    # The check of the job looks at an object store.
+    if init and not is_address(init) and not has_checkpoint(Path(init)):
         raise SpecError(
             f"--checkpoint-dir-for-init: there is no checkpoint in {init}",
             hint=(

@@ -18,6 +18,7 @@ from elasticdl.checkpoint.manifest import Link, Manifest, PartFile
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
+from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
 from elasticdl.jobdir.layout import JobDirectory
@@ -140,7 +141,8 @@ class CheckpointArchive:
 
     def _afresh(self) -> JobStart:
         if self._spec.checkpoint_dir_for_init:
-            checkpoint = store.require(Path(self._spec.checkpoint_dir_for_init).resolve())
+            place, not_fetched = self._initial()
+            checkpoint = store.require(place)
             self._refuse_of_other_strategy(checkpoint)
             _LOG.info("starting with the parameters of %s", checkpoint.directory)
             # Servers report their version; a ring that only evaluates or predicts does not.
@@ -148,9 +150,23 @@ class CheckpointArchive:
             return JobStart(
                 str(checkpoint.directory),
                 version=checkpoint.manifest.version if still else 0,
-                passed_over=checkpoint.rejected,
+                passed_over=(*not_fetched, *checkpoint.rejected),
             )
         return JobStart()
+
+    def _initial(self) -> tuple[Path, tuple[str, ...]]:
+        """Where --checkpoint-dir-for-init is on disk, and why newer copies were passed over."""
+        place = self._spec.checkpoint_dir_for_init
+        if not is_address(place):
+            return Path(place).resolve(), ()
+        initial = JobDirectory(self._checkpoints.parent).initial
+        try:
+            return initial, copies.fetch(place, initial)
+        except OSError as error:
+            raise PermanentError(
+                f"cannot write to {initial}: {error.strerror or error}",
+                hint="free disk space, or choose another --job-dir",
+            ) from error
 
     async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int, str]:
         """Save all parts of a view, add the manifest, and remove old checkpoints.
