@@ -303,9 +303,10 @@ class JobSpec(Section):
                 " its pod",
                 hint=_VOLUME,
             )
-        if kept.tensorboard_log_dir and not self.kubernetes.keeps(kept.tensorboard_log_dir):
+        curves = kept.tensorboard_log_dir
+        if curves and not is_address(curves) and not self.kubernetes.keeps(curves):
             raise SpecError(
-                f"--tensorboard-log-dir {kept.tensorboard_log_dir} is not on a writable --volume,"
+                f"--tensorboard-log-dir {curves} is not on a writable --volume,"
                 " so it would be lost with its pod",
                 hint=_VOLUME,
             )

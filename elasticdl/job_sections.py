@@ -314,8 +314,12 @@ class CheckpointSection(Section):
         ge=0,
         description="Number of newest numbered exports to keep; 0 keeps all.",
     )
-    tensorboard_log_dir: Annotated[Directory, UsedBy(_TRAIN + _EVALUATE)] = Field(
-        default="", description="Directory for TensorBoard logs: loss and metrics by model version."
+    tensorboard_log_dir: Annotated[Place, UsedBy(_TRAIN + _EVALUATE)] = Field(
+        default="",
+        description=(
+            "Directory, or address in an object store, for TensorBoard logs: loss and metrics by"
+            " model version."
+        ),
     )
 
 

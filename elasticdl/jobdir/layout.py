@@ -71,6 +71,11 @@ class JobDirectory:
         return self.path / "initial-checkpoint"
 
     @property
+    def tensorboard(self) -> Path:
+        """Directory of the curves whose copies are at --tensorboard-log-dir in an object store."""
+        return self.path / "tensorboard"
+
+    @property
     def logs(self) -> Path:
         """Directory of the logs, one per process."""
         return self.path / "logs"

@@ -43,7 +43,7 @@ class JobRecord:
         """When an earlier master last gave a sign of life, in seconds of the job."""
         self.collector = Collector(directory.series, clock, directory.newest)
         self.collector.paused = True
-        scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir)
+        scalars = ScalarRuns(spec.checkpoint.tensorboard_log_dir, directory.tensorboard)
         self.metrics = MetricsLog(
             JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars
         )

@@ -79,6 +79,8 @@ class JobPreflight:
             horovod()
         refuse_output_address(self.spec, again=self.again)
         self._refuse_checkpoint_address()
+        if is_address(self.spec.checkpoint.tensorboard_log_dir):
+            try_to_write(self.spec.checkpoint.tensorboard_log_dir)
         if self.spec.action is Action.PREDICT:
             check_destination(self.module, self.spec.checkpoint.output)
         for task, origin in self._origins().items():

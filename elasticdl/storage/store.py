@@ -118,7 +118,7 @@ class Store:
 
         attempt(address, "write", put, limits)
 
-    def upload(self, file: Path, address: str) -> None:
+    def upload(self, file: Path, address: str, limits: Limits = RUNNING) -> None:
         """Write an object with the bytes of a file. Also raises OSError of the file."""
         with file.open("rb", buffering=0) as source:
 
@@ -128,7 +128,7 @@ class Store:
                     while chunk := source.read(_CHUNK_BYTES):
                         stream.write(chunk)
 
-            attempt(address, "write", put)
+            attempt(address, "write", put, limits)
 
     def download(self, address: str, file: Path) -> None:
         """Write a new file with the bytes of an object. Also raises OSError of the file."""

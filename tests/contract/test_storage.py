@@ -15,12 +15,15 @@ from elasticdl.errors import TransientError, UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.output_folder import refuse_output_address
+from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.storage import folders
 from elasticdl.storage.attempts import Absent, Limits, attempt, reason
+from elasticdl.storage.folder_copy import FolderCopy
 from elasticdl.storage.store import store_of
 from elasticdl.worker.tasks.prediction_files import PartName, parts_from, prediction_files
 from tests.object_store import ObjectStore, reached, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 QUICK = Limits(give_up_s=0.3, first_pause_s=0.01)
@@ -181,3 +184,36 @@ def test_predictions_are_objects_that_a_later_attempt_finds_and_removes(folder: 
     stored = store_of(folder).open(f"{folder}/{first}")
     with np.load(io.BytesIO(stored.read(0, stored.size_bytes))) as part:
         np.testing.assert_array_equal(part["y"], np.arange(6))
+
+
+def test_a_folder_is_copied_while_files_grow_and_once_more_at_the_end(
+    server: ObjectStore, tmp_path: Path
+) -> None:
+    run = tmp_path / "train/events"
+    run.parent.mkdir()
+    run.write_bytes(b"first")
+    copy = FolderCopy(tmp_path, "s3://bucket/curves", every_s=0.05)
+    copy.start()
+    until("the file is there", lambda: "curves/train/events" in server.keys("curves/"))
+    server.faults.down = True
+    run.write_bytes(b"first, second")
+    asked = len(server.requests)
+    until("the store was asked while it is away", lambda: len(server.requests) > asked)
+    server.faults.down = False
+    until("the file has grown", lambda: server.get("curves/train/events") == b"first, second")
+    copy.close()
+    late = FolderCopy(tmp_path, "s3://bucket/late", every_s=1000.0)
+    late.start()
+    run.write_bytes(b"first, second, third")
+    late.close()
+    assert server.get("late/train/events") == b"first, second, third"
+
+
+def test_curves_in_a_store_are_those_of_the_job(server: ObjectStore, tmp_path: Path) -> None:
+    runs = ScalarRuns("s3://bucket/runs", tmp_path / "tensorboard")
+    for kind in ("training", "evaluation"):
+        runs.append({"kind": kind, "values": {"loss": 0.5}, "version": 3})
+    runs.close()
+    (training,), (validation,) = server.keys("runs/train/"), server.keys("runs/validation/")
+    local = tmp_path / "tensorboard" / training.removeprefix("runs/")
+    assert server.get(training) == local.read_bytes() and server.get(validation)

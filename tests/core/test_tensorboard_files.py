@@ -55,7 +55,7 @@ def test_training_and_evaluation_are_two_runs_and_a_second_master_adds_a_file(
     tmp_path: Path,
 ) -> None:
     for version in (10, 20):
-        runs = ScalarRuns(str(tmp_path))
+        runs = ScalarRuns(str(tmp_path), tmp_path / "unused")
         runs.append(
             {
                 "kind": "training",
@@ -95,10 +95,10 @@ def test_without_a_directory_nothing_is_written_and_one_that_cannot_be_written_i
 ) -> None:
     monkeypatch.chdir(tmp_path)
     row = {"kind": "training", "version": 1, "records": 1, "values": {"loss": 0.5}}
-    ScalarRuns("").append(row)
+    ScalarRuns("", Path("unused")).append(row)
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
-    runs = ScalarRuns(str(tmp_path / "file"))
+    runs = ScalarRuns(str(tmp_path / "file"), tmp_path / "unused")
     with caplog.at_level(logging.WARNING):
         runs.append(row)
         runs.append(row)

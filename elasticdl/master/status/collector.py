@@ -187,15 +187,17 @@ class MetricsLog:
     ) -> None:
         self._lines = lines
         self._collector = collector
-        self._scalars = scalars or ScalarRuns("")
+        self._scalars = scalars
 
     def append(self, value: Mapping[str, Any]) -> None:
         """Append a row."""
         self._lines.append(value)
         self._collector.recorded(value)
-        self._scalars.append(value)
+        if self._scalars is not None:
+            self._scalars.append(value)
 
     def close(self) -> None:
         """Close the files."""
         self._lines.close()
-        self._scalars.close()
+        if self._scalars is not None:
+            self._scalars.close()
