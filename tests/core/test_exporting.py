@@ -82,6 +82,14 @@ def test_one_worker_exports_a_frozen_view_and_gets_nothing_else_meanwhile(
     assert job.lease(0).task is Task.TRAINING
 
 
+def test_no_synchronous_step_waits_for_a_worker_that_exports(bench: type[Bench]) -> None:
+    job = training(bench, sync=True)
+    lease = open_export(job)
+    assert job.state.step_outlook().ready == {Bench.worker(1)}
+    exported(job, 0, lease)
+    assert job.state.step_outlook().ready == {Bench.worker(0), Bench.worker(1)}
+
+
 def test_the_next_interval_begins_when_an_export_is_over(bench: type[Bench]) -> None:
     job = training(bench)
     lease = open_export(job)

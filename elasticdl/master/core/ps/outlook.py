@@ -33,6 +33,8 @@ def outlook_of(context: JobContext, leasing: Leasing) -> Outlook:
         for one in context.processes.live_workers()
         # All its leases may wait for this very step: those of bad records only bring no gradient.
         if one.up and not leasing.has_most(one.name)
+        # It gets no shard before the export is over, which takes as long as many steps.
+        if not leasing.exporting.holds(one.name)
     )
     return Outlook(leases, ready, min(returning, default=None), _available(work))
 
