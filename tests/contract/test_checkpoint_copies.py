@@ -13,6 +13,7 @@ from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from tests.contract.ps_stage import rich_spec
 from tests.object_store import ObjectStore, reached, serving
 
@@ -189,7 +190,7 @@ def test_a_job_does_not_begin_with_a_copy_that_is_not_there(
     assert store.require(tmp_path / "here").manifest.version == 8
 
 
-def test_a_checkpoint_in_a_store_says_how_it_is_evaluated(
+def test_a_checkpoint_in_a_store_says_how_it_is_evaluated_and_is_fetched_for_it(
     server: ObjectStore, tmp_path: Path
 ) -> None:
     flags = {"model_zoo": "z", "model_def": "m", "validation_data": "v", "num_ps_pods": 0}
@@ -197,4 +198,8 @@ def test_a_checkpoint_in_a_store_says_how_it_is_evaluated(
     spec = JobSpec.from_flags(Action.EVALUATE, flags)
     assert as_trained(spec) == spec
     copied(tmp_path, 9)
-    assert as_trained(spec).training.distribution_strategy is Strategy.PARAMETER_SERVER
+    trained = as_trained(spec)
+    assert trained.training.distribution_strategy is Strategy.PARAMETER_SERVER
+    start = CheckpointArchive(trained, tmp_path / "job/checkpoints").beginning()
+    assert start.restore_from == str(tmp_path / "job/initial-checkpoint/version-9")
+    assert store.verify(Path(start.restore_from)).version == 9

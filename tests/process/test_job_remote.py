@@ -36,7 +36,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     with serving() as store:
         for part in range(2):
             store.put(f"data/part-{part}.csv", data)
-        store.faults.latency_s = 0.02
+        # Slow until the first export is there, so that training outlasts it on any machine.
+        store.faults.latency_s = 0.2
         yield store
 
 
@@ -50,7 +51,7 @@ def start(store: ObjectStore, start_jobs: Callable[..., Job], *more: str, **flag
         validation_data="s3://bucket/data/part-0.csv",
         minibatch_size=16,
         output="s3://bucket/export",
-        export_seconds=0.5,
+        export_seconds=3,
         keep_export_max=2,
         checkpoint_dir="s3://bucket/checkpoints",
         checkpoint_steps=500,
@@ -70,7 +71,7 @@ def remote(store: ObjectStore, start_jobs: Callable[..., Job]) -> Remote:
     first = start(store, start_jobs, num_epochs=EPOCHS, num_workers=2, num_ps_pods=2)
     status = first.wait_until("an export is there", lambda status: bool(exports(store)))
     assert status["phase"] == "working"
-    store.faults.down, choose = True, random.Random(0)
+    store.faults.down, store.faults.latency_s, choose = True, 0.02, random.Random(0)
     back = threading.Timer(AWAY_S, lambda: setattr(store.faults, "down", False))
     back.start()
     for role in ("worker", "ps", "master"):
