@@ -18,7 +18,7 @@ from tests.object_store import SECRET, ObjectStore, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 RECORDS = 150 * 80
-EPOCHS = 8
+EPOCHS = 4
 AWAY_S = float(os.environ.get("ELASTICDL_STORE_AWAY_S", "4"))
 
 
@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         for part in range(2):
             store.put(f"data/part-{part}.csv", data)
         # Slow until the first export is there, so that training outlasts it on any machine.
-        store.faults.latency_s = 0.2
+        store.faults.latency_s = 0.3
         yield store
 
 
@@ -49,12 +49,12 @@ def start(store: ObjectStore, start_jobs: Callable[..., Job], *more: str, **flag
         model_def="iris",
         training_data="s3://bucket/data/part-*.csv",
         validation_data="s3://bucket/data/part-0.csv",
-        minibatch_size=16,
+        minibatch_size=32,
         output="s3://bucket/export",
-        export_seconds=3,
+        export_seconds=2,
         keep_export_max=2,
         checkpoint_dir="s3://bucket/checkpoints",
-        checkpoint_steps=500,
+        checkpoint_steps=200,
         keep_checkpoint_max=2,
         **flags,
     )
@@ -95,7 +95,7 @@ def test_nothing_is_lost_though_each_role_is_killed_and_the_store_is_away(remote
         EPOCHS * RECORDS,
         0,
     )
-    assert total["repeated"] <= 16
+    assert total["repeated"] <= 32
 
 
 def test_it_goes_on_from_the_store_with_other_numbers(remote: Remote) -> None:
