@@ -38,7 +38,8 @@ from elasticdl.embedding.spec import (
     TableSpec,
 )
 from elasticdl.native import _native
-from elasticdl.ps.saving import ServerPart, restore, save
+from elasticdl.ps.restoring import restore
+from elasticdl.ps.saving import ServerPart, save
 from elasticdl.rpc.parameters import Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId

@@ -82,15 +82,20 @@ class Manifest(_Frozen):
         return tuple(file for link in self.chain for file in link.files)
 
     @property
-    def base_of_next(self) -> tuple[Link, ...]:
-        """The links that a delta of this checkpoint has; none if the next one must be full."""
+    def chain_ends(self) -> bool:
+        """Whether the next checkpoint should be a full one."""
         base, *deltas = self.chain
         too_much = sum(link.bytes for link in deltas) >= MOST_SHARE * base.bytes
-        if self.parameters is None or len(deltas) >= MOST_DELTAS or (deltas and too_much):
+        return len(deltas) >= MOST_DELTAS or bool(deltas and too_much)
+
+    @property
+    def as_base(self) -> tuple[Link, ...]:
+        """The links that a delta of this checkpoint has; none for a ring's checkpoint."""
+        if self.parameters is None:
             return ()
+        number = len(self.links)
         renamed = (
-            file.model_copy(update={"name": link_name(len(deltas), file.name)})
-            for file in self.files
+            file.model_copy(update={"name": link_name(number, file.name)}) for file in self.files
         )
         return (*self.links, Link(version=self.version, files=tuple(renamed)))
 

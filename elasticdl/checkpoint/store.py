@@ -55,13 +55,15 @@ def begin(checkpoints: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=_MAKING, dir=checkpoints))
 
 
-def link_base(making: Path, base: Path, manifest: Manifest) -> tuple[Link, ...]:
+def link_base(
+    making: Path, base: Path, manifest: Manifest, *, any_length: bool = False
+) -> tuple[Link, ...]:
     """Give a new directory the files of an earlier checkpoint, for a delta; returns its links.
 
-    There are none if the chain is as long as it may be, if a file is gone, or if the file system
-    has no hard links: the checkpoint is then a full one.
+    There are none if the chain is as long as it may be, unless it may have `any_length`, if a file
+    is gone, or if the file system has no hard links: the checkpoint is then a full one.
     """
-    links = manifest.base_of_next
+    links = () if manifest.chain_ends and not any_length else manifest.as_base
     try:
         for file, linked in zip(
             manifest.all_files if links else (),

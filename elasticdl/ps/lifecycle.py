@@ -23,13 +23,15 @@ from elasticdl.native import _native
 from elasticdl.private_file import FILE_MODE
 from elasticdl.ps.gauges import Gauges
 from elasticdl.ps.process import before_leaving, in_thread
-from elasticdl.ps.saving import ServerPart, restore, restore_newest_intact
+from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
+from elasticdl.ps.saving import ServerPart
 from elasticdl.ps.servicer import ControlService
 from elasticdl.rpc.channel import SyncChecks, server_options
 from elasticdl.rpc.conversation import (
     Attached,
     Drain,
     Finish,
+    Load,
     Order,
     Report,
     Restore,
@@ -101,10 +103,10 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     version = None if attached.stands_by else _take_on(server)
     kept = version is not None
     if attached.stands_by:
-        found = _follow_orders(orders, asked)
+        found = _stand_by(Restoration(server, place), client, orders, asked)
         if isinstance(found, ExitCode):
             return found
-        version = restore(server, place, Path(found.directory))
+        version = found
     elif version is None:
         version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
@@ -121,9 +123,9 @@ def serve(environment: RoleEnvironment) -> ExitCode:
         bulk,
         "none yet" if version is None else version,
     )
-    while isinstance(found := _follow_orders(orders, asked), Restore):
-        continue  # it came twice
-    return found
+    while not isinstance(last := _follow_orders(orders, asked), ExitCode):
+        continue  # an order came twice
+    return last
 
 
 def _check_connections(server: _native.Server, most_workers: int) -> None:
@@ -219,14 +221,37 @@ def _native_server(
         return made("")
 
 
-def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> Restore | ExitCode:
-    """Wait until the master says which checkpoint to restore, or ends the job or this server.
+def _stand_by(
+    restoration: Restoration,
+    client: MasterClient,
+    orders: Iterator[Order],
+    asked: threading.Event,
+) -> int | ExitCode:
+    """Load what the master says, until it says what to restore; returns the version of that."""
+    while True:
+        order = _follow_orders(orders, asked)
+        if isinstance(order, ExitCode):
+            return order
+        directory, begin_s = Path(order.directory), time.monotonic()
+        if isinstance(order, Restore):
+            version = restoration.finish(directory)
+            _log.info("restored version %d in %.3f s", version, time.monotonic() - begin_s)
+            return version
+        if restoration.load(directory):
+            _log.info("loaded %s in %.3f s", directory, time.monotonic() - begin_s)
+            client.attach(loaded=order.directory)
+        else:
+            _log.info("%s was replaced by a newer checkpoint", directory)
+
+
+def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> Load | Restore | ExitCode:
+    """Wait until the master says which checkpoint to read, or ends the job or this server.
 
     `asked` wakes the reports.
     """
     for order in orders:
         match order:
-            case Restore():
+            case Load() | Restore():
                 return order
             case Finish():
                 return ExitCode.DONE

@@ -1,25 +1,17 @@
-"""Write a server's part of a checkpoint from a view, and restore it into a server of any layout."""
+"""Write a server's part of a checkpoint from a view."""
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import MANIFEST, part_name
-from elasticdl.checkpoint.manifest import Manifest, PartFile
-from elasticdl.checkpoint.part import Part, PartHeader, read_header
+from elasticdl.checkpoint.layout import part_name
+from elasticdl.checkpoint.part import PartHeader
 from elasticdl.embedding.spec import ParametersSpec
-from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
+from elasticdl.errors import PermanentError, TransientError
 from elasticdl.native import _native
 from elasticdl.private_file import FILE_MODE
-from elasticdl.rpc.native_spec import native_spec
-
-_log = logging.getLogger(__name__)
-
-_Written = tuple[PartFile, Part]
 
 
 class Diverged(PermanentError):
@@ -106,127 +98,3 @@ def save(
         facts["spec"],
         header.delta,
     )
-
-
-def restore(server: _native.Server, place: ServerPart, directory: Path) -> int:
-    """Restore this server's share of a checkpoint; returns its version.
-
-    `directory` is a checkpoint, or has checkpoints, of which the newest is taken. Every bit of
-    weights, rows and slots is as it was saved, whatever the number of servers was. Only files with
-    a share are read and verified. Raises Corrupted with the file's name.
-    """
-    if not (directory / MANIFEST).exists():
-        directory = store.require(directory).directory
-    manifest = store.read_manifest(directory)
-    try:
-        version = _restore(server, place, directory, manifest)
-    except OSError as error:
-        raise Corrupted(f"cannot read {directory}: {error.strerror or error}") from error
-    _log.info(
-        "restored version %d from %s: %d rows", version, directory, server.statistics()["rows"]
-    )
-    return version
-
-
-def restore_newest_intact(server: _native.Server, place: ServerPart, directory: Path) -> int:
-    """Restore a restarted server; try earlier checkpoints if this one is damaged.
-
-    The version shows how many updates are lost. Raises Corrupted with all that was tried.
-    """
-    problems: list[str] = []
-    for candidate in (directory, *store.before(directory)):
-        try:
-            return restore(server, place, candidate)
-        except Corrupted as error:
-            _log.error("%s: trying the previous checkpoint", error.message)
-            problems.append(error.message)
-    raise Corrupted(
-        f"no usable checkpoint for server {place.server} of {place.servers}: {'; '.join(problems)}"
-    )
-
-
-def _restore(server: _native.Server, place: ServerPart, directory: Path, manifest: Manifest) -> int:
-    if manifest.parameters is None:
-        raise UserError(
-            f"{directory} was written by a ring of workers: parameter servers cannot use it",
-            hint=(
-                "train with --distribution-strategy AllreduceStrategy, or start without a"
-                " checkpoint"
-            ),
-        )
-    chain = [_parts(directory, manifest, link.files) for link in manifest.chain]
-    needed = _needed(directory, chain)
-    parts = chain[-1]
-    server.begin_restore(native_spec(manifest.parameters))
-    for file, part in needed:
-        newest = file in manifest.files
-        dense = list(part.dense_reads(place.server, place.servers)) if newest else []
-        tables = list(part.table_reads(place.server, place.servers))
-        path = str(directory / file.name)
-        if dense or tables:
-            store.verify_part(directory, file)
-        for share in dense:
-            server.restore_dense(path, share.offset, share.section, share.at, share.count)
-        for table in tables:
-            server.restore_rows(path, table.offset, table.rows, table.table, part.header.tagged)
-    for name, known in _pushes(parts, place).items():
-        server.restore_worker(name, known)
-    server.end_restore(manifest.version, min(part.header.step_base for _, part in parts))
-    return manifest.version
-
-
-def _needed(directory: Path, chain: list[list[_Written]]) -> list[_Written]:
-    """The parts that hold all rows, in the order in which newer rows replace older ones.
-
-    A server that was restarted writes all its rows into a delta: its parts before are not needed.
-    """
-    needed: list[_Written] = []
-    for server in range(len(chain[-1])):
-        own = [one for parts in chain for one in parts if one[1].header.server == server]
-        full = [at for at, (_, part) in enumerate(own) if not part.header.delta]
-        if not full:
-            raise Corrupted(f"{directory} lacks the checkpoint that the delta of ps-{server} needs")
-        needed += own[full[-1] :]
-    return needed
-
-
-def _parts(directory: Path, manifest: Manifest, files: tuple[PartFile, ...]) -> list[_Written]:
-    """The parts of one link of the chain."""
-    parts = [(file, read_header(directory / file.name)) for file in files]
-    servers = sorted(part.header.server for _, part in parts)
-    # By the number of files first: the manifest's own number may be anything.
-    whole = (
-        len(parts) == manifest.servers
-        and servers == list(range(len(parts)))
-        and all(part.header.servers == manifest.servers for _, part in parts)
-    )
-    if not (parts and whole) or any(
-        part.header.parameters != manifest.parameters for _, part in parts
-    ):
-        raise Corrupted(
-            f"{directory} contains parts of different checkpoints: of servers {servers}, while"
-            f" {manifest.servers} wrote it"
-        )
-    return parts
-
-
-def _pushes(parts: list[_Written], place: ServerPart) -> dict[str, tuple[int, int, int, int, int]]:
-    """The last push of each worker here, or with another number of servers that in every part.
-
-    Pushes of another run are ignored, since its workers' names come again.
-    """
-    if any(part.header.run != place.run for _, part in parts):
-        return {}
-    own = [
-        part.header
-        for _, part in parts
-        if (part.header.server, part.header.servers) == (place.server, place.servers)
-    ]
-    headers = own or [part.header for _, part in parts]
-    # With another number of servers each server holds ids of all old ones: a push counts only if
-    # every old part has it.
-    everywhere = set.intersection(*(set(header.workers) for header in headers))
-    return {
-        name: min((header.workers[name] for header in headers), key=lambda push: push[1])
-        for name in sorted(everywhere)
-    }

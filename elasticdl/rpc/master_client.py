@@ -109,6 +109,7 @@ class MasterClient:
         public_key: bytes = b"",
         memory: int = 0,
         kept: bool = False,
+        loaded: str = "",
     ) -> Attached:
         """Attach this process. Reports are due from now on.
 
@@ -117,7 +118,8 @@ class MasterClient:
         Only then does the master announce it. `starting`: a worker that first builds a model; its
         reports say when it is ready for work. `public_key` (DER) of a server that wants a
         certificate. `memory` is the number of a server's kept memory, 0 for none; `kept`: it was
-        taken on from the process before.
+        taken on from the process before. A server that stands by attaches again with the directory
+        of each checkpoint that it has `loaded`.
         """
         request = pb.AttachRequest(
             control_address=control_address,
@@ -128,6 +130,7 @@ class MasterClient:
             public_key=public_key,
             memory=memory,
             kept=kept,
+            loaded=loaded,
         )
         reply = self._call(self._stub.Attach, request, "attach")
         with self._attach_lock:

@@ -23,6 +23,7 @@ from elasticdl.rpc.conversation import (
     Order,
     Progress,
     Report,
+    Load,
     Restore,
     Revoke,
     RingDrop,
@@ -241,6 +242,8 @@ def order_to_wire(order: Order) -> pb.Order:
         case Servers(addresses, first, tokens):
             servers = pb.Servers(addresses=addresses, first=first, bulk_tokens=tokens)
             return pb.Order(servers=servers)
+        case Load(directory):
+            return pb.Order(load=directory)
         case Restore(directory):
             return pb.Order(restore=directory)
         case Settled(through, version, dropped):
@@ -268,6 +271,8 @@ def order_from_wire(message: pb.Order) -> Order:
             servers = message.servers
             first = _count(servers.first, "first")
             return Servers(tuple(servers.addresses), first, tuple(servers.bulk_tokens))
+        case "load":
+            return Load(message.load)
         case "restore":
             return Restore(message.restore)
         case "settled":

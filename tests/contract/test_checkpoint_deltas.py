@@ -20,7 +20,8 @@ from elasticdl.checkpoint.manifest import MOST_DELTAS, Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import DenseSpec, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import Corrupted
-from elasticdl.ps.saving import restore, restore_newest_intact, save
+from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
+from elasticdl.ps.saving import save
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, Stage

@@ -20,7 +20,8 @@ from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import Dtype, OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Corrupted, TransientError, UserError
-from elasticdl.ps.saving import Diverged, ServerPart, restore, restore_newest_intact, save
+from elasticdl.ps.restoring import restore, restore_newest_intact
+from elasticdl.ps.saving import Diverged, ServerPart, save
 from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId

@@ -10,7 +10,7 @@ from elasticdl.cluster.base import ExitStatus
 from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.ps.resizing import MOVE_LIMIT_S, START_LIMIT_S
+from elasticdl.master.core.ps.resizing import LOAD_LIMIT_S, MOVE_LIMIT_S, START_LIMIT_S
 from elasticdl.shard import Applied
 from tests.core.conftest import KILLED, Bench, ps, worker
 from tests.present import present
@@ -43,18 +43,36 @@ def stand_by(job: Bench, *indices: int) -> list[c.Command]:
     return [one for index in indices for one in job.put(e.ServerStandsBy(0, ps(index)))]
 
 
-def sealed(job: Bench, number: int = 3) -> c.TakeSnapshot:
-    """A change up to its cut."""
+def standing(job: Bench, number: int = 3) -> c.TakeSnapshot:
+    """A change up to the cut of the first checkpoint that the new servers load."""
     started = [one.name.index for one in of(c.StartProcess, asked(job, number))]
     (taken,) = of(c.TakeSnapshot, stand_by(job, *started))
     return taken
 
 
+def written(job: Bench, taken: c.TakeSnapshot, path: str) -> list[c.Command]:
+    """A checkpoint from its cut on; what its last event led to."""
+    (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 1, {})))
+    assert save.hurried
+    return job.put(e.SnapshotSaved(0, save.snapshot, 1, path, 9))
+
+
+def load(job: Bench, order: c.LoadServers) -> list[c.Command]:
+    return [
+        one for name in order.servers for one in job.put(e.ServerStandsBy(0, name, order.directory))
+    ]
+
+
+def sealed(job: Bench, number: int = 3) -> c.TakeSnapshot:
+    """A change up to its cut."""
+    (order,) = of(c.LoadServers, written(job, standing(job, number), "version-1"))
+    (taken,) = of(c.TakeSnapshot, load(job, order))
+    return taken
+
+
 def saved(job: Bench, number: int = 3) -> c.RestoreServers:
     """A change up to the order to restore."""
-    taken = sealed(job, number)
-    (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 1, {})))
-    (order,) = of(c.RestoreServers, job.put(e.SnapshotSaved(0, save.snapshot, 1, "version-1", 9)))
+    (order,) = of(c.RestoreServers, written(job, sealed(job, number), "version-1"))
     return order
 
 
@@ -72,9 +90,68 @@ def test_new_servers_start_beside_those_that_serve() -> None:
     assert not of(c.TakeSnapshot, stand_by(job, 2, 3))
 
 
-def test_a_sealed_checkpoint_is_cut_when_all_new_servers_stand_by() -> None:
+def test_new_servers_load_a_checkpoint_while_training_goes_on() -> None:
+    job = training()
+    taken = standing(job)
+    assert not taken.seal and taken.purpose is c.Purpose.CHECKPOINT
+    (order,) = of(c.LoadServers, written(job, taken, "version-1"))
+    assert order == c.LoadServers((ps(2), ps(3), ps(4)), "version-1")
+    assert job.lease(), "training goes on"
+    assert "0 of 3 new servers have loaded checkpoint 1" in job.state.status().waiting[0]
+
+
+def test_a_sealed_checkpoint_is_cut_when_all_new_servers_have_loaded_one() -> None:
     taken = sealed(training())
     assert taken.seal and taken.purpose is c.Purpose.CHECKPOINT
+
+
+def rounds_of(job: Bench, times_s: list[float]) -> int:
+    """Rounds before the cut that seals, if loading takes so long in each."""
+    taken = standing(job)
+    for number, took_s in enumerate(times_s):
+        (order,) = of(c.LoadServers, written(job, taken, f"version-{number}"))
+        job.tick(took_s)
+        (taken,) = of(c.TakeSnapshot, load(job, order))
+        if taken.seal:
+            return number + 1
+    raise AssertionError(f"nothing is sealed after {times_s}")
+
+
+@pytest.mark.parametrize(
+    "times_s, rounds",
+    [
+        ([0.1], 1),
+        ([20.0, 4.0, 1.0, 0.2], 4),  # short enough
+        ([20.0, 4.0, 3.9], 3),  # as many rows change as are loaded
+        ([64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0], 6),
+    ],
+)
+def test_checkpoints_are_loaded_until_they_take_no_less_time(
+    times_s: list[float], rounds: int
+) -> None:
+    assert rounds_of(training(), times_s) == rounds
+
+
+def test_a_checkpoint_that_others_asked_for_is_loaded_too() -> None:
+    """The delta that is restored under the seal is of the newest one."""
+    job = training()
+    (order,) = of(c.LoadServers, written(job, standing(job), "version-1"))
+    (taken,) = of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+    assert not of(c.TakeSnapshot, load(job, order)), "one at a time"
+    (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 2, {})))
+    assert not save.hurried
+    (again,) = of(c.LoadServers, job.put(e.SnapshotSaved(0, taken.snapshot, 2, "version-2", 9)))
+    assert again.directory == "version-2"
+    assert not of(c.TakeSnapshot, load(job, order)), "a late answer"
+    assert [one.seal for one in of(c.TakeSnapshot, load(job, again))] == [True]
+
+
+def test_loading_that_takes_too_long_is_given_up_and_training_went_on() -> None:
+    job = training()
+    written(job, standing(job), "version-1")
+    commands = job.tick(LOAD_LIMIT_S + 1)
+    assert "loading took more than 1800 s" in said(commands)
+    assert not of(c.UnsealServers, commands), "nothing was sealed"
 
 
 def test_the_map_changes_when_all_new_servers_have_restored_the_cut() -> None:
@@ -105,7 +182,7 @@ def test_the_checkpoint_of_a_change_is_not_copied() -> None:
     job = training(checkpoint_dir="s3://bucket/a", checkpoint_steps=100)
     taken = sealed(job)
     (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 1, {})))
-    assert not save.copied
+    assert save.hurried
 
 
 @pytest.mark.parametrize("until", [sealed, saved])
@@ -226,8 +303,8 @@ def test_an_evaluation_round_loses_its_view_and_is_cut_again() -> None:
     job.given.clear()
     moved(job)
     job.tick(10)
-    again = [one.purpose for one in of(c.TakeSnapshot, job.given) if not one.seal]
-    assert again == [c.Purpose.EVALUATION]
+    again = [one.purpose for one in of(c.TakeSnapshot, job.given)]
+    assert again == [c.Purpose.CHECKPOINT, c.Purpose.CHECKPOINT, c.Purpose.EVALUATION]
 
 
 def test_a_lost_server_of_the_new_map_comes_back_as_usual() -> None:

@@ -22,7 +22,8 @@ from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.checkpoint.part import read_header
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
-from elasticdl.ps.saving import ServerPart, restore
+from elasticdl.ps.restoring import restore
+from elasticdl.ps.saving import ServerPart
 from tests.contract.ps_stage import TOKEN, Stage, rich_spec
 from tests.contract.test_checkpoint_restore import checkpoint, train
 from tests.fuzz.budget import fuzz_s, rounds

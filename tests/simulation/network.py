@@ -140,10 +140,12 @@ class Client:
         restored_version: int | None = None,
         *,
         starting: bool = False,
+        loaded: str = "",
     ) -> Attached:
         """See MasterClient."""
         attached: Attached = self._call(
-            partial(self._attach, control, bulk, restored_version, starting), _ATTEMPT_S
+            partial(self._attach, control, bulk, restored_version, starting, loaded=loaded),
+            _ATTEMPT_S,
         )
         self._term = attached.term
         self._attached_with = control, bulk, restored_version, starting
@@ -157,6 +159,7 @@ class Client:
         starting: bool,
         *,
         told: Returning | None = None,
+        loaded: str = "",
     ) -> Attached:
         """As `master.gateway.servicer.MasterService.Attach`; `told`: again."""
         master, instance = self._master, str(self._name)
@@ -171,7 +174,7 @@ class Client:
                 starting=starting,
                 instance=instance,
             )
-            await master.gateway.attach(event, instance)
+            await master.gateway.attach(event, instance, loaded=loaded)
         servers = master.gateway.orders.servers
         place, stands_by = master.state.place_of(self._name.index)
         return Attached(

@@ -14,6 +14,14 @@ RESIZE_MUTANTS = (
         shows="updates were lost",
     ),
     Mutant(
+        "servers restore the checkpoint that they loaded before the cut",
+        SERVERS,
+        "master.core.ps.resizing:Resizing.saved",
+        "RestoreServers(names, event.path)",
+        "RestoreServers(names, move.base)",
+        shows="updates were lost",
+    ),
+    Mutant(
         "the seal of a change that failed is not undone",
         SERVERS,
         "master.core.ps.resizing:Resizing._withdraw",

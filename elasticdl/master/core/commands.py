@@ -128,6 +128,14 @@ class PublishServers(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class LoadServers(Command):
+    """Tell servers that stand by to load the rows of a checkpoint; each answers ServerStandsBy."""
+
+    servers: tuple[ProcessName, ...]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreServers(Command):
     """Tell servers that stand by to restore a checkpoint, and to serve."""
 
@@ -209,8 +217,11 @@ class SaveSnapshot(Command):
     snapshot: SnapshotId
     version: int
     ledger: str
-    copied: bool = True
-    """Whether it also goes to --checkpoint-dir, which may take long."""
+    hurried: bool = False
+    """Whether servers or workers wait for it.
+
+    Then it is not copied to --checkpoint-dir, and it is a delta even if its chain is long.
+    """
 
 
 @dataclass(frozen=True, slots=True)

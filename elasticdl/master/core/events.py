@@ -507,9 +507,11 @@ class ScaleServersRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class ServerStandsBy(Event):
-    """A server of the next map has started, and waits for the order to restore."""
+    """A server of the next map has started, or has loaded a checkpoint, and waits for orders."""
 
     name: ProcessName
+    loaded: str = ""
+    """The directory of the newest checkpoint whose rows it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class _Newest:
     snapshot: SnapshotId
     directory: Path
     manifest: Manifest
+    hurried: bool
 
 
 @final
@@ -189,7 +190,7 @@ class CheckpointArchive:
             await asyncio.to_thread(store.abandon, making)
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
         self.restore_from = str(directory)
-        self._newest_taken = _Newest(command.snapshot, directory, manifest)
+        self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
         try:
             await asyncio.to_thread(
                 store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version
@@ -197,7 +198,7 @@ class CheckpointArchive:
         except OSError as error:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
         problem = ""
-        if self._spec.checkpoint_dir and command.copied:
+        if self._spec.checkpoint_dir and not command.hurried:
             problem = await asyncio.to_thread(self._copy, directory, manifest)
         return str(directory), manifest.bytes, problem
 
@@ -223,7 +224,7 @@ class CheckpointArchive:
     async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
         whole = False
         try:
-            links, base = await asyncio.to_thread(self._linked, making, command.version)
+            links, base = await asyncio.to_thread(self._linked, making, command)
             parts = await snapshots.save(command.snapshot, str(making), base)
             manifest = manifest_of(command, parts)
             if any(part.delta for part in parts):
@@ -242,14 +243,24 @@ class CheckpointArchive:
             if not whole:
                 await asyncio.to_thread(store.abandon, making)
 
-    def _linked(self, making: Path, version: int) -> tuple[tuple[Link, ...], SnapshotId | None]:
+    def _linked(
+        self, making: Path, command: SaveSnapshot
+    ) -> tuple[tuple[Link, ...], SnapshotId | None]:
         """The links of a delta, with their files in place, and its base; () and None for none."""
         base = self._newest_taken
-        if base is not None and any(link.version == version for link in base.manifest.chain):
-            # An object store has one folder for each version: the delta would replace its base.
-            base = None
-        links = store.link_base(making, base.directory, base.manifest) if base else ()
-        return links, base.snapshot if base and links else None
+        if base is None or (not command.hurried and not self._can_copy(base, command.version)):
+            return (), None
+        links = store.link_base(making, base.directory, base.manifest, any_length=command.hurried)
+        return links, base.snapshot if links else None
+
+    def _can_copy(self, base: _Newest, version: int) -> bool:
+        """Whether an object store can have a delta of that version with this base.
+
+        It has one folder for each version: the delta would replace its base. And a hurried base is
+        not there, while another checkpoint of its version may be.
+        """
+        replaces = any(link.version == version for link in base.manifest.chain)
+        return not replaces and not (base.hurried and self._spec.checkpoint_dir)
 
     def _resumed(self, checkpoint: store.VerifiedCheckpoint) -> JobStart:
         if not checkpoint.manifest.ledger:

@@ -25,6 +25,7 @@ from elasticdl.rpc.conversation import (
     Drain,
     Finish,
     Finished,
+    Load,
     Order,
     Restore,
     Revoke,
@@ -120,7 +121,13 @@ class Executor:
                 self._gateway.publish(command.addresses, command.first)
             case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot() | do.KeepSnapshots():
                 self._snapshot(command)
-            case do.RestoreServers() | do.UnsealServers() | do.FinishServers() | do.KeepServers():
+            case (
+                do.LoadServers()
+                | do.RestoreServers()
+                | do.UnsealServers()
+                | do.FinishServers()
+                | do.KeepServers()
+            ):
                 self._resize(command)
             case do.Announce():
                 self._announce(command)
@@ -182,10 +189,17 @@ class Executor:
 
     def _resize(
         self,
-        command: do.RestoreServers | do.UnsealServers | do.FinishServers | do.KeepServers,
+        command: do.LoadServers
+        | do.RestoreServers
+        | do.UnsealServers
+        | do.FinishServers
+        | do.KeepServers,
     ) -> None:
         """Carry out a part of a change of the number of servers."""
         match command:
+            case do.LoadServers(servers, directory):
+                for server in servers:
+                    self._order(server, Load(directory))
             case do.RestoreServers(servers, directory):
                 for server in servers:
                     self._order(server, Restore(directory))

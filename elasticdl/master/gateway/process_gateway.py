@@ -183,11 +183,14 @@ class ProcessGateway:
             return place
         raise TransientError(f"it is not known yet who follows in the place of {place}")
 
-    async def attach(self, event: ProcessAttached, instance: str, memory: int = 0) -> None:
+    async def attach(
+        self, event: ProcessAttached, instance: str, memory: int = 0, *, loaded: str = ""
+    ) -> None:
         """Attach a process; return when the core knows of it.
 
         The same process may repeat the call. A server attaches twice: without addresses, to learn
         what to restore, and with them when it can serve, and with the number of its kept memory.
+        One that stands by also attaches after each checkpoint that it has `loaded`.
         Raises Refused for a second process of a name, and for an unexpected process.
         """
         name = event.name
@@ -200,7 +203,7 @@ class ProcessGateway:
         presence = self.sessions.claim(name, instance)
         presence.control_address = event.control_address or presence.control_address
         if name.role is Role.PS and not event.control_address and self._stands_by(name.index):
-            await self._queue.post(ServerStandsBy(event.at_s, name))
+            await self._queue.post(ServerStandsBy(event.at_s, name, loaded))
         if presence.announced or (name.role is Role.PS and not event.control_address):
             return
         presence.announced = True

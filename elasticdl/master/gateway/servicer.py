@@ -210,7 +210,9 @@ class MasterService(MasterServicer):
                 ),
             )
             if not known:
-                await self._gateway.attach(event, caller.instance, request.memory)
+                await self._gateway.attach(
+                    event, caller.instance, request.memory, loaded=request.loaded
+                )
         except _InvalidMessage as error:
             await _invalid(context, error)
         except Refused as refused:

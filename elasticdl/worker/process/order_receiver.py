@@ -11,6 +11,7 @@ from elasticdl.rpc.conversation import (
     Drain,
     Finish,
     Order,
+    Load,
     Restore,
     Revoke,
     RingDrop,
@@ -76,7 +77,7 @@ class OrderReceiver:
                 self._revoke(revocation)
             case Servers():
                 self._move(order)
-            case Restore():
+            case Load() | Restore():
                 pass  # For servers only.
             case RingGeneration() | RingSave() | RingDrop():
                 self._ring(order)

@@ -86,8 +86,8 @@ class Checkpointing:
         From then on each is tried once, until one is saved.
         """
         self._retry_at_s = 0.0
-        self._sealed: SnapshotId | None = None
-        """The newest cut after which the servers admitted no push."""
+        self._hurried: SnapshotId | None = None
+        """The newest cut that others wait for."""
         self._cut_is_final = False
         self._final_done = False
         self._begun_s = 0.0
@@ -247,17 +247,17 @@ class Checkpointing:
             self._begin(self._snapshots.take(Purpose.CHECKPOINT))
             self._ordered_s = self._context.now_s
 
-    def take_sealed(self) -> SnapshotId:
-        """Order a checkpoint after whose cut the servers admit no push. Only if it is `possible`.
+    def take_hurried(self, *, seal: bool) -> SnapshotId:
+        """Order a checkpoint that other servers wait for. Only if it is `possible`.
 
-        It is not copied to --checkpoint-dir, because workers wait for it.
+        It is not copied to --checkpoint-dir. With `seal` the servers admit no push after its cut.
         """
-        self._begin(self._snapshots.take(Purpose.CHECKPOINT, seal=True))
+        snapshot = self._snapshots.take(Purpose.CHECKPOINT, seal=seal)
+        self._begin(snapshot)
         # Who asked for a checkpoint may want the copy.
         self._wanted_after_cut = self.wanted
-        self._sealed, self._ordered_s = self._cut, self._context.now_s
-        assert self._cut is not None
-        return self._cut
+        self._hurried, self._ordered_s = snapshot, self._context.now_s
+        return snapshot
 
     def mark(self, version: int) -> SnapshotId:
         """Expect the ring's next checkpoint at that version. Only if it is `possible`."""
@@ -327,8 +327,8 @@ class Checkpointing:
         now_s = self._context.now_s
         delays_s = now_s if self._ordered_s is None else self._ordered_s
         self.saving = Saving(snapshot, version, now_s, delays_s, self._cut_is_final, ledger, mark)
-        copied = snapshot != self._sealed
-        self._context.orders.give(SaveSnapshot(snapshot, version, ledger, copied))
+        hurried = snapshot == self._hurried
+        self._context.orders.give(SaveSnapshot(snapshot, version, ledger, hurried))
 
     def completed(self, event: SnapshotSaved) -> None:
         """Note a checkpoint on disk, even one that was given up as too slow."""

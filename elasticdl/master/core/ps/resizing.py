@@ -1,9 +1,11 @@
 """Changes the number of parameter servers while the job trains.
 
-Servers of the next map start beside those that serve, and stand by. Then a checkpoint is cut whose
-servers stay sealed: they admit no later push. The new servers restore it, and the map changes in
-one decision. Until then the seal can be undone, and training continues as before; from then on the
-sealed servers hold nothing that the new ones lack. So whatever ends meanwhile costs a try at most.
+Servers of the next map start beside those that serve, and stand by. While training goes on, they
+load checkpoints that are taken for them, until few rows change from one to the next. Then a
+checkpoint is cut whose servers stay sealed: they admit no later push. The new servers restore it,
+of which they need the newest delta only, and the map changes in one decision. Until then the seal
+can be undone, and training continues as before; from then on the sealed servers hold nothing that
+the new ones lack. So whatever ends meanwhile costs a try at most.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from elasticdl.master.core.checkpoint.snapshots import retry_s
 from elasticdl.master.core.commands import (
     FinishServers,
     KeepServers,
+    LoadServers,
     RestoreServers,
     UnsealServers,
 )
@@ -36,6 +39,15 @@ from elasticdl.shard import SnapshotId
 
 START_LIMIT_S = 600.0
 """Time for all new servers to start. Training goes on meanwhile."""
+LOAD_LIMIT_S = 1800.0
+"""Time for all new servers to load checkpoints. Training goes on meanwhile."""
+SHORT_S = 0.25
+"""A round of a checkpoint and its loading that is so short is not worth another one."""
+_SHRINKS = 0.7
+"""The next round is as long as this one's changes take. It must shrink to this share of the one
+before, or another one gains nothing.
+"""
+_MOST_ROUNDS = 6
 MOVE_LIMIT_S = 120.0
 """Time from the cut until all new servers have restored it. Workers wait meanwhile."""
 _FINISH_S = 30.0
@@ -45,6 +57,7 @@ _TRIES = 3
 
 class _Stage(StrEnum):
     STARTING = "starting"
+    LOADING = "loading"
     CUTTING = "cutting"
     SAVING = "saving"
     RESTORING = "restoring"
@@ -56,6 +69,10 @@ class _Move:
 
     `since_s`: when its stage began; that of the cut goes on until the end. `standing`: indices of
     new servers that wait for the order to restore. `sealed`: the servers that make the cut.
+
+    `snapshot`: the checkpoint that was ordered last, and is not on disk. `base`: the newest one on
+    disk, which the servers `loaded` have, all of them since `loaded_s`. `rounds` began so far, the
+    last one at `round_s`; `took_s` is the time of the one before.
     """
 
     to: ServerMap
@@ -65,6 +82,19 @@ class _Move:
     sealed: tuple[ProcessName, ...] = ()
     snapshot: SnapshotId | None = None
     version: int = 0
+    base: str = ""
+    loaded: frozenset[int] = frozenset()
+    rounds: int = 0
+    round_s: float = 0.0
+    loaded_s: float = 0.0
+    took_s: float = 0.0
+
+    @property
+    def worth_a_round(self) -> bool:
+        """Whether another checkpoint would be much smaller than the newest one."""
+        took_s = self.loaded_s - self.round_s
+        shrinks = self.rounds == 1 or took_s <= _SHRINKS * self.took_s
+        return took_s > SHORT_S and shrinks and self.rounds < _MOST_ROUNDS
 
 
 @final
@@ -131,7 +161,7 @@ class Resizing:
         context.orders.announce("scale", text, details={"servers": number})
         self._wanted, self._failures, self._retry_at_s = number, 0, context.now_s
         move = self._move
-        if move is not None and move.stage is _Stage.STARTING and move.to.number != number:
+        if move is not None and not move.sealed and move.to.number != number:
             self._withdraw(move, f"{said} were requested meanwhile")
 
     # decisions
@@ -150,10 +180,8 @@ class Resizing:
                 self._begin(self._wanted)
         elif problem := self._problem(move):
             self._fail(problem)
-        elif move.stage is _Stage.STARTING:
-            ready = len(move.standing) == move.to.number
-            if ready and self._checkpointing.possible():
-                self._cut(move)
+        elif move.stage in (_Stage.STARTING, _Stage.LOADING):
+            self._prepare(move)
         elif move.stage is _Stage.RESTORING and self._restored(move) == move.to.number:
             self._commit(move)
 
@@ -163,6 +191,28 @@ class Resizing:
         self._move = _Move(to, _Stage.STARTING, self._context.now_s)
         for index in to.indices:
             self._scaling.start(ProcessName(Role.PS, index))
+
+    def _prepare(self, move: _Move) -> None:
+        """Take a checkpoint for the new servers, or the last one if they have what they can have."""
+        starting, number = move.stage is _Stage.STARTING, move.to.number
+        if len(move.standing if starting else move.loaded) < number:
+            return
+        if move.snapshot is not None or not self._checkpointing.possible():
+            return
+        if not starting and not move.worth_a_round:
+            self._cut(move)
+            return
+        now_s = self._context.now_s
+        self._move = replace(
+            move,
+            stage=_Stage.LOADING,
+            since_s=now_s if starting else move.since_s,
+            snapshot=self._checkpointing.take_hurried(seal=False),
+            loaded=frozenset(),
+            rounds=move.rounds + 1,
+            round_s=now_s,
+            took_s=move.loaded_s - move.round_s,
+        )
 
     def _problem(self, move: _Move) -> str:
         """Why this try cannot succeed any more; '' if it can."""
@@ -177,6 +227,9 @@ class Resizing:
             process = processes.server(late[0])
             why = f": {process.message}" if process is not None and process.message else ""
             return f"ps-{late[0]} did not start within {START_LIMIT_S:.0f} s{why}"
+        if move.stage is _Stage.LOADING:
+            late_s = f"{LOAD_LIMIT_S:.0f} s"
+            return f"loading took more than {late_s}" if lasted_s > LOAD_LIMIT_S else ""
         present = self._going(self._context.server_map)
         up = tuple(one.name for one in present if one.life is Life.READY)
         if up != move.sealed:
@@ -188,7 +241,7 @@ class Resizing:
         return ""
 
     def _cut(self, move: _Move) -> None:
-        snapshot, context = self._checkpointing.take_sealed(), self._context
+        snapshot, context = self._checkpointing.take_hurried(seal=True), self._context
         self._move = replace(
             move,
             stage=_Stage.CUTTING,
@@ -241,7 +294,8 @@ class Resizing:
     def _withdraw(self, move: _Move, why: str) -> None:
         """End the new servers of a try, and let the present ones go on."""
         context, self._move = self._context, None
-        if move.snapshot is not None:
+        if move.sealed:
+            assert move.snapshot is not None
             self._undone = move.snapshot
             context.orders.give(UnsealServers(move.snapshot))
             context.moving = ""
@@ -295,7 +349,7 @@ class Resizing:
     # events
 
     def stands_by(self, event: ServerStandsBy) -> None:
-        """Note that a new server waits for the order to restore."""
+        """Note that a new server waits for the order to restore, and what it has loaded."""
         process, move = self._context.processes.going.get(event.name), self._move
         if (
             process is None
@@ -308,21 +362,38 @@ class Resizing:
         if event.name.index not in move.standing:
             process.ran = True
             process.enter(Life.READY, event.at_s, "waits for its parameters")
-            self._move = replace(move, standing=move.standing | {event.name.index})
+            move = self._move = replace(move, standing=move.standing | {event.name.index})
+        if event.loaded and event.loaded == move.base:
+            loaded = move.loaded | {event.name.index}
+            self._move = replace(move, loaded=loaded, loaded_s=event.at_s)
 
     def cut(self, snapshot: SnapshotId) -> None:
         """The servers that serve are sealed, and their views are being written."""
-        if self._move is not None and self._move.snapshot == snapshot:
+        if self._move is not None and self._move.sealed and self._move.snapshot == snapshot:
             self._move = replace(self._move, stage=_Stage.SAVING)
 
     def saved(self, event: SnapshotSaved) -> None:
-        """The checkpoint is on disk: the new servers may restore it."""
+        """A checkpoint is on disk: the new servers may load it, or restore it if it is the last."""
         move = self._move
-        if move is None or move.snapshot != event.snapshot:
+        if move is None or move.stage is _Stage.STARTING:
             return
-        self._move = replace(move, stage=_Stage.RESTORING, version=event.version)
-        names = tuple(one.name for one in self._going(move.to))
-        self._context.orders.give(RestoreServers(names, event.path))
+        names, ours = (
+            tuple(one.name for one in self._going(move.to)),
+            move.snapshot == event.snapshot,
+        )
+        if not move.sealed:
+            # Also one that was not taken for them: the next delta is of it.
+            self._move = replace(
+                move,
+                snapshot=None if ours else move.snapshot,
+                base=event.path,
+                loaded=frozenset(),
+                version=event.version,
+            )
+            self._context.orders.give(LoadServers(names, event.path))
+        elif ours:
+            self._move = replace(move, stage=_Stage.RESTORING, version=event.version)
+            self._context.orders.give(RestoreServers(names, event.path))
 
     def failed(self, snapshot: SnapshotId, reason: str) -> None:
         """The checkpoint failed."""
@@ -347,9 +418,11 @@ class Resizing:
             yield f"{what}: the next try is in {max(0.0, self._retry_at_s - context.now_s):.0f} s"
         elif move.stage is _Stage.STARTING and len(move.standing) < move.to.number:
             yield f"{what}: {len(move.standing)} of {move.to.number} new servers have started"
-        elif move.stage is _Stage.STARTING:
-            why = context.servers_away() or "a checkpoint can be taken"
-            yield f"{what}: new servers wait until {why}"
+        elif not move.sealed and (why := context.servers_away()):
+            yield f"{what}: new servers wait until a checkpoint can be taken: {why}"
+        elif not move.sealed:
+            did = f"{len(move.loaded)} of {move.to.number} new servers have loaded checkpoint"
+            yield f"{what}: {did} {max(1, move.rounds)}; training goes on"
         else:
             did = f"{self._restored(move)} of {move.to.number} new servers have restored it"
             yield f"{what}: workers wait; the checkpoint is {move.stage}, {did}"
