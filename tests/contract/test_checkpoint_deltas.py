@@ -162,6 +162,7 @@ ROUND = st.tuples(
     st.integers(0, 3),  # pushes
     st.booleans(),  # rows that are only read
     st.sampled_from(["saved", "saved", "failed", "looked at", "forgotten"]),
+    st.booleans(),  # other servers load it ahead of the last one
 )
 
 
@@ -173,7 +174,7 @@ ROUND = st.tuples(
     rounds=st.lists(ROUND, min_size=1, max_size=6),
 )
 def test_a_chain_restores_bit_for_bit_on_any_number_of_servers(
-    rule: OptimizerSpec, servers: int, readers: int, rounds: list[tuple[int, bool, str]]
+    rule: OptimizerSpec, servers: int, readers: int, rounds: list[tuple[int, bool, str, bool]]
 ) -> None:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
@@ -188,7 +189,11 @@ def test_a_chain_restores_bit_for_bit_on_any_number_of_servers(
         for _ in range(5):
             job.push(400)
         job.checkpoint()
-        for pushes, reads, what in rounds:
+        ahead = make(readers)
+        restorations = [
+            Restoration(server, place(ahead, k)) for k, server in enumerate(ahead.servers)
+        ]
+        for pushes, reads, what, loads in rounds:
             for _ in range(pushes):
                 job.push()
             if reads:
@@ -206,6 +211,10 @@ def test_a_chain_restores_bit_for_bit_on_any_number_of_servers(
                     job.checkpoint(forgetful=0)
                 case _:
                     job.checkpoint()
+            assert job.base is not None
+            if loads:
+                for one in restorations:
+                    one.load(job.base[1])
         snapshot = job.cut()
         # The view is written while training goes on.
         job.push()
@@ -214,11 +223,52 @@ def test_a_chain_restores_bit_for_bit_on_any_number_of_servers(
         assert manifest.links == ()
         by_chain, by_full = restored(make(readers), chain), restored(make(readers), full)
         same(by_chain, by_full, scratch)
-        for stage in (by_chain, by_full):
+        for one in restorations:
+            one.finish(chain)
+        same(ahead, by_full, scratch)
+        for stage in (by_chain, by_full, ahead):
             again = Training(stage, spec_of(rule), scratch / "unused", sequence=job.sequence)
             again.push()
             again.push()
         same(by_chain, by_full, scratch)
+        same(ahead, by_full, scratch)
+
+
+def test_only_what_is_new_in_a_chain_is_read_again(
+    training: Training, open_stage: Callable[[int], Stage], tmp_path: Path
+) -> None:
+    for _ in range(20):
+        training.push(200)
+    first, stage = training.checkpoint(), open_stage(3)
+    restorations = [Restoration(one, place(stage, k)) for k, one in enumerate(stage.servers)]
+    assert all(one.load(first) for one in restorations)
+    training.push(10)
+    second = training.checkpoint()
+    for path in second.glob("link-0-*"):
+        path.unlink()
+    assert [one.finish(second) for one in restorations] == [21, 21, 21]
+    same(training.stage, stage, tmp_path)
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_passed_over(
+    training: Training, open_stage: Callable[[int], Stage], tmp_path: Path
+) -> None:
+    training.push(200)
+    gone, stage = training.checkpoint(), open_stage(1)
+    restoration = Restoration(stage.servers[0], place(stage, 0))
+    shutil.rmtree(gone)
+    assert not restoration.load(gone)
+    training.base = None
+    directory = training.checkpoint()
+    whole, _ = training.write(training.cut(), tmp_path / "whole", delta=False)
+    torn = directory / part_name(1, 2)
+    data = torn.read_bytes()
+    torn.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
+    with pytest.raises(Corrupted, match=torn.name):
+        restoration.load(directory)
+    # What the failed one has left behind does not count.
+    restoration.finish(whole)
+    same(training.stage, stage, tmp_path)
 
 
 def test_a_delta_has_the_changed_rows_only_and_the_files_of_its_base(training: Training) -> None:

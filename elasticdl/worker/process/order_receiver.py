@@ -10,8 +10,8 @@ from typing import assert_never, final
 from elasticdl.rpc.conversation import (
     Drain,
     Finish,
-    Order,
     Load,
+    Order,
     Restore,
     Revoke,
     RingDrop,

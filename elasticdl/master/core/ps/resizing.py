@@ -193,7 +193,7 @@ class Resizing:
             self._scaling.start(ProcessName(Role.PS, index))
 
     def _prepare(self, move: _Move) -> None:
-        """Take a checkpoint for the new servers, or the last one if they have what they can have."""
+        """Take a checkpoint for the new servers, or seal if another one gains nothing."""
         starting, number = move.stage is _Stage.STARTING, move.to.number
         if len(move.standing if starting else move.loaded) < number:
             return
