@@ -47,6 +47,11 @@ class RunningJob:
         with self._master() as master:
             master.scale(workers, workers)
 
+    def scale_servers(self, servers: int) -> None:
+        """Have so many parameter servers from now on."""
+        with self._master() as master:
+            master.scale_servers(servers)
+
     @contextmanager
     def _master(self) -> Iterator[MasterClient]:
         from elasticdl.rpc.master_client import MasterClient
