@@ -116,19 +116,21 @@ class Bench:
         self.archive = CheckpointArchive(JobSpec.from_flags(Action.TRAIN, given), self.checkpoints)
         self.writers = [Writer("a"), Writer("b")]
 
-    def save(self, version: int, ledger: str = "{}") -> tuple[str, int]:
-        path, size, not_copied = asyncio.run(self.saving(version, ledger))
+    def save(self, version: int, ledger: str = "{}", *, hurried: bool = False) -> tuple[str, int]:
+        path, size, not_copied = asyncio.run(self.saving(version, ledger, hurried=hurried))
         assert not not_copied
         return path, size
 
-    async def saving(self, version: int, ledger: str = "{}") -> tuple[str, int, str]:
+    async def saving(
+        self, version: int, ledger: str = "{}", *, hurried: bool = False
+    ) -> tuple[str, int, str]:
         count = len(self.writers)
         names = [ProcessName.parse(f"ps-{index}") for index in range(count)]
         roster = PsRegistry(count, lambda name, _: self.writers[name.index])
         for name in names:
             roster.attach(name, "x")
         return await self.archive.save(
-            SaveSnapshot(SnapshotId(version), version, ledger), Snapshots(roster)
+            SaveSnapshot(SnapshotId(version), version, ledger, hurried), Snapshots(roster)
         )
 
     def names(self) -> list[str]:
@@ -155,6 +157,44 @@ def test_a_checkpoint_may_be_a_delta_of_the_one_that_this_master_took_last(
     assert store.verify(Path(path)).links == ()
     assert len(list(Path(path).iterdir())) == 3
     assert Bench(tmp_path).save(80) and bench.names()[-1] == "version-80"
+
+
+def links(path: str) -> list[int]:
+    return [link.version for link in store.verify(Path(path)).links]
+
+
+def test_a_checkpoint_that_others_wait_for_is_a_delta_however_long_the_chain_is(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    for writer in bench.writers:
+        writer.notes_changes = True
+    # Ten deltas have as many bytes as the full checkpoint.
+    last = 10
+    assert [links(bench.save(version)[0]) for version in range(last + 1)][-1] == [*range(last)]
+    assert links(bench.save(last + 1, hurried=True)[0]) == [*range(last + 1)]
+    # Also if nothing was trained since the one before.
+    assert links(bench.save(last + 1, hurried=True)[0]) == [*range(last + 2)]
+    assert links(bench.save(last + 2)[0]) == [], "the chain ends with the next ordinary one"
+
+
+def test_a_copied_checkpoint_is_no_delta_of_one_that_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    monkeypatch.setattr(
+        "elasticdl.checkpoint.copies.upload",
+        lambda directory, manifest, address: copied.append(manifest.version),
+    )
+    monkeypatch.setattr("elasticdl.checkpoint.copies.prune", lambda *_: None)
+    bench = Bench(tmp_path, checkpoint_dir="s3://bucket/copies")
+    for writer in bench.writers:
+        writer.notes_changes = True
+    assert links(bench.save(1)[0]) == []
+    assert links(bench.save(2, hurried=True)[0]) == [1]
+    assert links(bench.save(3)[0]) == []
+    assert links(bench.save(4)[0]) == [3]
+    assert copied == [1, 3, 4]
 
 
 def test_a_delta_of_another_number_of_servers_is_taken_again_as_a_full_checkpoint(
