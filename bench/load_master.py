@@ -108,11 +108,11 @@ class ClientCluster:
         self._processes[self._started % (len(self._processes) - 1)].send({"start": name})
         self._started += 1
 
-    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+    async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         self.stopped += 1
         if str(name) == self.victim and not self.noticed.done():
             self.noticed.set_result(time.monotonic())
-        await self._fake.delete(name, grace_s=grace_s)
+        await self._fake.delete(name, grace_s=grace_s, for_good=for_good)
 
     def observe(self) -> Any:
         return self._fake.observe()

@@ -132,10 +132,11 @@ class Cluster(Protocol):
     async def create(self, spec: ProcessSpec) -> None:
         """Start a process; idempotent by name. Raises CreateRefused."""
 
-    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+    async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         """Ask a process to end, and kill it after `grace_s`.
 
-        An absent process is no error. Returns without waiting for the end.
+        An absent process is no error. Returns without waiting for the end. `for_good`: no process
+        follows in its place, so nothing of it is kept for one.
         """
 
     def observe(self) -> AsyncGenerator[ProcessObserved | ProcessExited]:

@@ -100,7 +100,7 @@ class FakeCluster:
             )
         )
 
-    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+    async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         """End a process at once, or after `grace_s` if it ignores SIGTERM."""
         if name not in self.live or name in self._lost:
             return

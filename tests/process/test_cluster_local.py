@@ -205,6 +205,33 @@ def test_a_stopped_process_is_killed_after_the_grace(tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == ExitStatus(signal=signal.SIGKILL, asked=True)
 
 
+def kept() -> set[str]:
+    """Servers whose memory this process keeps for the next one."""
+    found = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    names = (one.partition("memfd:elasticdl-")[2].split(" ")[0] for one in found)
+    return {name for name in names if name}
+
+
+def test_the_memory_of_a_server_that_ends_for_good_is_freed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cluster = LocalCluster(tmp_path, cores=1)
+        servers = [ProcessName(Role.PS, index) for index in range(3)]
+        for name in servers:
+            await cluster.create(ProcessSpec(name, ("sleep", "600")))
+        assert kept() == {"ps-0", "ps-1", "ps-2"}
+        await cluster.delete(servers[0], grace_s=0)
+        await ended(cluster, servers[0])
+        await cluster.delete(servers[1], grace_s=0, for_good=True)
+        os.kill(cluster._children[servers[2]].process.pid, signal.SIGKILL)
+        await ended(cluster, servers[2])
+        assert kept() == {"ps-0", "ps-2"}, "one may follow"
+        await cluster.delete(servers[2], grace_s=0, for_good=True)
+        assert kept() == {"ps-0"}, "also if it had ended"
+        await cluster.close()
+
+    asyncio.run(scenario())
+
+
 def test_what_a_process_printed_is_in_its_log_and_the_end_of_it_in_its_exit_status(
     tmp_path: Path,
 ) -> None:

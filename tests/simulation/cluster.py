@@ -60,7 +60,7 @@ class Cluster:
         running.process.at_death.append(lambda: self._ended(running))
         running.process.spawn(lambda: self._run(running), "main")
 
-    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+    async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         running = self.running.get(name)
         if running is None:
             return

@@ -185,7 +185,7 @@ class KubernetesCluster:
         namespace, name = self._owner.namespace, made["metadata"]["name"]
         return f"{root}/namespaces/{namespace}/{plural}/{name}"
 
-    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+    async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).
 
         The request with the earliest deadline counts. If a later request shortens the grace, the

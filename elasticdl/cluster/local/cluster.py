@@ -136,12 +136,15 @@ class LocalCluster:
         asyncio.get_running_loop().add_reader(child.pidfd, self._ended, spec.name)
         self._bus.post(ProcessObserved(spec.name, running=True, where=f"pid {child.process.pid}"))
 
-    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+    async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         """Send SIGTERM to the process, and SIGKILL to its group after `grace_s`.
 
         Of several requests, the earliest end counts. If it still waits for its template, it starts
-        without one, so that a second request can end it soon.
+        without one, so that a second request can end it soon. `for_good` also frees the memory that
+        is kept for the next process of a server.
         """
+        if for_good and name.role is Role.PS:
+            self._memories.free(name.index)
         if name in self._starting and self._template is not None:
             self._template.interrupt()
         child = self._children.get(name)

@@ -50,11 +50,15 @@ class StartProcess(Command):
 
 @dataclass(frozen=True, slots=True)
 class StopProcess(Command):
-    """End a process: SIGTERM, then SIGKILL after `grace_s`. People see `reason`."""
+    """End a process: SIGTERM, then SIGKILL after `grace_s`. People see `reason`.
+
+    `for_good`: see `Cluster.delete`.
+    """
 
     name: ProcessName
     grace_s: float
     reason: str
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,8 @@ class Executor:
         if command.name.role is Role.WORKER and command.grace_s > 0:
             self._order(command.name, Drain(command.reason))
         self._queue.spawn(
-            f"stop of {command.name}", self._deps.launcher.stop(command.name, command.grace_s)
+            f"stop of {command.name}",
+            self._deps.launcher.stop(command.name, command.grace_s, for_good=command.for_good),
         )
 
     async def _look_again(self, after_s: float) -> None:

@@ -54,8 +54,8 @@ class Launcher:
             created.set()
         return True
 
-    async def stop(self, name: ProcessName, grace_s: float) -> None:
-        """End a process, or cancel its pending start."""
+    async def stop(self, name: ProcessName, grace_s: float, *, for_good: bool = False) -> None:
+        """End a process, or cancel its pending start. `for_good`: see `Cluster.delete`."""
         delayed = self._delayed.get(name)
         if delayed is not None:
             delayed.set()
@@ -63,9 +63,9 @@ class Launcher:
         creating = self._creating.get(name)
         if creating is not None:
             # The cluster bounds process creation, and may cut it short if it is told.
-            await self._cluster.delete(name, grace_s=grace_s)
+            await self._cluster.delete(name, grace_s=grace_s, for_good=for_good)
             await creating.wait()
-        await self._cluster.delete(name, grace_s=grace_s)
+        await self._cluster.delete(name, grace_s=grace_s, for_good=for_good)
 
     async def _stopped_within(self, name: ProcessName, delay_s: float) -> bool:
         stopped = self._delayed[name] = asyncio.Event()

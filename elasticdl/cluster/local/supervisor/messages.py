@@ -3,7 +3,7 @@
 From the master, `id` numbers the requests that are answered:
 
     {"id", "do": "create", "spec"}
-    {"id", "do": "delete", "name", "grace_s"}
+    {"id", "do": "delete", "name", "grace_s", "for_good"}
     {"id", "do": "beside", "spec"}           with descriptors for stdin, stdout and stderr
     {"id", "do": "release", "of"}            end the process that the request `of` started
     {"id", "do": "clear"}                    end all processes and forget their names

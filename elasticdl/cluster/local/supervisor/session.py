@@ -109,9 +109,10 @@ class Session:
         match message:
             case {"do": "create", "spec": spec}:
                 await self._processes.cluster.create(spec_of(spec))
-            case {"do": "delete", "name": name, "grace_s": grace_s}:
-                parsed = ProcessName.parse(name)
-                await self._processes.cluster.delete(parsed, grace_s=grace_s)
+            case {"do": "delete", "name": name, "grace_s": grace_s, "for_good": for_good}:
+                await self._processes.cluster.delete(
+                    ProcessName.parse(name), grace_s=grace_s, for_good=for_good
+                )
             case {"do": "beside", "spec": spec}:
                 return await self._beside(number, spec_of(spec), standard)
             case {"do": "release", "of": int(other)}:

@@ -61,9 +61,9 @@ class SupervisedCluster:
             raise CreateRefused("the local cluster is closed", retry=False)
         await self._ask("create", {"spec": spec_plain(spec)})
 
-    async def delete(self, name: ProcessName, *, grace_s: float) -> None:
+    async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         """See Cluster."""
-        await self._ask("delete", {"name": str(name), "grace_s": grace_s})
+        await self._ask("delete", {"name": str(name), "grace_s": grace_s, "for_good": for_good})
 
     @asynccontextmanager
     async def beside(

@@ -256,7 +256,10 @@ class Scaling:
             elif process.stop_ordered and process.deadline_s is not None:
                 margin_s = _EXPLAIN_LIMIT_S if process.life is Life.LOST else _STOP_MARGIN_S
                 grace_s = max(0.0, process.deadline_s - margin_s - now_s)
-                self._context.orders.give(StopProcess(process.name, grace_s, process.message))
+                for_good = self._context.is_spare(process.name)
+                self._context.orders.give(
+                    StopProcess(process.name, grace_s, process.message, for_good)
+                )
 
     def stop(
         self, process: Process, grace_s: float, reason: str, *, life: Life = Life.STOPPING
@@ -271,7 +274,8 @@ class Scaling:
             self._end(process, Cause.DRAINED, f"never created: {reason}")
             return
         process.stop_ordered = True
-        self._context.orders.give(StopProcess(process.name, grace_s, reason))
+        for_good = self._context.is_spare(process.name)
+        self._context.orders.give(StopProcess(process.name, grace_s, reason, for_good))
         details = meaning(EventKind.STOPPING, reason=reason, grace_s=grace_s)
         self._context.orders.announce(
             "process",

@@ -26,6 +26,7 @@ from elasticdl.master.core.commands import (
     KeepServers,
     LoadServers,
     RestoreServers,
+    StopProcess,
     UnsealServers,
 )
 from elasticdl.master.core.data.leasing import Leasing
@@ -300,8 +301,13 @@ class Resizing:
             context.orders.give(UnsealServers(move.snapshot))
             context.moving = ""
             self._forgive()
-        for process in self._going(move.to):
-            self._scaling.stop(process, 0.0, why)
+        for index in move.to.indices:
+            if (process := context.processes.server(index)) is not None:
+                self._scaling.stop(process, 0.0, why)
+            else:
+                # It has ended. A platform may keep its memory for a next process.
+                gone = ProcessName(Role.PS, index)
+                context.orders.give(StopProcess(gone, 0.0, why, for_good=True))
 
     def _fail(self, problem: str) -> None:
         assert self._move is not None and self._wanted is not None
