@@ -15,6 +15,7 @@ from elasticdl.master.core.processes.autoscale_policy import (
     FEWEST,
     LEAST_GAIN,
     MOST_CHANGES,
+    PENDING_S,
     TRIAL_S,
     AutoscalePolicy,
     Decision,
@@ -205,7 +206,7 @@ def test_an_evaluation_is_read_as_neither_gain_nor_loss() -> None:
 
 
 def test_a_worker_that_does_not_come_is_not_judged() -> None:
-    job = Job(linear, granted=1).run(3600.0)
+    job = Job(linear, granted=1).run(PENDING_S)
     assert [one.kind for _, one in job.decisions] == [Kind.TRY_MORE]
     job.granted = 2
     job.run(60.0)
@@ -220,6 +221,20 @@ def test_those_that_came_are_judged_without_those_that_are_pending() -> None:
     job.run(60.0)
     assert job.decisions[4][1].kind is Kind.KEEP
     assert job.decisions[4][1].numbers["after_workers"] == 4
+
+
+def test_workers_that_do_not_come_are_given_back_and_tried_again_later() -> None:
+    job = Job(linear, low=2, granted=2).run(PENDING_S)
+    assert [one.kind for _, one in job.decisions] == [Kind.TRY_MORE]
+    job.run(100.0)
+    given_back = job.decisions[1][1]
+    assert (given_back.kind, given_back.workers) == (Kind.GIVE_BACK, 2)
+    assert "none came within 600 s" in given_back.text
+    job.run(PENDING_S)
+    assert [one.kind for _, one in job.decisions[2:]] == [Kind.TRY_MORE], "after a pause"
+    job.granted = 8
+    job.run(300.0)
+    assert job.settled == 8
 
 
 def test_a_preempted_worker_is_no_loss_and_its_successor_no_gain() -> None:

@@ -146,6 +146,18 @@ def test_a_checkpoint_that_others_asked_for_is_loaded_too() -> None:
     assert [one.seal for one in of(c.TakeSnapshot, load(job, again))] == [True]
 
 
+def test_a_checkpoint_before_the_seal_that_fails_is_taken_again() -> None:
+    job = training()
+    taken = standing(job)
+    for _ in range(2):
+        assert not of(c.StopProcess, job.put(e.SnapshotFailed(0, taken.snapshot, "a lost call")))
+        (taken,) = of(c.TakeSnapshot, job.tick(60))
+        assert not taken.seal
+    commands = job.put(e.SnapshotFailed(0, taken.snapshot, "the disk is full"))
+    assert "the disk is full" in said(commands) and not of(c.UnsealServers, commands)
+    assert {one.name for one in of(c.StopProcess, commands)} == {ps(2), ps(3), ps(4)}
+
+
 def test_loading_that_takes_too_long_is_given_up_and_training_went_on() -> None:
     job = training()
     written(job, standing(job), "version-1")

@@ -56,6 +56,8 @@ _FEWER_TRIAL_S = 90.0
 """The same for removed workers: if they add little, a longer trial costs little."""
 _UNDISTURBED_S = 300.0
 """A trial with too few undisturbed intervals ends after this time."""
+PENDING_S = 600.0
+"""Added workers of which none has come after this time are given back: the cluster has no room."""
 _WORTH_S = 60.0
 """No trial begins if the job ends sooner than this."""
 _RETRY_S, _LONGEST_RETRY_S = 120.0, 1800.0
@@ -118,7 +120,8 @@ class _Trial:
     """A change of the number of workers that is to show its worth."""
 
     before: Window
-    began_s: float
+    waits_s: float
+    """Since when the job waits for the change; of interest until it took place."""
     after: Window | None = None
     changed_s: float | None = None
     """When added workers trained first, or the removed ones had left; None before that."""
@@ -169,6 +172,8 @@ class AutoscalePolicy:
         trial = self._trial
         if trial is not None and self._lasts_too_long(trial, interval):
             return self._undo(trial, interval.at_s, "too few undisturbed intervals to measure it")
+        if trial is not None and self._stays_away(trial, interval.at_s):
+            return self._undo(trial, interval.at_s, f"none came within {PENDING_S:.0f} s")
         if interval.pause is not None:
             self._count_cost(interval)
             return None
@@ -255,10 +260,16 @@ class AutoscalePolicy:
         """Whether the change took place too long ago for a trial without a verdict."""
         if interval.pause is not Pause.MEMBERS:
             if not self._has_changed(trial, interval.workers):
-                trial.changed_s = None
+                if trial.changed_s is not None:
+                    trial.changed_s, trial.waits_s = None, interval.at_s
             elif trial.changed_s is None:
                 trial.changed_s = interval.at_s
         return trial.changed_s is not None and interval.at_s - trial.changed_s > _UNDISTURBED_S
+
+    def _stays_away(self, trial: _Trial, at_s: float) -> bool:
+        """Whether none of the added workers came for too long."""
+        waits = trial.changed_s is None and self.wanted > trial.before.workers
+        return waits and at_s - trial.waits_s > PENDING_S
 
     def _has_changed(self, trial: _Trial, workers: int) -> bool:
         """Whether so many workers are those of the trial, or some of them."""
@@ -360,7 +371,9 @@ class AutoscalePolicy:
         if self.wanted > before.workers:
             added, found = self.wanted - before.workers, gain_words(before, after)
             text = f"autoscale: giving back {amount(added, 'worker')}: {found}, {why}"
-            self._put_off_more(after.workers - before.workers, at_s)
+            # If none came, fewer would not have come either.
+            came = 1 if trial.changed_s is None else after.workers - before.workers
+            self._put_off_more(came, at_s)
             kind = Kind.GIVE_BACK
         else:
             found = gain_words(after, before)

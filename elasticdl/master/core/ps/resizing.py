@@ -11,8 +11,7 @@ the new ones lack. So whatever ends meanwhile costs a try at most.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -36,66 +35,20 @@ from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ps.server_map import ServerMap
+from elasticdl.master.core.ps.server_move import Move, Stage
 from elasticdl.shard import SnapshotId
 
 START_LIMIT_S = 600.0
 """Time for all new servers to start. Training goes on meanwhile."""
 LOAD_LIMIT_S = 1800.0
 """Time for all new servers to load checkpoints. Training goes on meanwhile."""
-SHORT_S = 0.25
-"""A round of a checkpoint and its loading that is so short is not worth another one."""
-_SHRINKS = 0.7
-"""The next round is as long as this one's changes take. It must shrink to this share of the one
-before, or another one gains nothing.
-"""
-_MOST_ROUNDS = 6
 MOVE_LIMIT_S = 120.0
 """Time from the cut until all new servers have restored it. Workers wait meanwhile."""
 _FINISH_S = 30.0
 """Time for a server whose parameters moved to exit."""
 _TRIES = 3
-
-
-class _Stage(StrEnum):
-    STARTING = "starting"
-    LOADING = "loading"
-    CUTTING = "cutting"
-    SAVING = "saving"
-    RESTORING = "restoring"
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """One try.
-
-    `since_s`: when its stage began; that of the cut goes on until the end. `standing`: indices of
-    new servers that wait for the order to restore. `sealed`: the servers that make the cut.
-
-    `snapshot`: the checkpoint that was ordered last, and is not on disk. `base`: the newest one on
-    disk, which the servers `loaded` have, all of them since `loaded_s`. `rounds` began so far, the
-    last one at `round_s`; `took_s` is the time of the one before.
-    """
-
-    to: ServerMap
-    stage: _Stage
-    since_s: float
-    standing: frozenset[int] = frozenset()
-    sealed: tuple[ProcessName, ...] = ()
-    snapshot: SnapshotId | None = None
-    version: int = 0
-    base: str = ""
-    loaded: frozenset[int] = frozenset()
-    rounds: int = 0
-    round_s: float = 0.0
-    loaded_s: float = 0.0
-    took_s: float = 0.0
-
-    @property
-    def worth_a_round(self) -> bool:
-        """Whether another checkpoint would be much smaller than the newest one."""
-        took_s = self.loaded_s - self.round_s
-        shrinks = self.rounds == 1 or took_s <= _SHRINKS * self.took_s
-        return took_s > SHORT_S and shrinks and self.rounds < _MOST_ROUNDS
+_MOST_FAILED = 2
+"""Checkpoints before the seal that may fail in one try: a call was lost, or the disk is full."""
 
 
 @final
@@ -117,7 +70,7 @@ class Resizing:
         self._checkpointing = checkpointing
         self._wanted: int | None = None
         """The number of servers that a person requested and the job does not have yet."""
-        self._move: _Move | None = None
+        self._move: Move | None = None
         self._next_index = context.servers
         self._failures = 0
         self._retry_at_s = 0.0
@@ -181,54 +134,48 @@ class Resizing:
                 self._begin(self._wanted)
         elif problem := self._problem(move):
             self._fail(problem)
-        elif move.stage in (_Stage.STARTING, _Stage.LOADING):
+        elif move.stage in (Stage.STARTING, Stage.LOADING):
             self._prepare(move)
-        elif move.stage is _Stage.RESTORING and self._restored(move) == move.to.number:
+        elif move.stage is Stage.RESTORING and self._restored(move) == move.to.number:
             self._commit(move)
 
     def _begin(self, number: int) -> None:
         to = ServerMap(self._next_index, number)
         self._next_index += number
-        self._move = _Move(to, _Stage.STARTING, self._context.now_s)
+        self._move = Move(to, Stage.STARTING, self._context.now_s)
         for index in to.indices:
             self._scaling.start(ProcessName(Role.PS, index))
 
-    def _prepare(self, move: _Move) -> None:
+    def _prepare(self, move: Move) -> None:
         """Take a checkpoint for the new servers, or seal if another one gains nothing."""
-        starting, number = move.stage is _Stage.STARTING, move.to.number
-        if len(move.standing if starting else move.loaded) < number:
+        if move.waits or move.snapshot is not None or not self._checkpointing.possible():
             return
-        if move.snapshot is not None or not self._checkpointing.possible():
-            return
-        if not starting and not move.worth_a_round:
+        if not move.worth_a_round:
             self._cut(move)
             return
-        now_s = self._context.now_s
+        starting, now_s = move.stage is Stage.STARTING, self._context.now_s
         self._move = replace(
             move,
-            stage=_Stage.LOADING,
+            stage=Stage.LOADING,
             since_s=now_s if starting else move.since_s,
             snapshot=self._checkpointing.take_hurried(seal=False),
-            loaded=frozenset(),
-            rounds=move.rounds + 1,
-            round_s=now_s,
-            took_s=move.loaded_s - move.round_s,
+            ordered_s=now_s,
         )
 
-    def _problem(self, move: _Move) -> str:
+    def _problem(self, move: Move) -> str:
         """Why this try cannot succeed any more; '' if it can."""
         processes, lasted_s = self._context.processes, self._context.now_s - move.since_s
         for index in move.to.indices:
             if processes.server(index) is None:
                 return f"ps-{index} ended"
-        if move.stage is _Stage.STARTING:
+        if move.stage is Stage.STARTING:
             late = [index for index in move.to.indices if index not in move.standing]
             if lasted_s <= START_LIMIT_S or not late:
                 return ""
             process = processes.server(late[0])
             why = f": {process.message}" if process is not None and process.message else ""
             return f"ps-{late[0]} did not start within {START_LIMIT_S:.0f} s{why}"
-        if move.stage is _Stage.LOADING:
+        if move.stage is Stage.LOADING:
             late_s = f"{LOAD_LIMIT_S:.0f} s"
             return f"loading took more than {late_s}" if lasted_s > LOAD_LIMIT_S else ""
         present = self._going(self._context.server_map)
@@ -241,11 +188,11 @@ class Resizing:
             return f"moving the parameters took more than {MOVE_LIMIT_S:.0f} s"
         return ""
 
-    def _cut(self, move: _Move) -> None:
+    def _cut(self, move: Move) -> None:
         snapshot, context = self._checkpointing.take_hurried(seal=True), self._context
         self._move = replace(
             move,
-            stage=_Stage.CUTTING,
+            stage=Stage.CUTTING,
             since_s=context.now_s,
             sealed=context.server_names(),
             snapshot=snapshot,
@@ -257,10 +204,10 @@ class Resizing:
         found = (self._context.processes.server(index) for index in servers.indices)
         return [one for one in found if one is not None]
 
-    def _restored(self, move: _Move) -> int:
+    def _restored(self, move: Move) -> int:
         return sum(one.attached for one in self._going(move.to))
 
-    def _commit(self, move: _Move) -> None:
+    def _commit(self, move: Move) -> None:
         """Change the map: workers follow, and the sealed servers end."""
         context, before = self._context, self._context.servers
         waited_s = context.now_s - move.since_s
@@ -292,7 +239,7 @@ class Resizing:
 
     # failures
 
-    def _withdraw(self, move: _Move, why: str) -> None:
+    def _withdraw(self, move: Move, why: str) -> None:
         """End the new servers of a try, and let the present ones go on."""
         context, self._move = self._context, None
         if move.sealed:
@@ -376,35 +323,37 @@ class Resizing:
     def cut(self, snapshot: SnapshotId) -> None:
         """The servers that serve are sealed, and their views are being written."""
         if self._move is not None and self._move.sealed and self._move.snapshot == snapshot:
-            self._move = replace(self._move, stage=_Stage.SAVING)
+            self._move = replace(self._move, stage=Stage.SAVING)
 
     def saved(self, event: SnapshotSaved) -> None:
         """A checkpoint is on disk: the new servers may load it, or restore it if it is the last."""
         move = self._move
-        if move is None or move.stage is _Stage.STARTING:
+        if move is None or move.stage is Stage.STARTING:
             return
-        names, ours = (
-            tuple(one.name for one in self._going(move.to)),
-            move.snapshot == event.snapshot,
-        )
+        names = tuple(one.name for one in self._going(move.to))
+        ours = move.snapshot == event.snapshot
         if not move.sealed:
             # Also one that was not taken for them: the next delta is of it.
             self._move = replace(
-                move,
-                snapshot=None if ours else move.snapshot,
+                move.next_round() if ours else move,
                 base=event.path,
                 loaded=frozenset(),
                 version=event.version,
             )
             self._context.orders.give(LoadServers(names, event.path))
         elif ours:
-            self._move = replace(move, stage=_Stage.RESTORING, version=event.version)
+            self._move = replace(move, stage=Stage.RESTORING, version=event.version)
             self._context.orders.give(RestoreServers(names, event.path))
 
     def failed(self, snapshot: SnapshotId, reason: str) -> None:
-        """The checkpoint failed."""
-        if self._move is not None and self._move.snapshot == snapshot:
+        """The checkpoint failed. Nobody waits for one before the seal: it is taken again."""
+        move = self._move
+        if move is None or move.snapshot != snapshot:
+            return
+        if move.sealed or move.failed >= _MOST_FAILED:
             self._fail(reason)
+        else:
+            self._move = replace(move, snapshot=None, failed=move.failed + 1)
 
     # for people
 
@@ -422,7 +371,7 @@ class Resizing:
         what = f"changing from {context.servers} to {amount(self._wanted, 'parameter server')}"
         if move is None:
             yield f"{what}: the next try is in {max(0.0, self._retry_at_s - context.now_s):.0f} s"
-        elif move.stage is _Stage.STARTING and len(move.standing) < move.to.number:
+        elif move.stage is Stage.STARTING and len(move.standing) < move.to.number:
             yield f"{what}: {len(move.standing)} of {move.to.number} new servers have started"
         elif not move.sealed and (why := context.servers_away()):
             yield f"{what}: new servers wait until a checkpoint can be taken: {why}"
