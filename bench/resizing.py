@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def _changes(rows: int) -> Iterator[dict[str, Any]]:
             time.sleep(REST_S)
             asked_s = time.time()
             job.scale_servers(servers)
-            moved = job.until(f"{servers} servers", lambda n=number: _moved(job, n), LIMIT_S)
+            moved = job.until(f"{servers} servers", partial(_moved, job, number), LIMIT_S)
             time.sleep(REST_S)
             waited_s, done_s = moved["details"]["waited_s"], moved["at"]
             yield {

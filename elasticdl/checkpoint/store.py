@@ -121,8 +121,10 @@ def abandon(making: Path) -> None:
     shutil.rmtree(making, ignore_errors=True)
 
 
-def prune(checkpoints: Path, keep: int, newest: int) -> None:
+def prune(checkpoints: Path, keep: int, newest: int, held: str = "") -> None:
     """Keep version `newest` and the complete checkpoints before it, `keep` in all; 0 keeps all.
+
+    The directory `held` stays, too.
 
     Later versions are damaged ones that were rejected; they are removed once the job has passed
     them. Raises OSError.
@@ -132,6 +134,8 @@ def prune(checkpoints: Path, keep: int, newest: int) -> None:
     for directory in [
         directory for version, directory in _versions(checkpoints) if version <= newest
     ][keep:]:
+        if str(directory) == held:
+            continue
         # Without its manifest it is no checkpoint, even if the removal is interrupted.
         with suppress(FileNotFoundError):
             (directory / MANIFEST).unlink()

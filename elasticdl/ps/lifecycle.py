@@ -239,9 +239,9 @@ def _stand_by(
             return version
         if restoration.load(directory):
             _log.info("loaded %s in %.3f s", directory, time.monotonic() - begin_s)
-            client.attach(loaded=order.directory)
         else:
             _log.info("%s was replaced by a newer checkpoint", directory)
+        client.attach(loaded=order.directory)
 
 
 def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> Load | Restore | ExitCode:

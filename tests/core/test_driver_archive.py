@@ -116,13 +116,16 @@ class Bench:
         self.archive = CheckpointArchive(JobSpec.from_flags(Action.TRAIN, given), self.checkpoints)
         self.writers = [Writer("a"), Writer("b")]
 
-    def save(self, version: int, ledger: str = "{}", *, hurried: bool = False) -> tuple[str, int]:
-        path, size, not_copied = asyncio.run(self.saving(version, ledger, hurried=hurried))
+    def save(
+        self, version: int, ledger: str = "{}", *, hurried: bool = False, held: str = ""
+    ) -> tuple[str, int]:
+        saving = self.saving(version, ledger, hurried=hurried, held=held)
+        path, size, not_copied = asyncio.run(saving)
         assert not not_copied
         return path, size
 
     async def saving(
-        self, version: int, ledger: str = "{}", *, hurried: bool = False
+        self, version: int, ledger: str = "{}", *, hurried: bool = False, held: str = ""
     ) -> tuple[str, int, str]:
         count = len(self.writers)
         names = [ProcessName.parse(f"ps-{index}") for index in range(count)]
@@ -130,7 +133,7 @@ class Bench:
         for name in names:
             roster.attach(name, "x")
         return await self.archive.save(
-            SaveSnapshot(SnapshotId(version), version, ledger, hurried), Snapshots(roster)
+            SaveSnapshot(SnapshotId(version), version, ledger, hurried, held), Snapshots(roster)
         )
 
     def names(self) -> list[str]:
@@ -238,6 +241,16 @@ def test_a_checkpoint_that_cannot_be_copied_counts_all_the_same(
         path, _, not_copied = asyncio.run(bench.saving(version))
     assert not_copied == ("cannot copy version-2 to s3://bucket/copies: the store does not answer")
     assert bench.names() == ["version-2"] and bench.archive.restore_from == path
+
+
+def test_a_checkpoint_that_servers_load_is_removed_after_that(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep_checkpoint_max=1)
+    held, _ = bench.save(1)
+    bench.save(2, held=held)
+    bench.save(3, held=held)
+    assert bench.names() == ["version-1", "version-3"]
+    bench.save(4)
+    assert bench.names() == ["version-4"]
 
 
 def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:

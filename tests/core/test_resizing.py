@@ -137,10 +137,11 @@ def test_a_checkpoint_that_others_asked_for_is_loaded_too() -> None:
     job = training()
     (order,) = of(c.LoadServers, written(job, standing(job), "version-1"))
     (taken,) = of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
-    assert not of(c.TakeSnapshot, load(job, order)), "one at a time"
     (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 2, {})))
-    assert not save.hurried
-    (again,) = of(c.LoadServers, job.put(e.SnapshotSaved(0, taken.snapshot, 2, "version-2", 9)))
+    assert not save.hurried and save.held == "version-1", "it is being loaded"
+    commands = job.put(e.SnapshotSaved(0, taken.snapshot, 2, "version-2", 9))
+    assert not of(c.LoadServers, commands), "one at a time"
+    (again,) = of(c.LoadServers, load(job, order))
     assert again.directory == "version-2"
     assert not of(c.TakeSnapshot, load(job, order)), "a late answer"
     assert [one.seal for one in of(c.TakeSnapshot, load(job, again))] == [True]

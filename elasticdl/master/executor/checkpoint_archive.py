@@ -193,7 +193,11 @@ class CheckpointArchive:
         self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
         try:
             await asyncio.to_thread(
-                store.prune, self._checkpoints, self._spec.keep_checkpoint_max, command.version
+                store.prune,
+                self._checkpoints,
+                self._spec.keep_checkpoint_max,
+                command.version,
+                command.held,
             )
         except OSError as error:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)

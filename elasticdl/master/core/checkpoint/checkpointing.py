@@ -328,7 +328,8 @@ class Checkpointing:
         delays_s = now_s if self._ordered_s is None else self._ordered_s
         self.saving = Saving(snapshot, version, now_s, delays_s, self._cut_is_final, ledger, mark)
         hurried = snapshot == self._hurried
-        self._context.orders.give(SaveSnapshot(snapshot, version, ledger, hurried))
+        held = self._context.loading
+        self._context.orders.give(SaveSnapshot(snapshot, version, ledger, hurried, held))
 
     def completed(self, event: SnapshotSaved) -> None:
         """Note a checkpoint on disk, even one that was given up as too slow."""

@@ -197,6 +197,7 @@ class Resizing:
             sealed=context.server_names(),
             snapshot=snapshot,
         )
+        context.loading = ""
         context.moving = f"their number changes from {context.servers} to {move.to.number}"
 
     def _going(self, servers: ServerMap) -> list[Process]:
@@ -242,6 +243,7 @@ class Resizing:
     def _withdraw(self, move: Move, why: str) -> None:
         """End the new servers of a try, and let the present ones go on."""
         context, self._move = self._context, None
+        context.loading = ""
         if move.sealed:
             assert move.snapshot is not None
             self._undone = move.snapshot
@@ -318,7 +320,9 @@ class Resizing:
             move = self._move = replace(move, standing=move.standing | {event.name.index})
         if event.loaded and event.loaded == move.base:
             loaded = move.loaded | {event.name.index}
-            self._move = replace(move, loaded=loaded, loaded_s=event.at_s)
+            move = self._move = replace(move, loaded=loaded, loaded_s=event.at_s)
+            if not move.waits and move.newest != move.base:
+                self._load(move)
 
     def cut(self, snapshot: SnapshotId) -> None:
         """The servers that serve are sealed, and their views are being written."""
@@ -330,20 +334,24 @@ class Resizing:
         move = self._move
         if move is None or move.stage is Stage.STARTING:
             return
-        names = tuple(one.name for one in self._going(move.to))
         ours = move.snapshot == event.snapshot
         if not move.sealed:
             # Also one that was not taken for them: the next delta is of it.
-            self._move = replace(
-                move.next_round() if ours else move,
-                base=event.path,
-                loaded=frozenset(),
-                version=event.version,
-            )
-            self._context.orders.give(LoadServers(names, event.path))
+            move = move.next_round() if ours else move
+            self._move = replace(move, newest=event.path, version=event.version)
+            if not move.waits:
+                self._load(self._move)
         elif ours:
+            names = tuple(one.name for one in self._going(move.to))
             self._move = replace(move, stage=Stage.RESTORING, version=event.version)
             self._context.orders.give(RestoreServers(names, event.path))
+
+    def _load(self, move: Move) -> None:
+        """Have the new servers load the newest checkpoint. They load one at a time."""
+        self._move = replace(move, base=move.newest, loaded=frozenset())
+        self._context.loading = move.newest
+        names = tuple(one.name for one in self._going(move.to))
+        self._context.orders.give(LoadServers(names, move.newest))
 
     def failed(self, snapshot: SnapshotId, reason: str) -> None:
         """The checkpoint failed. Nobody waits for one before the seal: it is taken again."""

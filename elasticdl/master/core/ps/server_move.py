@@ -37,10 +37,10 @@ class Move:
     `since_s`: when its stage began; that of the cut goes on until the end. `standing`: indices of
     new servers that wait for the order to restore. `sealed`: the servers that make the cut.
 
-    `snapshot`: the checkpoint that was ordered last, at `ordered_s`, and is not on disk. `base`:
-    the newest one on disk, which the servers `loaded` have, all of them since `loaded_s`. `rounds`
-    of these are on disk; the last one began at `round_s`, and the one before it took `took_s`.
-    `failed`: checkpoints that failed before the seal.
+    `snapshot`: the checkpoint that was ordered last, at `ordered_s`, and is not on disk. `newest`:
+    the newest one on disk. `base`: the one that new servers were told to load, which `loaded` have,
+    all of them since `loaded_s`. `rounds` were taken for them and are on disk; the last one began
+    at `round_s`, and the one before it took `took_s`. `failed` before the seal.
     """
 
     to: ServerMap
@@ -50,6 +50,7 @@ class Move:
     sealed: tuple[ProcessName, ...] = ()
     snapshot: SnapshotId | None = None
     version: int = 0
+    newest: str = ""
     base: str = ""
     loaded: frozenset[int] = frozenset()
     ordered_s: float = 0.0
@@ -61,7 +62,7 @@ class Move:
 
     @property
     def waits(self) -> bool:
-        """Whether new servers have yet to start, or to load what is on disk."""
+        """Whether new servers have yet to start, or to load `base`."""
         if self.stage is Stage.STARTING:
             return len(self.standing) < self.to.number
         return bool(self.base) and len(self.loaded) < self.to.number
