@@ -15,8 +15,11 @@ from elasticdl.rpc.conversation import (
     Failure,
     Finish,
     Finished,
+    Load,
+    Order,
     Progress,
     Report,
+    Restore,
     Revoke,
     Servers,
     Summary,
@@ -109,9 +112,17 @@ def test_an_answer_comes_back_as_it_was(answer: Wait | Finished | Lease) -> None
 
 @pytest.mark.parametrize(
     "order",
-    [Drain("scaled down"), Revoke("late", 3), Servers(("a:1", "", "b:2")), Servers(()), Finish()],
+    [
+        Drain("scaled down"),
+        Revoke("late", 3),
+        Servers(("a:1", "", "b:2")),
+        Servers(()),
+        Load("version-3"),
+        Restore("version-3"),
+        Finish(),
+    ],
 )
-def test_an_order_comes_back_as_it_was(order: Drain | Revoke | Servers | Finish) -> None:
+def test_an_order_comes_back_as_it_was(order: Order) -> None:
     assert messages.order_from_wire(messages.order_to_wire(order)) == order
 
 
