@@ -11,7 +11,7 @@ RESIZE_MUTANTS = (
         "master.executor.executor:Executor._cut",
         "seal=command.seal",
         "seal=False",
-        shows="updates were lost",
+        shows="updates",
     ),
     Mutant(
         "servers restore the checkpoint that they loaded before the cut",
@@ -19,7 +19,7 @@ RESIZE_MUTANTS = (
         "master.core.ps.resizing:Resizing.saved",
         "RestoreServers(names, event.path)",
         "RestoreServers(names, move.base)",
-        shows="updates were lost",
+        shows="updates",
     ),
     Mutant(
         "the seal of a change that failed is not undone",
