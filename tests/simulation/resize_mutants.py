@@ -27,7 +27,6 @@ RESIZE_MUTANTS = (
         "master.core.ps.resizing:Resizing._withdraw",
         "context.orders.give(UnsealServers(move.snapshot))",
         "pass",
-        shows="stands still",
     ),
     Mutant(
         "another master leaves the seal of the one before",

@@ -338,7 +338,7 @@ class Resizing:
         if not move.sealed:
             # Also one that was not taken for them: the next delta is of it.
             move = move.next_round() if ours else move
-            self._move = replace(move, newest=event.path, version=event.version)
+            self._move = replace(move, newest=event.path)
             if not move.waits:
                 self._load(self._move)
         elif ours:
