@@ -8,6 +8,7 @@ from typing import Self, TypeAlias
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
+from elasticdl.flag import path_or_address
 from elasticdl.kubernetes_section import is_json, parse_json
 
 MAX_WORKERS = 10_000
@@ -73,6 +74,7 @@ def parse_envs(value: object) -> object:
 _SECRETS = re.compile(
     r"AWS_(?:SECRET_ACCESS_KEY|SESSION_TOKEN)"
     r"|AZURE_(?:STORAGE_(?:ACCOUNT_KEY|KEY|SAS_TOKEN|CONNECTION_STRING)|CLIENT_SECRET)"
+    r"|MLFLOW_TRACKING_(?:PASSWORD|TOKEN)|DATABRICKS_TOKEN|WANDB_API_KEY"
 )
 
 
@@ -145,3 +147,13 @@ def parse_staleness(value: object) -> int | str:
         f"expected auto, or a whole number of at least 0 and at most {MOST_STALENESS}, got"
         f" {value!r}"
     )
+
+
+def parse_tracker(text: str) -> str:
+    """`mlflow`, `mlflow:URI` or `wandb`, or ''. Raises ValueError."""
+    kind, sign, uri = text.partition(":")
+    if kind == "wandb" and sign:
+        raise ValueError("wandb takes no address: WANDB_BASE_URL, WANDB_PROJECT and others name it")
+    if text and (kind not in ("mlflow", "wandb") or (sign and not uri)):
+        raise ValueError(f"expected mlflow, mlflow:URI or wandb, got {text!r}")
+    return kind + sign + path_or_address(uri)

@@ -39,6 +39,7 @@ from elasticdl.flag_values import (
     parse_envs,
     parse_params,
     parse_staleness,
+    parse_tracker,
     refuse_secrets,
 )
 from elasticdl.job_choices import (
@@ -319,6 +320,18 @@ class CheckpointSection(Section):
         description=(
             "Directory, or address in an object store, for TensorBoard logs: loss and metrics by"
             " model version."
+        ),
+    )
+    tracker: Annotated[
+        str,
+        AfterValidator(parse_tracker),
+        UsedBy(_TRAIN + _EVALUATE),
+        Value("mlflow[:URI]|wandb"),
+    ] = Field(
+        default="",
+        description=(
+            "Send parameters, loss, metrics and receipt to MLflow or Weights & Biases, as their own"
+            " environment variables say; URI takes precedence over MLFLOW_TRACKING_URI."
         ),
     )
 

@@ -106,6 +106,11 @@ class JobDirectory:
         return self.path / "series.json"
 
     @property
+    def tracker(self) -> Path:
+        """The key of the job's run in its experiment tracker, and what that has, JSON."""
+        return self.path / "tracker.json"
+
+    @property
     def report(self) -> Path:
         """The final status page, in one file."""
         return self.path / "report.html"

@@ -42,6 +42,7 @@ from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
 from elasticdl.master.executor.snapshots import Snapshots
 from elasticdl.master.gateway.copy_holders import CopyHolders
+from elasticdl.master.executor.tracker_process import TrackerProcess
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
@@ -96,6 +97,9 @@ class Master:
         directory = environment.directory
         clock = SystemClock()
         self.record = JobRecord(spec, directory, clock)
+        self.tracker = (
+            TrackerProcess(directory, spec.cluster.envs) if spec.checkpoint.tracker else None
+        )
         self._recovered = recovered
         self._term = environment.term
         if not environment.replaces:
@@ -294,6 +298,7 @@ class Master:
             self.queue.post(MasterStarted(self.queue.at_s()))
         else:
             self._take_over(self._recovered, executor)
+            self._track(executor)
         for warning in (*self._environment.warnings, *([problem] if problem else ())):
             executor.carry_out(Announce("job", warning, level="warning"))
         if why := self._environment.stopped_for:
@@ -366,6 +371,11 @@ class Master:
         self._tell_choice_of_steps(preflight, executor)
         sources = (*preflight.training, *preflight.validation, *preflight.prediction)
         self._resume_work(sources, start.restore_from, None)
+        self._track(executor)
+
+    def _track(self, executor: Executor) -> None:
+        if self.tracker is not None:
+            self.queue.spawn("start of the tracker", self.tracker.start(executor.carry_out))
 
     @staticmethod
     def _tell_choice_of_steps(preflight: Preflight, executor: Executor) -> None:

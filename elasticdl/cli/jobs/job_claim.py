@@ -23,6 +23,7 @@ from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import forget_scale_unless
 from elasticdl.jobdir.supervisor_file import read_supervisor
 from elasticdl.private_file import DIRECTORY_MODE, replace_atomically
+from elasticdl.tracking.choice import refuse_missing_package
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the machine: another directory would not help, so they are not usage errors."""
@@ -255,12 +256,15 @@ def _unusable(what: str, error: OSError, flag: str = "--job-dir") -> ElasticDLEr
 
 
 def try_places(spec: JobSpec) -> None:
-    """Find out whether the job can write its results; leaves nothing.
+    """Find out whether the job can write its results, and has a package for its tracker.
+
+    Leaves nothing.
 
     Raises SpecError, or PermanentError if the disk is full.
     """
     _try_place(spec.checkpoint.output, "--output")
     _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
+    refuse_missing_package(spec)
 
 
 def _try_place(place: str, flag: str) -> None:

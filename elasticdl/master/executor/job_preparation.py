@@ -26,6 +26,7 @@ from elasticdl.master.preflight import (
     load_preflight,
     save_preflight,
 )
+from elasticdl.tracking.choice import refuse_missing_package
 
 Process: TypeAlias = Callable[[Sequence[int]], AbstractAsyncContextManager[CheckProcess]]
 
@@ -95,6 +96,8 @@ class JobPreparation:
 
     async def _preflight(self) -> Preflight:
         """Return the saved result of the command or of an earlier master, or run the check."""
+        # Here the packages are those of the image.
+        refuse_missing_package(self._spec)
         path = self._directory.preflight
         preflight = load_preflight(path)
         if preflight is None:

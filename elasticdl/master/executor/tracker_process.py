@@ -1,0 +1,120 @@
+"""The process that sends the job's curves to its experiment tracker, as the master sees it.
+
+Nothing waits for it but the master's exit, and that not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import final
+
+from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.outcome import Outcome
+from elasticdl.master.core.commands import Announce
+
+_LOG = logging.getLogger(__name__)
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.tracking.main")
+END_S = 30.0
+"""Limit from the job's end to the end of the process, which has shorter ones of its own."""
+_DEATH_S = 10.0
+
+
+@final
+class TrackerProcess:
+    """At most one process. Use it from one event loop, in the process's main thread."""
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        envs: Mapping[str, str],
+        command: Sequence[str] = COMMAND,
+        end_s: float = END_S,
+    ) -> None:
+        self._directory, self._envs = directory, envs
+        self._command, self._end_s = command, end_s
+        self._process: Process | None = None
+        self._ending = False
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self, announce: Callable[[Announce], None]) -> None:
+        """Start the process; `announce` gets what the job's events should tell."""
+        try:
+            # It ends with this thread, also by SIGKILL: the next master starts another.
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                str(self._directory.path),
+                stdin=PIPE,
+                stdout=PIPE,
+                env={**os.environ, **self._envs, PARENT_PID_VARIABLE: str(os.getpid())},
+                # A Ctrl-C is for the master.
+                start_new_session=True,
+            )
+        except OSError as error:
+            announce(_warning(f"the tracker's process cannot be started: {error}"))
+            return
+        self._reading = asyncio.ensure_future(self._read(process, announce))
+
+    async def end(self, outcome: Outcome, version: int) -> None:
+        """Have it send the rest and the outcome, and wait for its end for a limited time."""
+        process, self._ending = self._process, True
+        if process is None:
+            return
+        assert process.stdin is not None
+        line = json.dumps({**outcome.to_json(), "version": version}) + "\n"
+        with suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(line.encode())
+            await process.stdin.drain()
+        try:
+            code = await asyncio.wait_for(process.wait(), self._end_s)
+        except TimeoutError:
+            _LOG.warning("the tracker did not take all within %g s", self._end_s)
+        else:
+            if code:
+                _LOG.warning(
+                    "the tracker did not get all; %s has the curves", self._directory.metrics
+                )
+        await self.close()
+
+    async def close(self) -> None:
+        """Kill the process if it runs. A next master may continue its run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _DEATH_S)
+        assert self._reading is not None
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self, process: Process, announce: Callable[[Announce], None]) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            with suppress(ValueError, KeyError, TypeError):
+                event = json.loads(line)
+                told = Announce("tracker", str(event["text"]), level=str(event["level"]))
+                # The job's last event is its end.
+                announce(told) if not self._ending else _LOG.warning("%s", told.text)
+        code = await process.wait()
+        if not self._ending and self._process is process:
+            announce(_warning(f"the tracker's process ended by {how(code)}: see the master's log"))
+
+
+def how(code: int) -> str:
+    """Return an exit code of asyncio in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _warning(text: str) -> Announce:
+    return Announce("tracker", text, level="warning")

@@ -1,0 +1,134 @@
+"""Send the curves of a job to a tracker while the job runs, and its receipt at the end."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, final
+
+from elasticdl.errors import TransientError
+from elasticdl.jobdir.layout import read_json, write_json
+from elasticdl.tracking.metric_rows import MetricRows, Position
+from elasticdl.tracking.tracker import Run, RunEnd, Tracker
+
+_LOG = logging.getLogger(__name__)
+Say: TypeAlias = Callable[[str, str], None]
+"""Takes a level, `info` or `warning`, and a text for the job's events."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FollowLimits:
+    """Times in seconds.
+
+    A tracker that fails is tried again after pauses that grow to `longest_pause_s`. After the job's
+    end it is tried for `end_s`, or just once if it did not work before.
+    """
+
+    look_s: float = 1.0
+    longest_pause_s: float = 30.0
+    end_s: float = 10.0
+
+
+class Ends(Protocol):
+    """How the process learns of the job's end."""
+
+    def wait(self, limit_s: float) -> RunEnd | None:
+        """Return the job's end once it is known; None after the limit.
+
+        Raises EOFError if the master has left without one: another master continues the job.
+        """
+
+
+@final
+class SavedState:
+    """What masters after this one need, in `tracker.json`: the run's key, and what it has."""
+
+    def __init__(self, path: Path) -> None:
+        """Continue the run of an earlier master. Saves the key of a new run: raises OSError."""
+        self._path = path
+        state = read_json(path)
+        self.key = str(state.get("run") or "")
+        self.position = _position(state)
+        if not self.key:
+            self.key = secrets.token_hex(8)
+            self.save(self.position)
+
+    def save(self, position: Position) -> None:
+        """Save the position. Raises OSError."""
+        self.position = position
+        write_json(self._path, {"run": self.key, "at_s": position.at_s, "rows": position.rows})
+
+
+def _position(state: Mapping[str, Any]) -> Position:
+    at_s, rows = state.get("at_s"), state.get("rows")
+    return (
+        Position(float(at_s), rows)
+        if isinstance(at_s, int | float) and isinstance(rows, int)
+        else Position()
+    )
+
+
+@final
+class Following:
+    """One run of one tracker, from a job's directory."""
+
+    def __init__(self, tracker: Tracker, run: Run, rows: MetricRows, state: SavedState) -> None:
+        self._tracker, self._run = tracker, run
+        self._rows, self._state = rows, state
+        self._opened = False
+
+    def advance(self, say: Say) -> None:
+        """Open the run if it is not open, and send all new rows. Raises TransientError."""
+        try:
+            if not self._opened:
+                where = self._tracker.open(self._run)
+                self._opened = True
+                say("info", f"tracking this job: {where}")
+            while rows := self._rows.read():
+                self._tracker.log(rows)
+                self._rows.sent()
+                self._state.save(self._rows.position)
+        except OSError as error:
+            raise TransientError(f"cannot read or write {error.filename}: {error}") from error
+
+    def close(self, end: RunEnd) -> None:
+        """End the run. Raises TransientError."""
+        self._tracker.close(end)
+
+
+def follow(
+    following: Following, ends: Ends, say: Say, limits: FollowLimits = FollowLimits()
+) -> bool:
+    """Send until the job has ended. Return whether the tracker has everything.
+
+    Says only the first problem. Raises EOFError as `Ends`.
+    """
+    end: RunEnd | None = None
+    pause_s, until_s, failing, warned = 0.0, 0.0, False, False
+    while True:
+        if end is None:
+            end = ends.wait(pause_s)
+            until_s = time.monotonic() + (0.0 if failing else limits.end_s)
+        else:
+            # The last attempt failed, and there is time for another.
+            time.sleep(limits.look_s)
+        try:
+            following.advance(say)
+            if end is not None:
+                following.close(end)
+                return True
+            pause_s, failing = limits.look_s, False
+        except TransientError as error:
+            _LOG.warning("%s", error.message)
+            if not warned:
+                warned = True
+                say("warning", f"{error.message}; training goes on, and this is tried again")
+            if end is not None and time.monotonic() >= until_s:
+                return False
+            pause_s = min(limits.longest_pause_s, max(limits.look_s, 2 * pause_s))
+            failing = True

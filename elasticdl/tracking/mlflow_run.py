@@ -1,0 +1,117 @@
+"""A run in MLflow, through its own client: a tracking server, Databricks or a local store."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, final
+
+from elasticdl.errors import TransientError
+from elasticdl.tracking.tracker import MetricRow, Run, RunEnd
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "elasticdl"
+"""Default of MLFLOW_EXPERIMENT_NAME."""
+KEY_TAG = "elasticdl.run"
+_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""The client's own limits, 120 s and 7 repetitions, would outlast a job's end. Ours repeat, too."""
+_MOST_METRICS, _MOST_PARAMS, _MOST_CHARS = 1_000, 100, 500
+"""Limits of one request, and of a value that old servers take."""
+_FORBIDDEN = re.compile(r"[^\w\-. /:]")
+_STATUS = {"done": "FINISHED", "stopped": "KILLED"}
+
+
+@final
+class MlflowRun:
+    """See `Tracker`."""
+
+    def __init__(self) -> None:
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+
+    def open(self, run: Run) -> str:
+        """See `Tracker`."""
+        for name, value in _LIMITS.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        with _transient():
+            client = self._client = MlflowClient(run.uri or None)
+            experiment = _experiment(client)
+            found = client.search_runs(
+                [experiment], f"tags.`{KEY_TAG}` = '{run.key}'", max_results=1
+            )
+            if found:
+                self._run_id = found[0].info.run_id
+                client.update_run(self._run_id, "RUNNING")
+                known: Mapping[str, str] = found[0].data.params
+            else:
+                tags = {KEY_TAG: run.key, "elasticdl.job_dir": str(run.job_dir)}
+                created = client.create_run(experiment, run_name=run.name, tags=tags)
+                self._run_id, known = created.info.run_id, {}
+            self._log_params({name: one for name, one in run.params.items() if name not in known})
+            return f"MLflow run {self._run_id} of experiment {experiment} at {client.tracking_uri}"
+
+    def log(self, rows: Sequence[MetricRow]) -> None:
+        """See `Tracker`."""
+        self._log_metrics([(name, one, row) for row in rows for name, one in row.values.items()])
+
+    def close(self, end: RunEnd) -> None:
+        """See `Tracker`."""
+        last = MetricRow(end.version, time.time(), end.summary)
+        self._log_metrics([(name, value, last) for name, value in end.summary.items()])
+        client = self._client
+        assert client is not None
+        with _transient():
+            client.set_tag(self._run_id, "elasticdl.outcome", end.message[:_MOST_CHARS])
+            client.set_tag(self._run_id, "elasticdl.exit_code", str(end.exit_code))
+            client.set_terminated(self._run_id, _STATUS.get(end.state, "FAILED"))
+
+    def _log_metrics(self, metrics: Sequence[tuple[str, float, MetricRow]]) -> None:
+        from mlflow.entities import Metric
+
+        assert self._client is not None
+        points = [
+            Metric(_FORBIDDEN.sub("_", name), value, round(row.at * 1000), row.step)
+            for name, value, row in metrics
+        ]
+        for begin in range(0, len(points), _MOST_METRICS):
+            with _transient():
+                self._client.log_batch(self._run_id, points[begin : begin + _MOST_METRICS])
+
+    def _log_params(self, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        assert self._client is not None
+        # A value cannot be changed later, so a resumed job keeps those that it began with.
+        given = [
+            Param(_FORBIDDEN.sub("_", name), value[:_MOST_CHARS]) for name, value in params.items()
+        ]
+        for begin in range(0, len(given), _MOST_PARAMS):
+            self._client.log_batch(self._run_id, params=given[begin : begin + _MOST_PARAMS])
+
+
+def _experiment(client: MlflowClient) -> str:
+    """Return the id of the experiment that the environment names, and create it if necessary."""
+    if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return given
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    found = client.get_experiment_by_name(name)
+    return str(found.experiment_id if found is not None else client.create_experiment(name))
+
+
+@contextmanager
+def _transient() -> Iterator[None]:
+    """Turn the client's errors into TransientError: all may go away when somebody mends them."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    # `requests` derives its errors from OSError.
+    except (MlflowException, OSError) as error:
+        raise TransientError(f"MLflow: {str(error).strip().splitlines()[0]}") from error

@@ -1,0 +1,64 @@
+"""The interface to an experiment tracker, and the values that it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a tracker shows of a job.
+
+    `key` identifies the job's run in all trackers, whichever master writes it.
+    """
+
+    key: str
+    name: str
+    job_dir: Path
+    params: Mapping[str, str]
+    uri: str = ""
+    """Address from the flag; '' leaves it to the tracker's own environment variables."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """Values at one version of the model; `at` is unix time in seconds."""
+
+    step: int
+    at: float
+    values: Mapping[str, float]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How the job ended. `summary` has the receipt's numbers and the last metrics."""
+
+    exit_code: int
+    state: str
+    """`done`, `stopped` or `failed`."""
+    message: str
+    version: int = 0
+    summary: Mapping[str, float] = field(default_factory=dict)
+
+
+class Tracker(Protocol):
+    """One run of one tracker.
+
+    Methods block no longer than about half a minute. They raise TransientError for whatever the
+    tracker refuses: somebody may mend it while the job runs.
+    """
+
+    def open(self, run: Run) -> str:
+        """Begin the run, or continue it; return where people find it. It may be called again."""
+
+    def log(self, rows: Sequence[MetricRow]) -> None:
+        """Add rows. Those that an earlier call could not add come again."""
+
+    def close(self, end: RunEnd) -> None:
+        """End the run."""
