@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 EXPERIMENT = "elasticdl"
 """Default of MLFLOW_EXPERIMENT_NAME."""
 KEY_TAG = "elasticdl.run"
-_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""The client's own limits, 120 s and 7 repetitions, would outlast a job's end. Ours repeat, too."""
+_DEFAULTS = {
+    # The client's own limits, 120 s and 7 repetitions, would outlast a job's end. We repeat, too.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    # Nobody who sets a flag of ours asks for reports to MLflow's makers.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 _MOST_METRICS, _MOST_PARAMS, _MOST_CHARS = 1_000, 100, 500
 """Limits of one request, and of a value that old servers take."""
 _FORBIDDEN = re.compile(r"[^\w\-. /:]")
@@ -36,7 +41,7 @@ class MlflowRun:
 
     def open(self, run: Run) -> str:
         """See `Tracker`."""
-        for name, value in _LIMITS.items():
+        for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 

@@ -29,6 +29,8 @@ class WandbRun:
 
     def open(self, run: Run) -> str:
         """See `Tracker`."""
+        # Nobody who sets a flag of ours asks for reports to W&B's makers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         # An argument would take precedence over the user's variable.

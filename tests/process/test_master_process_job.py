@@ -424,13 +424,23 @@ def test_no_process_outlives_a_supervisor_that_is_killed(start: Callable[..., Ru
     )
 
 
-def test_a_job_keeps_its_processes_when_its_master_is_killed(start: Callable[..., Running]) -> None:
-    job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
+def test_a_job_keeps_its_processes_and_its_run_in_the_tracker_when_its_master_is_killed(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    store = tmp_path / "curves"
+    job = start(
+        num_workers="2",
+        num_epochs=2,
+        checkpoint_steps=1000,
+        tracker=f"mlflow:file:{store}",
+        envs="MLFLOW_ALLOW_FILE_STORE=true",
+    )
     hold = job.hold()
     job.wait_for_status(
         "work has begun",
         lambda status: status["records"]["trained"] >= 20 and status["version"] > 0,
     )
+    job.wait_until("the tracker has a row", lambda: bool(job._told("tracker.json").get("rows")))
     job.client().checkpoint()
     job.wait_for_status("a checkpoint is there", lambda status: len(status["checkpoints"]) == 1)
     pids = job.pids("")
@@ -451,6 +461,12 @@ def test_a_job_keeps_its_processes_when_its_master_is_killed(start: Callable[...
     events = (job.directory / "events.jsonl").read_text()
     assert "killed by signal 9 (SIGKILL)" in events
     assert "another master continues the job" in events and "4 processes kept running" in events
+    (run,) = (path.parent for path in store.glob("*/*/meta.yaml"))
+    assert "status: 3" in (run / "meta.yaml").read_text(), "FINISHED"
+    rows = map(json.loads, (job.directory / "metrics.jsonl").read_text().splitlines())
+    points = (run / "metrics/train/loss").read_text().splitlines()
+    assert {int(point.split()[2]) for point in points} == {row["version"] for row in rows}
+    assert (run / "metrics/receipt/trained").read_text().split()[1] == "800.0"
 
 
 def without_journal(job: Running) -> dict[str, Any]:

@@ -1,0 +1,191 @@
+"""The process of a tracker, with the tracker's own package: what a job wrote is in the run, once,
+although a first process was killed. What cannot be reached holds nothing up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
+from elasticdl.jobdir.outcome import Outcome
+from tests.conftest import ROOT
+from tests.waiting import until
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(300)]
+LIMIT_S = 120.0
+END = Outcome(0, "done", receipt={"total": {"trained": 300, "lost": 0}}, metrics={"accuracy": 0.9})
+
+
+@dataclass
+class Processes:
+    """Starts the process of a job's tracker."""
+
+    folder: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def write_job(self, tracker: str, *versions: int) -> None:
+        flags = {"model_zoo": "/z", "model_def": "m", "training_data": "/t", "job_name": "job-1"}
+        spec = JobSpec.from_flags(
+            Action.TRAIN, {**flags, "tracker": tracker, "model_params": "lr=0.1"}
+        )
+        (self.folder / "job.json").write_text(spec.model_dump_json())
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            for version in versions:
+                stamp = {"at": 1.7e9 + version, "at_s": float(version), "records": 10 * version}
+                for kind, values in (("training", {"loss": 0.5}), ("evaluation", {"f1@5": 0.75})):
+                    row = {**stamp, "kind": kind, "version": version, "values": values}
+                    file.write(json.dumps(row) + "\n")
+
+    def start(self, **variables: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticdl.tracking.main", str(self.folder)],
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def wait_for_rows(self, last: int) -> None:
+        def has_all() -> bool:
+            path = self.folder / "tracker.json"
+            return path.exists() and json.loads(path.read_text())["at_s"] >= last
+
+        process = self.started[-1]
+        until("the rows were sent", has_all, LIMIT_S, over=lambda: process.poll() is not None)
+
+    def end(self, version: int) -> tuple[int, list[dict[str, Any]]]:
+        """Its exit code, and what it said."""
+        line = json.dumps({**END.to_json(), "version": version}) + "\n"
+        said, _ = self.started[-1].communicate(line.encode(), LIMIT_S)
+        return self.started[-1].returncode, [json.loads(one) for one in said.splitlines()]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    ours = Processes(tmp_path)
+    yield ours
+    for process in ours.started:
+        process.kill()
+        process.wait(LIMIT_S)
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def killed_once(processes: Processes, tracker: str, **variables: str) -> None:
+    """A whole job: its first process is killed after some rows, and a second one ends the run."""
+    processes.write_job(tracker, 1, 2)
+    first = processes.start(**variables)
+    processes.wait_for_rows(2)
+    first.send_signal(signal.SIGKILL)
+    first.wait(LIMIT_S)
+    # A ring that lost all members goes back: versions may fall.
+    processes.write_job(tracker, 3)
+    processes.start(**variables)
+    code, said = processes.end(version=3)
+    assert code == 0 and [one["level"] for one in said] == ["info"]
+
+
+def test_mlflow_has_one_run_of_a_job_whose_master_was_killed(processes: Processes) -> None:
+    store = processes.folder / "store"
+    killed_once(processes, f"mlflow:file:{store}", MLFLOW_ALLOW_FILE_STORE="true")
+    (run,) = (path.parent for path in store.glob("*/*/meta.yaml"))
+    assert "name: elasticdl" in (run.parent / "meta.yaml").read_text()
+    assert "status: 3" in (run / "meta.yaml").read_text(), "FINISHED"
+    assert (run / "tags/mlflow.runName").read_text() == "job-1"
+    assert (run / "params/model_params.lr").read_text() == "0.1"
+
+    def points(name: str) -> list[tuple[int, float, int]]:
+        lines = (run / "metrics" / name).read_text().splitlines()
+        return [(int(at), float(value), int(step)) for at, value, step in map(str.split, lines)]
+
+    assert points("train/loss") == [(1_700_000_000_000 + 1000 * n, 0.5, n) for n in (1, 2, 3)]
+    assert [step for _, _, step in points("validation/f1_5")] == [1, 2, 3]
+    assert [point[1:] for point in points("receipt/trained")] == [(300.0, 3)]
+    assert [point[1:] for point in points("final/accuracy")] == [(0.9, 3)]
+
+
+def records_of(path: Path) -> Iterator[Any]:
+    """The records in a file of an offline run: after a header of 7 bytes, blocks as LevelDB has
+    them, of chunks with checksum, length and type (1 whole, 2 first, 3 middle, 4 last).
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, offset, text = path.read_bytes(), 7, b""
+    while offset + 7 <= len(data):
+        if (left := 32768 - offset % 32768) < 7:
+            offset += left
+            continue
+        size, kind = int.from_bytes(data[offset + 4 : offset + 6], "little"), data[offset + 6]
+        text += data[offset + 7 : offset + 7 + size]
+        offset += 7 + size
+        if kind in (1, 4):
+            yield Record.FromString(text)
+            text = b""
+
+
+def test_wandb_has_one_offline_run_of_a_job_whose_master_was_killed(processes: Processes) -> None:
+    killed_once(processes, "wandb", WANDB_MODE="offline", WANDB_PROJECT="mine")
+    files = sorted((processes.folder / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2 and len({path.name for path in files}) == 1, "one id"
+    records = [one for path in files for one in records_of(path)]
+    (run, _) = (one.run for one in records if one.HasField("run"))
+    config = {one.key: json.loads(one.value_json) for one in run.config.update}
+    assert (run.project, run.display_name, config["model_params.lr"]) == ("mine", "job-1", "0.1")
+    rows: list[dict[str, Any]] = [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in one.history.item
+        }
+        for one in records
+        if one.HasField("history")
+    ]
+    assert [(one["version"], one["train/loss"]) for one in rows if "train/loss" in one] == [
+        (1, 0.5),
+        (2, 0.5),
+        (3, 0.5),
+    ]
+    assert [one["version"] for one in rows if one.get("validation/f1@5") == 0.75] == [1, 2, 3]
+    summary = {
+        item.key or "/".join(item.nested_key): json.loads(item.value_json)
+        for one in records
+        if one.HasField("summary")
+        for item in one.summary.update
+    }
+    assert summary["receipt/trained"] == 300 and summary["outcome"] == "done"
+
+
+def test_a_server_that_never_answers_costs_a_warning_and_no_wait_for_it(
+    processes: Processes,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        processes.write_job(f"mlflow:http://127.0.0.1:{silent.getsockname()[1]}", 1)
+        process = processes.start(MLFLOW_HTTP_REQUEST_TIMEOUT="1")
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert first["level"] == "warning" and first["text"].startswith("MLflow: ")
+        code, said = processes.end(version=1)
+    assert code == 1 and said == []
+
+
+def test_a_process_whose_master_has_left_leaves_the_run_open(processes: Processes) -> None:
+    processes.write_job("mlflow:http://127.0.0.1:9", 1)
+    process = processes.start()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(LIMIT_S) == 0
