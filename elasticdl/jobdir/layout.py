@@ -111,6 +111,11 @@ class JobDirectory:
         return self.path / "tracker.json"
 
     @property
+    def tracker_lock(self) -> Path:
+        """An empty file that the process of the tracker locks while it lives."""
+        return self.path / "tracker.lock"
+
+    @property
     def report(self) -> Path:
         """The final status page, in one file."""
         return self.path / "report.html"

@@ -90,15 +90,29 @@ class Following:
                 self._opened = True
                 say("info", f"tracking this job: {where}")
             while rows := self._rows.read():
-                self._tracker.log(rows)
+                is_safe = self._tracker.log(rows)
                 self._rows.sent()
-                self._state.save(self._rows.position)
+                if is_safe:
+                    self._state.save(self._rows.position)
         except OSError as error:
             raise TransientError(f"cannot read or write {error.filename}: {error}") from error
 
     def close(self, end: RunEnd) -> None:
         """End the run. Raises TransientError."""
         self._tracker.close(end)
+        self._save()
+
+    def leave(self) -> None:
+        """Leave the run to the next process. Raises TransientError."""
+        if self._opened:
+            self._tracker.leave()
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self._state.save(self._rows.position)
+        except OSError as error:
+            raise TransientError(f"cannot write {error.filename}: {error}") from error
 
 
 def follow(
@@ -106,13 +120,18 @@ def follow(
 ) -> bool:
     """Send until the job has ended. Return whether the tracker has everything.
 
-    Says only the first problem. Raises EOFError as `Ends`.
+    Says only the first problem. If the master leaves, leaves the run to the next one, and returns
+    True; raises TransientError if the tracker fails then.
     """
     end: RunEnd | None = None
     pause_s, until_s, failing, warned = 0.0, 0.0, False, False
     while True:
         if end is None:
-            end = ends.wait(pause_s)
+            try:
+                end = ends.wait(pause_s)
+            except EOFError:
+                following.leave()
+                return True
             until_s = time.monotonic() + (0.0 if failing else limits.end_s)
         else:
             # The last attempt failed, and there is time for another.

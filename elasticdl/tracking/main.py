@@ -7,53 +7,90 @@ nothing but this process.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
-import select
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
-from typing import IO, final
+from typing import final
 
-from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.errors import TransientError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.private_file import FILE_MODE
 from elasticdl.tracking.choice import kind_and_uri
 from elasticdl.tracking.following import Following, SavedState, follow
 from elasticdl.tracking.metric_rows import MetricRows
 from elasticdl.tracking.run_of_job import end_of, run_of
 from elasticdl.tracking.tracker import RunEnd, Tracker
 
+_LOG = logging.getLogger(__name__)
+_LEAVE_S = 10
+_LOCK_S, _LOOK_S = 15.0, 0.1
+"""Longer than an earlier process lives after its master."""
 _NICE = 10
 """Training goes first."""
-_MOST_BYTES = 1 << 20
-"""Limit of the line about the job's end."""
 
 
 @final
 class EndOnStdin:
-    """The job's end, as the master writes it."""
+    """The job's end, as the master writes it; a thread reads it.
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._text = b""
+    When the master has gone, the process has `leave_s` to leave, whatever a library hangs in.
+    """
+
+    def __init__(self, descriptor: int, leave_s: int = _LEAVE_S) -> None:
+        self._descriptor, self._leave_s = descriptor, leave_s
+        self._end: RunEnd | None = None
+        self._known = threading.Event()
+        threading.Thread(target=self._read, name="stdin", daemon=True).start()
 
     def wait(self, limit_s: float) -> RunEnd | None:
         """See `following.Ends`."""
-        if not select.select([self._file], [], [], limit_s)[0]:
+        if not self._known.wait(limit_s):
             return None
-        while b"\n" not in self._text:
-            data = os.read(self._file.fileno(), 1 << 16)
-            if not data or len(self._text) > _MOST_BYTES:
-                raise EOFError
-            self._text += data
-        value = json.loads(self._text)
-        outcome = Outcome.from_json(value)
-        if outcome is None:
+        if self._end is None:
             raise EOFError
-        return end_of(outcome, int(value.get("version") or 0))
+        return self._end
+
+    def _read(self) -> None:
+        text = b""
+        # Not by `sys.stdin`: its lock, held by a thread that waits, crashes the interpreter's end.
+        while data := os.read(self._descriptor, 1 << 16):
+            text += data
+            if text.endswith(b"\n"):
+                self._take(text)
+        self._known.set()
+        signal.alarm(self._leave_s)
+
+    def _take(self, line: bytes) -> None:
+        value = json.loads(line)
+        outcome = Outcome.from_json(value)
+        assert outcome is not None
+        self._end = end_of(outcome, int(value["version"]))
+        self._known.set()
+
+
+def _lock(path: Path) -> None:
+    """Wait until the process of an earlier master has left the run; hold the lock until our end."""
+    until_s = time.monotonic() + _LOCK_S
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(_LOOK_S)
+    except OSError as error:
+        # Two processes at worst write one run for a moment.
+        _LOG.warning("cannot lock %s: %s", path, error)
 
 
 def _tracker(kind: str) -> Tracker:
@@ -68,7 +105,6 @@ def _tracker(kind: str) -> Tracker:
 
 def main() -> int:
     """Return 0 if the tracker has everything, or another master continues the job."""
-    die_with_parent()
     for quiet in (signal.SIGINT, signal.SIGTERM):
         # The master decides when this process ends.
         signal.signal(quiet, signal.SIG_IGN)
@@ -86,6 +122,8 @@ def main() -> int:
         events.write(json.dumps({"level": level, "text": text}) + "\n")
 
     directory = JobDirectory(Path(sys.argv[1]))
+    ends = EndOnStdin(sys.stdin.fileno())
+    _lock(directory.tracker_lock)
     spec = JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
     state = SavedState(directory.tracker)
     kind, _ = kind_and_uri(spec.checkpoint.tracker)
@@ -96,9 +134,10 @@ def main() -> int:
         state,
     )
     try:
-        return 0 if follow(following, EndOnStdin(sys.stdin.buffer), say) else 1
-    except EOFError:
-        return 0
+        return 0 if follow(following, ends, say) else 1
+    except TransientError as error:
+        _LOG.warning("the next process sends what is missing: %s", error.message)
+        return 1
 
 
 if __name__ == "__main__":

@@ -62,9 +62,13 @@ class MlflowRun:
             self._log_params({name: one for name, one in run.params.items() if name not in known})
             return f"MLflow run {self._run_id} of experiment {experiment} at {client.tracking_uri}"
 
-    def log(self, rows: Sequence[MetricRow]) -> None:
+    def log(self, rows: Sequence[MetricRow]) -> bool:
         """See `Tracker`."""
         self._log_metrics([(name, one, row) for row in rows for name, one in row.values.items()])
+        return True
+
+    def leave(self) -> None:
+        """See `Tracker`. The run goes on running."""
 
     def close(self, end: RunEnd) -> None:
         """See `Tracker`."""

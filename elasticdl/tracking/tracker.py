@@ -57,8 +57,14 @@ class Tracker(Protocol):
     def open(self, run: Run) -> str:
         """Begin the run, or continue it; return where people find it. It may be called again."""
 
-    def log(self, rows: Sequence[MetricRow]) -> None:
-        """Add rows. Those that an earlier call could not add come again."""
+    def log(self, rows: Sequence[MetricRow]) -> bool:
+        """Add rows, and return whether they are safe if this process is killed.
+
+        Rows that an earlier call could not add come again.
+        """
+
+    def leave(self) -> None:
+        """Leave the run to the process of the next master: all rows are safe afterwards."""
 
     def close(self, end: RunEnd) -> None:
         """End the run."""

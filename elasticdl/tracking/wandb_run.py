@@ -62,12 +62,21 @@ class WandbRun:
             opened.define_metric("*", step_metric=STEP)
             return f"W&B run {opened.id}: {opened.url or opened.dir}"
 
-    def log(self, rows: Sequence[MetricRow]) -> None:
-        """See `Tracker`. W&B's own process sends the rows, and repeats it where it must."""
+    def log(self, rows: Sequence[MetricRow]) -> bool:
+        """See `Tracker`. W&B's own process sends rows later, and writes them in large blocks."""
         assert self._run is not None
         with _transient():
             for row in rows:
                 self._run.log({**row.values, STEP: row.step})
+        return False
+
+    def leave(self) -> None:
+        """See `Tracker`."""
+        assert self._run is not None
+        with _transient():
+            # W&B's word for a run that is to be resumed.
+            self._run.mark_preempting()
+            self._run.finish(exit_code=1)
 
     def close(self, end: RunEnd) -> None:
         """See `Tracker`."""

@@ -99,6 +99,8 @@ class Scripted:
     runs: list[Run] = field(default_factory=list)
     rows: list[MetricRow] = field(default_factory=list)
     ends: list[RunEnd] = field(default_factory=list)
+    is_safe: bool = True
+    left: int = 0
 
     def _call(self) -> None:
         self.calls += 1
@@ -110,9 +112,14 @@ class Scripted:
         self.runs.append(run)
         return "here"
 
-    def log(self, rows: Sequence[MetricRow]) -> None:
+    def log(self, rows: Sequence[MetricRow]) -> bool:
         self._call()
         self.rows += rows
+        return self.is_safe
+
+    def leave(self) -> None:
+        self._call()
+        self.left += 1
 
     def close(self, end: RunEnd) -> None:
         self._call()
@@ -154,18 +161,38 @@ def followed(
     return whole, said
 
 
+@pytest.mark.parametrize("is_safe", [True, False])
 def test_the_next_master_s_process_continues_the_run_after_the_rows_that_were_sent(
-    tmp_path: Path,
+    tmp_path: Path, is_safe: bool
 ) -> None:
-    first, second = Scripted(), Scripted()
+    first, second = Scripted(is_safe=is_safe), Scripted()
     write(tmp_path / "metrics.jsonl", row(1, 1.0))
-    with pytest.raises(EOFError):
-        followed(tmp_path, first, After(2, None))
+    assert followed(tmp_path, first, After(2, None))[0] and first.left == 1
     write(tmp_path / "metrics.jsonl", row(2, 2.0))
     assert followed(tmp_path, second, After(0, END))[0]
     assert [run.key for run in first.runs] == [run.key for run in second.runs]
     assert (steps(first.rows), steps(second.rows), first.ends) == ([1], [2], [])
     assert second.ends == [END]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("is_safe, again", [(True, [2]), (False, [1, 2])])
+def test_rows_that_a_killed_process_did_not_make_safe_are_sent_again(
+    tmp_path: Path, is_safe: bool, again: list[int]
+) -> None:
+    def killed(look: int) -> None:
+        if look == 3:
+            raise Killed
+
+    write(tmp_path / "metrics.jsonl", row(1, 1.0))
+    with pytest.raises(Killed):
+        followed(tmp_path, Scripted(is_safe=is_safe), After(9, END, killed))
+    write(tmp_path / "metrics.jsonl", row(2, 2.0))
+    second = Scripted()
+    assert followed(tmp_path, second, After(0, END))[0] and steps(second.rows) == again
 
 
 def test_a_tracker_that_fails_at_times_gets_everything_and_people_one_warning(

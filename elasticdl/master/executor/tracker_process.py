@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import final
 
-from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.commands import Announce
@@ -25,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.tracking.main")
 END_S = 30.0
 """Limit from the job's end to the end of the process, which has shorter ones of its own."""
-_DEATH_S = 10.0
+LEAVE_S = 5.0
 
 
 @final
@@ -38,9 +37,10 @@ class TrackerProcess:
         envs: Mapping[str, str],
         command: Sequence[str] = COMMAND,
         end_s: float = END_S,
+        leave_s: float = LEAVE_S,
     ) -> None:
         self._directory, self._envs = directory, envs
-        self._command, self._end_s = command, end_s
+        self._command, self._end_s, self._leave_s = command, end_s, leave_s
         self._process: Process | None = None
         self._ending = False
         self._reading: asyncio.Task[None] | None = None
@@ -48,13 +48,13 @@ class TrackerProcess:
     async def start(self, announce: Callable[[Announce], None]) -> None:
         """Start the process; `announce` gets what the job's events should tell."""
         try:
-            # It ends with this thread, also by SIGKILL: the next master starts another.
+            # The end of its stdin tells it that this master has gone, however it ended.
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 str(self._directory.path),
                 stdin=PIPE,
                 stdout=PIPE,
-                env={**os.environ, **self._envs, PARENT_PID_VARIABLE: str(os.getpid())},
+                env={**os.environ, **self._envs},
                 # A Ctrl-C is for the master.
                 start_new_session=True,
             )
@@ -85,15 +85,18 @@ class TrackerProcess:
         await self.close()
 
     async def close(self) -> None:
-        """Kill the process if it runs. A next master may continue its run."""
-        process, self._process = self._process, None
+        """Have the process leave its run to the next master; kill it if it does not."""
+        process, self._process, self._ending = self._process, None, True
         if process is None:
             return
-        if process.returncode is None:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), self._leave_s)
+        except TimeoutError:
             with suppress(ProcessLookupError):
                 process.kill()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _DEATH_S)
+            await process.wait()
         assert self._reading is not None
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
