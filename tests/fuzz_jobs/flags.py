@@ -467,6 +467,7 @@ EXCLUDED: Mapping[str, str] = {
     "export_seconds": "exports to numbered folders: tests/process/test_job_remote.py",
     "keep_export_max": "of numbered folders, see export_seconds",
     "checkpoint_dir": "takes an object store: tests/process/test_job_remote.py",
+    "tracker": "needs a tracker: tests/contract/test_trackers.py",
     "resume": "given to the second run of a job that was stopped",
     "wire_precision": "rounded gradients do not count records exactly",
 }
