@@ -33,8 +33,6 @@ _LOG = logging.getLogger(__name__)
 _LEAVE_S = 10
 _LOCK_S, _LOOK_S = 15.0, 0.1
 """Longer than an earlier process lives after its master."""
-_NICE = 10
-"""Training goes first."""
 
 
 @final
@@ -108,7 +106,6 @@ def main() -> int:
     for quiet in (signal.SIGINT, signal.SIGTERM):
         # The master decides when this process ends.
         signal.signal(quiet, signal.SIG_IGN)
-    os.nice(_NICE)
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname).1s %(name)s: %(message)s",

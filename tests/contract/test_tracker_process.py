@@ -60,7 +60,8 @@ def test_it_gets_the_end_and_what_it_says_is_told(
         await until_async("it said something", lambda: told)
         await process.end(Outcome(0, "done", loss=0.5), 30)
 
-    run(work())
+    with caplog.at_level(logging.INFO):
+        run(work())
     assert [(one.kind, one.text, one.level) for one in told] == [("tracker", "tracking", "info")]
     end = json.loads((tmp_path / "end").read_text())
     assert (end["version"], end["loss"], end["message"]) == (30, 0.5, "done")

@@ -41,6 +41,7 @@ MOUNT = {
 OTHERS: dict[str, tuple[str, Any]] = {
     "model_zoo": ("z", "z"),
     "checkpoint_dir": ("s3://b/c", "s3://b/c"),
+    "tracker": ("mlflow:http://h:1", "mlflow:http://h:1"),
     "model_def": ("a.b", "a.b"),
     "model_params": ("lr=0.5;name='1';deep=true", {"lr": 0.5, "name": "1", "deep": True}),
     "data_reader_params": ("sep=|", {"sep": "|"}),

@@ -22,9 +22,8 @@ from elasticdl.master.core.commands import Announce
 
 _LOG = logging.getLogger(__name__)
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.tracking.main")
-END_S = 30.0
-"""Limit from the job's end to the end of the process, which has shorter ones of its own."""
-LEAVE_S = 5.0
+END_S, LEAVE_S = 30.0, 5.0
+"""Limits of the process's end: after the job's end, and when another master continues the job."""
 
 
 @final
@@ -68,13 +67,9 @@ class TrackerProcess:
         process, self._ending = self._process, True
         if process is None:
             return
-        assert process.stdin is not None
         line = json.dumps({**outcome.to_json(), "version": version}) + "\n"
-        with suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(line.encode())
-            await process.stdin.drain()
         try:
-            code = await asyncio.wait_for(process.wait(), self._end_s)
+            code = await asyncio.wait_for(_ended(process, line.encode()), self._end_s)
         except TimeoutError:
             _LOG.warning("the tracker did not take all within %g s", self._end_s)
         else:
@@ -108,13 +103,22 @@ class TrackerProcess:
                 event = json.loads(line)
                 told = Announce("tracker", str(event["text"]), level=str(event["level"]))
                 # The job's last event is its end.
-                announce(told) if not self._ending else _LOG.warning("%s", told.text)
+                announce(told) if not self._ending else _LOG.info("%s: %s", told.level, told.text)
         code = await process.wait()
         if not self._ending and self._process is process:
-            announce(_warning(f"the tracker's process ended by {how(code)}: see the master's log"))
+            announce(_warning(f"the tracker's process ended by {_how(code)}: see the master's log"))
 
 
-def how(code: int) -> str:
+async def _ended(process: Process, line: bytes) -> int:
+    """Write the last line, and return the exit code."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(line)
+        await process.stdin.drain()
+    return await process.wait()
+
+
+def _how(code: int) -> str:
     """Return an exit code of asyncio in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
