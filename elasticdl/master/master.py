@@ -41,8 +41,8 @@ from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.shutdown_checkpoint import checkpoint_in_time
 from elasticdl.master.executor.snapshots import Snapshots
-from elasticdl.master.gateway.copy_holders import CopyHolders
 from elasticdl.master.executor.tracker_process import TrackerProcess
+from elasticdl.master.gateway.copy_holders import CopyHolders
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
