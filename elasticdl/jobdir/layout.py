@@ -111,9 +111,9 @@ class JobDirectory:
         return self.path / "tracker.json"
 
     @property
-    def tracker_lock(self) -> Path:
-        """An empty file that the process of the tracker locks while it lives."""
-        return self.path / "tracker.lock"
+    def traces(self) -> Path:
+        """The same for the job's OpenTelemetry trace."""
+        return self.path / "traces.json"
 
     @property
     def report(self) -> Path:

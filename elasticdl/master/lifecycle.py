@@ -78,11 +78,11 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
             leave_report(environment.directory, lambda: master.snapshot(outcome, status))
         if platform.has_next:
             tell_story(master.record.event_log)
-        if master.tracker is not None and status is not None:
-            await master.tracker.end(outcome, status.version)
+        version = status.version if status is not None else 0
+        await asyncio.gather(*(one.end(outcome, version) for one in master.trackers))
         await platform.tell(outcome)
-    elif master.tracker is not None:
-        await master.tracker.close()
+    else:
+        await asyncio.gather(*(one.close() for one in master.trackers))
     return finish
 
 

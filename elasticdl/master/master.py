@@ -66,6 +66,7 @@ from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous
 from elasticdl.shard import Source, Task
 from elasticdl.tokens import process_token, run_name
+from elasticdl.tracking.choice import what_to_send
 
 PROGRESS_EVERY_S = 2.0
 _MAIN_TASK = {
@@ -97,8 +98,8 @@ class Master:
         directory = environment.directory
         clock = SystemClock()
         self.record = JobRecord(spec, directory, clock)
-        self.tracker = (
-            TrackerProcess(directory, spec.cluster.envs) if spec.checkpoint.tracker else None
+        self.trackers = tuple(
+            TrackerProcess(directory, what, spec.cluster.envs) for what in what_to_send(spec)
         )
         self._recovered = recovered
         self._term = environment.term
@@ -374,8 +375,8 @@ class Master:
         self._track(executor)
 
     def _track(self, executor: Executor) -> None:
-        if self.tracker is not None:
-            self.queue.spawn("start of the tracker", self.tracker.start(executor.carry_out))
+        for tracker in self.trackers:
+            self.queue.spawn("start of a tracker", tracker.start(executor.carry_out))
 
     @staticmethod
     def _tell_choice_of_steps(preflight: Preflight, executor: Executor) -> None:

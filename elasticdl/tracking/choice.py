@@ -1,14 +1,24 @@
-"""Which tracker a job uses, and whether its package is installed."""
+"""Which tracker a job uses and where its traces go, and whether their packages are installed."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from collections.abc import Mapping
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
+
+
+class Sent(StrEnum):
+    """What a process sends; also the name of its lock file."""
+
+    CURVES = "tracker"
+    TRACES = "traces"
+
 
 _DATABASES = ("", "sqlite", "mysql", "postgresql", "mssql")
 """Schemes of stores that only the full package `mlflow` opens; '' is its default, a SQLite file."""
@@ -18,6 +28,45 @@ def kind_and_uri(tracker: str) -> tuple[str, str]:
     """Split `mlflow:URI`; the URI is '' where none is given."""
     kind, _, uri = tracker.partition(":")
     return kind, uri
+
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OVER_HTTP = "http/protobuf"
+_EXPORTER = "opentelemetry-exporter-otlp-proto-http"
+
+
+def what_to_send(spec: JobSpec) -> tuple[Sent, ...]:
+    """Return what a job sends, each by a process of its own."""
+    curves = (Sent.CURVES,) if spec.checkpoint.tracker else ()
+    traces = (Sent.TRACES,) if endpoint_of({**os.environ, **spec.cluster.envs}) else ()
+    return (*curves, *traces)
+
+
+def endpoint_of(environment: Mapping[str, str]) -> str | None:
+    """Return where traces are to go, by OpenTelemetry's variables; None: nowhere."""
+    disabled = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if disabled or environment.get("OTEL_TRACES_EXPORTER", "") == "none":
+        return None
+    return next((environment[name] for name in _ENDPOINTS if environment.get(name)), None)
+
+
+def why_no_traces(environment: Mapping[str, str]) -> str | None:
+    """Return why traces cannot be sent from here, and what to do; None if they can.
+
+    No reason to refuse a job: a cluster may set these variables for all of its pods.
+    """
+    try:
+        version(_EXPORTER)
+    except PackageNotFoundError:
+        return f"no traces: {_EXPORTER} is not installed; pip install 'elasticdl[otel]'"
+    protocol = next((environment[name] for name in _PROTOCOLS if environment.get(name)), _OVER_HTTP)
+    if protocol != _OVER_HTTP:
+        return (
+            f"no traces: the protocol {protocol} is not supported; set"
+            f" OTEL_EXPORTER_OTLP_PROTOCOL={_OVER_HTTP}, and the endpoint's port for it, often 4318"
+        )
+    return None
 
 
 def refuse_missing_package(spec: JobSpec) -> None:

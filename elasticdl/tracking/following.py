@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final
 
 from elasticdl.errors import TransientError
 from elasticdl.jobdir.layout import read_json, write_json
-from elasticdl.tracking.metric_rows import MetricRows, Position
+from elasticdl.tracking.followed_file import FollowedFile, Position
 from elasticdl.tracking.tracker import Run, RunEnd, Tracker
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 Say: TypeAlias = Callable[[str, str], None]
 """Takes a level, `info` or `warning`, and a text for the job's events."""
@@ -46,7 +47,7 @@ class Ends(Protocol):
 
 @final
 class SavedState:
-    """What masters after this one need, in `tracker.json`: the run's key, and what it has."""
+    """What masters after this one need, in a file: the run's key, and what it has."""
 
     def __init__(self, path: Path) -> None:
         """Continue the run of an earlier master. Saves the key of a new run: raises OSError."""
@@ -74,10 +75,12 @@ def _position(state: Mapping[str, Any]) -> Position:
 
 
 @final
-class Following:
+class Following(Generic[T]):
     """One run of one tracker, from a job's directory."""
 
-    def __init__(self, tracker: Tracker, run: Run, rows: MetricRows, state: SavedState) -> None:
+    def __init__(
+        self, tracker: Tracker[T], run: Run, rows: FollowedFile[T], state: SavedState
+    ) -> None:
         self._tracker, self._run = tracker, run
         self._rows, self._state = rows, state
         self._opened = False
@@ -116,7 +119,7 @@ class Following:
 
 
 def follow(
-    following: Following, ends: Ends, say: Say, limits: FollowLimits = FollowLimits()
+    following: Following[T], ends: Ends, say: Say, limits: FollowLimits = FollowLimits()
 ) -> bool:
     """Send until the job has ended. Return whether the tracker has everything.
 

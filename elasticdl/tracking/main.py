@@ -1,4 +1,4 @@
-"""The process that sends a job's curves to its tracker: `python -m elasticdl.tracking.main DIR`.
+"""The process that sends what a job writes: `python -m elasticdl.tracking.main DIR tracker|traces`.
 
 The master starts it when the job has begun, and writes the job's end to its stdin, one line of
 JSON. It answers on stdout with lines for the job's events. A library that hangs or is slow holds up
@@ -23,11 +23,13 @@ from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.private_file import FILE_MODE
-from elasticdl.tracking.choice import kind_and_uri
+from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces
+from elasticdl.tracking.followed_file import FollowedFile
 from elasticdl.tracking.following import Following, SavedState, follow
-from elasticdl.tracking.metric_rows import MetricRows
+from elasticdl.tracking.metric_rows import metric_row
 from elasticdl.tracking.run_of_job import end_of, run_of
-from elasticdl.tracking.tracker import RunEnd, Tracker
+from elasticdl.tracking.spans import Span, span_of
+from elasticdl.tracking.tracker import MetricRow, RunEnd, Tracker
 
 _LOG = logging.getLogger(__name__)
 _LEAVE_S = 10
@@ -91,14 +93,28 @@ def _lock(path: Path) -> None:
         _LOG.warning("cannot lock %s: %s", path, error)
 
 
-def _tracker(kind: str) -> Tracker:
+def _curves(spec: JobSpec, directory: JobDirectory) -> Following[MetricRow]:
+    state = SavedState(directory.tracker)
+    kind, _ = kind_and_uri(spec.checkpoint.tracker)
+    tracker: Tracker[MetricRow]
     if kind == "mlflow":
         from elasticdl.tracking.mlflow_run import MlflowRun
 
-        return MlflowRun()
-    from elasticdl.tracking.wandb_run import WandbRun
+        tracker = MlflowRun()
+    else:
+        from elasticdl.tracking.wandb_run import WandbRun
 
-    return WandbRun()
+        tracker = WandbRun()
+    rows = FollowedFile(directory.metrics, state.position, metric_row)
+    return Following(tracker, run_of(spec, state.key, directory.path), rows, state)
+
+
+def _traces(spec: JobSpec, directory: JobDirectory) -> Following[Span]:
+    from elasticdl.tracking.otlp_traces import OtlpTraces
+
+    state = SavedState(directory.traces)
+    rows = FollowedFile(directory.events, state.position, span_of)
+    return Following(OtlpTraces(), run_of(spec, state.key, directory.path), rows, state)
 
 
 def main() -> int:
@@ -119,22 +135,23 @@ def main() -> int:
         events.write(json.dumps({"level": level, "text": text}) + "\n")
 
     directory = JobDirectory(Path(sys.argv[1]))
+    what = Sent(sys.argv[2])
+    if what is Sent.TRACES and (why := why_no_traces(os.environ)):
+        say("warning", why)
+        return 0
     ends = EndOnStdin(sys.stdin.fileno())
-    _lock(directory.tracker_lock)
+    _lock(directory.path / f"{what}.lock")
     spec = JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
-    state = SavedState(directory.tracker)
-    kind, _ = kind_and_uri(spec.checkpoint.tracker)
-    following = Following(
-        _tracker(kind),
-        run_of(spec, state.key, directory.path),
-        MetricRows(directory.metrics, state.position),
-        state,
-    )
     try:
-        return 0 if follow(following, ends, say) else 1
+        whole = (
+            follow(_curves(spec, directory), ends, say)
+            if what is Sent.CURVES
+            else follow(_traces(spec, directory), ends, say)
+        )
     except TransientError as error:
         _LOG.warning("the next process sends what is missing: %s", error.message)
         return 1
+    return 0 if whole else 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, final
+from typing import Protocol, TypeVar, final
+
+T = TypeVar("T", contravariant=True)
 
 
 @final
@@ -47,7 +49,7 @@ class RunEnd:
     summary: Mapping[str, float] = field(default_factory=dict)
 
 
-class Tracker(Protocol):
+class Tracker(Protocol[T]):
     """One run of one tracker.
 
     Methods block no longer than about half a minute. They raise TransientError for whatever the
@@ -57,7 +59,7 @@ class Tracker(Protocol):
     def open(self, run: Run) -> str:
         """Begin the run, or continue it; return where people find it. It may be called again."""
 
-    def log(self, rows: Sequence[MetricRow]) -> bool:
+    def log(self, rows: Sequence[T]) -> bool:
         """Add rows, and return whether they are safe if this process is killed.
 
         Rows that an earlier call could not add come again.

@@ -16,6 +16,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.commands import Announce
 from elasticdl.master.executor.tracker_process import TrackerProcess
+from elasticdl.tracking.choice import Sent
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.contract
@@ -46,7 +47,9 @@ def process_of(
 ) -> tuple[TrackerProcess, list[Announce], Callable[[], Coroutine[Any, Any, None]]]:
     told: list[Announce] = []
     command = (sys.executable, "-S", "-c", program)
-    process = TrackerProcess(JobDirectory(folder), {"SOME_VARIABLE": "x"}, command, **limits)
+    process = TrackerProcess(
+        JobDirectory(folder), Sent.CURVES, {"SOME_VARIABLE": "x"}, command, **limits
+    )
     return process, told, lambda: process.start(told.append)
 
 
@@ -113,7 +116,7 @@ def test_one_that_fails_costs_one_warning(tmp_path: Path) -> None:
 
 def test_one_that_cannot_start_costs_one_warning(tmp_path: Path) -> None:
     told: list[Announce] = []
-    process = TrackerProcess(JobDirectory(tmp_path), {}, (str(tmp_path / "missing"),))
+    process = TrackerProcess(JobDirectory(tmp_path), Sent.TRACES, {}, (str(tmp_path / "missing"),))
 
     async def work() -> None:
         await process.start(told.append)

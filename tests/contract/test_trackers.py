@@ -32,6 +32,7 @@ class Processes:
     """Starts the process of a job's tracker."""
 
     folder: Path
+    what: str = "tracker"
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def write_job(self, tracker: str, *versions: int) -> None:
@@ -49,7 +50,7 @@ class Processes:
 
     def start(self, **variables: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "elasticdl.tracking.main", str(self.folder)],
+            [sys.executable, "-m", "elasticdl.tracking.main", str(self.folder), self.what],
             cwd=ROOT,
             env={**os.environ, **variables},
             stdin=subprocess.PIPE,

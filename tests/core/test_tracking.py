@@ -19,8 +19,9 @@ from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.tracking import choice
 from elasticdl.tracking.choice import refuse_missing_package
+from elasticdl.tracking.followed_file import FollowedFile, Position
 from elasticdl.tracking.following import Following, FollowLimits, SavedState, follow
-from elasticdl.tracking.metric_rows import MetricRows, Position
+from elasticdl.tracking.metric_rows import metric_row
 from elasticdl.tracking.run_of_job import end_of, run_of
 from elasticdl.tracking.tracker import MetricRow, Run, RunEnd
 
@@ -47,7 +48,7 @@ def steps(rows: Sequence[MetricRow]) -> list[int]:
 
 def test_rows_come_once_and_a_half_written_one_later(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    rows = MetricRows(path, Position())
+    rows = FollowedFile(path, Position(), metric_row)
     assert rows.read() == []
     write(path, row(1, 1.0), row(2, 1.0, "evaluation", accuracy=0.75, odd=None))
     with path.open("a") as file:
@@ -74,13 +75,13 @@ def test_a_next_reader_begins_after_the_rows_that_were_sent(tmp_path: Path, sent
     for one in written[:sent]:
         position = position.after(one)
     write(path, *written)
-    assert steps(MetricRows(path, position).read()) == list(range(sent, 6))
+    assert steps(FollowedFile(path, position, metric_row).read()) == list(range(sent, 6))
 
 
 def test_a_file_that_is_compacted_gives_no_row_twice_and_each_new_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path, Policy(4_000, lambda one: False, sparse=True))
-    rows, seen = MetricRows(path, Position()), []
+    rows, seen = FollowedFile(path, Position(), metric_row), []
     for version in range(400):
         lines.append(row(version, float(version // 3)))
         seen += steps(rows.read())
@@ -150,7 +151,7 @@ def followed(
 ) -> tuple[bool, list[tuple[str, str]]]:
     state = SavedState(folder / "tracker.json")
     run = Run(state.key, "job", folder, {"lr": "0.1"})
-    rows = MetricRows(folder / "metrics.jsonl", state.position)
+    rows = FollowedFile(folder / "metrics.jsonl", state.position, metric_row)
     said: list[tuple[str, str]] = []
     whole = follow(
         Following(tracker, run, rows, state),

@@ -1,4 +1,4 @@
-"""The process that sends the job's curves to its experiment tracker, as the master sees it.
+"""A process that sends a job's curves or traces elsewhere, as the master sees it.
 
 Nothing waits for it but the master's exit, and that not for long.
 """
@@ -19,6 +19,7 @@ from typing import final
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.commands import Announce
+from elasticdl.tracking.choice import Sent
 
 _LOG = logging.getLogger(__name__)
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.tracking.main")
@@ -33,12 +34,13 @@ class TrackerProcess:
     def __init__(
         self,
         directory: JobDirectory,
+        what: Sent,
         envs: Mapping[str, str],
         command: Sequence[str] = COMMAND,
         end_s: float = END_S,
         leave_s: float = LEAVE_S,
     ) -> None:
-        self._directory, self._envs = directory, envs
+        self._directory, self._what, self._envs = directory, what, envs
         self._command, self._end_s, self._leave_s = command, end_s, leave_s
         self._process: Process | None = None
         self._ending = False
@@ -51,6 +53,7 @@ class TrackerProcess:
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 str(self._directory.path),
+                str(self._what),
                 stdin=PIPE,
                 stdout=PIPE,
                 env={**os.environ, **self._envs},
@@ -58,7 +61,7 @@ class TrackerProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            announce(_warning(f"the tracker's process cannot be started: {error}"))
+            announce(self._warning(f"cannot be started: {error}"))
             return
         self._reading = asyncio.ensure_future(self._read(process, announce))
 
@@ -71,11 +74,11 @@ class TrackerProcess:
         try:
             code = await asyncio.wait_for(_ended(process, line.encode()), self._end_s)
         except TimeoutError:
-            _LOG.warning("the tracker did not take all within %g s", self._end_s)
+            _LOG.warning("%s: did not take all within %g s", self._what, self._end_s)
         else:
             if code:
                 _LOG.warning(
-                    "the tracker did not get all; %s has the curves", self._directory.metrics
+                    "%s: did not get all, which is still in %s", self._what, self._directory.path
                 )
         await self.close()
 
@@ -101,12 +104,15 @@ class TrackerProcess:
         while line := await process.stdout.readline():
             with suppress(ValueError, KeyError, TypeError):
                 event = json.loads(line)
-                told = Announce("tracker", str(event["text"]), level=str(event["level"]))
+                told = Announce(str(self._what), str(event["text"]), level=str(event["level"]))
                 # The job's last event is its end.
                 announce(told) if not self._ending else _LOG.info("%s: %s", told.level, told.text)
         code = await process.wait()
         if not self._ending and self._process is process:
-            announce(_warning(f"the tracker's process ended by {_how(code)}: see the master's log"))
+            announce(self._warning(f"ended by {_how(code)}: see the master's log"))
+
+    def _warning(self, text: str) -> Announce:
+        return Announce(str(self._what), f"the process of the {self._what} {text}", level="warning")
 
 
 async def _ended(process: Process, line: bytes) -> int:
@@ -121,7 +127,3 @@ async def _ended(process: Process, line: bytes) -> int:
 def _how(code: int) -> str:
     """Return an exit code of asyncio in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _warning(text: str) -> Announce:
-    return Announce("tracker", text, level="warning")
