@@ -1,4 +1,4 @@
-"""Experiment trackers: a process beside the master sends a job's curves from its directory to them.
+"""Experiment trackers and traces: processes beside the master send them from a job's directory.
 
-Only the modules of one tracker import its package, and only in that process.
+Only one module imports the package of each, and only in its process.
 """

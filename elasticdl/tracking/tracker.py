@@ -1,4 +1,4 @@
-"""The interface to an experiment tracker, and the values that it gets."""
+"""The interface to what gets a job's curves or spans, and the values that it gets."""
 
 from __future__ import annotations
 
