@@ -149,7 +149,10 @@ def follow(
             _LOG.warning("%s", error.message)
             if not warned:
                 warned = True
-                say("warning", f"{error.message}; training goes on, and this is tried again")
+                say(
+                    "warning",
+                    f"{error.message.rstrip('.')}; the job goes on, and this is tried again",
+                )
             if end is not None and time.monotonic() >= until_s:
                 return False
             pause_s = min(limits.longest_pause_s, max(limits.look_s, 2 * pause_s))

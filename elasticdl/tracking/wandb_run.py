@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.errors import TransientError
@@ -51,16 +53,24 @@ class WandbRun:
             disable_code=True,
             x_disable_stats=True,
             silent=True,
-            init_timeout=_INIT_S,
+            init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT") or _INIT_S),
             finish_timeout=_FINISH_S,
             finish_timeout_raises=True,
         )
-        with _transient():
-            opened = self._run = wandb.init(**chosen, settings=settings)
-            opened.config.update(dict(run.params), allow_val_change=True)
-            opened.define_metric(STEP)
-            opened.define_metric("*", step_metric=STEP)
-            return f"W&B run {opened.id}: {opened.url or opened.dir}"
+        before = _folders(run)
+        try:
+            with _transient():
+                opened = self._run = wandb.init(**chosen, settings=settings)
+                opened.config.update(dict(run.params), allow_val_change=True)
+                opened.define_metric(STEP)
+                opened.define_metric("*", step_metric=STEP)
+        except TransientError:
+            # W&B's own process still has the run, and would refuse the next attempt.
+            wandb.teardown(exit_code=1)
+            for folder in _folders(run) - before:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return f"W&B run {opened.id}: {opened.url or opened.dir}"
 
     def log(self, rows: Sequence[MetricRow]) -> bool:
         """See `Tracker`. W&B's own process sends rows later, and writes them in large blocks."""
@@ -92,6 +102,12 @@ class WandbRun:
                 }
             )
             run.finish(exit_code=end.exit_code)
+
+
+def _folders(run: Run) -> set[Path]:
+    """Return the folders of a run in W&B's directory: each attempt to begin it makes one."""
+    root = Path(os.environ.get("WANDB_DIR") or run.job_dir, "wandb")
+    return set(root.glob(f"run-*-{os.environ.get('WANDB_RUN_ID') or run.key}"))
 
 
 @contextmanager

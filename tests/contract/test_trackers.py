@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -49,16 +49,21 @@ class Processes:
                     file.write(json.dumps(row) + "\n")
 
     def start(self, **variables: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
+        with (self.folder / "log").open("ab") as log:
+            process = self._started(log, variables)
+        self.started.append(process)
+        return process
+
+    def _started(self, log: IO[bytes], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [sys.executable, "-m", "elasticdl.tracking.main", str(self.folder), self.what],
             cwd=ROOT,
             env={**os.environ, **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log,
             start_new_session=True,
         )
-        self.started.append(process)
-        return process
 
     def wait_for_rows(self, last: int) -> None:
         def has_all() -> bool:
@@ -202,6 +207,28 @@ def test_a_server_that_never_answers_costs_a_warning_and_no_wait_for_it(
         assert first["level"] == "warning" and first["text"].startswith("MLflow: ")
         code, said = processes.end(version=1)
     assert code == 1 and said == []
+
+
+def test_wandb_s_server_is_tried_again_and_a_failed_attempt_leaves_nothing(
+    processes: Processes,
+) -> None:
+    processes.write_job("wandb", 1)
+    process = processes.start(
+        WANDB_MODE="online",
+        WANDB_API_KEY="a" * 40,
+        WANDB_BASE_URL="http://127.0.0.1:9",
+        WANDB_INIT_TIMEOUT="1",
+    )
+    log = processes.folder / "log"
+
+    def attempts() -> bool:
+        return log.read_text().count(" W elasticdl.tracking.following: W&B: ") >= 2
+
+    until("it was tried twice", attempts, LIMIT_S, over=lambda: process.poll() is not None)
+    code, said = processes.end(version=1)
+    assert code == 1 and [one["level"] for one in said] == ["warning"]
+    assert "Traceback" not in log.read_text()
+    assert not list((processes.folder / "wandb").glob("run-*"))
 
 
 def test_a_process_whose_master_has_left_leaves_the_run_open(processes: Processes) -> None:
