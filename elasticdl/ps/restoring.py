@@ -40,13 +40,13 @@ class Restoration:
         False if the checkpoint was removed or replaced meanwhile, because a newer one is complete.
         Raises Corrupted with the file's name.
         """
-        if not (directory / MANIFEST).exists():
+        manifest = _manifest(directory)
+        if manifest is None:
             return False
-        manifest = store.read_manifest(directory)
         try:
             self._load(directory, manifest)
-        except (Corrupted, OSError):
-            if (directory / MANIFEST).exists() and store.read_manifest(directory) == manifest:
+        except Corrupted:
+            if _manifest(directory) == manifest:
                 raise
             return False
         return True
@@ -58,11 +58,8 @@ class Restoration:
         was. Only files with a share are read and verified. Raises Corrupted with the file's name.
         """
         manifest = store.read_manifest(directory)
-        try:
-            newest = self._load(directory, manifest)
-            self._read_dense(directory, newest)
-        except OSError as error:
-            raise Corrupted(f"cannot read {directory}: {error.strerror or error}") from error
+        newest = self._load(directory, manifest)
+        self._read_dense(directory, newest)
         for name, known in _pushes(newest, self._place).items():
             self._server.restore_worker(name, known)
         self._server.end_restore(manifest.version, min(part.header.step_base for _, part in newest))
@@ -70,6 +67,12 @@ class Restoration:
 
     def _load(self, directory: Path, manifest: Manifest) -> list[_Written]:
         """Load all rows that the server does not have; returns the parts of the newest link."""
+        try:
+            return self._load_rows(directory, manifest)
+        except OSError as error:
+            raise _unreadable(directory, error) from error
+
+    def _load_rows(self, directory: Path, manifest: Manifest) -> list[_Written]:
         if manifest.parameters is None:
             raise UserError(
                 f"{directory} was written by a ring of workers: parameter servers cannot use it",
@@ -114,8 +117,27 @@ class Restoration:
                 continue
             store.verify_part(directory, file)
             path = str(directory / file.name)
-            for share in shares:
-                self._server.restore_dense(path, share.offset, share.section, share.at, share.count)
+            try:
+                for share in shares:
+                    self._server.restore_dense(
+                        path, share.offset, share.section, share.at, share.count
+                    )
+            except OSError as error:
+                raise _unreadable(directory, error) from error
+
+
+def _unreadable(directory: Path, error: OSError) -> Corrupted:
+    return Corrupted(f"cannot read {directory}: {error.strerror or error}")
+
+
+def _manifest(directory: Path) -> Manifest | None:
+    """The manifest of a checkpoint that may be removed meanwhile; None if it is gone."""
+    try:
+        return store.read_manifest(directory)
+    except Corrupted:
+        if (directory / MANIFEST).exists():
+            raise
+        return None
 
 
 def _as_written(link: Link) -> Link:
