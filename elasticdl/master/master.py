@@ -13,7 +13,7 @@ from functools import partial
 from typing import final
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster.base import Cluster, ProcessExited, ProcessName, ProcessObserved
+from elasticdl.cluster.base import Cluster, ProcessExited, ProcessName, ProcessObserved, Role
 from elasticdl.cluster.logs.log_tails import ends_in
 from elasticdl.errors import MasterSuperseded
 from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
@@ -252,7 +252,9 @@ class Master:
         )
         if environment.copies is None:
             return journal
-        return CopiedJournal(journal, environment.copies, CopyHolders(self._gateway.sessions))
+        role = Role.PS if self._spec.cluster.num_ps_pods else Role.WORKER
+        holders = CopyHolders(self._gateway.sessions, role)
+        return CopiedJournal(journal, environment.copies, holders)
 
     async def _open_page(self) -> tuple[str, str]:
         """Open the page; return its address, or the problem. A job runs without its page too."""

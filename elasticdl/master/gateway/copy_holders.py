@@ -13,17 +13,21 @@ from elasticdl.master.journal.copies import CopyHolder
 class CopyHolders:
     """Attached processes that serve a master. Use it from one event loop."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, sessions: Sessions, role: Role) -> None:
+        """`role`: servers if the job has any. They stay, and run no code of users."""
+        self._sessions, self._role = sessions, role
 
     def attached(self) -> list[CopyHolder]:
-        """Return those that can be asked to have a copy: servers first, since they stay."""
-        serving = [
-            (name.role is not Role.PS, name.index, CopyHolder(str(name), session.control_address))
+        """Return those that can be asked to have a copy, the oldest names first."""
+        serving = {
+            name: session.control_address
             for name, session in self._sessions
-            if session.announced and session.control_address
+            if name.role is self._role and session.announced and session.control_address
+        }
+        return [
+            CopyHolder(str(name), serving[name])
+            for name in sorted(serving, key=lambda name: (name.index, name.incarnation))
         ]
-        return [holder for _, _, holder in sorted(serving, key=lambda one: one[:2])]
 
     def lives(self, name: str) -> bool:
         """Return whether a process has neither ended nor been given up."""
