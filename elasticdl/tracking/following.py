@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -91,7 +92,7 @@ class Following(Generic[T]):
             if not self._opened:
                 where = self._tracker.open(self._run)
                 self._opened = True
-                say("info", f"tracking this job: {where}")
+                say("info", f"tracking this job: {without_password(where)}")
             while rows := self._rows.read():
                 is_safe = self._tracker.log(rows)
                 self._rows.sent()
@@ -116,6 +117,11 @@ class Following(Generic[T]):
             self._state.save(self._rows.position)
         except OSError as error:
             raise TransientError(f"cannot write {error.filename}: {error}") from error
+
+
+def without_password(text: str) -> str:
+    """Return a text without the credentials of its addresses, which the environment may give."""
+    return re.sub(r"://[^/@\s]*@", "://", text)
 
 
 def follow(
@@ -146,13 +152,11 @@ def follow(
                 return True
             pause_s, failing = limits.look_s, False
         except TransientError as error:
-            _LOG.warning("%s", error.message)
+            message = without_password(error.message).rstrip(".")
+            _LOG.warning("%s", message)
             if not warned:
                 warned = True
-                say(
-                    "warning",
-                    f"{error.message.rstrip('.')}; the job goes on, and this is tried again",
-                )
+                say("warning", f"{message}; the job goes on, and this is tried again")
             if end is not None and time.monotonic() >= until_s:
                 return False
             pause_s = min(limits.longest_pause_s, max(limits.look_s, 2 * pause_s))

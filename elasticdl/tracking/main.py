@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import final
 
@@ -25,7 +26,7 @@ from elasticdl.jobdir.outcome import Outcome
 from elasticdl.private_file import FILE_MODE
 from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces
 from elasticdl.tracking.followed_file import FollowedFile
-from elasticdl.tracking.following import Following, SavedState, follow
+from elasticdl.tracking.following import Following, SavedState, follow, without_password
 from elasticdl.tracking.metric_rows import metric_row
 from elasticdl.tracking.run_of_job import end_of, run_of
 from elasticdl.tracking.spans import Span, span_of
@@ -132,7 +133,9 @@ def main() -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def say(level: str, text: str) -> None:
-        events.write(json.dumps({"level": level, "text": text}) + "\n")
+        # Its reader may have gone, which stdin tells, too.
+        with suppress(BrokenPipeError):
+            events.write(json.dumps({"level": level, "text": text}) + "\n")
 
     directory = JobDirectory(Path(sys.argv[1]))
     what = Sent(sys.argv[2])
@@ -149,7 +152,8 @@ def main() -> int:
             else follow(_traces(spec, directory), ends, say)
         )
     except TransientError as error:
-        _LOG.warning("the next process sends what is missing: %s", error.message)
+        message = without_password(error.message)
+        _LOG.warning("the next process sends what is missing: %s", message)
         return 1
     return 0 if whole else 1
 

@@ -220,6 +220,24 @@ def test_a_tracker_that_is_away_is_given_up_at_the_end_of_the_job(tmp_path: Path
     assert followed(tmp_path, again, After(0, END))[0] and steps(again.rows) == [1]
 
 
+def test_what_is_said_has_no_password_of_an_address_in_the_environment(tmp_path: Path) -> None:
+    class Talks(Scripted):
+        def open(self, run: Run) -> str:
+            super().open(run)
+            return "run 1 at https://me:secret@host/runs"
+
+        def _call(self) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                raise TransientError("POST https://me:secret@host/api failed.")
+
+    _, said = followed(tmp_path, Talks(), After(9, END))
+    assert [text for _, text in said] == [
+        "POST https://host/api failed; the job goes on, and this is tried again",
+        "tracking this job: run 1 at https://host/runs",
+    ]
+
+
 def spec_of(**flags: object) -> JobSpec:
     given = {"model_zoo": "/z", "model_def": "iris", "training_data": "/t", **flags}
     return JobSpec.from_flags(Action.TRAIN, given)
