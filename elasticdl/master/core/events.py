@@ -363,13 +363,15 @@ class WorkerFenced(Event):
 class SnapshotCut(Event):
     """All servers hold one consistent frozen view.
 
-    `applied` is each worker's last push within the cut, `sequences` its number.
+    `applied` is each worker's last push within the cut, `sequences` its number. `reached`: the
+    number of its last push on any server, also where a server that lost its memory never saw it.
     """
 
     snapshot: SnapshotId
     version: int
     applied: dict[str, Applied]
     sequences: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

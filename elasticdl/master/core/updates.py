@@ -26,10 +26,16 @@ Range: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class UpdateMark:
-    """The updates in one cut: each worker's last push, and the number of complete steps."""
+    """The updates in one cut: each worker's last push, and the number of complete steps.
+
+    `reached`: each worker's last push on any server. A server that lost its memory before the cut
+    may not have seen the worker again: then the worker has no push in the cut, but the parts of the
+    others have all that it did.
+    """
 
     pushes: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
+    reached: Mapping[str, int] = field(default_factory=dict)
 
 
 NOTHING = UpdateMark()
@@ -144,9 +150,9 @@ class UpdateAccount:
         if mark is None:
             self._at_least = True
             return 0
-        self._restored[server] = dict(mark.pushes)
+        has = self._restored[server] = {**mark.pushes, **mark.reached}
         for name, mine in self._workers.items():
-            mine.lacking[server] = mark.pushes.get(name, 0)
+            mine.lacking[server] = has.get(name, 0)
             mine.book(mine.booked)
         self._steps.lose(mark.steps, self._steps.booked)
         return self.counts().lost - before

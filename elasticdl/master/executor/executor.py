@@ -258,6 +258,7 @@ class Executor:
                         cut.version,
                         dict(cut.applied),
                         dict(cut.sequences),
+                        dict(cut.reached),
                     )
                 )
         except ElasticDLError as error:

@@ -44,12 +44,13 @@ class CutLimits:
 class Cut:
     """A consistent view: its version and each worker's last push that all servers include.
 
-    `sequences` are the numbers of those pushes.
+    `sequences` are the numbers of those pushes, `reached` those of the last ones on any server.
     """
 
     version: int
     applied: Mapping[str, Applied]
     sequences: Mapping[str, int] = field(default_factory=dict)
+    reached: Mapping[str, int] = field(default_factory=dict)
 
 
 def highest(gates: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -71,7 +72,8 @@ def agreed(cuts: Sequence[ServerCut]) -> Cut:
         least = min(cuts, key=lambda cut: cut.sequences.get(worker, 0))
         applied[worker] = least.applied[worker]
         sequences[worker] = least.sequences.get(worker, 0)
-    return Cut(min(cut.version for cut in cuts), applied, sequences)
+    reached = highest([cut.sequences for cut in cuts])
+    return Cut(min(cut.version for cut in cuts), applied, sequences, reached)
 
 
 @final

@@ -57,7 +57,7 @@ class UpdateBooking:
         """The updates in a cut."""
         if self._context.spec.trains_in_steps:
             return UpdateMark(steps=self._context.updates.steps)
-        return UpdateMark(event.sequences)
+        return UpdateMark(event.sequences, reached=event.reached)
 
     def back(self, event: ProcessAttached) -> None:
         """A server's next process is there."""
