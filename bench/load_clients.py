@@ -11,7 +11,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -55,8 +55,22 @@ class Refused(Exception):
     """The master wants no more of this client."""
 
 
+class Released(Refused):
+    """The client has nothing more to do."""
+
+
+class Unexpected(Refused):
+    """The master has given this client up."""
+
+
 class Client:
     """A worker; a parameter server is one that reports, and leases nothing."""
+
+    FIRST_SHARE = (0.0, 1.2)
+    """What is left of the first lease's time, as if it had begun before.
+
+    Clients that start together do not stay in step.
+    """
 
     def __init__(
         self, address: str, token: str, name: str, measured: Measured, lease_s: float
@@ -78,6 +92,26 @@ class Client:
         self.term = 0
         self.answered_s = self._reported_s = time.monotonic()
         self.failure = ""
+        self.error: Exception | None = None
+
+    async def serve(self) -> None:
+        """Run as a worker, or as a server that other processes can reach on this machine."""
+        if self.name.role is not Role.PS:
+            await self.run()
+            return
+        server = grpc.aio.server()
+        add_ParameterServerServicer_to_server(Control(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        address = f"127.0.0.1:{port}"
+        try:
+            await self.run(pb.AttachRequest(control_address=address, bulk_address=address))
+        finally:
+            await server.stop(None)
+
+    async def close(self) -> None:
+        """Close the connection to the master."""
+        await self._channel.close(None)
 
     async def run(self, request: Any = None) -> None:
         """Attach, and work until the master says that the job is over."""
@@ -86,16 +120,18 @@ class Client:
             reply = await self._call(self._stub.Attach, self._request)
             self._attached(reply)
             parts = [self._follow_orders(), self._beat()]
-            await asyncio.gather(*parts, *([self._work()] if self.name.role is Role.WORKER else []))
+            if self.name.role is Role.WORKER:
+                parts.append(self._work())
+            await _until_one_ends(parts)
         except (Refused, grpc.aio.AioRpcError, TimeoutError) as error:
             self.failure = str(error) or repr(error)
+            self.error = error
 
     def _attached(self, reply: Any) -> None:
         self.term, self._heartbeat_s = reply.term, reply.heartbeat_s
 
     async def _work(self) -> None:
-        # As if the first lease had begun before: clients that start together do not stay in step.
-        share = self._random.uniform(0.0, 1.2)
+        share = self._random.uniform(*self.FIRST_SHARE)
         lease: Any = None
         while True:
             lease = self._lease = lease or await self._next_lease()
@@ -114,7 +150,11 @@ class Client:
                 asks=True,
             )
 
+    async def may_work(self) -> None:
+        """Return when the client may ask for a lease."""
+
     async def _next_lease(self) -> Any:
+        await self.may_work()
         began_s = time.monotonic()
         while True:
             self._sequence += 1
@@ -130,7 +170,7 @@ class Client:
                 self._measured.leases_ms.append(1e3 * (time.monotonic() - began_s))
                 return reply.lease
             case "finished":
-                raise Refused("the job has no more records")
+                raise Released("the job has no more records")
 
     async def _report(self, *progress: Any, version: int = 0, asks: bool = False) -> Any:
         """Report; return a lease if it `asks` for one and there is one now."""
@@ -178,7 +218,7 @@ class Client:
                         case "reported":
                             self._reported(order.reported)
                         case "finish" | "drain":
-                            raise Refused("the master ended this client")
+                            raise Released("the master ended this client")
                         case "revoke":
                             self._revocation = max(self._revocation, order.revoke.revocation)
                 away_s = time.monotonic()
@@ -234,7 +274,9 @@ class Client:
         if error.code() is grpc.StatusCode.ABORTED:
             await self._attach_again(term)
         elif error.code() not in _PASSING or away_s > GIVE_UP_S:
-            raise Refused(f"{error.code().name}: {error.details()}") from error
+            unexpected = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            kind = Unexpected if unexpected else Refused
+            raise kind(f"{error.code().name}: {error.details()}") from error
 
     async def _attach_again(self, term: int) -> None:
         async with self._attaching:
@@ -261,6 +303,17 @@ class Client:
         await asyncio.sleep(self._random.uniform(0.5, 1.0) * longest_s)
 
 
+async def _until_one_ends(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all until one raises, and raise that."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Control(ParameterServerServicer):
     """A server that has no pushes of any worker."""
 
@@ -282,7 +335,6 @@ class Clients:
         self._measured = Measured()
         self._clients: list[Client] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._servers: list[grpc.aio.Server] = []
 
     def take(self, message: dict[str, Any]) -> None:
         match message:
@@ -299,16 +351,7 @@ class Clients:
     async def _start(self, name: str) -> None:
         client = Client(self._address, self._token, name, self._measured, self._lease_s)
         self._clients.append(client)
-        if client.name.role is not Role.PS:
-            await client.run()
-            return
-        server = grpc.aio.server()
-        self._servers.append(server)
-        add_ParameterServerServicer_to_server(Control(), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        address = f"127.0.0.1:{port}"
-        await client.run(pb.AttachRequest(control_address=address, bulk_address=address))
+        await client.serve()
 
     def _told(self) -> dict[str, Any]:
         workers = [one for one in self._clients if one.name.role is Role.WORKER]
