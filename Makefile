@@ -1,8 +1,9 @@
-.PHONY: fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
+.PHONY: experiments fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
 BIN := .venv/bin
 # Many tests wait for processes: three use two cores better than two.
 WORKERS ?= 3
 CLUSTERS ?= 2
+EXPERIMENTS = edl1 edl2 elasticdl1 elasticdl1-gpu elasticdl2 elasticdl3 trials volcano
 # Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 LOCK = $(BIN)/uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-emit-index-url
@@ -60,6 +61,10 @@ docs: prepare  ## The documentation as a site in build/site; a broken link or an
 
 bench: horovod  ## Run all benchmarks beside their baselines; write a table and bench/results/*.json.
 	$(BIN)/python -m bench $(ARGS)
+
+experiments: horovod  ## Reproduce the experiments of ElasticDL, EDL and Volcano: docs/experiments.md (Linux, root, Go; an hour on 2 cores). NAMES="edl1 volcano" for some, ARGS=--small in seconds.
+	@set -e; for name in $(or $(NAMES),$(EXPERIMENTS)); do \
+		$(BIN)/python -m experiments $$name --keep build/experiments -o json $(ARGS); done
 
 fix: prepare  ## Format, and fix what can be fixed automatically.
 	$(BIN)/ruff format .

@@ -1,68 +1,78 @@
-"""`python -m experiments NAME [--small] [-o json]`: the last line of JSON has the figures.
+"""`python -m experiments NAME [--small] [-o json] [--keep FOLDER]`: the last line of JSON has the
+figures.
 
-Needs what `make test-kubernetes` needs: Linux, root and Go.
+All but elasticdl3 need what `make test-kubernetes` needs: Linux, root and Go. `--keep` writes the
+figures and a chart of the slots over time into a folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import sys
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
-from elasticdl.cluster.kubernetes.cluster_setup import set_up
-from elasticdl.cluster.kubernetes.setup_objects import cluster_objects
-from experiments import edl1, elasticdl1
+from experiments import (
+    edl1,
+    edl2,
+    elasticdl1,
+    elasticdl2,
+    elasticdl3,
+    trials,
+    volcano,
+)
+from experiments.chart import slots_over_time
+from experiments.clusters import on_cluster, on_gang_cluster
 from experiments.figures import Figures
-from tests.kubernetes import many_pods, target_cluster
-from tests.kubernetes.target_cluster import TargetCluster
 
-EXPERIMENTS = {"elasticdl1": elasticdl1.run, "edl1": edl1.run}
-NAMESPACE = "elasticdl-experiment"
+EXPERIMENTS: Mapping[str, Callable[..., Figures]] = {
+    "edl1": partial(on_cluster, edl1.run),
+    "edl2": partial(on_cluster, edl2.run),
+    "elasticdl1": partial(on_cluster, elasticdl1.run),
+    "elasticdl1-gpu": partial(on_cluster, elasticdl1.run_gpus),
+    "elasticdl2": partial(on_cluster, elasticdl2.run),
+    "elasticdl3": elasticdl3.run,
+    "trials": partial(on_cluster, trials.run),
+    "volcano": partial(on_gang_cluster, volcano.run),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("name", choices=sorted(EXPERIMENTS))
+    parser.add_argument("name", choices=EXPERIMENTS)
     parser.add_argument("--small", action="store_true", help="In seconds instead of minutes.")
+    parser.add_argument("--keep", type=Path, help="A folder for figures and chart.")
     parser.add_argument("-o", dest="form", choices=("table", "json"), default="table")
     given = parser.parse_args()
-    if os.environ.get("KUBECONFIG"):
-        sys.exit("unset KUBECONFIG: simulated nodes need a cluster of the experiment's own")
-    if reason := target_cluster.why_not():
-        sys.exit(reason)
-    with target_cluster.found() as place, place.entered(), many_pods.fake_nodes(place):
-        place.make_namespace(NAMESPACE)
-        found = asyncio.run(run(place, given.name, small=given.small))
-    _print(found, given.form)
-
-
-async def run(place: TargetCluster, name: str, *, small: bool) -> Figures:
-    """Run an experiment on a cluster with simulated nodes."""
-    api = await place.connect()
-    try:
-        await set_up(api, cluster_objects(), NAMESPACE)
-        found = await EXPERIMENTS[name](api, place, NAMESPACE, small=small)
-        return replace(found, settings={"experiment": name, "small": small})
-    finally:
-        await api.close()
-
-
-def _print(found: Figures, form: str) -> None:
-    row = found.as_row()
-    if form == "json":
-        print(json.dumps({key: _rounded(value) for key, value in row.items()}))
+    load = os.getloadavg()[0]
+    found = EXPERIMENTS[given.name](small=given.small)
+    settings = {"experiment": given.name, "small": given.small}
+    row = settings | found.as_row() | {"load": [load, os.getloadavg()[0]]}
+    row = {key: _rounded(value) for key, value in row.items()}
+    if given.keep is not None:
+        _keep(given.keep, given.name, row, found)
+    if given.form == "json":
+        print(json.dumps(row))
         return
     for key, value in row.items():
-        print(f"{key:<16} {_rounded(value)}")
+        print(f"{key:<24} {value}")
+
+
+def _keep(folder: Path, name: str, row: Mapping[str, object], found: Figures) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
+    if found.spans:
+        (folder / f"{name}.svg").write_text(slots_over_time(found.spans))
 
 
 def _rounded(value: object) -> object:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _rounded(one) for key, one in value.items()}
-    return round(value, 3) if isinstance(value, float) else value
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

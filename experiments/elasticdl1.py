@@ -1,46 +1,78 @@
-"""ElasticDL's first experiment: two jobs of 13 CPUs on 24 CPUs.
+"""ElasticDL's first experiment: two jobs of 13 CPUs on 24 CPUs, and two of 4 GPUs on 6.
 
-Gang scheduling runs one after the other. Here the second job starts at once on the 11 that are
-left, and both come to 12.
+Gang scheduling runs one after the other. Here the second job starts at once on what is left, and
+both come to one half.
 """
 
 from __future__ import annotations
 
-from elasticdl.cluster.kubernetes.apiserver import ApiServer
-from experiments.cost_model import Experiment, PlannedJob
+from dataclasses import dataclass, replace
+from typing import final
+
+from experiments.cluster_experiment import (
+    Experiment,
+    Lab,
+    PlannedJob,
+    cordoned,
+    cpu_of_slot,
+    spec,
+)
 from experiments.figures import Figures
-from tests.kubernetes.sharing import SLOTS, spec_of
-from tests.kubernetes.target_cluster import TargetCluster
+from experiments.simulated_processes import CostModel
+from tests.kubernetes.many_pods import NODES
 
-WORKERS, CPUS = 13, 24
-ALONE_S, SMALL_ALONE_S = 240.0, 10.0
-"""How long a job takes that has all of its workers."""
-START_S, SMALL_START_S = 4.0, 0.2
+SLOTS_A_NODE = 2
+SHARDS_A_WORKER, SMALL_SHARDS_A_WORKER = 120, 12
+COST, SMALL_COST = CostModel(1.0, 2.0), CostModel(1.0, 0.2)
 LIMIT_S = 900.0
-BUSY_NODES = (SLOTS - CPUS) // 2
 
 
-async def run(api: ApiServer, place: TargetCluster, namespace: str, *, small: bool) -> Figures:
-    """Run it on 12 of the simulated nodes, which have two slots each."""
-    alone_s = SMALL_ALONE_S if small else ALONE_S
-    start_s = SMALL_START_S if small else START_S
+@final
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`workers` of each of the two jobs, and slots for all."""
+
+    workers: int
+    slots: int
+
+
+CPUS, GPUS = Size(13, 24), Size(4, 6)
+
+
+def alone_s(cost: CostModel, shards_a_worker: int) -> float:
+    """How long a job takes that has all of its workers."""
+    return cost.start_s + shards_a_worker * cost.shard_s
+
+
+async def run(lab: Lab, *, small: bool) -> Figures:
+    """Run it with 13 CPUs each on 24."""
+    return await _run(lab, CPUS, small=small)
+
+
+async def run_gpus(lab: Lab, *, small: bool) -> Figures:
+    """Run it with 4 GPUs each on 6."""
+    return await _run(lab, GPUS, small=small)
+
+
+async def _run(lab: Lab, size: Size, *, small: bool) -> Figures:
+    cost = SMALL_COST if small else COST
+    each = SMALL_SHARDS_A_WORKER if small else SHARDS_A_WORKER
+    cpu = cpu_of_slot(SLOTS_A_NODE)
     jobs = [
         PlannedJob(
-            spec_of(
+            spec(
                 name,
-                num_workers=f"1:{WORKERS}",
-                distribution_strategy="AllreduceStrategy",
+                cpu,
+                num_workers=f"1:{size.workers}",
+                num_ps_pods=1,
                 ps_resource_request="",
             ),
-            0.05 * alone_s * number,
-            WORKERS * alone_s,
-            start_s,
+            0.05 * alone_s(cost, each) * number,
+            size.workers * each,
+            cost,
         )
         for number, name in enumerate(("first", "second"))
     ]
-    idle = [f"fake-{number}" for number in range(BUSY_NODES)]
-    place.kubectl("cordon", *idle)
-    try:
-        return await Experiment(api, namespace, CPUS, LIMIT_S).run(jobs)
-    finally:
-        place.kubectl("uncordon", *idle)
+    with cordoned(lab.place, NODES - size.slots // SLOTS_A_NODE):
+        found = await Experiment(lab, size.slots, LIMIT_S).run(jobs)
+    return replace(found, more={"one_after_the_other_s": 2 * alone_s(cost, each)})

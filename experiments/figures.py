@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any, final
+
+SETTLE_S = 10.0
 
 
 @final
@@ -19,16 +23,25 @@ class Span:
     end_s: float
     workers: Mapping[str, int]
     slots_used: int
+    """By jobs and by services."""
     contended: bool
-    """Whether the jobs wish more slots than there are."""
+    """Whether jobs and services wish more slots than there are."""
+    services: int = 0
+    """Slots of services that have a node."""
+    yielding: bool = False
+    """Whether a service waits for its node, so that workers give way."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """When a job came, had its first worker and ended, in seconds of the experiment."""
+    """When a job came, its master asked for pods, it had its first worker and ended, in seconds.
+
+    inf: it never did.
+    """
 
     arrived_s: float
+    ordered_s: float
     first_worker_s: float
     ended_s: float
 
@@ -36,22 +49,41 @@ class JobTimes:
 @final
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What an experiment reports. `jain` and `utilisation` are of the contended time."""
+    """What an experiment reports; what does not apply is None.
 
-    jain: float
-    utilisation: float
-    first_worker_s: Mapping[str, float]
-    waiting_s: float
+    A job wishes slots from the moment when its master asks for pods. `jain` and `utilisation` are
+    of the contended time, `utilisation` without the time in which workers give way to services.
+    """
+
+    jain: float | None = None
+    jain_settled: float | None = None
+    """Without the first 10 s after a job came or ended."""
+    utilisation: float | None = None
+    first_worker_s: Mapping[str, float] = field(default_factory=dict)
+    waiting_s: float | None = None
     """The mean time that a job waited for its first worker."""
-    makespan_s: float
-    ideal_s: float
+    master_s: float | None = None
+    """How much of it passed until the master asked for pods: it is a process of this machine."""
+    makespan_s: float | None = None
+    """From the first submission to the last trained record; None if a job did not end."""
+    training_s: float | None = None
+    """The part of it after the first master asked for pods."""
+    ideal_s: float | None = None
     """All work at once on all slots for workers."""
-    preemptions: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    preemptions: int | None = None
+    ended: int = 0
+    """Jobs that ended."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What only this experiment has."""
+    spans: Sequence[Span] = field(default=(), repr=False)
 
     def as_row(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Everything but the spans, for JSON."""
+        names = [name for name in self.__dataclass_fields__ if name not in ("more", "spans")]
+        row: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in row.items() if value not in (None, {})} | dict(
+            self.more
+        )
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -65,24 +97,55 @@ def figures(
     jobs: Mapping[str, JobTimes],
     weights: Mapping[str, int],
     slots: int,
-    ideal_s: float,
+    ideal_s: float | None,
     preemptions: int,
 ) -> Figures:
     """The figures of an experiment on `slots` equal slots."""
     contended = [span for span in spans if span.contended and span.end_s > span.begin_s]
-    whole_s = sum(span.end_s - span.begin_s for span in contended)
-    fair_s = used_s = 0.0
-    for span in contended:
-        shares = [count / weights[job] for job, count in span.workers.items()]
-        fair_s += jain(shares) * (span.end_s - span.begin_s)
-        used_s += span.slots_used * (span.end_s - span.begin_s)
+    steady = [span for span in contended if not span.yielding]
+    used_s = sum(span.slots_used * (span.end_s - span.begin_s) for span in steady)
     waits_s = {name: job.first_worker_s - job.arrived_s for name, job in jobs.items()}
+    served_s = [wait_s for wait_s in waits_s.values() if wait_s < math.inf]
+    started_s = [job.ordered_s - job.arrived_s for job in jobs.values() if job.ordered_s < math.inf]
+    last_s = max(job.ended_s for job in jobs.values())
     return Figures(
-        fair_s / whole_s if whole_s else 1.0,
-        used_s / (whole_s * slots) if whole_s else 0.0,
-        waits_s,
-        sum(waits_s.values()) / len(waits_s),
-        max(job.ended_s for job in jobs.values()) - min(job.arrived_s for job in jobs.values()),
+        _fairness(contended, weights),
+        _fairness(_settled(contended), weights),
+        used_s / (_whole_s(steady) * slots) if steady else None,
+        {name: wait_s for name, wait_s in waits_s.items() if wait_s < math.inf},
+        mean(served_s) if served_s else None,
+        mean(started_s) if started_s else None,
+        last_s - min(job.arrived_s for job in jobs.values()) if last_s < math.inf else None,
+        last_s - min(job.ordered_s for job in jobs.values()) if last_s < math.inf else None,
         ideal_s,
         preemptions,
+        sum(job.ended_s < math.inf for job in jobs.values()),
+        spans=spans,
     )
+
+
+def _fairness(spans: Sequence[Span], weights: Mapping[str, int]) -> float | None:
+    """The mean of Jain's index over time; None if no jobs compete."""
+    fair_s = sum(
+        jain([count / weights[job] for job, count in span.workers.items()])
+        * (span.end_s - span.begin_s)
+        for span in spans
+    )
+    return fair_s / _whole_s(spans) if spans else None
+
+
+def _settled(spans: Sequence[Span]) -> list[Span]:
+    """The spans that begin when the same jobs have been there for a while."""
+    settled: list[Span] = []
+    jobs: set[str] = set()
+    since_s = 0.0
+    for span in spans:
+        if span.workers.keys() != jobs:
+            jobs, since_s = set(span.workers), span.begin_s
+        if span.begin_s - since_s >= SETTLE_S:
+            settled.append(span)
+    return settled
+
+
+def _whole_s(spans: Sequence[Span]) -> float:
+    return sum(span.end_s - span.begin_s for span in spans)

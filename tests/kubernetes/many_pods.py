@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
@@ -33,16 +34,20 @@ STAGES = (
     "node/fast/node-initialize",
     "node/heartbeat/node-heartbeat",
     "pod/fast/pod-ready",
-    "pod/fast/pod-delete",
 )
+AT_ONCE = "stage/pod/fast/pod-delete.yaml"
 
 
 @contextlib.contextmanager
-def fake_nodes(place: TargetCluster) -> Iterator[None]:
-    """Nodes of the tests' own cluster that start no processes."""
+def fake_nodes(place: TargetCluster, deletion: Path | None = None) -> Iterator[None]:
+    """Nodes of the tests' own cluster that start no processes.
+
+    `deletion`: KWOK's stage that ends a deleted pod. Without it, pods end at once.
+    """
     assert place.own is not None, "simulated nodes need the tests' own cluster"
     programs = place.own.programs
     stages = [flag for stage in STAGES for flag in ("--config", programs / f"stage/{stage}.yaml")]
+    stages += ["--config", deletion or programs / AT_ONCE]
     chosen = f"--manage-nodes-with-annotation-selector={SELECTOR}=fake"
     kwok = [programs / "kwok", "--kubeconfig", place.kubeconfig, *stages]
     # It ends with us, however that is: it is not in the namespaces that end with the cluster.
