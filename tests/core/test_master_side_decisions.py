@@ -72,6 +72,12 @@ def test_the_push_before_may_be_of_another_shard() -> None:
     assert agreed(cuts).applied == {"a": applied(100, shard=2)}
 
 
+def test_a_cut_says_how_far_any_server_came_with_a_worker() -> None:
+    """Also where one of them has lost its memory and has not seen the worker since."""
+    cuts = [ServerCut(5, {"a": applied(10)}, {"a": 8}), ServerCut(0, {}, {})]
+    assert (agreed(cuts).sequences, agreed(cuts).reached) == ({}, {"a": 8})
+
+
 @given(st.integers(1, 6), st.integers(0, 2**32))
 def test_a_cut_never_claims_more_than_the_server_that_has_least(servers: int, seed: int) -> None:
     chance = random.Random(seed)
