@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -22,13 +22,20 @@ import tensorflow as tf
 
 from elasticdl.data import Records, open_reader
 from elasticdl.job_sections import ModelSection
+from elasticdl.model.building import optimizer_params
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.usercode import taken
 from elasticdl.shard import Shard, ShardId, Task
 
 
-def fed(module: ModelModule, task: Task, origin: str, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """(features, labels) of all records as NumPy arrays."""
+def feeding(
+    module: ModelModule, task: Task, origin: str, params: Mapping[str, Any]
+) -> Callable[[], tuple[Any, Any]]:
+    """Read all records, and return what feeds them: (features, labels) as NumPy arrays.
+
+    Each call feeds them anew, since a module may draw negatives or turn images at random.
+    """
     reader = open_reader(origin, params)
     parts: list[Any] = [
         block.records
@@ -40,34 +47,46 @@ def fed(module: ModelModule, task: Task, origin: str, params: Mapping[str, Any])
         if isinstance(parts[0], Mapping)
         else np.concatenate(parts)
     )
-    made = Feeder(module, task, reader.metadata)(records)
-    assert made is not None
-    features, labels = tf.nest.map_structure(np.asarray, made)
-    return features, labels
+    feeder = Feeder(module, task, reader.metadata)
+
+    def feed() -> tuple[Any, Any]:
+        made = feeder(records)
+        assert made is not None
+        features, labels = tf.nest.map_structure(np.asarray, made)
+        return features, labels
+
+    return feed
 
 
 def train(module: ModelModule, case: Mapping[str, Any]) -> Iterator[tuple[int, keras.Model]]:
-    """Yield steps so far and the model after every `case["look_steps"]` steps, and at the end."""
+    """Yield steps so far and the model after every `case["look_steps"]` steps, and at the end.
+
+    Keras' Adam and Adagrad add the squares of the gradients of an id that comes several times in a
+    batch. With `case["sums"]` they square their sum, as for any dense gradient and on servers.
+    """
     keras.utils.set_random_seed(case["seed"])
-    model = module.custom_model()
-    optimizer = module.optimizer(**case["params"])
+    model = module.custom_model(**taken(module.custom_model, case["params"]))
+    optimizer = module.optimizer(**optimizer_params(module, case["params"]))
     schedules = [
         callback.schedule
         for callback in (module.callbacks() if module.callbacks else [])
         if hasattr(callback, "schedule")
     ]
-    features, labels = fed(module, Task.TRAINING, case["train"], case["reader_params"])
-    count = len(tf.nest.flatten(labels)[0])
+    feed = feeding(module, Task.TRAINING, case["train"], case["reader_params"])
 
     @tf.function(reduce_retracing=True)
     def step(features: Any, labels: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(module.loss(labels, model(features, training=True)))
         gradients = tape.gradient(loss, model.trainable_variables)
+        if case["sums"]:
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         optimizer.apply(gradients, model.trainable_variables)
 
     random, done = np.random.default_rng(case["seed"]), 0
     for _ in range(case["epochs"]):
+        features, labels = feed()
+        count = len(tf.nest.flatten(labels)[0])
         order = random.permutation(count)
         for begin in range(0, count, case["batch"]):
             rows = order[begin : begin + case["batch"]]
@@ -88,7 +107,7 @@ def train(module: ModelModule, case: Mapping[str, Any]) -> Iterator[tuple[int, k
 def main(case: Mapping[str, Any]) -> None:
     section = ModelSection(model_zoo=case["model_zoo"], model_def=case["model_def"])
     module = load_module(section)
-    test = fed(module, Task.EVALUATION, case["test"], case["reader_params"])
+    test = feeding(module, Task.EVALUATION, case["test"], case["reader_params"])()
     curve: list[tuple[int, float, float]] = []
     looked_s = 0.0
     for done, model in train(module, case):

@@ -2,8 +2,10 @@
 and 8 workers; of some also with workers that are killed every few seconds, and with workers that
 join.
 
-`QUALITY_CASES`, `QUALITY_SEEDS` and `QUALITY_WORKERS` shorten it. Steps of 8 workers take 0.1 s
-more, without a processor: as if each had its own.
+`QUALITY_CASES`, `QUALITY_SEEDS` and `QUALITY_SYSTEMS` shorten it; the last has `keras`, numbers of
+workers, `killed` and `joining`. It may also have `sync`, which is 4 workers with `--sync`, and
+`sums`, which is Keras with the gradients of equal ids added. Steps of 8 workers take 0.1 s more,
+without a processor: as if each had its own.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ LIMIT_S = 1200.0
 LOOKS = 8
 """Evaluations of a run."""
 Run: TypeAlias = dict[str, Any]
-"""`metric` at the end; `curve` of (share of the steps, seconds from the start, metric)."""
+"""`metric` at the end; `curve` of (share of the steps, seconds from the start, metric); `load` of
+the machine at the end, since gradients are the more stale, the longer workers wait for a core.
+"""
 Figures: TypeAlias = dict[str, dict[str, list[Run]]]
 
 
@@ -112,16 +116,16 @@ CASES: Mapping[str, Case] = {
     ),
     "census_dnn": Case("census_dnn", "census", 3, 64, "csv", "auc", records=20_000),
     "census_wide_deep": Case("census_wide_deep", "census", 3, 64, "csv", "auc", records=20_000),
-    "dcn": Case("dcn", "criteo", 2, 256, metric="auc"),
-    "xdeepfm": Case("xdeepfm", "criteo", 2, 256, metric="auc"),
-    "dlrm": Case("dlrm", "criteo", 2, 256, metric="auc"),
-    "two_tower": Case("two_tower", "ratings", 2, 256, metric="hit_rate", records=60_000),
-    "text_cnn": Case("text_cnn", "reviews", 4, 64, "csv", records=10_000),
+    "dcn": Case("dcn", "criteo", 2, 256, metric="auc", records=80_000),
+    "xdeepfm": Case("xdeepfm", "criteo", 2, 256, metric="auc", records=80_000),
+    "dlrm": Case("dlrm", "criteo", 2, 256, metric="auc", records=80_000),
+    "two_tower": Case("two_tower", "ratings", 5, 256, metric="hit_rate", records=60_000),
+    "text_cnn": Case("text_cnn", "reviews", 2, 64, "csv", records=20_000),
     "transformer": Case("transformer", "tokens", 2, 64, records=10_000),
 }
 CHOSEN = os.environ.get("QUALITY_CASES", " ".join(CASES)).split()
 SEEDS = [int(seed) for seed in os.environ.get("QUALITY_SEEDS", "1 2 3 4 5").split()]
-WORKERS = [int(count) for count in os.environ.get("QUALITY_WORKERS", "1 2 4 8").split()]
+SYSTEMS = os.environ.get("QUALITY_SYSTEMS", "keras 1 2 4 8 killed joining").split()
 
 
 def make(case: Case, folder: Path) -> None:
@@ -141,8 +145,11 @@ def steps_of(case: Case, data: Path) -> int:
     return case.epochs * -(-records // case.batch)
 
 
-def run_keras(case: Case, data: Path, seed: int) -> Run:
-    """Plain Keras in one process. Its clock stands still while it evaluates."""
+def run_keras(case: Case, data: Path, seed: int, *, sums: bool = False) -> Run:
+    """Plain Keras in one process. Its clock stands still while it evaluates.
+
+    `sums`: the gradients of an id that comes several times in a batch are added first.
+    """
     settings = {
         "model_zoo": str(case.zoo),
         "model_def": case.model_def,
@@ -154,6 +161,7 @@ def run_keras(case: Case, data: Path, seed: int) -> Run:
         "epochs": case.epochs,
         "metric": case.metric,
         "seed": seed,
+        "sums": sums,
         "look_steps": max(1, steps_of(case, data) // LOOKS),
         "began_at": time.time(),
     }
@@ -164,11 +172,18 @@ def run_keras(case: Case, data: Path, seed: int) -> Run:
     if done.returncode != 0:
         raise RuntimeError(f"plain Keras failed:\n{done.stderr[-2000:]}")
     curve = json.loads(done.stdout.splitlines()[-1])
-    return {"metric": curve[-1][2], "curve": curve}
+    return {"metric": curve[-1][2], "curve": curve, "load": os.getloadavg()[0]}
 
 
 def run_ours(
-    case: Case, data: Path, seed: int, workers: int, *, kills: bool = False, joining: int = 0
+    case: Case,
+    data: Path,
+    seed: int,
+    workers: int,
+    *,
+    kills: bool = False,
+    joining: int = 0,
+    sync: bool = False,
 ) -> Run:
     """A job with default flags on one server; `killed` is how many of its workers were killed.
 
@@ -190,6 +205,8 @@ def run_ours(
         flags["model_params"] = json.dumps(dict(case.params))
     if case.reader_params:
         flags["data_reader_params"] = json.dumps(dict(case.reader_params))
+    if sync:
+        flags["sync"] = True
     if workers == PACED:
         flags["envs"] = f"PACED_STEP_S={PACE_S}"
     with running(**flags) as job:
@@ -206,7 +223,12 @@ def run_ours(
         for row in rows
         if row["kind"] == "evaluation"
     ]
-    return {"metric": curve[-1][2], "curve": curve, "killed": killed}
+    return {
+        "metric": curve[-1][2],
+        "curve": curve,
+        "load": os.getloadavg()[0],
+        "killed": killed,
+    }
 
 
 def until_it_trains(job: RunningJob) -> None:
@@ -244,14 +266,24 @@ def measure() -> Figures:
 
 def systems(case: Case, data: Path) -> dict[str, Callable[[int], Run]]:
     """What to run with each seed, by name."""
-    made: dict[str, Callable[[int], Run]] = {"keras": partial(run_keras, case, data)}
-    for count in WORKERS:
-        # Only the module of the benchmark can be paced.
-        if count != PACED or case.data == "planted":
-            made[f"{count} workers"] = partial(run_ours, case, data, workers=count)
-    if case.kills:
-        made["4 workers, killed"] = partial(run_ours, case, data, workers=4, kills=True)
-        made["1 worker, then 4"] = partial(run_ours, case, data, workers=1, joining=3)
+    made: dict[str, Callable[[int], Run]] = {}
+    for name in SYSTEMS:
+        if name == "keras":
+            made[name] = partial(run_keras, case, data)
+        elif name == "sums":
+            made["keras, sums"] = partial(run_keras, case, data, sums=True)
+        elif name.isdecimal():
+            # Only the module of the benchmark can be paced.
+            if int(name) != PACED or case.data == "planted":
+                made[f"{name} workers"] = partial(run_ours, case, data, workers=int(name))
+        elif name == "sync":
+            made["4 workers, --sync"] = partial(run_ours, case, data, workers=4, sync=True)
+        elif not case.kills:
+            continue
+        elif name == "killed":
+            made["4 workers, killed"] = partial(run_ours, case, data, workers=4, kills=True)
+        elif name == "joining":
+            made["1 worker, then 4"] = partial(run_ours, case, data, workers=1, joining=3)
     return made
 
 
@@ -262,8 +294,11 @@ def print_row(name: str, row: Mapping[str, list[Run]]) -> None:
         values = [run["metric"] for run in runs]
         spread = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
         killed = sum(run.get("killed", 0) for run in runs)
+        loads = [run["load"] for run in runs]
         print(
-            f"  {system:18} {mean(values):.4f}{spread}" + (f", {killed} killed" if killed else "")
+            f"  {system:18} {mean(values):.4f}{spread}"
+            + (f", {killed} killed" if killed else "")
+            + f", load {min(loads):.0f} to {max(loads):.0f}"
         )
         # Evaluations of a job may skip one where two are due at once.
         points = min(len(run["curve"]) for run in runs)
