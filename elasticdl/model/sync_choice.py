@@ -28,7 +28,7 @@ class SyncChoice:
         return asdict(self)
 
 
-FEW_STEPS = 300
+FEW_STEPS = 600
 """Steps for each worker below which stale gradients cost accuracy whatever the optimizer.
 
 Measured with Adam on the model zoo (docs/explanation/quality.md): with 4 workers DLRM still loses

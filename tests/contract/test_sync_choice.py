@@ -97,7 +97,7 @@ def test_workers_without_a_part_are_named() -> None:
     assert "8 of 16 workers" in choice.text
 
 
-@pytest.mark.parametrize(("records", "warns"), [(64 * 599, True), (64 * 600, False)])
+@pytest.mark.parametrize(("records", "warns"), [(64 * 1199, True), (64 * 1200, False)])
 def test_few_steps_of_several_workers_warn(records: int, warns: bool) -> None:
     two = job(num_workers="1:2", num_epochs=1, minibatch_size=64)
     choice = sync_choice(two, keras.optimizers.Adam(), records)
