@@ -34,7 +34,7 @@ TAKEOVER_MUTANTS = (
         "an export that never arrived stays with its worker",
         "both",
         "master.core.takeover:Takeover._take_back",
-        "export.release(name)",
+        "export.task.release(name)",
         "pass",
     ),
     Mutant(
@@ -125,7 +125,7 @@ TAKEOVER_MUTANTS = (
         "processes of an earlier master are strangers",
         "both",
         "master.gateway.process_gateway:ProcessGateway.restore",
-        "self.sessions.restore(one.name, one.instance, presence.version)",
+        "self.sessions.restore(one.name, one.instance, presence.version, one.control_address)",
         "pass",
     ),
     Mutant(
