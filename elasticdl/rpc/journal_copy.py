@@ -1,7 +1,7 @@
 """A copy of the journal in the memory of a process, and the master's side of it.
 
 A master whose directory ends with its pod has copies of its journal with other processes. The next
-master reads one of them: docs/adr/0038 says why that is safe.
+master reads one of them: docs/adr/0036 says why that is safe.
 """
 
 from __future__ import annotations

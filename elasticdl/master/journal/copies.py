@@ -7,7 +7,7 @@ holder on record as good as a disk:
 - a process is on record only when it has a whole copy, and is taken off before a batch is acted
   upon that it lacks.
 
-docs/adr/0038 describes both.
+docs/adr/0036 describes both.
 """
 
 from __future__ import annotations
