@@ -48,6 +48,7 @@ def load_module(section: ModelSection) -> ModelModule:
 
     `iris`, `mnist.cnn` and `mnist.cnn.CustomModel` are dotted paths below the zoo. The last part
     may name the function or class to use instead of `custom_model`. Packages need no `__init__.py`.
+    Only the newest zoo is on the path: a function of an earlier one cannot import its siblings.
 
     Raises:
         UserError: the module or a required function is missing or wrong, or the import fails (also

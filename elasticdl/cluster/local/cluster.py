@@ -210,7 +210,8 @@ class LocalCluster:
                 await self._all_ended.wait()
         except TimeoutError:
             self._leave_behind()
-        self._guard.close()
+        # It deletes files, which may take a while.
+        await asyncio.to_thread(self._guard.close)
         self._memories.close()
         self._bus.close()
 

@@ -22,7 +22,7 @@ from typing import IO, final
 
 _CLOSE_S = 30.0
 """Time to delete a directory. After that the process goes on by itself."""
-_DEATH_S = 10.0
+_DEATH_S = 2.0
 """Time for killed processes to end: until then they may still write files."""
 
 
