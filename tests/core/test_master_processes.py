@@ -127,13 +127,17 @@ def test_updates_that_a_restored_part_has_are_not_lost_though_the_cut_lacks_them
     job = bench(num_ps_pods=2, checkpoint_steps=100)
     job.up()
     (take,) = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 100)))
-    job.put(e.SnapshotCut(0, take.snapshot, 100, {}, {}, {"worker-0": 90}))
+    behind = {"0": {"worker-0": 70}}
+    job.put(e.SnapshotCut(0, take.snapshot, 100, {}, {}, {"worker-0": 90}, behind))
     job.put(e.SnapshotSaved(0, take.snapshot, 100, "version-100", 1))
     job.pushed(0, 120)
     job.put(e.VersionAdvanced(0, 120))
     job.die(job.ps(1))
     job.attach(job.ps(1, 1), restored=100)
     assert job.updates == UpdateCounts(90, 30, 0, at_least=False)
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=100)
+    assert job.updates == UpdateCounts(70, 50, 0, at_least=False)
 
 
 def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench: type[Bench]) -> None:

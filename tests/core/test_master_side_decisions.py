@@ -75,7 +75,8 @@ def test_the_push_before_may_be_of_another_shard() -> None:
 def test_a_cut_says_how_far_any_server_came_with_a_worker() -> None:
     """Also where one of them has lost its memory and has not seen the worker since."""
     cuts = [ServerCut(5, {"a": applied(10)}, {"a": 8}), ServerCut(0, {}, {})]
-    assert (agreed(cuts).sequences, agreed(cuts).reached) == ({}, {"a": 8})
+    cut = agreed(cuts, [2, 3])
+    assert (cut.sequences, cut.reached, cut.behind) == ({}, {"a": 8}, {"3": {"a": 0}})
 
 
 @given(st.integers(1, 6), st.integers(0, 2**32))

@@ -365,6 +365,7 @@ class SnapshotCut(Event):
 
     `applied` is each worker's last push within the cut, `sequences` its number. `reached`: the
     number of its last push on any server, also where a server that lost its memory never saw it.
+    `behind` has, by index, the servers that lack some of these pushes, with what they have instead.
     """
 
     snapshot: SnapshotId
@@ -372,6 +373,7 @@ class SnapshotCut(Event):
     applied: dict[str, Applied]
     sequences: dict[str, int] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
+    behind: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

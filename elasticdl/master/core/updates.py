@@ -30,12 +30,20 @@ class UpdateMark:
 
     `reached`: each worker's last push on any server. A server that lost its memory before the cut
     may not have seen the worker again: then the worker has no push in the cut, but the parts of the
-    others have all that it did.
+    others have all that it did. `behind` has, by index, what the parts of such servers have
+    instead. `moves`: how often the parameters had moved to other servers.
     """
 
     pushes: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
     reached: Mapping[str, int] = field(default_factory=dict)
+    behind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    moves: int = 0
+
+    def of_part(self, index: int) -> dict[str, int]:
+        """Each worker's last push in the part of the server with this index."""
+        # Journals of earlier versions have `pushes` only, which all parts have.
+        return {**self.pushes, **self.reached, **self.behind.get(str(index), {})}
 
 
 NOTHING = UpdateMark()
@@ -150,7 +158,9 @@ class UpdateAccount:
         if mark is None:
             self._at_least = True
             return 0
-        has = self._restored[server] = {**mark.pushes, **mark.reached}
+        # After a move its part is made of those of several servers.
+        own = mark.moves == self.moves
+        has = self._restored[server] = mark.of_part(server.index) if own else dict(mark.pushes)
         for name, mine in self._workers.items():
             mine.lacking[server] = has.get(name, 0)
             mine.book(mine.booked)
@@ -177,6 +187,11 @@ class UpdateAccount:
         self._at_least = True
 
     # what it comes to
+
+    @property
+    def moves(self) -> int:
+        """How often the parameters moved to other servers."""
+        return len(self._firsts)
 
     @property
     def steps(self) -> int:

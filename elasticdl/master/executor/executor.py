@@ -259,6 +259,7 @@ class Executor:
                         dict(cut.applied),
                         dict(cut.sequences),
                         dict(cut.reached),
+                        {index: dict(lacking) for index, lacking in cut.behind.items()},
                     )
                 )
         except ElasticDLError as error:

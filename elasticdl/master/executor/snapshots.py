@@ -45,12 +45,14 @@ class Cut:
     """A consistent view: its version and each worker's last push that all servers include.
 
     `sequences` are the numbers of those pushes, `reached` those of the last ones on any server.
+    `behind` has, by index, the servers that lack some of the latter, with what they have instead.
     """
 
     version: int
     applied: Mapping[str, Applied]
     sequences: Mapping[str, int] = field(default_factory=dict)
     reached: Mapping[str, int] = field(default_factory=dict)
+    behind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def highest(gates: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -59,8 +61,8 @@ def highest(gates: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return {worker: max(gate.get(worker, 0) for gate in gates) for worker in workers}
 
 
-def agreed(cuts: Sequence[ServerCut]) -> Cut:
-    """Combine the servers' cuts into one.
+def agreed(cuts: Sequence[ServerCut], indices: Sequence[int] = ()) -> Cut:
+    """Combine the cuts of the servers with these indices into one.
 
     A push of a worker that died meanwhile may be on some servers only; it does not count. A worker
     that some server never saw has nothing in the cut.
@@ -73,7 +75,17 @@ def agreed(cuts: Sequence[ServerCut]) -> Cut:
         applied[worker] = least.applied[worker]
         sequences[worker] = least.sequences.get(worker, 0)
     reached = highest([cut.sequences for cut in cuts])
-    return Cut(min(cut.version for cut in cuts), applied, sequences, reached)
+    behind = {
+        str(index): lacking
+        for index, cut in zip(indices or range(len(cuts)), cuts, strict=True)
+        if (lacking := _lower(cut.sequences, reached))
+    }
+    return Cut(min(cut.version for cut in cuts), applied, sequences, reached, behind)
+
+
+def _lower(numbers: Mapping[str, int], than: Mapping[str, int]) -> dict[str, int]:
+    """Those that are lower; 0 for what is missing."""
+    return {name: numbers.get(name, 0) for name in than if numbers.get(name, 0) < than[name]}
 
 
 @final
@@ -118,7 +130,7 @@ class Snapshots:
                         for server in servers
                     ]
                 )
-                cut = agreed(cuts)
+                cut = agreed(cuts, [server.name.index for server in servers])
                 if seal:
                     await self._seal(snapshot, servers, cuts)
                 if now_s() - closed_s >= limits.sure_s:

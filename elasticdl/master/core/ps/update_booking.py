@@ -57,7 +57,8 @@ class UpdateBooking:
         """The updates in a cut."""
         if self._context.spec.trains_in_steps:
             return UpdateMark(steps=self._context.updates.steps)
-        return UpdateMark(event.sequences, reached=event.reached)
+        moves = self._context.updates.moves
+        return UpdateMark(event.sequences, 0, event.reached, event.behind, moves)
 
     def back(self, event: ProcessAttached) -> None:
         """A server's next process is there."""
