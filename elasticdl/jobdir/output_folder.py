@@ -82,8 +82,8 @@ def last_export(spec: JobSpec) -> int:
 
 
 def _is_number(name: str) -> bool:
-    """Whether TensorFlow Serving takes a folder of this name for a version."""
-    return name.isascii() and name.isdigit()
+    """Whether a numbered export may have this name: a number without zeros before it."""
+    return name.isascii() and name.isdigit() and name == str(int(name)) and int(name) < 1 << 63
 
 
 def _unusable(path: Path, error: OSError) -> SpecError:
@@ -142,7 +142,6 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
     place = spec.checkpoint.output
     if not is_address(place) or spec.action == "evaluate":
         return
-    # It takes pyarrow, which a job without addresses does not need.
     from elasticdl.storage import folders
 
     there = folders.names_in(place)
@@ -159,6 +158,13 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
     ]
     if foreign and numbered and not own:
         raise UserError(_not_numbered(place, foreign), hint=_NUMBERED)
+    exports = [name for name in there if _is_number(name)]
+    if exports and not numbered and spec.action == "train":
+        raise UserError(
+            f"--output {place} contains numbered exports ({_listed(exports)}); without"
+            " --export-seconds the export replaces the whole folder",
+            hint="repeat --export-seconds, or choose another --output",
+        )
     if foreign and not own:
         raise UserError(
             f"--output {place} contains {_listed(foreign)}, which is not from an earlier export;"

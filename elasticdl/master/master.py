@@ -237,7 +237,8 @@ class Master:
                 await journal.close()
             else:
                 journal.close()
-            self.record.close()
+            # It may wait for a store, while the Lease has to be renewed.
+            await asyncio.to_thread(self.record.close)
             directory.master.unlink(missing_ok=True)
 
     def _open_journal(self) -> JournalFile | CopiedJournal:

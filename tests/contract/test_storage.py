@@ -165,6 +165,16 @@ def test_predictions_need_an_empty_folder_unless_they_may_be_the_jobs_own(folder
     refuse_output_address(spec, again=True)
 
 
+def test_numbered_exports_are_not_replaced_by_one_without_a_number(folder: str) -> None:
+    flags = {"model_def": "m", "training_data": "t", "model_zoo": "zoo"}
+    spec = JobSpec.from_flags(Action.TRAIN, flags).replace(output=folder)
+    store_of(folder).write(f"{folder}/3/saved_model.pb", b"model")
+    for again in (False, True):
+        with pytest.raises(UserError, match=r"contains numbered exports \(3\)"):
+            refuse_output_address(spec, again=again)
+        refuse_output_address(spec.replace(export_seconds=60), again=again)
+
+
 def test_predictions_are_objects_that_a_later_attempt_finds_and_removes(folder: str) -> None:
     files = prediction_files(folder)
     shard, other = ShardId(3), ShardId(30)

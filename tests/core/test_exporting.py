@@ -176,8 +176,13 @@ def test_an_export_that_keeps_failing_is_given_up_but_not_the_job(bench: type[Be
             job.attach(Bench.worker(attempt + 2))
             lease = job.lease(attempt + 2)
             assert (lease.task, lease.attempt) == (Task.EXPORT, attempt + 1)
-    assert job.said("the export failed 3 times") and job.said("the next export is tried")
+    assert job.said("the export failed 3 times") and job.said("the next export is tried in 20 s")
     assert job.state.status().phase == "working" and job.finished is None
+    taken = len(job.of(c.TakeSnapshot))
+    job.tick(11)
+    assert len(job.of(c.TakeSnapshot)) == taken
+    job.tick(11)
+    assert job.of(c.TakeSnapshot)[taken].purpose is c.Purpose.EXPORT
 
 
 def test_training_ends_after_the_export_that_a_worker_makes(bench: type[Bench]) -> None:

@@ -19,6 +19,8 @@ from elasticdl.master.core.events import ExportFinished, TaskFailed
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.shard import Lease, SnapshotId, Task
 
+_MOST_DOUBLINGS = 10
+
 
 @final
 class Exporting:
@@ -34,6 +36,8 @@ class Exporting:
         self._lost_views = 0
         """Views that were lost or not cut since an export was over."""
         self._retry_at_s = 0.0
+        self._given_up = 0
+        """Exports in a row that failed with each of their workers."""
         self._problem = ""
         """Why the newest export could not be written."""
 
@@ -64,8 +68,14 @@ class Exporting:
             and not context.work.finished
             # A restored server lowers the version: these weights are other ones, too.
             and context.version != self._exported_version
-            and context.now_s >= max(self._over_s + seconds, self._retry_at_s)
+            and context.now_s >= max(self._over_s + self._pause_s, self._retry_at_s)
         )
+
+    @property
+    def _pause_s(self) -> float:
+        """Each failure of the user's code ends workers: after one the next export is later."""
+        seconds = self._context.spec.checkpoint.export_seconds
+        return seconds * float(1 << min(self._given_up, _MOST_DOUBLINGS))
 
     def begin_final(self) -> None:
         """Open the export of the weights at the end of the work, which no longer change."""
@@ -170,7 +180,7 @@ class Exporting:
         self._context.orders.announce(
             "export", f"exported: {event.path}", process=event.worker, details=details
         )
-        self._exported_version, self._problem = export.version, ""
+        self._exported_version, self._problem, self._given_up = export.version, "", 0
         export.task.done = True
         if not export.final:
             self._close()
@@ -211,8 +221,9 @@ class Exporting:
         if export.final:
             self._context.fail(text)
             return
+        self._given_up += 1
         self._context.orders.announce(
-            "export", f"{text}\nthe next export is tried when it is due", level="error"
+            "export", f"{text}\nthe next export is tried in {self._pause_s:.0f} s", level="error"
         )
         self._close()
         self._over()

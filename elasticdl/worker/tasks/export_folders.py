@@ -68,7 +68,9 @@ def surplus(complete: Mapping[int, bool], number: int, keep: int) -> list[int]:
 
 
 def _number(name: str) -> int | None:
-    return int(name) if name.isascii() and name.isdigit() else None
+    # A name such as 007 is none of ours.
+    is_ours = name.isascii() and name.isdigit() and name == str(int(name))
+    return int(name) if is_ours else None
 
 
 @final
