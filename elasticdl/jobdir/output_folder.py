@@ -121,7 +121,9 @@ def _refuse_to_replace(path: Path) -> None:
             f"--output {path} cannot be replaced as a whole, which an export requires: {why}",
             hint=f"choose a directory below it, such as {path / 'export'}",
         )
-    foreign = [name for name in names_in(path) if name not in _OF_AN_EXPORT]
+    names = names_in(path)
+    _refuse_to_replace_numbered(str(path), names)
+    foreign = [name for name in names if name not in _OF_AN_EXPORT]
     if foreign:
         raise SpecError(
             f"--output {path} contains {_listed(foreign)}, which is not from an earlier export; the"
@@ -130,6 +132,15 @@ def _refuse_to_replace(path: Path) -> None:
                 "choose a new directory, or one with only an earlier export, such as"
                 f" {path / 'export'}"
             ),
+        )
+
+
+def _refuse_to_replace_numbered(place: str, names: Iterable[str]) -> None:
+    if exports := [name for name in names if _is_number(name)]:
+        raise SpecError(
+            f"--output {place} contains numbered exports ({_listed(exports)}); without"
+            " --export-seconds the export replaces the whole folder",
+            hint="set --export-seconds, or choose another --output",
         )
 
 
@@ -158,13 +169,8 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
     ]
     if foreign and numbered and not own:
         raise UserError(_not_numbered(place, foreign), hint=_NUMBERED)
-    exports = [name for name in there if _is_number(name)]
-    if exports and not numbered and spec.action == "train":
-        raise UserError(
-            f"--output {place} contains numbered exports ({_listed(exports)}); without"
-            " --export-seconds the export replaces the whole folder",
-            hint="repeat --export-seconds, or choose another --output",
-        )
+    if not numbered and spec.action == "train":
+        _refuse_to_replace_numbered(place, there)
     if foreign and not own:
         raise UserError(
             f"--output {place} contains {_listed(foreign)}, which is not from an earlier export;"

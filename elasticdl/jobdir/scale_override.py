@@ -58,17 +58,21 @@ def as_scaled(
     The scaled numbers apply unless the user now gives others: by a flag (`anew`, `servers_anew`),
     or by a file whose number the job never had before it was scaled.
     """
-    said = []
+    numbers, flags = [], []
     if not anew and (scaled := _override(spec, directory, "num_workers")):
         spec = spec.replace(num_workers=_parsed(scaled))
-        said.append(f"{scaled} workers, to which it was scaled, instead of its --num-workers")
+        numbers.append(f"{scaled} workers")
+        flags.append("--num-workers")
     if not servers_anew and (scaled := _override(spec, directory, "num_ps_pods")):
         spec = spec.replace(num_ps_pods=int(scaled))
-        said.append(
-            f"{amount(int(scaled), 'parameter server')}, to which it was scaled, instead of its"
-            " --num-ps-pods"
-        )
-    return spec, f"the job continues with {' and '.join(said)}" if said else ""
+        numbers.append(amount(int(scaled), "parameter server"))
+        flags.append("--num-ps-pods")
+    if not flags:
+        return spec, ""
+    return spec, (
+        f"the job was scaled: it continues with {' and '.join(numbers)} instead of its"
+        f" {' and '.join(flags)}"
+    )
 
 
 def _override(spec: JobSpec, directory: JobDirectory, flag: str) -> str:

@@ -76,7 +76,7 @@ def render_sign_in(problem: str = "") -> str:
         el("p", "ElasticDL", class_="brand"),
         el("h1", "This job's page needs a token"),
         el("p", "Open the address that ", el("code", "elasticdl train"), " printed, or type ",
-           el("code", "elasticdl dashboard"), ": both carry the token. Or enter it here."),
+           el("code", "elasticdl dashboard JOB"), ": both carry the token. Or enter it here."),
         el("p", problem, class_="problem", id="problem", role="alert"),
         form,
         class_="sign-in", id="main",

@@ -24,7 +24,7 @@ from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core
 NEEDED = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", "job_name": "a"}
-SCALED = "the job continues with 4 workers, to which it was scaled, instead of its --num-workers"
+SCALED = "the job was scaled: it continues with 4 workers instead of its --num-workers"
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +129,8 @@ def test_a_job_goes_on_with_the_servers_that_it_was_changed_to() -> None:
     directory = begun_and_scaled("4", num_ps_pods=2)
     CheckpointArchive(read_spec(directory), directory.checkpoints).keep_servers(3)
     text = (
-        "the job continues with 4 workers, to which it was scaled, instead of its --num-workers and"
-        " 3 parameter servers, to which it was scaled, instead of its --num-ps-pods"
+        "the job was scaled: it continues with 4 workers and 3 parameter servers instead of its"
+        " --num-workers and --num-ps-pods"
     )
     flags = {"num_workers": "2", "num_ps_pods": 2}
     spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}))

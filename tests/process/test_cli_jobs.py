@@ -265,7 +265,7 @@ def test_ctrl_c_stops_in_order_and_says_how_to_go_on_and_a_file_is_never_told_th
     assert process.stderr is not None
     where = elasticdl.master("drains")
     told = next(line for line in iter(process.stderr.readline, "") if "status page" in line)
-    assert told == f"status page: {where['page']} (`elasticdl dashboard` opens it)\n"
+    assert told == f"status page: {where['page']} (`elasticdl dashboard JOB` opens it)\n"
     process.send_signal(signal.SIGINT)
     code, output, errors = elasticdl.end(process)
     job = elasticdl.directory / "jobs/drains"

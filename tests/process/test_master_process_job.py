@@ -517,7 +517,7 @@ def test_a_job_without_journal_and_checkpoint_starts_over(start: Callable[..., R
     assert (total["trained"], total["lost"]) == (800, 0) and total["repeated"] >= 10
     events = (job.directory / "events.jsonl").read_text()
     assert "starts over: it has no checkpoint" in events
-    assert "the job continues with 1 workers, to which it was scaled" in events
+    assert "the job was scaled: it continues with 1 workers" in events
 
 
 @pytest.mark.parametrize("gap", [False, True])

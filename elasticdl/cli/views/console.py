@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 def without_token(text: str) -> str:
     """Remove the token from the address of a status page, for a text that is kept in a file."""
-    return re.sub(r"#token=\S+", " (`elasticdl dashboard` opens it)", text)
+    return re.sub(r"#token=\S+", " (`elasticdl dashboard JOB` opens it)", text)
 
 
 def show(text: str) -> None:

@@ -49,7 +49,7 @@ HEADERS = {
     "Server": "elasticdl",
 }
 _HINT = (
-    "`elasticdl dashboard` opens the page with its token; programs send `Authorization: Bearer"
+    "`elasticdl dashboard JOB` opens the page with its token; programs send `Authorization: Bearer"
     " TOKEN`"
 )
 

@@ -91,7 +91,7 @@ class HtmlRoutes:
             raise Refusal(
                 401,
                 "wrong token",
-                "the address that `elasticdl dashboard` prints ends with the token",
+                "the address that `elasticdl dashboard JOB` prints ends with the token",
             )
         response = (
             web.Response(status=303, headers={"Location": "/"})

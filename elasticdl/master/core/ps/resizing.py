@@ -111,7 +111,8 @@ class Resizing:
             context.orders.announce("scale", text, level="warning")
             return
         said = amount(number, "parameter server")
-        text = f"{said} requested, instead of {context.servers}"
+        now = "as now" if number == context.servers else f"instead of {context.servers}"
+        text = f"{said} requested, {now}"
         context.orders.announce("scale", text, details={"servers": number})
         self._wanted, self._failures, self._retry_at_s = number, 0, context.now_s
         move = self._move
