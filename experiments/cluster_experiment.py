@@ -149,14 +149,19 @@ class Experiment:
     """Use it once, from one event loop."""
 
     def __init__(
-        self, lab: Lab, slots: int, limit_s: float, services: Services | None = None
+        self,
+        lab: Lab,
+        slots: int,
+        limit_s: float,
+        services: Services | None = None,
+        least_workers: int = 0,
     ) -> None:
-        """`services` take slots, too."""
+        """`services` take slots, too. `least_workers`: see `SimulatedProcesses`."""
         self._lab, self._slots, self._limit_s = lab, slots, limit_s
         self._services = services
         self._began_s = asyncio.get_running_loop().time()
         self._processes = SimulatedProcesses(
-            lab.api, lab.place.kubeconfig, lab.namespace, lab.folder
+            lab.api, lab.place.kubeconfig, lab.namespace, lab.folder, least_workers
         )
         self._jobs: dict[str, _RunningJob] = {}
         self._spans: list[Span] = []

@@ -86,12 +86,15 @@ class Worker(Client):
 
     FIRST_SHARE = (0.8, 1.2)
 
-    def __init__(self, job: JobProcesses, token: str, name: ProcessName) -> None:
+    def __init__(
+        self, job: JobProcesses, token: str, name: ProcessName, enough: asyncio.Event
+    ) -> None:
         address = f"{job.address}:{MASTER_PORT}"
         super().__init__(address, token, str(name), Measured(), job.cost.shard_s)
-        self._job = job
+        self._job, self._enough = job, enough
 
     async def may_work(self) -> None:
+        await self._enough.wait()
         await self._job.complete.wait()
 
 
@@ -99,7 +102,15 @@ class Worker(Client):
 class SimulatedProcesses:
     """Runs a process for each running pod of one namespace. Use it from one event loop."""
 
-    def __init__(self, api: ApiServer, kubeconfig: Path, namespace: str, folder: Path) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        kubeconfig: Path,
+        namespace: str,
+        folder: Path,
+        least_workers: int = 0,
+    ) -> None:
+        """No worker computes before `least_workers` of all jobs are ready."""
         self._api, self._kubeconfig, self._folder = api, kubeconfig, folder
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._secrets = f"/api/v1/namespaces/{namespace}/secrets"
@@ -107,6 +118,8 @@ class SimulatedProcesses:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tokens: dict[str, str] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._least_workers, self._enough = least_workers, asyncio.Event()
+        self._counted()
 
     def expect(self, owner: Owner, shards: int, cost: CostModel) -> JobProcesses:
         """Prepare the directory of a job that was submitted: it has passed its preflight."""
@@ -174,6 +187,10 @@ class SimulatedProcesses:
         if not task.cancelled() and (error := task.exception()) and not self._failure.done():
             self._failure.set_exception(error)
 
+    def _counted(self) -> None:
+        if sum(len(job.ready) for job in self.jobs.values()) >= self._least_workers:
+            self._enough.set()
+
     async def _process(self, job: JobProcesses, pod: Json, name: ProcessName) -> None:
         if name.role is Role.MASTER:
             code = await self._master(job, pod)
@@ -218,7 +235,8 @@ class SimulatedProcesses:
         if name.role is Role.WORKER:
             job.ready.add(pods.uid(pod))
             job.counted()
-        client = Worker(job, token, name)
+            self._counted()
+        client = Worker(job, token, name, self._enough)
         try:
             await client.serve()
         finally:
