@@ -59,6 +59,8 @@ class Figures:
     jain_settled: float | None = None
     """Without the first 10 s after a job came or ended."""
     utilisation: float | None = None
+    utilisation_with_waits: float | None = None
+    """Of all of the contended time."""
     first_worker_s: Mapping[str, float] = field(default_factory=dict)
     waiting_s: float | None = None
     """The mean time that a job waited for its first worker."""
@@ -103,7 +105,6 @@ def figures(
     """The figures of an experiment on `slots` equal slots."""
     contended = [span for span in spans if span.contended and span.end_s > span.begin_s]
     steady = [span for span in contended if not span.yielding]
-    used_s = sum(span.slots_used * (span.end_s - span.begin_s) for span in steady)
     waits_s = {name: job.first_worker_s - job.arrived_s for name, job in jobs.items()}
     served_s = [wait_s for wait_s in waits_s.values() if wait_s < math.inf]
     started_s = [job.ordered_s - job.arrived_s for job in jobs.values() if job.ordered_s < math.inf]
@@ -111,7 +112,8 @@ def figures(
     return Figures(
         _fairness(contended, weights),
         _fairness(_settled(contended), weights),
-        used_s / (_whole_s(steady) * slots) if steady else None,
+        _utilisation(steady, slots),
+        _utilisation(contended, slots),
         {name: wait_s for name, wait_s in waits_s.items() if wait_s < math.inf},
         mean(served_s) if served_s else None,
         mean(started_s) if started_s else None,
@@ -122,6 +124,11 @@ def figures(
         sum(job.ended_s < math.inf for job in jobs.values()),
         spans=spans,
     )
+
+
+def _utilisation(spans: Sequence[Span], slots: int) -> float | None:
+    used_s = sum(span.slots_used * (span.end_s - span.begin_s) for span in spans)
+    return used_s / (_whole_s(spans) * slots) if spans else None
 
 
 def _fairness(spans: Sequence[Span], weights: Mapping[str, int]) -> float | None:

@@ -54,6 +54,7 @@ def test_utilisation_leaves_out_the_time_in_which_workers_give_way() -> None:
     times = {"a": JobTimes(0, 0.5, 1, math.inf), "late": JobTimes(2, 3, math.inf, math.inf)}
     found = figures(spans, times, {"a": 1}, slots=8, ideal_s=None, preemptions=2)
     assert found.utilisation == pytest.approx((4 * 8 + 2 * 6) / (6 * 8))
+    assert found.utilisation_with_waits == pytest.approx((4 * 8 + 2 * 4 + 2 * 6) / (8 * 8))
     assert found.makespan_s is None and found.ended == 0
     assert found.first_worker_s == {"a": 1} and found.waiting_s == 1
     assert "ideal_s" not in found.as_row() and found.as_row()["preemptions"] == 2
