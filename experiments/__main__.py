@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -42,13 +45,14 @@ EXPERIMENTS: Mapping[str, Callable[..., Figures]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("name", choices=EXPERIMENTS)
-    parser.add_argument("--small", action="store_true", help="In seconds instead of minutes.")
+    parser.add_argument("--small", action="store_true", help="Smaller and shorter.")
     parser.add_argument("--keep", type=Path, help="A folder for figures and chart.")
     parser.add_argument("-o", dest="form", choices=("table", "json"), default="table")
     given = parser.parse_args()
     load = os.getloadavg()[0]
     found = EXPERIMENTS[given.name](small=given.small)
-    settings = {"experiment": given.name, "small": given.small}
+    today = datetime.now(UTC).date().isoformat()
+    settings = {"experiment": given.name, "small": given.small, "date": today, "cpu": _cpu()}
     row = settings | found.as_row() | {"load": [load, os.getloadavg()[0]]}
     row = {key: _rounded(value) for key, value in row.items()}
     if given.keep is not None:
@@ -58,6 +62,13 @@ def main() -> None:
         return
     for key, value in row.items():
         print(f"{key:<24} {value}")
+
+
+def _cpu() -> str:
+    """Cores and, where Linux tells it, their model."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
+    return f"{os.cpu_count()} cores, {found[1] if found else platform.machine()}"
 
 
 def _keep(folder: Path, name: str, row: Mapping[str, object], found: Figures) -> None:
