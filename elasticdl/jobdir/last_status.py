@@ -53,6 +53,7 @@ def cut_short(status: JobStatus, message: str, exit_code: int, gone: str) -> Job
         outcome=message,
         exit_code=int(exit_code),
         gauges={},
+        states={},
         waiting=(),
         records_per_s=0.0,
         processes=tuple(_ended(process, gone) for process in status.processes),

@@ -255,7 +255,13 @@ def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:
         process("worker-1", "ended", message="finished"),
     )
     found = cut_short(
-        status(9.0, processes=rows, waiting=("x",), phase="draining"),
+        status(
+            9.0,
+            processes=rows,
+            waiting=("x",),
+            phase="draining",
+            states={"worker": {"stopping": 2}},
+        ),
         "stopped: elasticdl stop",
         130,
         "it went, too",
@@ -266,6 +272,7 @@ def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:
         "stopped: elasticdl stop",
     )
     assert (found.records_per_s, found.gauges, found.waiting) == (0.0, {}, ())
+    assert (found.states, found.processes_left_out) == ({}, 0)
     assert [(row.state, row.message) for row in found.processes] == [
         ("ended", "it went, too"),
         ("ended", "finished"),
