@@ -79,8 +79,9 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
         if platform.has_next:
             tell_story(master.record.event_log)
         version = status.version if status is not None else 0
-        await asyncio.gather(*(one.end(outcome, version) for one in master.trackers))
+        # First: a next master that finds neither outcome nor journal would begin the job anew.
         await platform.tell(outcome)
+        await asyncio.gather(*(one.end(outcome, version) for one in master.trackers))
     else:
         await asyncio.gather(*(one.close() for one in master.trackers))
     return finish

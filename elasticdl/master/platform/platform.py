@@ -151,7 +151,7 @@ class Platform(Protocol):
         """Tell the starter of this master how many records the job has done."""
 
     async def tell(self, outcome: Outcome) -> None:
-        """Leave the outcome where the starter of this master reads it. The master exits next."""
+        """Leave the outcome where the starter of this master reads it. The master exits soon."""
 
 
 class JobHasEnded(Exception):
