@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -89,6 +90,14 @@ def is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
+def without_password(text: str) -> str:
+    """Return a text without the credentials of its addresses, which the environment may give.
+
+    A password may have any character, so an address with an @ in its path loses its host, too.
+    """
+    return re.sub(r"://\S*@", "://", text)
+
+
 def _refuse_missing_database(uri: str, environment: Mapping[str, str]) -> None:
     address = uri or environment.get("MLFLOW_TRACKING_URI", "")
     if address == "databricks":
@@ -98,7 +107,7 @@ def _refuse_missing_database(uri: str, environment: Mapping[str, str]) -> None:
     is_path = bool(address) and not scheme
     if is_path or scheme not in _DATABASES or is_installed("sqlalchemy"):
         return
-    where = f"the database {address}" if address else "no address, which means a SQLite file,"
+    where = f"the database {without_password(address)}" if address else "no address, which means a SQLite file,"
     raise SpecError(
         f"--tracker mlflow with {where} needs the full package mlflow; only mlflow-skinny is"
         " installed",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final
 
 from elasticdl.errors import TransientError
 from elasticdl.jobdir.layout import read_json, write_json
+from elasticdl.tracking.choice import without_password
 from elasticdl.tracking.followed_file import FollowedFile, Position
 from elasticdl.tracking.tracker import Run, RunEnd, Tracker
 
@@ -117,11 +117,6 @@ class Following(Generic[T]):
             self._state.save(self._rows.position)
         except OSError as error:
             raise TransientError(f"cannot write {error.filename}: {error}") from error
-
-
-def without_password(text: str) -> str:
-    """Return a text without the credentials of its addresses, which the environment may give."""
-    return re.sub(r"://[^/@\s]*@", "://", text)
 
 
 def follow(

@@ -24,9 +24,9 @@ from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.private_file import FILE_MODE
-from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces
+from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces, without_password
 from elasticdl.tracking.followed_file import FollowedFile
-from elasticdl.tracking.following import Following, SavedState, follow, without_password
+from elasticdl.tracking.following import Following, SavedState, follow
 from elasticdl.tracking.metric_rows import metric_row
 from elasticdl.tracking.run_of_job import end_of, run_of
 from elasticdl.tracking.spans import Span, span_of

@@ -18,7 +18,7 @@ from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.tracking import choice
-from elasticdl.tracking.choice import refuse_missing_package
+from elasticdl.tracking.choice import refuse_missing_package, without_password
 from elasticdl.tracking.followed_file import FollowedFile, Position
 from elasticdl.tracking.following import Following, FollowLimits, SavedState, follow
 from elasticdl.tracking.metric_rows import metric_row
@@ -238,6 +238,12 @@ def test_what_is_said_has_no_password_of_an_address_in_the_environment(tmp_path:
     ]
 
 
+@pytest.mark.parametrize("password", ["pass", "p@ss", "p/ss", "p/@s:s", ""])
+def test_no_part_of_a_password_is_shown(password: str) -> None:
+    text = f"POST https://me:{password}@host/api, then https://host/runs"
+    assert without_password(text) == "POST https://host/api, then https://host/runs"
+
+
 def spec_of(**flags: object) -> JobSpec:
     given = {"model_zoo": "/z", "model_def": "iris", "training_data": "/t", **flags}
     return JobSpec.from_flags(Action.TRAIN, given)
@@ -309,6 +315,7 @@ def test_a_tracker_s_credentials_do_not_go_into_the_job(name: str) -> None:
         ("mlflow", ["mlflow"], "", "pip install mlflow"),
         ("mlflow", ["mlflow"], "sqlite:///a.db", "pip install mlflow"),
         ("mlflow:postgresql+psycopg2://h/a", ["mlflow"], "http://h:1", "pip install mlflow"),
+        ("mlflow", ["mlflow"], "mysql://me:secret@h/a", "pip install mlflow"),
     ],
 )
 def test_a_missing_package_is_named_with_its_command(
@@ -319,6 +326,7 @@ def test_a_missing_package_is_named_with_its_command(
     with pytest.raises(SpecError) as raised:
         refuse_missing_package(spec_of(tracker=tracker))
     assert re.search(hint, raised.value.hint), raised.value
+    assert "secret" not in raised.value.message
     monkeypatch.setattr(choice, "is_installed", lambda package: True)
     refuse_missing_package(spec_of(tracker=tracker))
 
