@@ -42,7 +42,8 @@ PLACE = Value("PATH|ADDRESS", Offer.DIRECTORIES)
 DATA = Value("PATH")
 """A path, an address, a pattern of either, or what the module's own reader accepts."""
 
-_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@")
+_PASSWORD = re.compile(r"https?://[^/@]*@|[a-z][a-z0-9+.-]*://[^/@]*:[^/@]*@", re.IGNORECASE)
+"""In a web address even a name alone may be a token. In `abfss://container@account` it is none."""
 _SIGNED = re.compile(
     r"[?&][^=&]*(?:signature|credential|password|secret|token|sig|key)[^=&]*=", re.IGNORECASE
 )
@@ -51,6 +52,11 @@ _SIGNED = re.compile(
 def is_address(text: str) -> bool:
     """Whether a text is an address such as `s3://bucket/key`, and not a path."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+def shows_secret(address: str) -> bool:
+    """Whether an address contains a password, a key or a signature."""
+    return bool(_PASSWORD.match(address) or _SIGNED.search(address))
 
 
 def local_path(text: str) -> str:
@@ -73,7 +79,7 @@ def path_or_address(text: str) -> str:
     job's files and logs would show it.
     """
     if is_address(text):
-        if _PASSWORD.match(text) or _SIGNED.search(text):
+        if shows_secret(text):
             raise ValueError(
                 "the address contains a password, key or signature; give credentials by the"
                 " environment or a mounted file"

@@ -8,7 +8,7 @@ from typing import Self, TypeAlias
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
-from elasticdl.flag import path_or_address
+from elasticdl.flag import path_or_address, shows_secret
 from elasticdl.kubernetes_section import is_json, parse_json
 
 MAX_WORKERS = 10_000
@@ -74,9 +74,16 @@ def parse_envs(value: object) -> object:
 _SECRETS = re.compile(
     r"AWS_(?:SECRET_ACCESS_KEY|SESSION_TOKEN)"
     r"|AZURE_(?:STORAGE_(?:ACCOUNT_KEY|KEY|SAS_TOKEN|CONNECTION_STRING)|CLIENT_SECRET)"
-    r"|MLFLOW_TRACKING_(?:PASSWORD|TOKEN)|DATABRICKS_TOKEN|WANDB_API_KEY"
+    r"|MLFLOW_TRACKING_(?:PASSWORD|TOKEN)|WANDB_API_KEY"
+    r"|DATABRICKS_(?:TOKEN|CLIENT_SECRET|PASSWORD|REFRESH_TOKEN)"
     r"|OTEL_EXPORTER_OTLP_(?:TRACES_)?HEADERS"
 )
+
+
+_ADDRESSES = re.compile(
+    r"MLFLOW_(?:TRACKING|REGISTRY)_URI|WANDB_BASE_URL|OTEL_EXPORTER_OTLP_(?:TRACES_)?ENDPOINT"
+)
+"""Variables whose value may contain a secret."""
 
 
 def refuse_secrets(envs: Mapping[str, str]) -> Mapping[str, str]:
@@ -84,10 +91,11 @@ def refuse_secrets(envs: Mapping[str, str]) -> Mapping[str, str]:
 
     The job's files, and its objects on a cluster, show them to everyone who may read those.
     """
-    for name in envs:
-        if _SECRETS.fullmatch(name):
+    for name, value in envs.items():
+        in_address = bool(_ADDRESSES.fullmatch(name)) and shows_secret(value.strip())
+        if _SECRETS.fullmatch(name) or in_address:
             raise ValueError(
-                f"{name} is a secret, which the job's files would show; set it in the environment"
+                f"{name} {'contains' if in_address else 'is'} a secret, which the job's files would show; set it in the environment"
                 " of the command, or mount a file and name its path, such as"
                 " AWS_SHARED_CREDENTIALS_FILE"
             )

@@ -293,6 +293,7 @@ def test_the_end_has_the_receipt_and_the_last_metrics() -> None:
         ("mlflow:", "expected mlflow"),
         ("wandb:project", "takes no address"),
         ("mlflow:https://me:secret@host", "contains a password"),
+        ("mlflow:https://token@host", "contains a password"),
         ("mlflow:postgresql://me:secret@host/runs", "contains a password"),
     ],
 )
@@ -301,10 +302,26 @@ def test_a_wrong_tracker_is_refused(tracker: str, problem: str) -> None:
         spec_of(tracker=tracker)
 
 
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN"])
-def test_a_tracker_s_credentials_do_not_go_into_the_job(name: str) -> None:
-    with pytest.raises(SpecError, match="is a secret"):
-        spec_of(envs=f"{name}=abc")
+@pytest.mark.parametrize(
+    "variable, problem",
+    [
+        ("WANDB_API_KEY=abc", "is a secret"),
+        ("MLFLOW_TRACKING_TOKEN=abc", "is a secret"),
+        ("DATABRICKS_CLIENT_SECRET=abc", "is a secret"),
+        ("MLFLOW_TRACKING_URI=postgresql://me:abc@host/runs", "contains a secret"),
+        ("WANDB_BASE_URL=https://abc@host", "contains a secret"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT=' http://me:abc@host'", "contains a secret"),
+    ],
+)
+def test_a_tracker_s_credentials_do_not_go_into_the_job(variable: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem) as raised:
+        spec_of(envs=variable)
+    assert "abc" not in raised.value.message
+
+
+def test_addresses_without_credentials_may_go_into_the_job() -> None:
+    envs = {"MLFLOW_TRACKING_URI": "postgresql://me@host/runs", "WANDB_BASE_URL": "http://h:1"}
+    assert spec_of(envs=envs).cluster.envs == envs
 
 
 @pytest.mark.parametrize(
