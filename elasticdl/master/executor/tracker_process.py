@@ -25,6 +25,7 @@ _LOG = logging.getLogger(__name__)
 COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.tracking.main")
 END_S, LEAVE_S = 30.0, 5.0
 """Limits of the process's end: after the job's end, and when another master continues the job."""
+_KILL_S = 10.0
 
 
 @final
@@ -94,7 +95,9 @@ class TrackerProcess:
         except TimeoutError:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            # The kernel may hold it in a call of a file system that is away.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_S)
         assert self._reading is not None
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
