@@ -95,9 +95,9 @@ def refuse_secrets(envs: Mapping[str, str]) -> Mapping[str, str]:
         in_address = bool(_ADDRESSES.fullmatch(name)) and shows_secret(value.strip())
         if _SECRETS.fullmatch(name) or in_address:
             raise ValueError(
-                f"{name} {'contains' if in_address else 'is'} a secret, which the job's files would show; set it in the environment"
-                " of the command, or mount a file and name its path, such as"
-                " AWS_SHARED_CREDENTIALS_FILE"
+                f"{name} {'contains' if in_address else 'is'} a secret, which the job's files would"
+                " show; set it in the environment of the command, or mount a file and name its"
+                " path, such as AWS_SHARED_CREDENTIALS_FILE"
             )
     return envs
 

@@ -107,7 +107,11 @@ def _refuse_missing_database(uri: str, environment: Mapping[str, str]) -> None:
     is_path = bool(address) and not scheme
     if is_path or scheme not in _DATABASES or is_installed("sqlalchemy"):
         return
-    where = f"the database {without_password(address)}" if address else "no address, which means a SQLite file,"
+    where = (
+        f"the database {without_password(address)}"
+        if address
+        else "no address, which means a SQLite file,"
+    )
     raise SpecError(
         f"--tracker mlflow with {where} needs the full package mlflow; only mlflow-skinny is"
         " installed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,11 @@ class FollowedFile(Generic[T]):
             self.position = self.position.after(row)
         self._pending = []
 
+    def go_back(self, position: Position) -> None:
+        """Read from an earlier position on."""
+        if position != self.position:
+            self.position, self._file, self._pending = position, None, []
+
     def _chunk(self) -> bytes:
         """Return complete lines from the offset on; empty at the end of the file."""
         try:
@@ -81,7 +87,7 @@ class FollowedFile(Generic[T]):
             return b""
         with file:
             end = file.seek(0, 2)
-            found = self._path.stat()
+            found = os.fstat(file.fileno())
             if self._file != (found.st_dev, found.st_ino) or end < self._offset:
                 # The first look, or the file was compacted meanwhile.
                 self._file, self._offset = (found.st_dev, found.st_ino), 0

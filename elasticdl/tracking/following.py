@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final
 
-from elasticdl.errors import TransientError
+from elasticdl.errors import ElasticDLError
 from elasticdl.jobdir.layout import read_json, write_json
 from elasticdl.tracking.choice import without_password
 from elasticdl.tracking.followed_file import FollowedFile, Position
@@ -18,6 +18,8 @@ from elasticdl.tracking.tracker import Run, RunEnd, Tracker
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
+_MOST_CHARS = 500
+"""Of a text for the job's events. The master reads lines of at most 64 KiB."""
 Say: TypeAlias = Callable[[str, str], None]
 """Takes a level, `info` or `warning`, and a text for the job's events."""
 
@@ -51,14 +53,11 @@ class SavedState:
     """What masters after this one need, in a file: the run's key, and what it has."""
 
     def __init__(self, path: Path) -> None:
-        """Continue the run of an earlier master. Saves the key of a new run: raises OSError."""
+        """Continue the run of an earlier master; a new run has a new key."""
         self._path = path
         state = read_json(path)
-        self.key = str(state.get("run") or "")
+        self.key = str(state.get("run") or secrets.token_hex(8))
         self.position = _position(state)
-        if not self.key:
-            self.key = secrets.token_hex(8)
-            self.save(self.position)
 
     def save(self, position: Position) -> None:
         """Save the position. Raises OSError."""
@@ -84,39 +83,51 @@ class Following(Generic[T]):
     ) -> None:
         self._tracker, self._run = tracker, run
         self._rows, self._state = rows, state
-        self._opened = False
+        self._opened, self._told = False, False
 
     def advance(self, say: Say) -> None:
-        """Open the run if it is not open, and send all new rows. Raises TransientError."""
-        try:
-            if not self._opened:
-                where = self._tracker.open(self._run)
-                self._opened = True
-                say("info", f"tracking this job: {without_password(where)}")
-            while rows := self._rows.read():
-                is_safe = self._tracker.log(rows)
-                self._rows.sent()
-                if is_safe:
-                    self._state.save(self._rows.position)
-        except OSError as error:
-            raise TransientError(f"cannot read or write {error.filename}: {error}") from error
+        """Open the run if it is not open, and send all new rows. Raises what the tracker raises."""
+        if not self._opened:
+            # Without its key, the next process would begin another run.
+            self._state.save(self._state.position)
+            where = self._tracker.open(self._run)
+            self._opened = True
+            if not self._told:
+                self._told = True
+                say("info", _shown(f"tracking this job: {where}"))
+        while rows := self._rows.read():
+            is_safe = self._tracker.log(rows)
+            self._rows.sent()
+            if is_safe:
+                self._state.save(self._rows.position)
+
+    def open_again(self) -> None:
+        """Have `advance` open the run again after an error, and repeat rows that are not safe."""
+        self._opened = False
+        self._rows.go_back(self._state.position)
 
     def close(self, end: RunEnd) -> None:
-        """End the run. Raises TransientError."""
+        """End the run. Raises what the tracker raises."""
         self._tracker.close(end)
-        self._save()
+        self._state.save(self._rows.position)
 
     def leave(self) -> None:
-        """Leave the run to the next process. Raises TransientError."""
+        """Leave the run to the next process. Raises what the tracker raises."""
         if self._opened:
             self._tracker.leave()
-            self._save()
-
-    def _save(self) -> None:
-        try:
             self._state.save(self._rows.position)
-        except OSError as error:
-            raise TransientError(f"cannot write {error.filename}: {error}") from error
+
+    def problem(self, error: Exception) -> str:
+        """Return an error of the tracker as people may see it."""
+        if isinstance(error, ElasticDLError):
+            return _shown(f"{self._tracker.name}: {error.message}").rstrip(".")
+        parts = self._tracker.name, type(error).__name__, *str(error).strip().splitlines()[:1]
+        return _shown(": ".join(parts)).rstrip(".")
+
+
+def _shown(text: str) -> str:
+    """Return a text for the job's events, which take no long lines."""
+    return without_password(text)[:_MOST_CHARS]
 
 
 def follow(
@@ -124,8 +135,8 @@ def follow(
 ) -> bool:
     """Send until the job has ended. Return whether the tracker has everything.
 
-    Says only the first problem. If the master leaves, leaves the run to the next one, and returns
-    True; raises TransientError if the tracker fails then.
+    Says only the first problem. If the master leaves, leaves the run to the next one; then what is
+    missing is for the next one to send.
     """
     end: RunEnd | None = None
     pause_s, until_s, failing, warned = 0.0, 0.0, False, False
@@ -134,8 +145,7 @@ def follow(
             try:
                 end = ends.wait(pause_s)
             except EOFError:
-                following.leave()
-                return True
+                return _left(following)
             until_s = time.monotonic() + (0.0 if failing else limits.end_s)
         else:
             # The last attempt failed, and there is time for another.
@@ -146,8 +156,9 @@ def follow(
                 following.close(end)
                 return True
             pause_s, failing = limits.look_s, False
-        except TransientError as error:
-            message = without_password(error.message).rstrip(".")
+        except Exception as error:  # noqa: BLE001 - top of the process: libraries raise anything
+            message = following.problem(error)
+            following.open_again()
             _LOG.warning("%s", message)
             if not warned:
                 warned = True
@@ -156,3 +167,13 @@ def follow(
                 return False
             pause_s = min(limits.longest_pause_s, max(limits.look_s, 2 * pause_s))
             failing = True
+
+
+def _left(following: Following[T]) -> bool:
+    """Leave the run to the next process; return whether the tracker has everything until now."""
+    try:
+        following.leave()
+    except Exception as error:  # noqa: BLE001 - top of the process: libraries raise anything
+        _LOG.warning("the next process sends what is missing: %s", following.problem(error))
+        return False
+    return True

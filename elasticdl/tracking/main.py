@@ -19,12 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from elasticdl.errors import TransientError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.private_file import FILE_MODE
-from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces, without_password
+from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces
 from elasticdl.tracking.followed_file import FollowedFile
 from elasticdl.tracking.following import Following, SavedState, follow
 from elasticdl.tracking.metric_rows import metric_row
@@ -61,13 +60,15 @@ class EndOnStdin:
 
     def _read(self) -> None:
         text = b""
-        # Not by `sys.stdin`: its lock, held by a thread that waits, crashes the interpreter's end.
-        while data := os.read(self._descriptor, 1 << 16):
-            text += data
-            if text.endswith(b"\n"):
-                self._take(text)
-        self._known.set()
-        signal.alarm(self._leave_s)
+        try:
+            # Not by `sys.stdin`: its lock, held by a waiting thread, crashes the interpreter's end.
+            while data := os.read(self._descriptor, 1 << 16):
+                text += data
+                if text.endswith(b"\n"):
+                    self._take(text)
+        finally:
+            self._known.set()
+            signal.alarm(self._leave_s)
 
     def _take(self, line: bytes) -> None:
         value = json.loads(line)
@@ -77,21 +78,27 @@ class EndOnStdin:
         self._known.set()
 
 
-def _lock(path: Path) -> None:
-    """Wait until the process of an earlier master has left the run; hold the lock until our end."""
-    until_s = time.monotonic() + _LOCK_S
+def lock(path: Path, limit_s: float = _LOCK_S) -> bool:
+    """Wait until the process of an earlier master has left the run; hold the lock until our end.
+
+    Return False if it has not left within the limit.
+    """
+    until_s = time.monotonic() + limit_s
     try:
-        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         while True:
             try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
             except BlockingIOError:
                 if time.monotonic() > until_s:
-                    raise
+                    os.close(descriptor)
+                    return False
                 time.sleep(_LOOK_S)
     except OSError as error:
-        # Two processes at worst write one run for a moment.
+        # Some file systems have no locks. Two processes at worst write one run for a moment.
         _LOG.warning("cannot lock %s: %s", path, error)
+        return True
 
 
 def _curves(spec: JobSpec, directory: JobDirectory) -> Following[MetricRow]:
@@ -119,7 +126,7 @@ def _traces(spec: JobSpec, directory: JobDirectory) -> Following[Span]:
 
 
 def main() -> int:
-    """Return 0 if the tracker has everything, or another master continues the job."""
+    """Return 0 if the tracker has everything until the job's end, or until the master left."""
     for quiet in (signal.SIGINT, signal.SIGTERM):
         # The master decides when this process ends.
         signal.signal(quiet, signal.SIG_IGN)
@@ -143,18 +150,15 @@ def main() -> int:
         say("warning", why)
         return 0
     ends = EndOnStdin(sys.stdin.fileno())
-    _lock(directory.path / f"{what}.lock")
-    spec = JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
-    try:
-        whole = (
-            follow(_curves(spec, directory), ends, say)
-            if what is Sent.CURVES
-            else follow(_traces(spec, directory), ends, say)
-        )
-    except TransientError as error:
-        message = without_password(error.message)
-        _LOG.warning("the next process sends what is missing: %s", message)
+    if not lock(directory.path / f"{what}.lock"):
+        _LOG.error("the process of an earlier master has not left the run")
         return 1
+    spec = JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
+    whole = (
+        follow(_curves(spec, directory), ends, say)
+        if what is Sent.CURVES
+        else follow(_traces(spec, directory), ends, say)
+    )
     return 0 if whole else 1
 
 

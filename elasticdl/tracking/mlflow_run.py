@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from elasticdl.errors import TransientError
 from elasticdl.tracking.tracker import MetricRow, Run, RunEnd
 
 if TYPE_CHECKING:
@@ -35,6 +33,8 @@ _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 class MlflowRun:
     """See `Tracker`."""
 
+    name = "MLflow"
+
     def __init__(self) -> None:
         self._client: MlflowClient | None = None
         self._run_id = ""
@@ -45,22 +45,21 @@ class MlflowRun:
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        with _transient():
-            client = self._client = MlflowClient(run.uri or None)
-            experiment = _experiment(client)
-            found = client.search_runs(
-                [experiment], f"tags.`{KEY_TAG}` = '{run.key}'", max_results=1
-            )
-            if found:
-                self._run_id = found[0].info.run_id
-                client.update_run(self._run_id, "RUNNING")
-                known: Mapping[str, str] = found[0].data.params
-            else:
-                tags = {KEY_TAG: run.key, "elasticdl.job_dir": str(run.job_dir)}
-                created = client.create_run(experiment, run_name=run.name, tags=tags)
-                self._run_id, known = created.info.run_id, {}
-            self._log_params({name: one for name, one in run.params.items() if name not in known})
-            return f"MLflow run {self._run_id} of experiment {experiment} at {client.tracking_uri}"
+        client = self._client = MlflowClient(run.uri or None)
+        experiment = _experiment(client)
+        found = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{run.key}'", max_results=1)
+        if found:
+            self._run_id = found[0].info.run_id
+            client.update_run(self._run_id, "RUNNING")
+            known: Mapping[str, str] = found[0].data.params
+        else:
+            tags = {KEY_TAG: run.key, "elasticdl.job_dir": str(run.job_dir)}
+            created = client.create_run(experiment, run_name=run.name, tags=tags)
+            self._run_id, known = created.info.run_id, {}
+        # A value cannot be changed later, so a resumed job keeps those that it began with.
+        params = {_FORBIDDEN.sub("_", name): one for name, one in run.params.items()}
+        self._log_params({name: one for name, one in params.items() if name not in known})
+        return f"MLflow run {self._run_id} of experiment {experiment} at {client.tracking_uri}"
 
     def log(self, rows: Sequence[MetricRow]) -> bool:
         """See `Tracker`."""
@@ -76,10 +75,9 @@ class MlflowRun:
         self._log_metrics([(name, value, last) for name, value in end.summary.items()])
         client = self._client
         assert client is not None
-        with _transient():
-            client.set_tag(self._run_id, "elasticdl.outcome", end.message[:_MOST_CHARS])
-            client.set_tag(self._run_id, "elasticdl.exit_code", str(end.exit_code))
-            client.set_terminated(self._run_id, _STATUS.get(end.state, "FAILED"))
+        client.set_tag(self._run_id, "elasticdl.outcome", end.message[:_MOST_CHARS])
+        client.set_tag(self._run_id, "elasticdl.exit_code", str(end.exit_code))
+        client.set_terminated(self._run_id, _STATUS.get(end.state, "FAILED"))
 
     def _log_metrics(self, metrics: Sequence[tuple[str, float, MetricRow]]) -> None:
         from mlflow.entities import Metric
@@ -90,17 +88,13 @@ class MlflowRun:
             for name, value, row in metrics
         ]
         for begin in range(0, len(points), _MOST_METRICS):
-            with _transient():
-                self._client.log_batch(self._run_id, points[begin : begin + _MOST_METRICS])
+            self._client.log_batch(self._run_id, points[begin : begin + _MOST_METRICS])
 
     def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
         assert self._client is not None
-        # A value cannot be changed later, so a resumed job keeps those that it began with.
-        given = [
-            Param(_FORBIDDEN.sub("_", name), value[:_MOST_CHARS]) for name, value in params.items()
-        ]
+        given = [Param(name, value[:_MOST_CHARS]) for name, value in params.items()]
         for begin in range(0, len(given), _MOST_PARAMS):
             self._client.log_batch(self._run_id, params=given[begin : begin + _MOST_PARAMS])
 
@@ -112,15 +106,3 @@ def _experiment(client: MlflowClient) -> str:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found is not None else client.create_experiment(name))
-
-
-@contextmanager
-def _transient() -> Iterator[None]:
-    """Turn the client's errors into TransientError: all may go away when somebody mends them."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    # `requests` derives its errors from OSError.
-    except (MlflowException, OSError) as error:
-        raise TransientError(f"MLflow: {str(error).strip().splitlines()[0]}") from error

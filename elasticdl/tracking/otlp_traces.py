@@ -25,6 +25,8 @@ _MOST = 256
 class OtlpTraces:
     """See `Tracker`. Each span has the same ids whoever sends it, so a repetition is none."""
 
+    name = "OTLP"
+
     def __init__(self) -> None:
         self._exporter: OTLPSpanExporter | None = None
         self._resource: Resource | None = None
@@ -56,7 +58,7 @@ class OtlpTraces:
         for begin in range(0, len(rows) if self._sampled else 0, _MOST):
             part = [self._span(one) for one in rows[begin : begin + _MOST]]
             if self._exporter.export(part) is not SpanExportResult.SUCCESS:
-                raise TransientError(f"OTLP: {endpoint_of(os.environ)} did not take the spans")
+                raise TransientError(f"{endpoint_of(os.environ)} did not take the spans")
         return True
 
     def leave(self) -> None:

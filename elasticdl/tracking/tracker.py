@@ -52,9 +52,12 @@ class RunEnd:
 class Tracker(Protocol[T]):
     """One run of one tracker.
 
-    Methods block no longer than about half a minute. They raise TransientError for whatever the
-    tracker refuses: somebody may mend it while the job runs.
+    Methods block no longer than about half a minute. They raise whatever the tracker's library
+    raises. After any error the run is opened again: somebody may mend its cause while the job runs.
     """
+
+    name: str
+    """As people know it."""
 
     def open(self, run: Run) -> str:
         """Begin the run, or continue it; return where people find it. It may be called again."""

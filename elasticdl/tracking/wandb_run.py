@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from elasticdl.errors import TransientError
 from elasticdl.tracking.tracker import MetricRow, Run, RunEnd
 
 if TYPE_CHECKING:
@@ -25,6 +23,8 @@ _INIT_S, _FINISH_S = 20.0, 20.0
 @final
 class WandbRun:
     """See `Tracker`."""
+
+    name = "W&B"
 
     def __init__(self) -> None:
         self._run: wandb.Run | None = None
@@ -57,15 +57,18 @@ class WandbRun:
             finish_timeout=_FINISH_S,
             finish_timeout_raises=True,
         )
+        if self._run is not None:
+            # W&B's own process has died, or would refuse to open the run a second time.
+            self._run = None
+            wandb.teardown(exit_code=1)
         before = _folders(run)
         try:
-            with _transient():
-                opened = self._run = wandb.init(**chosen, settings=settings)
-                opened.config.update(dict(run.params), allow_val_change=True)
-                opened.define_metric(STEP)
-                opened.define_metric("*", step_metric=STEP)
-        except TransientError:
-            # W&B's own process still has the run, and would refuse the next attempt.
+            opened = self._run = wandb.init(**chosen, settings=settings)
+            opened.config.update(dict(run.params), allow_val_change=True)
+            opened.define_metric(STEP)
+            opened.define_metric("*", step_metric=STEP)
+        except Exception:
+            self._run = None
             wandb.teardown(exit_code=1)
             for folder in _folders(run) - before:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -75,48 +78,33 @@ class WandbRun:
     def log(self, rows: Sequence[MetricRow]) -> bool:
         """See `Tracker`. W&B's own process sends rows later, and writes them in large blocks."""
         assert self._run is not None
-        with _transient():
-            for row in rows:
-                self._run.log({**row.values, STEP: row.step})
+        for row in rows:
+            self._run.log({**row.values, STEP: row.step})
         return False
 
     def leave(self) -> None:
         """See `Tracker`."""
         assert self._run is not None
-        with _transient():
-            # W&B's word for a run that is to be resumed.
-            self._run.mark_preempting()
-            self._run.finish(exit_code=1)
+        # W&B's word for a run that is to be resumed.
+        self._run.mark_preempting()
+        self._run.finish(exit_code=1)
 
     def close(self, end: RunEnd) -> None:
         """See `Tracker`."""
         run = self._run
         assert run is not None
-        with _transient():
-            run.summary.update(
-                {
-                    **end.summary,
-                    "exit_code": end.exit_code,
-                    "outcome": end.message,
-                    STEP: end.version,
-                }
-            )
-            run.finish(exit_code=end.exit_code)
+        run.summary.update(
+            {
+                **end.summary,
+                "exit_code": end.exit_code,
+                "outcome": end.message,
+                STEP: end.version,
+            }
+        )
+        run.finish(exit_code=end.exit_code)
 
 
 def _folders(run: Run) -> set[Path]:
     """Return the folders of a run in W&B's directory: each attempt to begin it makes one."""
     root = Path(os.environ.get("WANDB_DIR") or run.job_dir, "wandb")
     return set(root.glob(f"run-*-{os.environ.get('WANDB_RUN_ID') or run.key}"))
-
-
-@contextmanager
-def _transient() -> Iterator[None]:
-    """Turn W&B's errors into TransientError: all may go away when somebody mends them."""
-    from wandb.errors import Error
-
-    try:
-        yield
-    except (Error, OSError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise TransientError(f"W&B: {lines[0]}") from error

@@ -4,8 +4,10 @@ although it had two masters. What cannot be reached holds nothing up.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import pytest
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.tracking.main import lock
 from tests.conftest import ROOT
 from tests.waiting import until
 
@@ -37,8 +40,10 @@ class Processes:
 
     def write_job(self, tracker: str, *versions: int) -> None:
         flags = {"model_zoo": "/z", "model_def": "m", "training_data": "/t", "job_name": "job-1"}
+        # Changes when the job is resumed, and trackers refuse its name.
+        params = {"lr": 0.1, "top@5": versions[0] if versions else 0}
         spec = JobSpec.from_flags(
-            Action.TRAIN, {**flags, "tracker": tracker, "model_params": "lr=0.1"}
+            Action.TRAIN, {**flags, "tracker": tracker, "model_params": json.dumps(params)}
         )
         (self.folder / "job.json").write_text(spec.model_dump_json())
         with (self.folder / "metrics.jsonl").open("a") as file:
@@ -132,6 +137,7 @@ def test_mlflow_has_one_run_of_a_job_with_two_masters(processes: Processes) -> N
     assert "status: 3" in (run / "meta.yaml").read_text(), "FINISHED"
     assert (run / "tags/mlflow.runName").read_text() == "job-1"
     assert (run / "params/model_params.lr").read_text() == "0.1"
+    assert (run / "params/model_params.top_5").read_text() == "1", "it began with that"
 
     def points(name: str) -> list[tuple[int, float, int]]:
         lines = (run / "metrics" / name).read_text().splitlines()
@@ -163,7 +169,14 @@ def records_of(path: Path) -> Iterator[Any]:
 
 
 def test_wandb_has_one_offline_run_of_a_job_with_two_masters(processes: Processes) -> None:
-    continued(processes, "wandb", left, WANDB_MODE="offline", WANDB_PROJECT="mine")
+    continued(
+        processes,
+        "wandb",
+        left,
+        WANDB_MODE="offline",
+        WANDB_PROJECT="mine",
+        WANDB_INIT_TIMEOUT="60",
+    )
     files = sorted((processes.folder / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 2 and len({path.name for path in files}) == 1, "one id"
     records = [one for path in files for one in records_of(path)]
@@ -232,8 +245,38 @@ def test_wandb_s_server_is_tried_again_and_a_failed_attempt_leaves_nothing(
 
 
 def test_a_process_whose_master_has_left_leaves_the_run_open(processes: Processes) -> None:
-    processes.write_job("mlflow:http://127.0.0.1:9", 1)
-    process = processes.start()
-    assert process.stdin is not None
-    process.stdin.close()
+    store = processes.folder / "store"
+    processes.write_job(f"mlflow:file:{store}", 1)
+    process = processes.start(MLFLOW_ALLOW_FILE_STORE="true")
+    assert process.stdout is not None and b"tracking this job" in process.stdout.readline()
+    left(processes)
     assert process.wait(LIMIT_S) == 0
+    (meta,) = store.glob("*/*/meta.yaml")
+    assert "status: 1" in meta.read_text(), "RUNNING"
+
+
+@pytest.mark.parametrize("told", [b"", b"no JSON\n"])
+def test_a_library_that_hangs_does_not_outlive_the_master_for_long(told: bytes) -> None:
+    program = """
+import time
+from elasticdl.tracking.main import EndOnStdin
+EndOnStdin(0, leave_s=1)
+time.sleep(600)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        input=told,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGALRM, ended.stderr
+
+
+def test_a_run_has_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.lock"
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not lock(path, limit_s=0.0)
+    assert lock(path)

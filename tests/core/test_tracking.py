@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from elasticdl.history.lines import JsonLines
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.tracking import choice
+from elasticdl.tracking import choice, following
 from elasticdl.tracking.choice import refuse_missing_package, without_password
 from elasticdl.tracking.followed_file import FollowedFile, Position
 from elasticdl.tracking.following import Following, FollowLimits, SavedState, follow
@@ -91,10 +92,30 @@ def test_a_file_that_is_compacted_gives_no_row_twice_and_each_new_one(tmp_path: 
     assert "left out" in path.read_text() and seen == list(range(400))
 
 
+def test_a_file_that_is_replaced_after_it_was_opened_gives_all_rows(tmp_path: Path) -> None:
+    class ReplacedOnce(type(tmp_path)):  # type: ignore[misc]
+        def open(self, *arguments: Any) -> Any:
+            file = super().open(*arguments)
+            if (compacted := tmp_path / "compacted").exists():
+                compacted.rename(self)
+            return file
+
+    path = ReplacedOnce(tmp_path / "metrics.jsonl")
+    write(tmp_path / "compacted", row(1, 1.0), row(2, 2.0), row(3, 3.0))
+    with open(path, "w") as file:
+        file.write(json.dumps(row(1, 1.0)) + "\n")
+    rows, seen = FollowedFile(path, Position(), metric_row), []
+    for _ in range(2):
+        seen += steps(rows.read())
+        rows.sent()
+    assert seen == [1, 2, 3]
+
+
 @dataclass
 class Scripted:
     """A tracker that fails in the calls whose numbers are in `failing`."""
 
+    name = "Scripted"
     failing: Callable[[int], bool] = lambda call: False
     calls: int = 0
     runs: list[Run] = field(default_factory=list)
@@ -176,6 +197,44 @@ def test_the_next_master_s_process_continues_the_run_after_the_rows_that_were_se
     assert second.ends == [END]
 
 
+def test_an_error_of_any_kind_opens_the_run_again_and_repeats_rows_that_are_not_safe(
+    tmp_path: Path,
+) -> None:
+    class Dies(Scripted):
+        def _call(self) -> None:
+            self.calls += 1
+            if self.calls == 3:
+                raise RuntimeError("\n")
+
+    def before(look: int) -> None:
+        write(tmp_path / "metrics.jsonl", row(look, float(look)))
+
+    tracker = Dies(is_safe=False)
+    whole, said = followed(tmp_path, tracker, After(2, END, before))
+    assert whole and steps(tracker.rows) == [1, 1, 2, 3] and tracker.ends == [END]
+    assert [run.key for run in tracker.runs] == [tracker.runs[0].key] * 2
+    assert [text for _, text in said] == [
+        "tracking this job: here",
+        "Scripted: RuntimeError; the job goes on, and this is tried again",
+    ]
+
+
+def test_a_full_disk_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def before(look: int) -> None:
+        if look == 3:
+            monkeypatch.undo()
+
+    def full(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(following, "write_json", full)
+    write(tmp_path / "metrics.jsonl", row(1, 1.0))
+    tracker = Scripted()
+    whole, said = followed(tmp_path, tracker, After(4, END, before))
+    assert whole and steps(tracker.rows) == [1]
+    assert [level for level, _ in said] == ["warning", "info"]
+
+
 class Killed(BaseException):
     pass
 
@@ -233,7 +292,7 @@ def test_what_is_said_has_no_password_of_an_address_in_the_environment(tmp_path:
 
     _, said = followed(tmp_path, Talks(), After(9, END))
     assert [text for _, text in said] == [
-        "POST https://host/api failed; the job goes on, and this is tried again",
+        "Scripted: POST https://host/api failed; the job goes on, and this is tried again",
         "tracking this job: run 1 at https://host/runs",
     ]
 
