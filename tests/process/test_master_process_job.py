@@ -445,6 +445,10 @@ def test_a_job_keeps_its_processes_and_its_run_in_the_tracker_when_its_master_is
     job.wait_for_status("a checkpoint is there", lambda status: len(status["checkpoints"]) == 1)
     pids = job.pids("")
     before = job.kill_master()
+
+    def opened() -> int:
+        return (job.directory / "events.jsonl").read_text().count("tracking this job")
+
     after = job.where(after=before["term"])
     assert after == {**before, "pid": after["pid"], "term": 2}, "address, page and token stay"
     job.wait_for_status(
@@ -452,6 +456,8 @@ def test_a_job_keeps_its_processes_and_its_run_in_the_tracker_when_its_master_is
         lambda status: status["records"]["trained"] >= 20,
     )
     assert {**pids, **job.pids("")} == pids
+    # At the end of the job its process may have no time left to begin.
+    job.wait_until("the next tracker process has the run", lambda: opened() == 2)
     hold.unlink()
     assert job.finish() == ExitCode.DONE, job.tails()
     assert all(map(gone, pids.values()))
