@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,20 @@ from elasticdl.errors import ElasticDLError, MasterSuperseded, TransientError
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
-from elasticdl.master.journal.copies import CopiedJournal, CopyHolder, CopyLimits, fetch
+from elasticdl.master.journal.copies import (
+    CopiedJournal,
+    CopyHolder,
+    CopyLimits,
+    CopyPlace,
+    JournalCopy,
+    fetch,
+)
 from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from elasticdl.master.platform.lease_record import journal_copies
-from elasticdl.rpc.journal_copy import Change, serve_copy
+from elasticdl.rpc.journal_copy import Change, Copy, serve_copy
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority, KeyPair
 from elasticdl.tokens import process_token
@@ -31,6 +40,7 @@ from tests.waiting import LIMIT_S, until_async
 pytestmark = pytest.mark.contract
 TOKEN, RUN = "the job's token", "this launch"
 OFTEN = JournalLimits(segment_bytes=8_000, image_events=20, image_times=0.0)
+NEVER_S = 1e6
 LIMITS = CopyLimits(change_s=LIMIT_S, again_s=0.0, record_again_s=0.01, read_s=LIMIT_S)
 
 
@@ -40,6 +50,8 @@ class Record:
     def __init__(self) -> None:
         self.on_record: tuple[CopyHolder, ...] = ()
         self.term, self.away, self.asked = 1, False, 0
+        self.unanswered = False
+        """It changes, but the master does not hear of it."""
 
     def of(self, term: int) -> RecordOf:
         return RecordOf(self, term)
@@ -61,6 +73,27 @@ class RecordOf:
         if self._record.term != self._term:
             raise MasterSuperseded("another master has the Lease")
         self._record.on_record = tuple(holders)
+        if self._record.unanswered:
+            raise TransientError("the API server did not answer")
+
+
+class UnansweredOnce:
+    """A copy whose next answer is lost."""
+
+    def __init__(self, copy: JournalCopy, job: Job) -> None:
+        self._copy, self._job = copy, job
+
+    async def change(self, change: Change, *, timeout_s: float) -> None:
+        await self._copy.change(change, timeout_s=timeout_s)
+        lost, self._job.lose_answer = self._job.lose_answer, False
+        if lost:
+            raise TransientError("the connection was reset")
+
+    async def read(self, *, timeout_s: float) -> Copy:
+        return await self._copy.read(timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        await self._copy.close()
 
 
 class Job:
@@ -71,6 +104,12 @@ class Job:
         self.authority = Authority.new("a-job") if secured else None
         self.processes: dict[CopyHolder, grpc.Server] = {}
         self.masters: list[CopiedJournal] = []
+        self.limits = LIMITS
+        self.hanging: dict[CopyHolder, socket.socket] = {}
+        """Processes that accept connections and never answer."""
+        self.asked: list[str] = []
+        """Those that masters have connected to."""
+        self.lose_answer = False
         self.silent = False
         """No process has attached to the newest master yet."""
 
@@ -88,11 +127,25 @@ class Job:
         for holder in [one for one in self.processes if one.name == name]:
             self.processes.pop(holder).stop(None).wait(LIMIT_S)
 
+    def hang(self, name: str) -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.hanging[CopyHolder(name, f"127.0.0.1:{listening.getsockname()[1]}")] = listening
+
     def attached(self) -> list[CopyHolder]:
-        return [] if self.silent else list(self.processes)
+        return [] if self.silent else [*self.hanging, *self.processes]
 
     def lives(self, name: str) -> bool:
-        return any(one.name == name for one in self.processes)
+        return any(one.name == name for one in (*self.hanging, *self.processes))
+
+    def place(self, term: int) -> CopyPlace:
+        trusted = self.authority.certificate if self.authority is not None else None
+        place = journal_copies(self.record.of(term), TOKEN, trusted, term)
+
+        def connect(holder: CopyHolder, term: int) -> UnansweredOnce:
+            self.asked.append(holder.name)
+            return UnansweredOnce(place.connect(holder, term), self)
+
+        return replace(place, connect=connect)
 
     @property
     def on_record(self) -> list[str]:
@@ -101,15 +154,14 @@ class Job:
     async def master(self, term: int, seed: int = 1) -> Master:
         """Start the next one in a folder of its own."""
         self.record.term = term
-        trusted = self.authority.certificate if self.authority is not None else None
-        place = journal_copies(self.record.of(term), TOKEN, trusted, term)
+        place = self.place(term)
         folder = self.folder / f"term-{term}"
         before = None
         if await fetch(place, folder, LIMITS) is not None:
             assert claim(folder, RUN, term) == term
             before = recover(folder, RUN, SPEC, Limits())
         master = Master(folder, term, before, seed)
-        master.journal = CopiedJournal(master.file, place, self, LIMITS)
+        master.journal = CopiedJournal(master.file, place, self, self.limits)
         self.masters.append(master.journal)
         return master
 
@@ -118,6 +170,8 @@ class Job:
             await master.close()
         for holder in tuple(self.processes):
             self.kill(holder.name)
+        for listening in self.hanging.values():
+            listening.close()
 
 
 class Master:
@@ -237,8 +291,9 @@ def test_a_replaced_master_cannot_act_whatever_it_can_reach(run: Callable[..., N
         assert canonical(new.state) == acted
         with pytest.raises(MasterSuperseded):
             await old.live(5)
-        assert await new.live(5) == canonical(new.state)
+        acted = await new.live(5)
         assert second in job.attached()
+        assert canonical((await job.master(3)).state) == acted
 
     run(story)
 
@@ -395,5 +450,123 @@ def test_a_copy_stays_small_however_long_the_job_runs(run: Callable[..., None]) 
             await master.live(100)
             sizes.append(sum(path.stat().st_size for path in master.file.needed))
         assert max(sizes[2:]) < 2 * max(sizes[:2])
+
+    run(story)
+
+
+def test_a_holder_whose_record_is_not_certain_has_what_was_acted_upon(
+    run: Callable[..., None],
+) -> None:
+    async def story(job: Job) -> None:
+        job.limits = replace(LIMITS, again_s=NEVER_S)
+        job.start("ps-0")
+        master = await job.master(1)
+        await master.live(30)
+        job.start("ps-1")
+        job.record.unanswered = True
+        acted = await master.live(40)
+        assert job.on_record == ["ps-0", "ps-1"]
+        job.kill("ps-0")
+        assert canonical((await job.master(2)).state) == acted
+
+    run(story)
+
+
+def test_a_holder_that_ends_while_its_record_is_not_certain_is_waited_for(
+    run: Callable[..., None],
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        master = await job.master(1)
+        await master.live(30)
+        job.start("ps-1")
+        job.record.away = True
+        await master.live(5)
+        job.kill("ps-1")
+        asked = job.record.asked
+        waiting = asyncio.ensure_future(master.live(5))
+        await until_async("it asks again", lambda: job.record.asked > asked + 2)
+        assert not waiting.done()
+        job.record.away = False
+        acted = await waiting
+        assert job.on_record == ["ps-0"]
+        assert canonical((await job.master(2)).state) == acted
+
+    run(story)
+
+
+def test_a_journal_that_cannot_be_read_costs_the_copies_and_not_the_job(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        master = await job.master(1)
+        await master.live(30)
+        unreadable = files.segment_path(job.folder / "term-1", 1, 999_999)
+        unreadable.mkdir()
+        await master.live(3)
+        assert not master.journal.whole and job.on_record == []
+        assert "cannot read the journal" in caplog.text
+        unreadable.rmdir()
+        acted = await master.live(3)
+        assert master.journal.whole and job.on_record == ["ps-0"]
+        assert canonical((await job.master(2)).state) == acted
+
+    run(story)
+
+
+def test_one_process_that_takes_no_copy_makes_the_job_wait_once(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.limits = replace(LIMITS, change_s=0.1, again_s=NEVER_S)
+        for number in range(4):
+            job.hang(f"worker-{number}")
+        await (await job.master(1)).live(10)
+        assert job.asked == ["worker-0"]
+
+    run(story)
+
+
+def test_processes_that_took_no_copy_are_asked_last(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.limits = replace(LIMITS, holders=1)
+        gone = job.start("worker-0")
+        job.processes[gone].stop(None).wait(LIMIT_S)
+        job.start("worker-1")
+        await (await job.master(1)).live(10)
+        assert job.asked == ["worker-0", "worker-1"]
+        assert job.on_record == ["worker-1"]
+
+    run(story)
+
+
+def test_no_process_has_a_copy_above_the_limit(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        job.limits = replace(LIMITS, bytes=3_000)
+        job.start("ps-0")
+        master = await job.master(1)
+        await master.live(1)
+        assert job.on_record == ["ps-0"]
+        await master.live(60)
+        assert not master.journal.whole and job.on_record == []
+        warned, _, after = caplog.text.partition("above that no process has a copy")
+        assert "no process has a copy of the journal any longer" in after
+        assert "any longer" not in warned
+
+    run(story)
+
+
+def test_a_lost_answer_costs_no_holder(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.limits = replace(LIMITS, again_s=NEVER_S)
+        job.start("ps-0")
+        job.start("ps-1")
+        master = await job.master(1)
+        await master.live(30)
+        asked, job.lose_answer = job.record.asked, True
+        acted = await master.live(10)
+        assert not job.lose_answer and job.record.asked == asked
+        assert canonical((await job.master(2)).state) == acted
 
     run(story)

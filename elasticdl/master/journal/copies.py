@@ -16,17 +16,19 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, final
 
-from elasticdl.errors import ElasticDLError, MasterSuperseded
+from elasticdl.errors import ElasticDLError, MasterSuperseded, PermanentError
 from elasticdl.master.core.events import Event
 from elasticdl.master.journal import files
 from elasticdl.master.journal.writer import JournalFile
 from elasticdl.private_file import make_private, replace_atomically
+from elasticdl.rpc.channel import MAX_MESSAGE_BYTES
 from elasticdl.rpc.journal_copy import Change, Copy
 
 _LOG = logging.getLogger(__name__)
@@ -121,16 +123,21 @@ class _Known:
 @final
 @dataclass(frozen=True, slots=True)
 class CopyLimits:
-    """How many processes have a copy, and times in seconds.
+    """How many processes have a copy, its size in bytes, and times in seconds.
 
-    A holder that does not answer within `change_s` loses its copy. A process that could not take a
-    copy is asked again after `again_s`. `record_again_s`: between attempts to reach the record.
+    A holder that does not answer within `change_s` loses its copy. After a process did not take a
+    copy, or the record was not certain, nothing of that kind is tried for `again_s`.
+    `record_again_s`: between attempts to reach the record. `told_again_s`: between log lines about
+    it.
     """
 
     holders: int = 2
+    bytes: int = MAX_MESSAGE_BYTES - (1 << 20)
+    """One message carries a whole copy."""
     change_s: float = 5.0
     again_s: float = 30.0
     record_again_s: float = 0.5
+    told_again_s: float = 60.0
     read_s: float = 15.0
 
 
@@ -138,7 +145,7 @@ class CopyLimits:
 class CopiedJournal:
     """The journal of a run, with copies. Use it from one event loop.
 
-    It is whole while at least one process has a copy. Without one the job continues, as with a full
+    It is whole while a process on record has a copy. Without one the job continues, as with a full
     disk: a next master would have to begin it anew.
     """
 
@@ -156,14 +163,19 @@ class CopiedJournal:
         """What every copy has of each file."""
         self._number = 0
         self._on_record = set(place.record.holders())
+        """Those of the last write that succeeded."""
+        self._perhaps_on_record = set(self._on_record)
+        """The same, and those of later writes that failed: the record may have them."""
         self._copies: dict[CopyHolder, JournalCopy] = {}
-        """Those that have everything. Between calls of `flush` they are the ones on record."""
-        self._not_before_s: dict[CopyHolder, float] = {}
+        """Those that have everything. After `flush` all that may be on record are among them."""
+        self._failed: set[CopyHolder] = set()
+        self._not_before_s = 0.0
+        self._is_large = False
 
     @property
     def whole(self) -> bool:
         """Whether another master can continue from the copies."""
-        return self._journal.whole and bool(self._copies)
+        return self._journal.whole and bool(self._on_record)
 
     def append(self, event: Event) -> None:
         """Add an event; it is safe after the next `flush`."""
@@ -175,8 +187,13 @@ class CopiedJournal:
         Raises MasterSuperseded.
         """
         await self._journal.flush()
-        if (change := self._change()) is not None:
-            await self._send(change)
+        try:
+            change = self._change()
+        except OSError as error:
+            await self._drop_all(f"cannot read the journal: {error.strerror or error}")
+        else:
+            if change is not None:
+                await self._send(change)
         await self._choose_holders()
 
     async def close(self) -> None:
@@ -186,7 +203,7 @@ class CopiedJournal:
             await copy.close()
 
     def _change(self) -> Change | None:
-        """Return what the copies lack; None: nothing."""
+        """Return what the copies lack; None: nothing. Raises OSError, and has changed nothing."""
         paths = {path.name: path for path in self._journal.needed}
         appended = {
             name: data
@@ -218,92 +235,149 @@ class CopiedJournal:
         return self._place.seal({name: one.digest.hexdigest() for name, one in self._known.items()})
 
     def _whole(self) -> Change:
-        """Return the change that makes from nothing what the copies have."""
+        """Return the change that makes a whole copy from nothing. Raises OSError."""
         appended = {path.name: path.read_bytes() for path in self._journal.needed}
+        # The same as before, unless `_change` could not read the files.
+        self._known = {name: _Known(len(data), _digest(data)) for name, data in appended.items()}
         return Change(self._number, appended, self._seal(), anew=True)
 
     async def _send(self, change: Change) -> None:
-        """Send a change to all holders. Who does not confirm it has no copy any more."""
+        """Send a change to all holders. Whoever does not confirm it no longer has a copy."""
+        if too_large := self._too_large():
+            await self._drop_all(too_large)
         current = tuple(self._copies.items())
-        done = await asyncio.gather(*(self._changed(*one, change) for one in current))
+        done = await asyncio.gather(*(self._continued(*one, change) for one in current))
         for (holder, copy), confirmed in zip(current, done, strict=True):
             if not confirmed:
                 del self._copies[holder]
                 await copy.close()
 
-    async def _changed(self, holder: CopyHolder, copy: JournalCopy, change: Change) -> bool:
+    def _too_large(self) -> str:
+        """Say why no process can have a copy of this size; '' if it can. Warns in time."""
+        size, limit = sum(one.bytes for one in self._known.values()), self._limits.bytes
+        text = f"a copy of the journal has {size:,} bytes, and can have {limit:,}"
+        is_large, self._is_large = self._is_large, size > limit // 2
+        if self._is_large and not is_large:
+            _LOG.warning("%s; above that no process has a copy", text)
+        return text if size > limit else ""
+
+    async def _drop_all(self, why: str) -> None:
+        if self._copies:
+            _LOG.warning("no process has a copy of the journal any longer: %s", why)
+        for copy in self._copies.values():
+            await copy.close()
+        self._copies.clear()
+        # A change of before that arrives late must not replace a newer copy.
+        self._number += 1
+        self._pause()
+
+    async def _continued(self, holder: CopyHolder, copy: JournalCopy, change: Change) -> bool:
+        """Send a change, or after an error a whole copy in the time that is left."""
+        end_s = self._now_s() + self._limits.change_s
         try:
-            await copy.change(change, timeout_s=self._limits.change_s)
-        except ElasticDLError as error:
-            _LOG.warning("%s has no copy of the journal: %s", holder.name, error.message)
-            self._not_before_s[holder] = self._now_s() + self._limits.again_s
+            try:
+                await copy.change(change, timeout_s=self._limits.change_s)
+            except ElasticDLError:
+                if (left_s := end_s - self._now_s()) <= 0 or not self._processes.lives(holder.name):
+                    raise
+                await copy.change(self._whole(), timeout_s=left_s)
+        except (ElasticDLError, OSError) as error:
+            _LOG.warning("%s no longer has a copy of the journal: %s", holder.name, error)
+            self._failed.add(holder)
             return False
         return True
 
     async def _choose_holders(self) -> None:
-        """Replace the holders that are gone or lack something, and put the present on record."""
+        """Replace the holders that are gone or lack something, and record the current ones."""
         for holder in [one for one in self._copies if not self._processes.lives(one.name)]:
             await self._copies.pop(holder).close()
-        # After a takeover those on record may not have attached again yet.
-        kept = [one for one in self._on_record if self._processes.lives(one.name)]
-        wanted = [
-            one
-            for one in dict.fromkeys((*kept, *self._processes.attached()))
-            if one not in self._copies and self._may_ask(one)
-        ]
-        await self._add(wanted[: max(0, self._limits.holders - len(self._copies))])
-        if self._copies.keys() != self._on_record:
+        for holder in self._wanted():
+            if len(self._copies) >= self._limits.holders:
+                break
+            if not await self._add(holder) and holder not in self._perhaps_on_record:
+                # Others may fail as slowly, and the job waits meanwhile.
+                self._pause()
+                break
+        is_exact = self._copies.keys() == self._on_record == self._perhaps_on_record
+        lacking = self._perhaps_on_record - self._copies.keys()
+        if lacking or not (is_exact or self._pauses()):
             await self._put_on_record()
 
-    def _may_ask(self, holder: CopyHolder) -> bool:
-        return self._now_s() >= self._not_before_s.get(holder, 0.0)
+    def _wanted(self) -> list[CopyHolder]:
+        """Return those that should have a copy and have none, the best first."""
+        attached = (
+            []
+            if self._pauses()
+            else sorted(self._processes.attached(), key=self._failed.__contains__)
+        )
+        # After a takeover those on record may not have attached again yet.
+        kept = [
+            one
+            for one in self._perhaps_on_record
+            if self._processes.lives(one.name) and one not in self._failed
+        ]
+        self._failed = {one for one in self._failed if self._processes.lives(one.name)}
+        return [one for one in dict.fromkeys((*kept, *attached)) if one not in self._copies]
 
-    async def _add(self, holders: Iterable[CopyHolder]) -> None:
-        """Give these processes a whole copy, if they take it."""
-        for holder in holders:
-            copy = self._place.connect(holder, self._place.term)
-            if await self._changed(holder, copy, self._whole()):
-                self._copies[holder] = copy
-            else:
-                await copy.close()
+    def _pauses(self) -> bool:
+        return self._now_s() < self._not_before_s
+
+    def _pause(self) -> None:
+        """Try nothing for a while that the job can do without: it waits for each attempt."""
+        self._not_before_s = self._now_s() + self._limits.again_s
+
+    async def _add(self, holder: CopyHolder) -> bool:
+        """Give a process a whole copy; return whether it has taken it."""
+        copy = self._place.connect(holder, self._place.term)
+        try:
+            change = self._whole()
+            if too_large := self._too_large():
+                raise PermanentError(too_large)
+            await copy.change(change, timeout_s=self._limits.change_s)
+        except (ElasticDLError, OSError) as error:
+            _LOG.warning("%s did not take a copy of the journal: %s", holder.name, error)
+            self._failed.add(holder)
+            await copy.close()
+            return False
+        self._failed.discard(holder)
+        self._copies[holder] = copy
+        return True
 
     async def _put_on_record(self) -> None:
         """Put the holders on record, and take all others off it.
 
-        While the record cannot be reached, wait for it or for those on it that lack something: one
-        of them may be all that a next master finds. Raises MasterSuperseded.
+        A write that fails may succeed later. Until one is confirmed, all that any of them named
+        need everything: one of these may be all that a next master finds. While one lacks
+        something, wait for the record or for it. Raises MasterSuperseded.
         """
-        waits = False
+        told_s = -math.inf
         while True:
+            self._perhaps_on_record |= self._copies.keys()
             try:
                 await self._place.record.record(tuple(self._copies))
                 break
             except MasterSuperseded:
                 raise
             except ElasticDLError as error:
-                if not (lacking := self._on_record - self._copies.keys()):
-                    _LOG.info("cannot record another copy of the journal: %s", error.message)
-                    await self._forget_others()
+                if not (lacking := self._perhaps_on_record - self._copies.keys()):
+                    _LOG.info("unsure who is on record with a copy: %s", error.message)
+                    self._pause()
                     return
-                if not waits:
+                if self._now_s() - told_s >= self._limits.told_again_s:
+                    told_s = self._now_s()
                     _LOG.warning(
                         "waiting to record that %s lacks the newest part of the journal: %s",
                         " and ".join(sorted(one.name for one in lacking)),
                         error.message,
                     )
-                waits = True
             await asyncio.sleep(self._limits.record_again_s)
-            await self._add(lacking)
-        self._tell(had=bool(self._on_record))
+            for holder in lacking:
+                await self._add(holder)
+        self._log_holders(had=bool(self._on_record))
         self._on_record = set(self._copies)
+        self._perhaps_on_record = set(self._copies)
 
-    async def _forget_others(self) -> None:
-        """Drop the copies that are not on record."""
-        for holder in [one for one in self._copies if one not in self._on_record]:
-            self._not_before_s[holder] = self._now_s() + self._limits.again_s
-            await self._copies.pop(holder).close()
-
-    def _tell(self, *, had: bool) -> None:
+    def _log_holders(self, *, had: bool) -> None:
         if self._copies:
             names = " and ".join(one.name for one in self._copies)
             _LOG.info("%s has a copy of the journal", names)
