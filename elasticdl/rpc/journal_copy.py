@@ -81,10 +81,12 @@ class JournalCopyService(JournalCopiesServicer):
             # A later master may have read the copy since the call came in.
             if self._is_replaced(caller):
                 _refuse(context, "another master has replaced this one")
+            at, newest = (caller.term, request.number), (self._term, self._number)
+            # A whole copy may come again after a lost answer, or late.
+            if at < newest if request.anew else at != (self._term, self._number + 1):
+                _refuse(context, f"change {request.number} does not follow {self._number}")
             if request.anew:
                 self._files.clear()
-            elif (caller.term, request.number) != (self._term, self._number + 1):
-                _refuse(context, f"change {request.number} does not follow {self._number}")
             for name in request.removed:
                 self._files.pop(name, None)
             for part in request.appended:

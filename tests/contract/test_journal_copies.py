@@ -570,3 +570,24 @@ def test_a_lost_answer_costs_no_holder(run: Callable[..., None]) -> None:
         assert canonical((await job.master(2)).state) == acted
 
     run(story)
+
+
+def test_a_late_change_does_not_replace_a_newer_copy(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        holder = job.start("worker-0")
+        copies = [job.place(term).connect(holder, term) for term in (1, 2)]
+        earlier, later = copies
+        name = "run-0001-000001.jsonl"
+        try:
+            await earlier.change(Change(9, {name: b"a"}, "", anew=True), timeout_s=LIMIT_S)
+            await later.change(Change(3, {name: b"b"}, "", anew=True), timeout_s=LIMIT_S)
+            with pytest.raises(ElasticDLError, match="does not follow 3"):
+                await later.change(Change(2, {name: b"c"}, "", anew=True), timeout_s=LIMIT_S)
+            with pytest.raises(ElasticDLError):
+                await earlier.change(Change(10, {name: b"c"}, "", anew=True), timeout_s=LIMIT_S)
+            assert (await later.read(timeout_s=LIMIT_S)).files == {name: b"b"}
+        finally:
+            for copy in copies:
+                await copy.close()
+
+    run(story)
