@@ -225,6 +225,11 @@ class JobSpec(Section):
         """Whether all processes share a place for checkpoints."""
         return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
 
+    @property
+    def workers_hold_journal(self) -> bool:
+        """Whether workers have copies of the journal, in place of a volume or servers."""
+        return not (self.keeps_checkpoints or self.cluster.num_ps_pods)
+
     def with_strategy(self, strategy: Strategy) -> JobSpec:
         """The same job with this strategy: with parameter servers or without."""
         servers = 0 if strategy is Strategy.ALLREDUCE else max(1, self.cluster.num_ps_pods)

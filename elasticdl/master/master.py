@@ -171,6 +171,7 @@ class Master:
             lambda: self._archive.restore_from,
             lambda: self._sources,
             self._environment.authority,
+            workers_serve=lambda: self._settled.workers_hold_journal,
         )
 
     def _job_view(self) -> JobView:

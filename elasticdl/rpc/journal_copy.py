@@ -110,10 +110,11 @@ class JournalCopyService(JournalCopiesServicer):
 def serve_copy(
     token: str, term: int, listen_address: str, certified: CertifiedKey | None
 ) -> tuple[grpc.Server, int]:
-    """Start a server of nothing but a copy; return it with its port, 0 if that is not possible.
+    """Start a server of nothing but a copy; return it with its port.
 
     `token` is this process's, `term` that of its master. `certified`: this process's; None: clear
-    text. Keep the server: it stops when nobody refers to it.
+    text. Keep the server: it stops when nobody refers to it. Raises RuntimeError if
+    it cannot listen.
     """
     guard = TermGuard(token)
     guard.learn(term)

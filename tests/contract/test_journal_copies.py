@@ -13,7 +13,11 @@ from typing import Any
 import grpc
 import pytest
 
+from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ElasticDLError, MasterSuperseded, TransientError
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
@@ -30,10 +34,13 @@ from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from elasticdl.master.platform.lease_record import journal_copies
+from elasticdl.rpc.conversation import Attached
 from elasticdl.rpc.journal_copy import Change, Copy, serve_copy
+from elasticdl.rpc.master_client import MasterClient
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority, KeyPair
 from elasticdl.tokens import process_token
+from elasticdl.worker.process.journal_holder import hold_journal_copy
 from tests.core.random_history import SPEC, Script, canonical
 from tests.waiting import LIMIT_S, until_async
 
@@ -591,3 +598,27 @@ def test_a_late_change_does_not_replace_a_newer_copy(run: Callable[..., None]) -
                 await copy.close()
 
     run(story)
+
+
+def test_a_worker_that_cannot_listen_does_without_a_copy(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    spec = JobSpec.from_flags(
+        Action.TRAIN,
+        {
+            "model_def": "m",
+            "training_data": "t",
+            "image_name": "i:1",
+            "job_name": "j",
+            "job_dir": str(tmp_path),
+            "distribution_strategy": "AllreduceStrategy",
+        },
+    )
+    # An address of nobody: RFC 5737.
+    place = RoleEnvironment(
+        "127.0.0.1:1", TOKEN, ProcessName.parse("worker-0"), tmp_path, "192.0.2.1"
+    )
+    client = MasterClient(place.master, TOKEN, "worker-0", away_s=LIMIT_S)
+    assert hold_journal_copy(place, client, Attached(1, 1.0, spec, (), "")) is None
+    assert "this worker cannot have a copy of the journal" in caplog.text
+    client.close()

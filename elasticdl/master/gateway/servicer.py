@@ -79,13 +79,17 @@ class Welcome:
     restore_from: Callable[[], str]
     sources: Callable[[], Sequence[Source]] = tuple
     authority: Authority | None = None
+    workers_serve: Callable[[], bool] = lambda: False
+    """Whether workers have copies of the journal, and a server for them."""
 
     def certificate(self, name: ProcessName, public_key: bytes) -> str:
-        """Certify the key of a process that serves others. Raises ValueError for an invalid one."""
+        """Certify the key of a process that serves others. Raises ValueError if it is not due."""
         if not public_key:
             return ""
         if self.authority is None:
             raise ValueError(f"{name} wants a certificate, but the job does not use TLS")
+        if name.role is Role.WORKER and not self.workers_serve():
+            raise ValueError(f"{name} wants a certificate, but workers of this job serve nobody")
         # The name outlives an incarnation: workers know servers by their index.
         return self.authority.certify(public_key, [f"{name.role}-{name.index}"])
 

@@ -16,12 +16,12 @@ _log = logging.getLogger(__name__)
 def hold_journal_copy(
     environment: RoleEnvironment, client: MasterClient, attached: Attached
 ) -> object | None:
-    """Serve a copy, and tell the master where; None if the job does not need it.
+    """Serve a copy, and tell the master where; None if the job needs none or it cannot.
 
     Keep what it returns as long as this worker lives. A volume is a better place for the journal,
     and so are servers: they stay, and run no code of users. Raises as `MasterClient.attach`.
     """
-    if attached.spec.keeps_checkpoints or attached.spec.cluster.num_ps_pods:
+    if not attached.spec.workers_hold_journal:
         return None
     certified = None
     if environment.authority is not None:
@@ -32,9 +32,12 @@ def hold_journal_copy(
         certificate = client.attach(starting=True, public_key=pair.public).certificate
         certified = CertifiedKey(certificate, pair.private)
     address = environment.listen_address()
-    server, port = serve_copy(environment.token, attached.term, address, certified)
-    if not port:
-        _log.warning("cannot listen on %s: this worker has no copy of the journal", address)
+    try:
+        server, port = serve_copy(environment.token, attached.term, address, certified)
+        reachable = environment.reachable_address(port)
+    except (RuntimeError, OSError) as error:
+        # gRPC raises RuntimeError for an address that it cannot listen on.
+        _log.warning("this worker cannot have a copy of the journal: %s", error)
         return None
-    client.attach(environment.reachable_address(port), starting=True)
+    client.attach(reachable, starting=True)
     return server
