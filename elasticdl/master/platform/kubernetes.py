@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -64,7 +65,7 @@ from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
-from elasticdl.master.journal.copies import CopyPlace
+from elasticdl.master.journal.copies import CopyLimits, CopyPlace
 from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.platform.check_pod import check_pod
 from elasticdl.master.platform.kubernetes_resources import (
@@ -103,8 +104,13 @@ _CONCLUDE_LIMIT_S = 300.0
 _CONCLUDE_AGAIN_S = 5.0
 _ON_A_VOLUME = JournalLimits(sync_every_s=0.0)
 """The next master may run on another node, which sees only what the volume has."""
-_WITH_COPIES = JournalLimits(segment_bytes=256 << 10)
-"""A copy begins with the segment of the newest image. A new holder gets all of it at once."""
+_WITH_COPIES = JournalLimits(
+    segment_bytes=256 << 10, kept_bytes=2 * CopyLimits().bytes, sync_every_s=math.inf
+)
+"""A copy begins with the segment of the newest image. A new holder gets all of it at once.
+
+Nobody reads what no copy can have, nor the disk after this master's end.
+"""
 _ANY = "0.0.0.0"  # noqa: S104 - a pod's own addresses, and a token guards what listens there
 
 
