@@ -20,15 +20,14 @@ from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.tensorboard_scalars import ScalarRuns
 
 
-def continue_events(directory: JobDirectory, at_s: float, age_s: float) -> None:
+def continue_events(directory: JobDirectory, at_s: float, newest_at: float) -> None:
     """Begin the events of a job that an earlier master's directory had, and lost.
 
-    Its newest event was at `at_s` of the job's time, `age_s` before now.
+    Its newest event was at `at_s` of the job's time, and `newest_at` of the wall clock.
     """
-    wall_s = SystemClock().wall_s()
-    log = EventLog(directory.events, wall_s)
+    log = EventLog(directory.events, SystemClock().wall_s())
     text = "the events before this one ended with the pod of an earlier master"
-    log.append({"at": round(wall_s - age_s, 3), "at_s": at_s}, {"kind": "job", "text": text})
+    log.append({"at": round(newest_at, 3), "at_s": at_s}, {"kind": "job", "text": text})
     log.close()
 
 

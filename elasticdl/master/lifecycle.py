@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from elasticdl.clock import SystemClock
 from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
@@ -95,21 +96,22 @@ async def _recovered(
     None: there was none, or its journal cannot continue the job, which is logged.
     """
     directory, name = environment.directory, run_name(environment.token)
-    age_s = None
+    newest_at = None
     # A master that died may not have removed its file.
     before = read_master(directory)
     term = max(environment.term, before.term + 1 if before is not None else 0)
     try:
         if environment.copies is not None and environment.replaces:
             age_s = await fetch(environment.copies, directory.journal)
+            newest_at = SystemClock().wall_s() - age_s if age_s is not None else None
         term = claim(directory.journal, name, term)
     except OSError as error:
         _LOG.error("cannot continue with the journal in %s: %s", directory.journal, error)
         return replace(environment, term=term), None
     # A replay may take seconds, and the tenure needs this loop meanwhile.
     recovered = await asyncio.to_thread(recover, directory.journal, name, spec, limits)
-    if recovered is not None and age_s is not None:
-        continue_events(directory, recovered.at_s, age_s)
+    if recovered is not None and newest_at is not None:
+        continue_events(directory, recovered.at_s, newest_at)
     if environment.copies is not None:
         environment = replace(environment, copies=replace(environment.copies, term=term))
     return replace(environment, term=term), recovered
