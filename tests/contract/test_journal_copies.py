@@ -97,6 +97,8 @@ class UnansweredOnce:
             raise TransientError("the connection was reset")
 
     async def read(self, *, timeout_s: float) -> Copy:
+        if self._job.unreachable:
+            raise TransientError("no route to host")
         return await self._copy.read(timeout_s=timeout_s)
 
     async def close(self) -> None:
@@ -116,7 +118,7 @@ class Job:
         """Processes that accept connections and never answer."""
         self.asked: list[str] = []
         """Those that masters have connected to."""
-        self.lose_answer = False
+        self.lose_answer = self.unreachable = False
         self.silent = False
         """No process has attached to the newest master yet."""
 
@@ -144,9 +146,12 @@ class Job:
     def lives(self, name: str) -> bool:
         return any(one.name == name for one in (*self.hanging, *self.processes))
 
+    async def running(self) -> list[str]:
+        return [one.name for one in (*self.hanging, *self.processes)]
+
     def place(self, term: int) -> CopyPlace:
         trusted = self.authority.certificate if self.authority is not None else None
-        place = journal_copies(self.record.of(term), TOKEN, trusted, term)
+        place = journal_copies(self.record.of(term), self.running, TOKEN, trusted, term)
 
         def connect(holder: CopyHolder, term: int) -> UnansweredOnce:
             self.asked.append(holder.name)
@@ -399,7 +404,7 @@ def test_processes_that_end_with_their_master_leave_no_copy(
         (holder,) = job.record.on_record
         job.kill("ps-0")
         quick = CopyLimits(read_s=0.2)
-        place = journal_copies(job.record.of(2), TOKEN, None, 2)
+        place = journal_copies(job.record.of(2), job.running, TOKEN, None, 2)
         assert await fetch(place, job.folder / "term-2", quick) is None
         assert f"no copy of the journal can be read; on record: ps-0 ({holder.address})" in (
             caplog.text
@@ -415,7 +420,7 @@ def test_a_copy_that_no_master_wrote_is_refused(
     async def story(job: Job) -> None:
         holder = job.start("worker-0")
         job.record.on_record = (holder,)
-        place = journal_copies(job.record.of(2), TOKEN, None, 2)
+        place = journal_copies(job.record.of(2), job.running, TOKEN, None, 2)
         forger = place.connect(holder, 1)
         forged = Change(1, {"run-0001-000001.jsonl": b"{}\n"}, seal="a guess", anew=True)
         await forger.change(forged, timeout_s=LIMIT_S)
@@ -432,7 +437,7 @@ def test_a_change_that_does_not_follow_the_one_before_is_refused(
 ) -> None:
     async def story(job: Job) -> None:
         holder = job.start("worker-0")
-        place = journal_copies(job.record.of(1), TOKEN, None, 1)
+        place = journal_copies(job.record.of(1), job.running, TOKEN, None, 1)
         copy = place.connect(holder, 1)
         try:
             name = "run-0001-000001.jsonl"
@@ -622,3 +627,19 @@ def test_a_worker_that_cannot_listen_does_without_a_copy(
     assert hold_journal_copy(place, client, Attached(1, 1.0, spec, (), "")) is None
     assert "this worker cannot have a copy of the journal" in caplog.text
     client.close()
+
+
+def test_a_holder_that_runs_and_does_not_answer_is_asked_again(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        job.start("ps-0")
+        acted = await (await job.master(1)).live(30)
+        job.unreachable = True
+        next_one = asyncio.ensure_future(job.master(2))
+        await until_async("it tries again", lambda: caplog.text.count("no route to host") > 1)
+        assert not next_one.done()
+        job.unreachable = False
+        assert canonical((await next_one).state) == acted
+
+    run(story)

@@ -18,7 +18,7 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, final
@@ -81,6 +81,8 @@ class JournalCopy(Protocol):
 
 Connect: TypeAlias = Callable[[CopyHolder, int], JournalCopy]
 """(holder, term of the calling master) -> its copy. It does not wait for the connection."""
+Running: TypeAlias = Callable[[], Awaitable[Collection[str]]]
+"""It returns the names of the processes that run. Raises ElasticDLError if that is unknown."""
 
 
 @final
@@ -94,6 +96,7 @@ class CopyPlace:
 
     record: HolderRecord
     connect: Connect
+    running: Running
     term: int
     key: str = field(repr=False)
 
@@ -128,7 +131,7 @@ class CopyLimits:
     A holder that does not answer within `change_s` loses its copy. After a process did not take a
     copy, or the record was not certain, nothing of that kind is tried for `again_s`.
     `record_again_s`: between attempts to reach the record. `told_again_s`: between log lines about
-    it.
+    it. A master tries for `fetch_s` to read the copy of a holder that runs.
     """
 
     holders: int = 2
@@ -139,6 +142,7 @@ class CopyLimits:
     record_again_s: float = 0.5
     told_again_s: float = 60.0
     read_s: float = 15.0
+    fetch_s: float = 300.0
 
 
 @final
@@ -400,7 +404,13 @@ async def fetch(
     if not holders:
         _LOG.warning("no process had a copy of the journal when the master before ended")
         return None
-    copy = await _first_read(holders, place, limits)
+    end_s, left = time.monotonic() + limits.fetch_s, set(holders)
+    while (copy := await _first_read(left, place, limits)) is None and time.monotonic() < end_s:
+        left = await _running(left, place)
+        if not left:
+            break
+        _LOG.warning("trying again: %s runs", " and ".join(sorted(one.name for one in left)))
+        await asyncio.sleep(limits.record_again_s)
     if copy is None:
         named = " and ".join(f"{one.name} ({one.address})" for one in holders)
         _LOG.error("no copy of the journal can be read; on record: %s", named)
@@ -411,14 +421,28 @@ async def fetch(
     return copy.age_s
 
 
+async def _running(holders: set[CopyHolder], place: CopyPlace) -> set[CopyHolder]:
+    """Return those of the holders that may run."""
+    try:
+        running = await place.running()
+    except ElasticDLError as error:
+        _LOG.warning("cannot look whether processes run: %s", error.message)
+        return holders
+    return {one for one in holders if one.name in running}
+
+
 async def _first_read(
-    holders: Sequence[CopyHolder], place: CopyPlace, limits: CopyLimits
+    holders: set[CopyHolder], place: CopyPlace, limits: CopyLimits
 ) -> Copy | None:
-    reading = [asyncio.ensure_future(_read(one, place, limits)) for one in holders]
+    """Return a whole copy; if there is none, leave in `holders` those that did not answer."""
+    reading = [asyncio.ensure_future(_read(one, place, limits)) for one in tuple(holders)]
     try:
         for done in asyncio.as_completed(reading):
-            if (copy := await done) is not None:
+            holder, copy = await done
+            if copy is not None and _is_whole(holder, copy, place):
                 return copy
+            if copy is not None:
+                holders.discard(holder)
         return None
     finally:
         for task in reading:
@@ -426,19 +450,24 @@ async def _first_read(
         await asyncio.gather(*reading, return_exceptions=True)
 
 
-async def _read(holder: CopyHolder, place: CopyPlace, limits: CopyLimits) -> Copy | None:
+async def _read(
+    holder: CopyHolder, place: CopyPlace, limits: CopyLimits
+) -> tuple[CopyHolder, Copy | None]:
     copy = place.connect(holder, place.term)
     try:
-        found = await copy.read(timeout_s=limits.read_s)
+        return holder, await copy.read(timeout_s=limits.read_s)
     except ElasticDLError as error:
         _LOG.warning("cannot read the copy of the journal in %s: %s", holder.name, error.message)
-        return None
+        return holder, None
     finally:
         await copy.close()
-    if not found.number:
-        _LOG.warning("%s has no copy of the journal any more", holder.name)
-    elif not place.is_sealed(found) or not all(map(files.is_name, found.files)):
+
+
+def _is_whole(holder: CopyHolder, copy: Copy, place: CopyPlace) -> bool:
+    if not copy.number:
+        _LOG.warning("%s no longer has a copy of the journal", holder.name)
+    elif not place.is_sealed(copy) or not all(map(files.is_name, copy.files)):
         _LOG.error("the copy of the journal in %s is damaged: its seal is wrong", holder.name)
     else:
-        return found
-    return None
+        return True
+    return False

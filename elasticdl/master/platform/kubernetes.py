@@ -201,7 +201,11 @@ class KubernetesPlatform:
     def _copies(self, term: int) -> CopyPlace:
         assert self._lease is not None
         authority = self._authority.certificate if self._authority is not None else None
-        return journal_copies(LeaseRecord(self._lease), self._token, authority, term)
+        return journal_copies(LeaseRecord(self._lease), self._running, self._token, authority, term)
+
+    async def _running(self) -> frozenset[str]:
+        async with self._connection() as api:
+            return await self._resources(api).running()
 
     @property
     def _spec(self) -> JobSpec:

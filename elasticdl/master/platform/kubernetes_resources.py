@@ -33,7 +33,7 @@ from elasticdl.cluster.kubernetes.manifests import (
 )
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
-from elasticdl.cluster.kubernetes.pods import has_ended, is_process, uid
+from elasticdl.cluster.kubernetes.pods import has_ended, is_process, is_running, process_name, uid
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.errors import (
     ClusterRefused,
@@ -135,6 +135,14 @@ class KubernetesResources:
         """End the processes of an earlier master; return their number. Raises as `take_over`."""
         async with self._in_time():
             return await self._heard(self._end_earlier)
+
+    async def running(self) -> frozenset[str]:
+        """Return the names of the job's processes that run. Raises ApiAway, ApiRefused."""
+        selector = {"labelSelector": f"{JOB_UID_LABEL}={self._owner.uid}"}
+        pods = (await self._api.get(self._pods, selector))["items"]
+        return frozenset(
+            str(process_name(pod)) for pod in pods if is_process(pod) and is_running(pod)
+        )
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import final
 
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
-from elasticdl.master.journal.copies import CopyHolder, CopyPlace, HolderRecord
+from elasticdl.master.journal.copies import CopyHolder, CopyPlace, HolderRecord, Running
 from elasticdl.rpc.journal_copy import GrpcJournalCopy
 from elasticdl.tokens import journal_key, process_token
 
@@ -39,7 +39,9 @@ class LeaseRecord:
         await self._lease.record({_HOLDERS: json.dumps(named)})
 
 
-def journal_copies(record: HolderRecord, token: str, authority: str | None, term: int) -> CopyPlace:
+def journal_copies(
+    record: HolderRecord, running: Running, token: str, authority: str | None, term: int
+) -> CopyPlace:
     """Return the copies of a job's journal, for the master of `term`.
 
     `token` is the job's. `authority` (PEM) signs the holders' certificates; None: clear text.
@@ -49,4 +51,4 @@ def journal_copies(record: HolderRecord, token: str, authority: str | None, term
         own = process_token(token, holder.name)
         return GrpcJournalCopy(holder.name, holder.address, own, term, authority)
 
-    return CopyPlace(record, connect, term, journal_key(token))
+    return CopyPlace(record, connect, running, term, journal_key(token))
