@@ -97,6 +97,8 @@ def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
         told.taken_over(end, len(before))
         assert processes(job) == before, job.story()
         until("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
+    # The master of now has counted what is repeated.
+    until("it goes on", told.continues, STEP_LIMIT_S, context=job.story)
     (jobs.folder / "hurry").touch()
     code, said = job.wait(400.0)
     assert code == 0, f"{said}\n{job.story()}"
@@ -130,6 +132,9 @@ class Told:
         until("the Job has another master", lambda: _name(master(job)) != first, STEP_LIMIT_S)
         text = f"; {running} processes kept running"
         until("it continues", lambda: text in self._log(), STEP_LIMIT_S, context=job.story)
+        # What the master before had trained since it was last asked is no progress of this one.
+        until("it tells", lambda: self._records() is not None, STEP_LIMIT_S, context=job.story)
+        self.continues()
         until("training continues", self.continues, STEP_LIMIT_S, context=job.story)
 
     def _log(self) -> str:
