@@ -19,7 +19,7 @@ from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import StopRequested
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.job_record import continue_events
-from elasticdl.master.journal.copies import fetch
+from elasticdl.master.journal.fetching import fetch
 from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.master import Master
 from elasticdl.master.outcome import (

@@ -27,8 +27,8 @@ from elasticdl.master.journal.copies import (
     CopyLimits,
     CopyPlace,
     JournalCopy,
-    fetch,
 )
+from elasticdl.master.journal.fetching import fetch
 from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.journal.rules import worth_keeping
@@ -641,5 +641,21 @@ def test_a_holder_that_runs_and_does_not_answer_is_asked_again(
         assert not next_one.done()
         job.unreachable = False
         assert canonical((await next_one).state) == acted
+
+    run(story)
+
+
+def test_the_end_of_all_processes_is_no_loss_while_the_job_ends(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        job.limits = replace(LIMITS, again_s=NEVER_S)
+        job.start("worker-0")
+        master = await job.master(1)
+        await master.live(30)
+        job.kill("worker-0")
+        await master.live(5)
+        assert not master.journal.whole
+        assert "begins the job anew" not in caplog.text
 
     run(story)

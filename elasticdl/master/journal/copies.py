@@ -25,9 +25,7 @@ from typing import Protocol, TypeAlias, final
 
 from elasticdl.errors import ElasticDLError, MasterSuperseded, PermanentError
 from elasticdl.master.core.events import Event
-from elasticdl.master.journal import files
 from elasticdl.master.journal.writer import JournalFile
-from elasticdl.private_file import make_private, replace_atomically
 from elasticdl.rpc.channel import MAX_MESSAGE_BYTES
 from elasticdl.rpc.journal_copy import Change, Copy
 
@@ -175,6 +173,8 @@ class CopiedJournal:
         self._failed: set[CopyHolder] = set()
         self._not_before_s = 0.0
         self._is_large = False
+        self._lost_s = math.inf
+        """When the last copy was lost, until it is logged."""
 
     @property
     def whole(self) -> bool:
@@ -199,6 +199,13 @@ class CopiedJournal:
             if change is not None:
                 await self._send(change)
         await self._choose_holders()
+        # Not at once: at the end of a ring's job all its workers exit.
+        if self._now_s() - self._lost_s >= self._limits.again_s:
+            self._lost_s = math.inf
+            _LOG.warning(
+                "no process has a copy of the journal: if this master ends now, the next one"
+                " begins the job anew"
+            )
 
     async def close(self) -> None:
         """Close the file and drop the connections. The copies stay, as of the last `flush`."""
@@ -377,97 +384,14 @@ class CopiedJournal:
             await asyncio.sleep(self._limits.record_again_s)
             for holder in lacking:
                 await self._add(holder)
-        self._log_holders(had=bool(self._on_record))
+        self._note_holders(had=bool(self._on_record))
         self._on_record = set(self._copies)
         self._perhaps_on_record = set(self._copies)
 
-    def _log_holders(self, *, had: bool) -> None:
+    def _note_holders(self, *, had: bool) -> None:
         if self._copies:
+            self._lost_s = math.inf
             names = " and ".join(one.name for one in self._copies)
             _LOG.info("%s has a copy of the journal", names)
         elif had:
-            _LOG.warning(
-                "no process has a copy of the journal: if this master ends now, the next one"
-                " begins the job anew"
-            )
-
-
-async def fetch(
-    place: CopyPlace, directory: Path, limits: CopyLimits = CopyLimits()
-) -> float | None:
-    """Write the copy of a holder on record into a journal's directory; return its age in s.
-
-    Any of them has everything that a master has acted upon. It refuses earlier masters from now on,
-    so they cannot act any more. None: there is no copy, which is logged. Raises OSError.
-    """
-    holders = place.record.holders()
-    if not holders:
-        _LOG.warning("no process had a copy of the journal when the master before ended")
-        return None
-    end_s, left = time.monotonic() + limits.fetch_s, set(holders)
-    while (copy := await _first_read(left, place, limits)) is None and time.monotonic() < end_s:
-        left = await _running(left, place)
-        if not left:
-            break
-        _LOG.warning("trying again: %s runs", " and ".join(sorted(one.name for one in left)))
-        await asyncio.sleep(limits.record_again_s)
-    if copy is None:
-        named = " and ".join(f"{one.name} ({one.address})" for one in holders)
-        _LOG.error("no copy of the journal can be read; on record: %s", named)
-        return None
-    make_private(directory)
-    for name, data in copy.files.items():
-        replace_atomically(directory / name, data, durable=False)
-    return copy.age_s
-
-
-async def _running(holders: set[CopyHolder], place: CopyPlace) -> set[CopyHolder]:
-    """Return those of the holders that may run."""
-    try:
-        running = await place.running()
-    except ElasticDLError as error:
-        _LOG.warning("cannot look whether processes run: %s", error.message)
-        return holders
-    return {one for one in holders if one.name in running}
-
-
-async def _first_read(
-    holders: set[CopyHolder], place: CopyPlace, limits: CopyLimits
-) -> Copy | None:
-    """Return a whole copy; if there is none, leave in `holders` those that did not answer."""
-    reading = [asyncio.ensure_future(_read(one, place, limits)) for one in tuple(holders)]
-    try:
-        for done in asyncio.as_completed(reading):
-            holder, copy = await done
-            if copy is not None and _is_whole(holder, copy, place):
-                return copy
-            if copy is not None:
-                holders.discard(holder)
-        return None
-    finally:
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
-
-
-async def _read(
-    holder: CopyHolder, place: CopyPlace, limits: CopyLimits
-) -> tuple[CopyHolder, Copy | None]:
-    copy = place.connect(holder, place.term)
-    try:
-        return holder, await copy.read(timeout_s=limits.read_s)
-    except ElasticDLError as error:
-        _LOG.warning("cannot read the copy of the journal in %s: %s", holder.name, error.message)
-        return holder, None
-    finally:
-        await copy.close()
-
-
-def _is_whole(holder: CopyHolder, copy: Copy, place: CopyPlace) -> bool:
-    if not copy.number:
-        _LOG.warning("%s no longer has a copy of the journal", holder.name)
-    elif not place.is_sealed(copy) or not all(map(files.is_name, copy.files)):
-        _LOG.error("the copy of the journal in %s is damaged: its seal is wrong", holder.name)
-    else:
-        return True
-    return False
+            self._lost_s = self._now_s()
