@@ -31,6 +31,7 @@ def kind_and_uri(tracker: str) -> tuple[str, str]:
     return kind, uri
 
 
+_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OVER_HTTP = "http/protobuf"
@@ -81,7 +82,7 @@ def refuse_missing_package(spec: JobSpec) -> None:
             hint=f"pip install 'elasticdl[{kind}]'",
         )
     if kind == "mlflow":
-        _refuse_missing_database(uri, {**os.environ, **spec.cluster.envs})
+        _refuse_store(uri, {**os.environ, **spec.cluster.envs})
 
 
 def is_installed(package: str) -> bool:
@@ -98,14 +99,22 @@ def without_password(text: str) -> str:
     return re.sub(r"://\S*@", "://", text)
 
 
-def _refuse_missing_database(uri: str, environment: Mapping[str, str]) -> None:
+def _refuse_store(uri: str, environment: Mapping[str, str]) -> None:
     address = uri or environment.get("MLFLOW_TRACKING_URI", "")
     if address == "databricks":
         return
     # SQLAlchemy's names may have a driver: postgresql+psycopg2://.
     scheme = urlsplit(address).scheme.partition("+")[0]
     is_path = bool(address) and not scheme
-    if is_path or scheme not in _DATABASES or is_installed("sqlalchemy"):
+    if is_path or scheme == "file":
+        if environment.get(_FOLDERS, "").lower() not in ("true", "1"):
+            raise SpecError(
+                f"--tracker mlflow with the folder {address}: MLflow writes no runs to folders",
+                hint="name a tracking server, mlflow:http://HOST:PORT, or a database,"
+                f" mlflow:sqlite:////PATH; or set {_FOLDERS}=true",
+            )
+        return
+    if scheme not in _DATABASES or is_installed("sqlalchemy"):
         return
     where = (
         f"the database {without_password(address)}"

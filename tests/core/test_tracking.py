@@ -412,17 +412,25 @@ def test_a_missing_package_is_named_with_its_command(
     [
         ("mlflow", "http://h:1"),
         ("mlflow", "databricks"),
-        ("mlflow:file:/runs", ""),
-        ("mlflow:/runs", ""),
         ("", ""),
     ],
 )
-def test_servers_and_folders_need_no_database(
+def test_a_server_needs_no_database(
     monkeypatch: pytest.MonkeyPatch, tracker: str, variable: str
 ) -> None:
     monkeypatch.setattr(choice, "is_installed", lambda package: package == "mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///a.db")
     refuse_missing_package(spec_of(tracker=tracker, envs=f"MLFLOW_TRACKING_URI={variable}"))
+
+
+@pytest.mark.parametrize("folder", ["file:/runs", "/runs", "runs"])
+def test_a_folder_must_be_allowed_as_mlflow_demands(
+    monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setattr(choice, "is_installed", lambda package: package == "mlflow")
+    with pytest.raises(SpecError, match=f"the folder {folder}"):
+        refuse_missing_package(spec_of(tracker=f"mlflow:{folder}"))
+    refuse_missing_package(spec_of(tracker=f"mlflow:{folder}", envs="MLFLOW_ALLOW_FILE_STORE=true"))
 
 
 def test_a_folder_named_like_a_package_is_no_package(

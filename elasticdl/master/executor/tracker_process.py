@@ -79,7 +79,9 @@ class TrackerProcess:
         else:
             if code:
                 _LOG.warning(
-                    "%s: did not get all, which is still in %s", self._what, self._directory.path
+                    "%s: some of what it sends did not arrive; it is in %s",
+                    self._what,
+                    self._directory.path,
                 )
         await self.close()
 
