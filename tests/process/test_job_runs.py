@@ -65,7 +65,7 @@ def test_the_receipt_accounts_for_all_time_of_all_workers(trained: Job) -> None:
     began_s: dict[str, float] = {}
     for event in trained.events():
         details = event.get("details", {})
-        if not event.get("process", "").startswith("worker-"):
+        if event["kind"] != "process" or not event["process"].startswith("worker-"):
             continue
         if details.get("step") == "ready":
             launched_s = event["at_s"] - details["after_s"]
