@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +121,10 @@ def abandon(making: Path) -> None:
     shutil.rmtree(making, ignore_errors=True)
 
 
-def prune(checkpoints: Path, keep: int, newest: int, held: str = "") -> None:
+def prune(checkpoints: Path, keep: int, newest: int, held: Container[str] = ()) -> None:
     """Keep version `newest` and the complete checkpoints before it, `keep` in all; 0 keeps all.
 
-    The directory `held` stays, too.
+    The directories `held` stay, too.
 
     Later versions are damaged ones that were rejected; they are removed once the job has passed
     them. Raises OSError.
@@ -134,7 +134,7 @@ def prune(checkpoints: Path, keep: int, newest: int, held: str = "") -> None:
     for directory in [
         directory for version, directory in _versions(checkpoints) if version <= newest
     ][keep:]:
-        if str(directory) == held:
+        if str(directory) in held:
             continue
         # Without its manifest it is no checkpoint, even if the removal is interrupted.
         with suppress(FileNotFoundError):

@@ -133,7 +133,7 @@ class Bench:
         for name in names:
             roster.attach(name, "x")
         return await self.archive.save(
-            SaveSnapshot(SnapshotId(version), version, ledger, hurried, held), Snapshots(roster)
+            SaveSnapshot(SnapshotId(version), version, ledger, hurried, (held,)), Snapshots(roster)
         )
 
     def names(self) -> list[str]:

@@ -138,13 +138,27 @@ def test_a_checkpoint_that_others_asked_for_is_loaded_too() -> None:
     (order,) = of(c.LoadServers, written(job, standing(job), "version-1"))
     (taken,) = of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
     (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, 2, {})))
-    assert not save.hurried and save.held == "version-1", "it is being loaded"
+    assert not save.hurried and save.held == ("version-1",), "it is being loaded"
     commands = job.put(e.SnapshotSaved(0, taken.snapshot, 2, "version-2", 9))
     assert not of(c.LoadServers, commands), "one at a time"
     (again,) = of(c.LoadServers, load(job, order))
     assert again.directory == "version-2"
     assert not of(c.TakeSnapshot, load(job, order)), "a late answer"
     assert [one.seal for one in of(c.TakeSnapshot, load(job, again))] == [True]
+
+
+def test_what_new_servers_load_and_what_they_load_next_is_not_removed() -> None:
+    job = training()
+    (order,) = of(c.LoadServers, written(job, standing(job), "version-1"))
+    held = []
+    for version in (2, 3):
+        (taken,) = of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+        (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken.snapshot, version, {})))
+        held.append(save.held)
+        job.put(e.SnapshotSaved(0, taken.snapshot, version, f"version-{version}", 9))
+    assert held == [("version-1",), ("version-1", "version-2")]
+    (again,) = of(c.LoadServers, load(job, order))
+    assert again.directory == "version-3"
 
 
 def test_a_checkpoint_before_the_seal_that_fails_is_taken_again() -> None:

@@ -226,8 +226,8 @@ class SaveSnapshot(Command):
 
     Then it is not copied to --checkpoint-dir, and it is a delta even if its chain is long.
     """
-    held: str = ""
-    """An older checkpoint that is not removed yet: servers load it."""
+    held: tuple[str, ...] = ()
+    """Older checkpoints that are not removed yet: servers load them."""
 
 
 @dataclass(frozen=True, slots=True)

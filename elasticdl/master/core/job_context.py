@@ -106,8 +106,8 @@ class JobContext:
     memory: MemoryLimits = field(default_factory=lambda: MemoryLimits({}))
     limits: Limits = field(default_factory=Limits)
     server_map: ServerMap = field(init=False)
-    loading: str = ""
-    """The checkpoint that new servers load, which is not removed meanwhile; '' for none."""
+    loading: tuple[str, ...] = ()
+    """Checkpoints that new servers load, now or next: they are not removed meanwhile."""
     moving: str = ""
     """Why the servers admit no push although they run, in words; '' while they do."""
     workers: WorkerRange = field(init=False)

@@ -198,7 +198,7 @@ class Resizing:
             sealed=context.server_names(),
             snapshot=snapshot,
         )
-        context.loading = ""
+        context.loading = ()
         context.moving = f"their number changes from {context.servers} to {move.to.number}"
 
     def _going(self, servers: ServerMap) -> list[Process]:
@@ -244,7 +244,7 @@ class Resizing:
     def _withdraw(self, move: Move, why: str) -> None:
         """End the new servers of a try, and let the present ones go on."""
         context, self._move = self._context, None
-        context.loading = ""
+        context.loading = ()
         if move.sealed:
             assert move.snapshot is not None
             self._undone = move.snapshot
@@ -339,9 +339,10 @@ class Resizing:
         if not move.sealed:
             # Also one that was not taken for them: the next delta is of it.
             move = move.next_round() if ours else move
-            self._move = replace(move, newest=event.path)
+            move = self._move = replace(move, newest=event.path)
+            self._hold(move)
             if not move.waits:
-                self._load(self._move)
+                self._load(move)
         elif ours:
             names = tuple(one.name for one in self._going(move.to))
             self._move = replace(move, stage=Stage.RESTORING, version=event.version)
@@ -349,10 +350,14 @@ class Resizing:
 
     def _load(self, move: Move) -> None:
         """Have the new servers load the newest checkpoint. They load one at a time."""
-        self._move = replace(move, base=move.newest, loaded=frozenset())
-        self._context.loading = move.newest
+        move = self._move = replace(move, base=move.newest, loaded=frozenset())
+        self._hold(move)
         names = tuple(one.name for one in self._going(move.to))
         self._context.orders.give(LoadServers(names, move.newest))
+
+    def _hold(self, move: Move) -> None:
+        """Keep what the new servers load, and what they load next."""
+        self._context.loading = tuple(sorted({move.base, move.newest} - {""}))
 
     def failed(self, snapshot: SnapshotId, reason: str) -> None:
         """The checkpoint failed. Nobody waits for one before the seal: it is taken again."""
