@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,10 @@ def resize(job: Job, number: int) -> None:
 def kept(job: Job) -> set[int]:
     """Indices of the servers whose memory the supervisor keeps."""
     supervisor = json.loads((job.directory / "supervisor.json").read_text())["pid"]
-    found = [os.readlink(one) for one in Path(f"/proc/{supervisor}/fd").iterdir()]
+    found = []
+    for descriptor in Path(f"/proc/{supervisor}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(descriptor))
     names = [one.partition("elasticdl-ps-")[2].split(" ")[0] for one in found]
     return {int(name) for name in names if name}
 

@@ -431,6 +431,10 @@ def test_a_master_that_is_told_to_leave_in_the_check_is_started_again(
     assert cluster[0].deleted == [("iris-check-1", 1)]
 
 
+AT_THE_CHECK = ("checking the model and the data", "importing the model module has taken")
+"""What a job that checks a slow module says, the latter after a while."""
+
+
 def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
 ) -> None:
@@ -443,11 +447,8 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
     stranger.close()
     client = MasterClient(address, token, "cli", away_s=5.0, authority=trusted)
     status = client.status()
-    assert (status.message, status.phase, status.processes) == (
-        "checking the model and the data",
-        "starting",
-        (),
-    )
+    assert (status.phase, status.processes) == ("starting", ())
+    assert status.message.startswith(AT_THE_CHECK)
     client.close()
     page = f"https://127.0.0.1:{(pod.folder / 'status_port').read_text()}"
 
@@ -455,7 +456,7 @@ def test_whoever_asks_during_the_check_is_answered_and_may_stop_the_job(
         return answer_of(address, token, body, client_context(trusted))
 
     pod.until("the page is there", lambda: answered(f"{page}/", token)[0] == 200)
-    assert "checking the model and the data" in answered(f"{page}/", token)[1]
+    assert any(one in answered(f"{page}/", token)[1] for one in AT_THE_CHECK)
     code, logs = answered(f"{page}/api/v1/logs", token)
     assert code == 200 and [log["process"] for log in json.loads(logs)["logs"]] == ["master-0"]
     assert answered(f"{page}/api/v1/scale", token, {"min": 1, "max": 2})[0] == 409
