@@ -33,6 +33,8 @@ class Restoration:
         self._place = place
         self._loaded: tuple[Link, ...] = ()
         """The chain whose rows are in the server, with the names that the files first had."""
+        self._verified: set[str] = set()
+        """Files of the checkpoint that is being read whose checksums are right."""
 
     def load(self, directory: Path) -> bool:
         """Load this server's rows of a checkpoint, ahead of one that `finish` takes.
@@ -67,6 +69,7 @@ class Restoration:
 
     def _load(self, directory: Path, manifest: Manifest) -> list[_Written]:
         """Load all rows that the server does not have; returns the parts of the newest link."""
+        self._verified.clear()
         try:
             return self._load_rows(directory, manifest)
         except OSError as error:
@@ -103,19 +106,25 @@ class Restoration:
         tables = list(part.table_reads(self._place.server, self._place.servers))
         if not tables:
             return
-        store.verify_part(directory, file)
+        self._verify(directory, file)
         path = str(directory / file.name)
         for table in tables:
             self._server.restore_rows(
                 path, table.offset, table.rows, table.table, part.header.tagged
             )
 
+    def _verify(self, directory: Path, file: PartFile) -> None:
+        """Compare a file with its checksum, once: the newest has rows and dense weights."""
+        if file.name not in self._verified:
+            store.verify_part(directory, file)
+            self._verified.add(file.name)
+
     def _read_dense(self, directory: Path, newest: list[_Written]) -> None:
         for file, part in newest:
             shares = list(part.dense_reads(self._place.server, self._place.servers))
             if not shares:
                 continue
-            store.verify_part(directory, file)
+            self._verify(directory, file)
             path = str(directory / file.name)
             try:
                 for share in shares:

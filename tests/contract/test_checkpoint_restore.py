@@ -330,6 +330,26 @@ def test_a_worker_with_another_model_is_refused_by_a_restored_server(
         second.pool().initialise(other, np.zeros(37, np.float32), timeout_s=LIMIT_S)
 
 
+def test_each_file_is_verified_once(
+    open_stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = rich_spec()
+    two = open_stage(2)
+    train(two, spec)
+    directory = checkpoint(two, tmp_path)
+    verified: list[str] = []
+    verify = store.verify_part
+
+    def noted(directory: Path, file: PartFile) -> None:
+        verified.append(file.name)
+        verify(directory, file)
+
+    monkeypatch.setattr(store, "verify_part", noted)
+    one = open_stage(1)
+    restore(one.servers[0], place(one, 0), directory)
+    assert sorted(verified) == [part_name(0, 2), part_name(1, 2)]
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "extend", "remove", "mix"])
 def test_damage_is_found_named_and_the_checkpoint_before_is_used(
     open_stage: Callable[..., Stage], tmp_path: Path, damage: str
