@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import signal
 
 NOTHING = "–"
 """Shown for an unknown number."""
@@ -33,6 +34,11 @@ STACKS_VARIABLE = "ELASTICDL_CHECK_STACKS_S"
 def amount(number: int, noun: str, plural: str = "") -> str:
     """`1 shard`, `1,437 records`, `0 bytes`; `plural` if it is not the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def exit_words(code: int) -> str:
+    """`exit code 1`, or `signal SIGKILL` for the negative code of a killed process."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def characters(text: str) -> str:

@@ -78,12 +78,22 @@ def last_export(spec: JobSpec) -> int:
             names = names_in(Path(place))
         except OSError as error:
             raise _unusable(Path(place), error) from error
-    return max((int(name) for name in names if _is_number(name)), default=0)
+    return max((number for name in names if (number := export_number(name)) is not None), default=0)
+
+
+def export_number(name: str) -> int | None:
+    """The number of the export whose folder has this name; None if it is no such name.
+
+    A number has no zeros before it and fits into 64 bits, as TensorFlow Serving's versions do.
+    """
+    if not (name.isascii() and name.isdigit()):
+        return None
+    number = int(name)
+    return number if name == str(number) and number < 1 << 63 else None
 
 
 def _is_number(name: str) -> bool:
-    """Whether a numbered export may have this name: a number without zeros before it."""
-    return name.isascii() and name.isdigit() and name == str(int(name)) and int(name) < 1 << 63
+    return export_number(name) is not None
 
 
 def _unusable(path: Path, error: OSError) -> SpecError:

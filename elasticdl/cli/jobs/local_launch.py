@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.views.live_view import View
 from elasticdl.cluster.local.supervisor.process import SupervisorProcess
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
+from elasticdl.formatting import exit_words
 from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.job_end import killed_end, read_end, resume_hint, status_in
@@ -224,7 +224,9 @@ def outcome_of(directory: JobDirectory, code: int, *, interrupted: bool) -> Outc
     else:
         supervisor = read_supervisor(directory)
         message = supervisor.message if supervisor is not None else ""
-        message = message or f"its supervisor ended by {_how(code)} without recording an outcome"
+        message = (
+            message or f"its supervisor ended by {exit_words(code)} without recording an outcome"
+        )
         outcome, _ = killed_end(directory, message)
         if not interrupted:
             return replace(outcome, exit_code=code if code > 0 else ExitCode.JOB_FAILED)
@@ -242,7 +244,3 @@ def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | No
     if outcome.exit_code == ExitCode.INTERRUPTED:
         return Stopped(f"{outcome.message.removeprefix('stopped: ')}, before the job began")
     return outcome.error() if outcome.exit_code == ExitCode.USAGE else None
-
-
-def _how(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -115,8 +115,7 @@ class Exporting:
         """Offer the export to workers: its frozen view exists."""
         export = self._context.export
         if export is None or export.snapshot != snapshot:
-            self._context.drop(DropCause.LATE_SNAPSHOT, None, snapshot)
-            self._context.orders.give(DropSnapshot(snapshot))
+            self._snapshots.drop_late(snapshot)
             return
         export.cutting, export.version = False, version
 

@@ -9,13 +9,13 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import final
 
+from elasticdl.formatting import exit_words
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.commands import Announce
@@ -114,7 +114,7 @@ class TrackerProcess:
                 announce(told) if not self._ending else _LOG.info("%s: %s", told.level, told.text)
         code = await process.wait()
         if not self._ending and self._process is process:
-            announce(self._warning(f"ended by {_how(code)}: see the master's log"))
+            announce(self._warning(f"ended by {exit_words(code)}: see the master's log"))
 
     def _warning(self, text: str) -> Announce:
         return Announce(str(self._what), f"the process of the {self._what} {text}", level="warning")
@@ -127,8 +127,3 @@ async def _ended(process: Process, line: bytes) -> int:
         process.stdin.write(line)
         await process.stdin.drain()
     return await process.wait()
-
-
-def _how(code: int) -> str:
-    """Return an exit code of asyncio in words."""
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

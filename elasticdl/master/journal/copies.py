@@ -392,6 +392,6 @@ class CopiedJournal:
         if self._copies:
             self._lost_s = math.inf
             names = " and ".join(one.name for one in self._copies)
-            _LOG.info("%s has a copy of the journal", names)
+            _LOG.info("copies of the journal: %s", names)
         elif had:
             self._lost_s = self._now_s()

@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias, final
 
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
 from elasticdl.flag import is_address
+from elasticdl.jobdir.output_folder import export_number
 from elasticdl.private_file import temporary_name
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
@@ -67,12 +68,6 @@ def surplus(complete: Mapping[int, bool], number: int, keep: int) -> list[int]:
     return sorted(one for one in complete if one < number and one not in kept)
 
 
-def _number(name: str) -> int | None:
-    # A name such as 007 is none of ours.
-    is_ours = name.isascii() and name.isdigit() and name == str(int(name))
-    return int(name) if is_ours else None
-
-
 @final
 class _LocalFolders:
     def __init__(self, place: Path, keep: int) -> None:
@@ -104,7 +99,9 @@ class _LocalFolders:
 
     def prune(self, number: int) -> None:
         found = {
-            one: True for name in os.listdir(self._place) if (one := _number(name)) is not None
+            one: True
+            for name in os.listdir(self._place)
+            if (one := export_number(name)) is not None
         }
         for one in surplus(found, number, self._keep):
             # Nobody must see half of a folder, neither while it is made nor while it is removed.
@@ -112,7 +109,7 @@ class _LocalFolders:
             (self._place / str(one)).rename(hidden)
         for name in os.listdir(self._place):
             first, _, rest = name.removeprefix(".").partition(".")
-            of = _number(first)
+            of = export_number(first)
             if name.startswith(".") and rest and of is not None and of <= number:
                 # Of an exporter that was killed, or of the loop above.
                 shutil.rmtree(self._place / name, ignore_errors=True)
@@ -139,7 +136,7 @@ class _StoredFolders:
     def prune(self, number: int) -> None:
         store = store_of(self._place)
         names = (one.address.rpartition("/")[2] for one in store.listed(self._place))
-        numbers = [one for name in names if (one := _number(name)) is not None]
+        numbers = [one for name in names if (one := export_number(name)) is not None]
         for one in surplus({one: self._is_complete(one) for one in numbers}, number, self._keep):
             folder = below(self._place, str(one))
             # Without it, what is left of a half-removed folder is no model.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from elasticdl.master.core.commands import Purpose, TakeSnapshot
+from elasticdl.dropped import DropCause
+from elasticdl.master.core.commands import DropSnapshot, Purpose, TakeSnapshot
 from elasticdl.master.core.job_context import JobContext
 from elasticdl.shard import SnapshotId
 
@@ -63,6 +64,11 @@ class Snapshots:
         old = self.open_cut
         self.open_cut = None
         return old.id, self.take(old.purpose)
+
+    def drop_late(self, snapshot: SnapshotId) -> None:
+        """Have the servers drop a view that nobody waits for any longer."""
+        self._context.drop(DropCause.LATE_SNAPSHOT, None, snapshot)
+        self._context.orders.give(DropSnapshot(snapshot))
 
     def answered(self, snapshot: SnapshotId) -> Purpose | None:
         """Close the open cut and return its purpose; None if another or no cut is open."""

@@ -162,8 +162,7 @@ class Evaluation:
     def cut(self, snapshot: SnapshotId, version: int) -> None:
         """Begin to lease shards: the frozen view of the open round exists."""
         if self.round is None or self.round.snapshot != snapshot:
-            self._context.drop(DropCause.LATE_SNAPSHOT, None, snapshot)
-            self._context.orders.give(DropSnapshot(snapshot))
+            self._snapshots.drop_late(snapshot)
             return
         self._anchor_version = version
         self._begin_leasing(version)
