@@ -1,0 +1,78 @@
+"""The job as a whole: its master, its preflight, its beginning, and time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticdl.errors import ExitCode
+from elasticdl.master.core.events.base import Event
+from elasticdl.shard import Source
+
+
+@dataclass(frozen=True, slots=True)
+class MasterStarted(Event):
+    """A master has taken over the job and answers calls; the core orders RunPreflight."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterTookOver(Event):
+    """A master of `term` continues a job that has begun, after `away_s` without a master.
+
+    Commands that its predecessor did not carry out are given again.
+    """
+
+    term: int
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightProgressed(Event):
+    """A long preflight reported its current step."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightFailed(Event):
+    """The model, the data or the initial checkpoint is unusable."""
+
+    message: str
+    hint: str
+    exit_code: ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(Event):
+    """The preflight passed: the data is counted and the job may begin.
+
+    `ledger` (JSON) is the ledger to resume; '' starts a new one. `passed_over` says why newer
+    checkpoints than the chosen one were not used. `again`: records that an earlier run is known to
+    have trained beyond that checkpoint. `sync`: whether workers of parameter servers
+    train in synchronous steps; None: as the job says. `anew`: the job was to be resumed, but there
+    was no checkpoint; `ledger` has made no progress and says what is repeated. `restore_from`:
+    the checkpoint's directory, or ''. `exported`: the highest number of an export's folder that
+    `--output` has.
+    """
+
+    training: tuple[Source, ...] = ()
+    validation: tuple[Source, ...] = ()
+    prediction: tuple[Source, ...] = ()
+    ledger: str = ""
+    version: int = 0
+    passed_over: tuple[str, ...] = ()
+    again: int = 0
+    sync: bool | None = None
+    anew: bool = False
+    restore_from: str = ""
+    exported: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time passed; sent about once a second.
+
+    Journaled only if it leads to a command. `stalled_s` is how much of that time the master itself
+    did not run: 0 unless it was stopped or starved.
+    """
+
+    stalled_s: float = 0.0
