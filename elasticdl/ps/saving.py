@@ -73,6 +73,22 @@ def save(
         delta=facts["delta"],
     )
     path = directory / part_name(place.server, place.servers)
+    size, checksum = _written(server, snapshot, header, path)
+    return Saved(
+        path.name,
+        size,
+        checksum,
+        header.version,
+        sum(facts["rows"]),
+        facts["spec"],
+        header.delta,
+    )
+
+
+def _written(
+    server: _native.Server, snapshot: int, header: PartHeader, path: Path
+) -> tuple[int, str]:
+    """Write a complete file or none; return its bytes and its checksum. Raises as `save`."""
     making = path.with_suffix(".making")
     try:
         # Releases before deltas read a file without the new fields.
@@ -84,17 +100,9 @@ def save(
             name = header.parameters.weight_name(table, at)
             raise Diverged(f"{name} is {value} in version {header.version}: the model has diverged")
         making.chmod(FILE_MODE)
-        # A complete file or none: a repeated Save may find the result of an earlier one.
+        # A repeated Save may find the result of an earlier one.
         os.replace(making, path)
     except OSError as error:
         making.unlink(missing_ok=True)
         raise TransientError(f"cannot write {path}: {error.strerror or error}") from error
-    return Saved(
-        path.name,
-        size,
-        f"crc32c:{crc:08x}",
-        header.version,
-        sum(facts["rows"]),
-        facts["spec"],
-        header.delta,
-    )
+    return size, f"crc32c:{crc:08x}"

@@ -135,21 +135,7 @@ class MasterClient:
         reply = self._call(self._stub.Attach, request, "attach")
         with self._attach_lock:
             self._term, self._attached = reply.term, request
-        return Attached(
-            term=reply.term,
-            heartbeat_s=reply.heartbeat_s,
-            spec=JobSpec.model_validate_json(reply.job),
-            servers=tuple(reply.servers),
-            restore_from=reply.restore_from,
-            sources=tuple(Source(one.name, one.records, one.fingerprint) for one in reply.sources),
-            run=reply.run,
-            bulk_tokens=tuple(reply.bulk_tokens),
-            certificate=reply.certificate,
-            first_server=reply.first_server,
-            place=reply.place,
-            places=reply.places,
-            stands_by=reply.stands_by,
-        )
+        return _attached(reply)
 
     def request_lease(self, wait_s: float) -> LeaseAnswer:
         """Ask for one more lease; blocks for up to `wait_s` while there is none.
@@ -428,3 +414,21 @@ class MasterClient:
                 self._attach_again(term)
         if not isinstance(problem, TransientError) or away_s > self._away_s:
             raise problem from error
+
+
+def _attached(reply: pb.AttachReply) -> Attached:
+    return Attached(
+        term=reply.term,
+        heartbeat_s=reply.heartbeat_s,
+        spec=JobSpec.model_validate_json(reply.job),
+        servers=tuple(reply.servers),
+        restore_from=reply.restore_from,
+        sources=tuple(Source(one.name, one.records, one.fingerprint) for one in reply.sources),
+        run=reply.run,
+        bulk_tokens=tuple(reply.bulk_tokens),
+        certificate=reply.certificate,
+        first_server=reply.first_server,
+        place=reply.place,
+        places=reply.places,
+        stands_by=reply.stands_by,
+    )

@@ -53,7 +53,7 @@ def canonical(value: Any, seen: dict[int, int] | None = None) -> Any:
     return {
         name: canonical(item, seen)
         for name, item in state.items()
-        if name not in ("now_s", "_story", "_waits", "_period")
+        if name not in ("now_s", "_story", "_waits", "waits", "_period")
     }
 
 

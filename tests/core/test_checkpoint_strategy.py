@@ -14,7 +14,7 @@ from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
-from elasticdl.master.platform.kubernetes import open_directory
+from elasticdl.master.platform.pod_directory import open_directory
 from elasticdl.master.read_spec import read_spec
 
 pytestmark = pytest.mark.core

@@ -21,7 +21,7 @@ from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.state import JobState
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.shutdown_checkpoint import LIMIT_S, checkpoint_in_time
-from elasticdl.master.platform.kubernetes import begin_anew, open_directory
+from elasticdl.master.platform.pod_directory import begin_anew, open_directory
 from elasticdl.shard import Source
 
 pytestmark = pytest.mark.core

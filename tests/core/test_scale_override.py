@@ -18,7 +18,7 @@ from elasticdl.jobdir.scale_override import as_scaled, read_scale_override
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
-from elasticdl.master.platform.kubernetes import begin_anew, open_directory
+from elasticdl.master.platform.pod_directory import begin_anew, open_directory
 from elasticdl.master.read_spec import read_spec
 from tests.core.conftest import Bench
 

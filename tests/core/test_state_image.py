@@ -48,6 +48,6 @@ def test_an_image_of_another_version_is_refused() -> None:
 @pytest.mark.parametrize("name", ["os:system", "elasticdl.master.core.state:os", "nowhere:None"])
 def test_an_image_names_classes_of_this_package_only(name: str) -> None:
     image = image_of(JobState(SPEC), CONSTANTS)
-    image[0][1]["_cut_at"] = ["value", name, {}]
+    image[0][1]["_context"] = ["value", name, {}]
     with pytest.raises(ValueError, match="unknown class"):
         restore(JobState(SPEC), image, CONSTANTS)

@@ -257,14 +257,14 @@ MUTANTS = (
     Mutant(
         "everybody counts as a holder",
         RING,
-        "master.core.ring.membership:RingMembership._publish",
+        "master.core.ring.generation_publisher:GenerationPublisher._publish",
         "for name in self._holders if name in decision.members}",
         "for name in decision.members}",
     ),
     Mutant(
         "those out of the ring keep their leases",
         RING,
-        "master.core.ring.membership:RingMembership._publish",
+        "master.core.ring.generation_publisher:GenerationPublisher._publish",
         'self._leasing.revocation.revoke(name, "the ring continues without it")',
         "pass",
     ),

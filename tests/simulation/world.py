@@ -199,7 +199,7 @@ class World:
             limit_s, longest_s = STRAGGLERS_LIMIT_S, 10 * _LONGEST_S
         now_s = self.scheduler.now_s
         # The master waits longer if the job was quiet for long before.
-        stalls = self.master.state._stalls
+        stalls = self.master.state._parts.stalls
         limit_s += stalls.bound_s - stalls._least_s
         if now_s - self.truth.progress_s > limit_s or now_s > longest_s:
             raise Violation(self.truth.stands_still())

@@ -1,4 +1,4 @@
-"""Actions against a stall."""
+"""Actions against a stall, and against a process that holds the others up."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from elasticdl.master.core.job_context import JobContext
 from elasticdl.master.core.obligation import LeaseKey
 from elasticdl.master.core.phases import Phases
 from elasticdl.master.core.processes.causes import Cause, Verdict
-from elasticdl.master.core.processes.process_lifecycle import ProcessLifecycle
+from elasticdl.master.core.processes.process_ends import ProcessEnds
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Process
 
 
 @final
 class Remedies:
-    """`Stalls` takes each of these actions once per stall."""
+    """`Stalls` takes each of these actions once per stall, `Stragglers` once per process."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Remedies:
         coordination: Coordination,
         leasing: Leasing,
         scaling: Scaling,
-        lifecycle: ProcessLifecycle,
+        ends: ProcessEnds,
         phases: Phases,
     ) -> None:
         self._context = context
         self._coordination = coordination
         self._leasing = leasing
         self._scaling = scaling
-        self._lifecycle = lifecycle
+        self._ends = ends
         self._phases = phases
 
     @property
@@ -54,9 +54,9 @@ class Remedies:
         can = (one for one in processes if not self._scaling.why_not_replace(one.name))
         return next(can, processes[0])
 
-    def replace(self, process: Process, why: str) -> None:
-        """Give a process up and start another in its place."""
-        self._lifecycle.give_up(process, Verdict(Cause.STALLED, why))
+    def replace(self, process: Process, verdict: Verdict) -> None:
+        """Give a process up, for the cause in `verdict`, and start another in its place."""
+        self._ends.give_up(process, verdict)
 
     def end(self, why: str) -> None:
         """End the job, after a last checkpoint if that would be exact."""
@@ -96,7 +96,8 @@ class Remedies:
             if ledger is self._context.work and self._context.spec.action is Action.TRAIN:
                 # The worker may have trained part of it. Only the servers know, and they report it
                 # when the worker is replaced.
-                self.replace(process, "it does not know a shard that it was leased")
+                why = "it does not know a shard that it was leased"
+                self.replace(process, Verdict(Cause.STALLED, why))
                 return
             ledger.give_back(held)
         if extra:

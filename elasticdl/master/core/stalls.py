@@ -35,6 +35,7 @@ from elasticdl.master.core.commands import (
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import Obligation, listed
 from elasticdl.master.core.obligations import Obligations
+from elasticdl.master.core.processes.causes import Cause, Verdict
 from elasticdl.master.core.progress_marks import Mark, ProgressMarks
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.stall import Stall, StallStep
@@ -352,7 +353,7 @@ class Stalls:
         process = self._remedies.spare(candidates)
         why = f"the job is stalled, waiting for {stall.owed[0].text(self._context.now_s)}"
         self._announce(f"still stalled: replacing {process.name}", meaning(EventKind.FAILED))
-        self._remedies.replace(process, why)
+        self._remedies.replace(process, Verdict(Cause.STALLED, why))
 
     def _end(self, stall: Stall) -> None:
         stall.step = StallStep.ENDED

@@ -19,7 +19,6 @@ from elasticdl.master.core.data.paces import SHORTEST_S
 from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.causes import Cause, Verdict
-from elasticdl.master.core.processes.process_lifecycle import ProcessLifecycle
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.stalls import Stalls
@@ -51,7 +50,6 @@ class Stragglers:
         context: JobContext,
         leasing: Leasing,
         activities: Activities,
-        lifecycle: ProcessLifecycle,
         remedies: Remedies,
         stalls: Stalls,
         questions: StateQuestions,
@@ -59,7 +57,6 @@ class Stragglers:
         self._context = context
         self._leasing = leasing
         self._activities = activities
-        self._lifecycle = lifecycle
         self._remedies = remedies
         self._stalls = stalls
         self._questions = questions
@@ -139,7 +136,7 @@ class Stragglers:
         makes sure that the cause is not a limit that is too short.
         """
         self._activities.hung(activity.what)
-        self._lifecycle.give_up(process, self._hung(process, activity, limit_s))
+        self._remedies.replace(process, self._hung(process, activity, limit_s))
 
     def _hung(self, process: Process, activity: Activity, limit_s: float) -> Verdict:
         age_s, place = self._context.now_s - activity.since_s, self._questions.place(process.name)
@@ -157,7 +154,7 @@ class Stragglers:
         self._busy_end_s = self._context.now_s
         if self._busy_ends < _MOST_BUSY_ENDS:
             frames = self._questions.frames(process.name)
-            self._lifecycle.give_up(process, Verdict(Cause.HUNG, f"hung: {why}", frames=frames))
+            self._remedies.replace(process, Verdict(Cause.HUNG, f"hung: {why}", frames=frames))
             return
         text = (
             f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row whose"
@@ -192,7 +189,7 @@ class Stragglers:
             place = self._questions.place(process.name)
             text = f"no progress for {idle_s:.0f} s{place}; the limit is {limit_s:.0f} s"
             frames = self._questions.frames(process.name)
-            self._lifecycle.give_up(process, Verdict(Cause.STRAGGLER, text, frames=frames))
+            self._remedies.replace(process, Verdict(Cause.STRAGGLER, text, frames=frames))
 
     def _others_get_on(self, process: Process) -> bool:
         """Whether this worker is one of at most half that are near their limits, and not alone."""
@@ -244,4 +241,4 @@ class Stragglers:
                 continue
             text = f"it has not returned its revoked shards for {kept_s:.0f} s"
             frames = self._questions.frames(process.name)
-            self._lifecycle.give_up(process, Verdict(Cause.STRAGGLER, text, frames=frames))
+            self._remedies.replace(process, Verdict(Cause.STRAGGLER, text, frames=frames))

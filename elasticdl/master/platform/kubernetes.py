@@ -6,28 +6,22 @@ The Job configures it. The cluster may end it at any time and then starts a new 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from io import TextIOWrapper
 from itertools import chain, repeat
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import final
 
-from elasticdl.checkpoint.layout import has_checkpoint
-from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, Role
 from elasticdl.cluster.kubernetes import manifests
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.job_accounting import JobAccounting
-from elasticdl.cluster.kubernetes.labels import MASTER
 from elasticdl.cluster.kubernetes.manifests import (
     PAGE_FOLDER,
     SECRET_FOLDER,
@@ -53,16 +47,10 @@ from elasticdl.cluster.kubernetes.plans import (
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.termination_message import outcome_text, parsed_outcome
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
-from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.errors import ElasticDLError, ExitCode, SpecError
 from elasticdl.job import JobSpec
-from elasticdl.job_choices import Action
-from elasticdl.jobdir.flags_file import write_flags
-from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.jobdir.output_folder import refuse_output
-from elasticdl.jobdir.resumable import refuse_resume
-from elasticdl.jobdir.scale_override import as_scaled, forget_scale_unless
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.journal.copies import CopyLimits, CopyPlace
@@ -76,6 +64,7 @@ from elasticdl.master.platform.kubernetes_resources import (
 from elasticdl.master.platform.lease_record import LeaseRecord, journal_copies
 from elasticdl.master.platform.lease_tenure import LeaseTenure
 from elasticdl.master.platform.own_job import own_job
+from elasticdl.master.platform.own_log import keep_own_log
 from elasticdl.master.platform.platform import (
     Handover,
     JobHasEnded,
@@ -83,15 +72,13 @@ from elasticdl.master.platform.platform import (
     PageAddress,
     invalid_environment,
 )
+from elasticdl.master.platform.pod_directory import begin_anew, open_directory
 from elasticdl.master.preflight import CheckProcess
-from elasticdl.private_file import make_private, private
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority, names_in
 from elasticdl.tokens import process_token
 
 _LOG = logging.getLogger(__name__)
-OWN_LOG_BYTES = 8 << 20
-LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _OUTCOME, _GANG_API = "outcome", "gang-api"
 TERMINATION_MESSAGE = "/dev/termination-log"
 """Kubernetes takes the last words of a container from this file."""
@@ -218,7 +205,7 @@ class KubernetesPlatform:
         spec, owner = self._spec, self._pod_env.owner
         self._replaces = provided.replaces
         directory, warnings = open_directory(spec, owner, replaces=provided.replaces)
-        _keep_own_log(directory, self._pod_env.pod_name)
+        keep_own_log(directory, self._pod_env.pod_name)
         self._token = provided.token
         self._authority = provided.authority
         bound = self._pod_env.any_address
@@ -372,32 +359,6 @@ class KubernetesPlatform:
         )
 
 
-@final
-class _OwnLog(RotatingFileHandler):
-    """A rotating log that only its owner can read."""
-
-    def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, opener=private)
-
-
-def _keep_own_log(directory: JobDirectory, pod_name: str) -> None:
-    """Copy this master's log to the job's directory, since the node's log goes with the pod."""
-    try:
-        make_private(directory.logs)
-        kept = _OwnLog(
-            log_path(directory.logs, MASTER),
-            maxBytes=OWN_LOG_BYTES,
-            backupCount=1,
-            encoding="utf-8",
-        )
-    except OSError as error:
-        _LOG.warning("cannot keep the master's log in %s: %s", directory.logs, error)
-        return
-    kept.setFormatter(logging.Formatter(LOG_FORMAT))
-    logging.getLogger().addHandler(kept)
-    _LOG.info("=== the master in pod %s ===", pod_name)
-
-
 def _page_certificate() -> CertifiedKey:
     """Read the certificate in the Secret that the user named. Raises SpecError."""
     folder = Path(PAGE_FOLDER)
@@ -410,102 +371,3 @@ def _page_certificate() -> CertifiedKey:
             f"the Secret that --tls names has no usable tls.crt and tls.key: {error}",
             hint="make one with `kubectl create secret tls`",
         ) from error
-
-
-def open_directory(
-    spec: JobSpec, owner: Owner, *, replaces: bool
-) -> tuple[JobDirectory, tuple[str, ...]]:
-    """Create the job's directory, or take it over from the previous master; return warnings.
-
-    Raises SpecError for a directory that holds another job or is not writable, and for an --output
-    that is in use.
-    """
-    directory = JobDirectory(Path(spec.cluster.job_dir))
-    claim = directory.kubernetes
-    try:
-        make_private(directory.path)
-        ours = _uid(claim) == owner.uid
-        if replaces and ours and directory.spec.exists():
-            # As the master before left it: its journal is of that job.
-            return directory, ()
-        if directory.spec.exists() and not ours and not spec.checkpoint.resume:
-            raise SpecError(
-                f"{directory.path} already contains a job",
-                hint="continue it with --resume, or choose another --job-dir",
-            )
-        # The copies may be all that is left of the job: they are looked at later.
-        if spec.checkpoint.resume and not spec.checkpoint.checkpoint_dir and not (ours or replaces):
-            refuse_resume(directory)
-        if not replaces:
-            refuse_output(spec)
-        if not ours:
-            # The previous run's preflight is outdated: data and model may have changed.
-            directory.preflight.unlink(missing_ok=True)
-            directory.status.unlink(missing_ok=True)
-        write_json(claim, {"namespace": owner.namespace, "job": owner.job, "uid": owner.uid})
-        spec, scaled = as_scaled(
-            spec,
-            directory,
-            anew=spec.workers_anew and not ours,
-            servers_anew=spec.servers_anew and not ours,
-        )
-        forget_scale_unless(spec, directory)
-        _write_spec(spec, directory)
-    except OSError as error:
-        raise _unusable(directory.path, error) from error
-    return directory, ((scaled,) if scaled else ())
-
-
-def begin_anew(spec: JobSpec, directory: JobDirectory, *, lost: bool) -> tuple[str, ...]:
-    """Have the job begin again from its newest checkpoint; return warnings. Raises SpecError.
-
-    Without a checkpoint it starts over, and the receipt counts what was trained before. `lost`: it
-    had processes. A master that ended before that has lost nothing.
-    """
-    try:
-        spec, scaled = as_scaled(spec, directory, anew=False)
-        forget_scale_unless(spec, directory)
-        resumable = spec.action is Action.TRAIN and spec.keeps_checkpoints
-        _write_spec(spec.replace(resume=True) if resumable else spec, directory)
-    except OSError as error:
-        raise _unusable(directory.path, error) from error
-    loss = _loss(spec, directory) if lost or directory.preflight.exists() else ()
-    return (*loss, *((scaled,) if scaled else ()))
-
-
-def _write_spec(spec: JobSpec, directory: JobDirectory) -> None:
-    write_flags(spec, directory)
-    write_atomically(directory.spec, as_trained(spec).model_dump_json(indent=2) + "\n")
-
-
-def _uid(claim: Path) -> str:
-    try:
-        return str(json.loads(claim.read_text(encoding="utf-8"))["uid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
-    lost = "the state of the previous master is lost"
-    if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
-        return (f"{lost}: the job resumes from its newest checkpoint",)
-    why = (
-        f"{directory.checkpoints} has no checkpoint"
-        if spec.action is Action.TRAIN
-        else "this kind of job has no checkpoints"
-    )
-    hint = (
-        ""
-        if spec.kubernetes.keeps(spec.cluster.job_dir)
-        else "; set --volume and --job-dir to make jobs resumable"
-    )
-    return (f"{lost}, and {why}: the job starts over{hint}",)
-
-
-def _unusable(path: Path, error: OSError) -> ElasticDLError:
-    return SpecError(
-        f"--job-dir {path} cannot be used in the master's pod: {error.strerror or error}",
-        hint=(
-            "set it to a writable path on a --volume (see --fs-group, --run-as-user), or omit it"
-        ),
-    )

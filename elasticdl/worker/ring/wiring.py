@@ -11,7 +11,8 @@ import numpy as np
 
 from elasticdl.job_choices import Action
 from elasticdl.model.export import export
-from elasticdl.model.module import load_module
+from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_rate import Rate
 from elasticdl.model.ring_step import RingStep
 from elasticdl.model.step import CompiledStep
@@ -102,14 +103,7 @@ def assemble_ring(
     rate = Rate(model.optimizer, module)
     exchange = Exchange(ring, list(model.state().values()))
     step = CompiledStep(ps_model := model.ps_model(), module)
-    training, validates = spec.action is Action.TRAIN, bool(spec.data.validation_data)
-    files = CallbackFiles(assignment.job_dir, assignment.name, validates)
-    occasion = Occasion(
-        model.model, module.zoo, context.outbox, lambda _: None, validates, training, files
-    )
-    with user_code("callbacks", module.zoo):
-        given = module.callbacks() if module.callbacks else None
-        callbacks = JobCallbacks(list(given or ()), occasion)
+    callbacks = _callbacks(assignment, module, model, context)
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: EvaluationTask(step, context),
         Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), context.outbox),
@@ -139,6 +133,20 @@ def assemble_ring(
     parts = RingDeps(ring, exchange, ring_step, reading, listener, virtual)
     trainer = RingTrainer(str(assignment.name), master.host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
+
+
+def _callbacks(
+    assignment: Assignment, module: ModelModule, model: RingModel, context: WorkerContext
+) -> JobCallbacks:
+    spec = assignment.spec
+    training, validates = spec.action is Action.TRAIN, bool(spec.data.validation_data)
+    files = CallbackFiles(assignment.job_dir, assignment.name, validates)
+    occasion = Occasion(
+        model.model, module.zoo, context.outbox, lambda _: None, validates, training, files
+    )
+    with user_code("callbacks", module.zoo):
+        given = module.callbacks() if module.callbacks else None
+        return JobCallbacks(list(given or ()), occasion)
 
 
 def _ring(master: MasterOfRing, virtual_workers: int) -> HorovodRing:

@@ -25,7 +25,7 @@ from elasticdl.master.core.events import (
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.obligation import MOST_NAMED, LeaseKey, Obligation, booked, since
 from elasticdl.master.core.processes.table import Life
-from elasticdl.master.core.ring.membership import RingMembership
+from elasticdl.master.core.ring.generation_publisher import GenerationPublisher
 from elasticdl.master.core.ring.work import RingWork
 from elasticdl.shard import ShardId, SnapshotId, Task
 
@@ -51,7 +51,7 @@ class RingCoordination:
         self._evaluation = evaluation
         self._checkpointing = checkpointing
         self._work = RingWork(context, evaluation, checkpointing, snapshots)
-        self._membership = RingMembership(context, leasing, self._work)
+        self._generations = GenerationPublisher(context, leasing, self._work)
 
     # leases and reports
 
@@ -62,9 +62,9 @@ class RingCoordination:
         if ending or process is None or process.life is not Life.READY:
             self._leasing.requested(event)
             return
-        if worker not in self._membership.members:
+        if worker not in self._generations.members:
             item = work.present(event.ring_number)
-            waits = f"not in the ring: {self._membership.reason}"
+            waits = f"not in the ring: {self._generations.reason}"
         elif event.at_mark and work.standing and self._leasing.apart(event):
             return
         else:
@@ -104,7 +104,7 @@ class RingCoordination:
 
     def taken_over(self) -> None:
         """Form a new generation if the present one is not complete: its rendezvous is gone."""
-        self._membership.taken_over()
+        self._generations.taken_over()
         # A copy of the weights that is due comes with rank 0's next report.
         self._checkpointing.save_again()
 
@@ -114,7 +114,7 @@ class RingCoordination:
             self._evaluation.begin_live()
 
     def decide_members(self) -> None:
-        self._membership.decide()
+        self._generations.decide()
 
     def halt(self, why: str) -> str:
         if self._context.work is None:
@@ -148,27 +148,27 @@ class RingCoordination:
 
     @property
     def at_work(self) -> tuple[int, int]:
-        return self._membership.at_work
+        return self._generations.at_work
 
     def why_not_replace(self, name: ProcessName) -> str:
-        return self._membership.why_not_replace(name)
+        return self._generations.why_not_replace(name)
 
     def gave_initial_values(self, worker: ProcessName) -> None:
         """Nothing to do: the first generation begins with the values of its rank 0."""
 
     def member_reported(self, event: RingReported) -> None:
-        self._membership.reported(event)
+        self._generations.reported(event)
 
     def lost_connection(self, event: ConnectionLost) -> None:
-        self._membership.lost_connection(event)
+        self._generations.lost_connection(event)
 
     # waits
 
     def status(self) -> RingStatus | None:
-        return self._membership.status()
+        return self._generations.status()
 
     def waits_for(self) -> Mapping[Awaited, str]:
-        reason = self._membership.waits_for()
+        reason = self._generations.waits_for()
         return {Awaited.RING: reason} if reason else {}
 
     def idle(self) -> Iterator[str]:
@@ -176,9 +176,9 @@ class RingCoordination:
         return iter(())
 
     def owed(self) -> Iterator[Obligation]:
-        work, context, generation = self._work, self._context, self._membership.present
-        if reason := self._membership.waits_for():
-            absent = self._membership.absent()
+        work, context, generation = self._work, self._context, self._generations.present
+        if reason := self._generations.waits_for():
+            absent = self._generations.absent()
             numbers = f"generation {generation.number}" if generation else ""
             yield Obligation(f"a complete ring: {reason}", absent, since(context, absent), numbers)
             return
@@ -218,8 +218,8 @@ class RingCoordination:
             if context.work
             else []
         )
-        for name in self._membership.members[: MOST_NAMED + 1 - len(found)]:
-            position = self._membership.position(name)
+        for name in self._generations.members[: MOST_NAMED + 1 - len(found)]:
+            position = self._generations.position(name)
             if position is None:
                 found.append(f"{name} has not reported its position")
             else:
@@ -230,10 +230,10 @@ class RingCoordination:
         """Members in the order of their steps, the slowest first; at the same step by rank."""
 
         def place(name: ProcessName) -> tuple[int, int]:
-            position = self._membership.position(name)
+            position = self._generations.position(name)
             return (position.version, position.number) if position else (0, 0)
 
-        return tuple(sorted(self._membership.members, key=place))
+        return tuple(sorted(self._generations.members, key=place))
 
     def owed_cut(self, open_cut: OpenCut | None) -> Obligation:
         first, problem = self.weight_holders(), self._checkpointing.last_problem
@@ -244,16 +244,16 @@ class RingCoordination:
         return Obligation("the last checkpoint to begin", first, since_s, numbers)
 
     def weight_holders(self) -> tuple[ProcessName, ...]:
-        return self._membership.members[:1]
+        return self._generations.members[:1]
 
     def booked_all(self) -> bool:
-        at = [self._membership.position(name) for name in self._membership.members]
+        at = [self._generations.position(name) for name in self._generations.members]
         booked_version = self._context.acknowledged_version
         return all(one is not None and one.version == booked_version for one in at)
 
     @property
     def can_form_again(self) -> bool:
-        return self._membership.present is not None
+        return self._generations.present is not None
 
     def form_again(self, why: str) -> None:
-        self._membership.form_again(why)
+        self._generations.form_again(why)

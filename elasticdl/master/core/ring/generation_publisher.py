@@ -1,4 +1,7 @@
-"""Follows the reports of workers and cluster, and publishes the ring's generations."""
+"""Follows what workers report of the ring, and publishes its generations.
+
+`next_generation.py` decides who is in the next one.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class RingPosition:
 
 
 @final
-class RingMembership:
+class GenerationPublisher:
     """`present` is the newest generation, `formed` the newest that all of its members entered."""
 
     def __init__(self, context: JobContext, leasing: Leasing, work: RingWork) -> None:
