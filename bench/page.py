@@ -80,9 +80,7 @@ class Master:
             1,
             lambda name, address: GrpcServerControl(str(name), address, TOKEN, 1),
         )
-        self.desk = ProcessGateway(
-            self.inbox, roster, Fences(roster), Task.TRAINING, self.core.may_attach
-        )
+        self.desk = ProcessGateway(self.inbox, roster, Fences(roster), Task.TRAINING, self.core)
         self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
         collector = Collector(directory / "series.json", clock)
         self.watched = JobView(

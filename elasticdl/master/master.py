@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import final
+from typing import Protocol, final
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessExited, ProcessName, ProcessObserved, Role
@@ -76,6 +76,17 @@ _MAIN_TASK = {
 }
 
 
+class MasterJournal(Journal, Protocol):
+    """The journal of a master, in a file of its own or also in copies."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether another master can continue from it."""
+
+    async def aclose(self) -> None:
+        """Write what is appended, and close the file and all connections."""
+
+
 @final
 class Master:
     """All parts of one master."""
@@ -125,7 +136,7 @@ class Master:
         self._page = self._status_server()
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
-        self._journal: JournalFile | CopiedJournal | None = None
+        self._journal: MasterJournal | None = None
         if self._recovered is not None:
             # Before anything listens: processes of the earlier master attach again at once.
             self._continue()
@@ -142,12 +153,10 @@ class Master:
             self._registry,
             self._fences,
             _MAIN_TASK[self._spec.action],
-            self.core.may_attach,
+            self.core,
             partial(RingCoordinator, rendezvous=Rendezvous(context=context))
             if self._spec.trains_on_ring
             else None,
-            self.core.resident,
-            lambda server: self.core.place_of(server)[1],
         )
 
     def _master_server(self) -> MasterServer:
@@ -234,15 +243,12 @@ class Master:
                 await self._gateway.ring.close()
             await self._registry.close()
             await self._server.close()
-            if isinstance(journal, CopiedJournal):
-                await journal.close()
-            else:
-                journal.close()
+            await journal.aclose()
             # It may wait for a store, while the Lease has to be renewed.
             await asyncio.to_thread(self.record.close)
             directory.master.unlink(missing_ok=True)
 
-    def _open_journal(self) -> JournalFile | CopiedJournal:
+    def _open_journal(self) -> MasterJournal:
         environment, recovered = self._environment, self._recovered
         journal = JournalFile(
             environment.directory.journal,

@@ -106,6 +106,22 @@ class ScriptedCore:
             return self.of(kind)[number - 1]
 
 
+class Expected:
+    """Expects nine processes of each role. `residents`: who is in the place of whom."""
+
+    def __init__(self, residents: dict[ProcessName, ProcessName]) -> None:
+        self._residents = residents
+
+    def may_attach(self, name: ProcessName) -> bool:
+        return name.index < 9
+
+    def resident(self, place: ProcessName) -> ProcessName | None:
+        return self._residents.get(place)
+
+    def place_of(self, server: int) -> tuple[ServerMap, bool]:
+        return ServerMap(0, 2), False
+
+
 class ListJournal:
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -249,9 +265,8 @@ class Stage:
             self.roster,
             fences,
             Task.TRAINING,
-            lambda name: name.index < 9,
+            Expected(self.residents),
             RingCoordinator if self._on_ring else None,
-            lambda place: self.residents.get(place),
         )
         self.cluster = FakeCluster()
         self.events = EventLog(self.directory / "events.jsonl", self.clock.wall_s())

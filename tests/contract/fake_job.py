@@ -159,9 +159,7 @@ class FakeJob:
             self.spec.cluster.num_ps_pods, lambda name, _: self.servers[str(name)]
         )
         fences = Fences(self._roster)
-        self.gateway = ProcessGateway(
-            self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach
-        )
+        self.gateway = ProcessGateway(self.inbox, self._roster, fences, Task.TRAINING, self.core)
         self._lines = (
             EventLog(directory / "events.jsonl", 0.0),
             JsonLines(directory / "metrics.jsonl"),

@@ -104,9 +104,7 @@ class Stage:
             1, lambda name, address: GrpcServerControl(str(name), address, TOKEN, 1)
         )
         fences = Fences(self._roster)
-        self.gateway = ProcessGateway(
-            self.inbox, self._roster, fences, Task.TRAINING, self.core.may_attach
-        )
+        self.gateway = ProcessGateway(self.inbox, self._roster, fences, Task.TRAINING, self.core)
         self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
         self.collector = Collector(directory / "series.json", clock)
         self._metrics = MetricsLog(JsonLines(directory / "metrics.jsonl"), self.collector)

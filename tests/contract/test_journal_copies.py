@@ -179,7 +179,7 @@ class Job:
 
     async def close(self) -> None:
         for master in self.masters:
-            await master.close()
+            await master.aclose()
         for holder in tuple(self.processes):
             self.kill(holder.name)
         for listening in self.hanging.values():

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.labels import PLACE_LABEL
 from elasticdl.cluster.kubernetes.planning import pod_plan
-from elasticdl.cluster.kubernetes.priority_ladder import (
+from elasticdl.cluster.kubernetes.setup_objects import cluster_objects, namespace_objects
+from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
+from elasticdl.cluster.priority_ladder import (
     LAST_LEVELS,
     RUNGS,
     class_of,
@@ -27,8 +29,6 @@ from elasticdl.cluster.kubernetes.priority_ladder import (
     rung_of,
     share_of,
 )
-from elasticdl.cluster.kubernetes.setup_objects import cluster_objects, namespace_objects
-from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action

@@ -183,9 +183,8 @@ class Master:
             roster,
             fences,
             Task.TRAINING,
-            self.state.may_attach,
+            self.state,
             (lambda orders: RingCoordinator(orders, "", world.hub)) if plan.on_ring else None,
-            stands_by=lambda server: self.state.place_of(server)[1],
         )
         if plan.spec.trains_in_steps:
             self.gateway.train_in_steps(turns)

@@ -10,8 +10,8 @@ from typing import Any
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.job_state import JobState, wall_s
 from elasticdl.cluster.kubernetes.pods import exit_status, has_ended, observed, process_name
-from elasticdl.cluster.kubernetes.priority_ladder import share_of
 from elasticdl.cluster.kubernetes.termination_message import read_outcome
+from elasticdl.cluster.priority_ladder import share_of
 from elasticdl.job import JobSpec
 from elasticdl.job_status import (
     ClusterShare,

@@ -20,8 +20,8 @@ from elasticdl.cluster.kubernetes.gang_discovery import find_gang
 from elasticdl.cluster.kubernetes.ladder_use import CLASSES, settle_ladder
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan
 from elasticdl.cluster.kubernetes.plans import Gang, Json
-from elasticdl.cluster.kubernetes.priority_ladder import classes_of
 from elasticdl.cluster.kubernetes.rights import LOOKING_AFTER, SUBMITTING
+from elasticdl.cluster.priority_ladder import classes_of
 from elasticdl.errors import ClusterRefused
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import IMAGE, quantity

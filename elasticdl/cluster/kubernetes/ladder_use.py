@@ -6,7 +6,7 @@ from elasticdl.cluster.base import Role
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.planning import trial_pod
-from elasticdl.cluster.kubernetes.priority_ladder import classes_of
+from elasticdl.cluster.priority_ladder import classes_of
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_section import LadderUse
 

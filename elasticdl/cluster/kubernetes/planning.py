@@ -21,8 +21,8 @@ from elasticdl.cluster.kubernetes.plans import (
     Resources,
     Volume,
 )
-from elasticdl.cluster.kubernetes.priority_ladder import class_of
 from elasticdl.cluster.kubernetes.submitted_job import annotations_of, args_of
+from elasticdl.cluster.priority_ladder import class_of
 from elasticdl.errors import SpecError
 from elasticdl.formatting import amount
 from elasticdl.job import JobSpec

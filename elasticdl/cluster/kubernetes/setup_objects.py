@@ -6,12 +6,6 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from elasticdl.cluster.kubernetes.plans import Json
-from elasticdl.cluster.kubernetes.priority_ladder import (
-    GUARANTEED_CLASS,
-    MASTER_CLASS,
-    LadderClass,
-    ladder_classes,
-)
 from elasticdl.cluster.kubernetes.rights import (
     CHECKING,
     GANGS,
@@ -20,6 +14,12 @@ from elasticdl.cluster.kubernetes.rights import (
     SUBMITTING,
     Right,
     Rights,
+)
+from elasticdl.cluster.priority_ladder import (
+    GUARANTEED_CLASS,
+    MASTER_CLASS,
+    LadderClass,
+    ladder_classes,
 )
 
 USER_ROLE, READER_ROLE, QUOTA = "elasticdl-user", "elasticdl-reader", "elasticdl-guaranteed"

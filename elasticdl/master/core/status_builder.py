@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.kubernetes.priority_ladder import share_of
+from elasticdl.cluster.priority_ladder import share_of
 from elasticdl.formatting import START_PARTS, amount
 from elasticdl.job_choices import Action
 from elasticdl.job_status import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import DropCause
@@ -31,6 +31,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.presence import Presence
 from elasticdl.master.core.ps.server_delays import ServerDelays
+from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
@@ -67,6 +68,19 @@ class Returning:
     control_address: str = ""
 
 
+class ExpectedProcesses(Protocol):
+    """What the core knows of processes that have yet to attach."""
+
+    def may_attach(self, name: ProcessName) -> bool:
+        """Whether a process of that name is expected or already present, and not given up."""
+
+    def resident(self, place: ProcessName) -> ProcessName | None:
+        """Which server the platform has started, or is about to start, in the place of `place`."""
+
+    def place_of(self, server: int) -> tuple[ServerMap, bool]:
+        """The map of a server, and whether it stands by until it is told what to restore."""
+
+
 @final
 class ProcessGateway:
     """Use it from one event loop. A method that names a process resets its silence."""
@@ -77,21 +91,15 @@ class ProcessGateway:
         registry: PsRegistry,
         fences: Fences,
         task: Task,
-        expected: Callable[[ProcessName], bool],
+        expected: ExpectedProcesses,
         ring: Callable[[OrderStreams], RingCoordinator] | None = None,
-        resident: Callable[[ProcessName], ProcessName | None] = lambda _place: None,
-        stands_by: Callable[[int], bool] = lambda _server: False,
     ) -> None:
         """`task` is the kind of task whose records count for the throughput.
 
-        `expected` returns whether a process of a name may attach. `ring` makes the coordinator of a
-        job that trains on a ring. `resident` returns which server is or will be in a place.
-        `stands_by` returns whether the server of an index waits for the order to restore.
+        `ring` makes the coordinator of a job that trains on a ring.
         """
         self._queue = queue
         self._expected = expected
-        self._resident = resident
-        self._stands_by = stands_by
         self._registry = registry
         self._fences = fences
         self._version = 0
@@ -173,7 +181,7 @@ class ProcessGateway:
 
         Raises TransientError while the end of the one before it is not known.
         """
-        name = self._resident(place)
+        name = self._expected.resident(place)
         if name is not None and name in self.sessions:
             # Its place has not fallen silent: the platform is late with the news of its end.
             self.sessions.heard(name)
@@ -198,12 +206,14 @@ class ProcessGateway:
             refusal = self.sessions.refusal(name, instance)
             if refusal:
                 raise Refused(refusal)
-        elif not self._expected(name):
+        elif not self._expected.may_attach(name):
             raise Refused(f"this job does not expect {name}")
         presence = self.sessions.claim(name, instance)
         presence.control_address = event.control_address or presence.control_address
-        if name.role is Role.PS and not event.control_address and self._stands_by(name.index):
-            await self._queue.post(ServerStandsBy(event.at_s, name, loaded))
+        if name.role is Role.PS and not event.control_address:
+            _, stands_by = self._expected.place_of(name.index)
+            if stands_by:
+                await self._queue.post(ServerStandsBy(event.at_s, name, loaded))
         if presence.announced or (name.role is Role.PS and not event.control_address):
             return
         presence.announced = True

@@ -207,7 +207,7 @@ class CopiedJournal:
                 " begins the job anew"
             )
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the file and drop the connections. The copies stay, as of the last `flush`."""
         self._journal.close()
         for copy in self._copies.values():

@@ -126,6 +126,10 @@ class JournalFile:
             self._unconfirmed = False
         await self._guarded(self._maintain)
 
+    async def aclose(self) -> None:
+        """Do as `close`."""
+        self.close()
+
     def close(self) -> None:
         """Write what is appended, wait for the disk, and close the file."""
         if not self._gap:

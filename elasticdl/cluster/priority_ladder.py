@@ -1,4 +1,4 @@
-"""The priority ladder: on which priority class a process of a job stands. Pure.
+"""The priority ladder: on which priority class of Kubernetes a process of a job stands. Pure.
 
 Worker k of every job has level ⌈k / weight⌉. Rungs are ranges of levels, and a higher rung has a
 lower priority. So the stock scheduler shares a full cluster by weighted max-min fairness: a new
