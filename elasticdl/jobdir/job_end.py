@@ -10,7 +10,7 @@ from typing import Any
 
 from elasticdl.errors import ExitCode, NoSuchJob
 from elasticdl.job_status import JobStatus
-from elasticdl.jobdir.last_status import last_known
+from elasticdl.jobdir.last_status import status_when_killed
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.master_address import read_master
 from elasticdl.jobdir.outcome import Outcome
@@ -98,7 +98,7 @@ def killed_end(
             " this user"
         )
     message = message or (f"job {name} in {directory.path} was killed with all of its processes")
-    known = last_known(directory, message.partition("\n")[0])
+    known = status_when_killed(directory, message.partition("\n")[0])
     code = ExitCode.JOB_FAILED if exit_code is None else exit_code
     log = "" if code == ExitCode.INTERRUPTED else f"its log is {directory.master_log}; "
     outcome = Outcome(

@@ -18,7 +18,7 @@ _ENDED = "ended"
 _GONE = "killed with its master"
 
 
-def last_known(directory: JobDirectory, message: str) -> JobStatus | None:
+def status_when_killed(directory: JobDirectory, message: str) -> JobStatus | None:
     """Return the last saved status of a killed job; None if there is none.
 
     `message` describes the end.

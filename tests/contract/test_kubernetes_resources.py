@@ -51,7 +51,7 @@ def cluster() -> SmallCluster:
 QUICK = Timing(look_every_s=0.05, secret_again_s=0.05)
 
 
-def furnish(
+def provide(
     cluster: SmallCluster,
     folder: Path,
     beside: Callable[[], Any] = lambda: None,
@@ -100,7 +100,7 @@ def pod(cluster: SmallCluster, name: str, uid: str = OWNER.uid) -> None:
 def test_the_first_master_makes_the_token_and_what_its_processes_need(
     cluster: SmallCluster, tmp_path: Path
 ) -> None:
-    found = furnish(cluster, tmp_path)
+    found = provide(cluster, tmp_path)
     secret = cluster.objects[f"{CORE}/secrets/iris-token"]
     assert (
         secret["stringData"] == {TOKEN_KEY: found.token, UID_KEY: OWNER.uid}
@@ -113,7 +113,7 @@ def test_the_first_master_makes_the_token_and_what_its_processes_need(
 def test_all_masters_of_a_job_with_tls_have_one_authority(
     cluster: SmallCluster, tmp_path: Path
 ) -> None:
-    first = furnish(cluster, tmp_path, secured=True)
+    first = provide(cluster, tmp_path, secured=True)
     assert first.authority is not None and "PRIVATE" not in repr(first)
     made = {name: cluster.objects[f"{CORE}/secrets/iris-{name}"] for name in ("token", "viewer")}
     own, viewer = (made[name]["stringData"] for name in ("token", "viewer"))
@@ -123,7 +123,7 @@ def test_all_masters_of_a_job_with_tls_have_one_authority(
     assert [port.get("appProtocol") for port in ports] == ["https", None, "https"]
     for key, text in own.items():
         (tmp_path / key).write_text(text)
-    assert furnish(cluster, tmp_path, secured=True).authority == first.authority
+    assert provide(cluster, tmp_path, secured=True).authority == first.authority
     # What it signs is good for those who trust what the first one left.
     assert Authority(first.authority).certificate == own["ca.crt"]
 
@@ -133,7 +133,7 @@ def test_the_next_master_keeps_the_token_and_leaves_the_processes_alone(
 ) -> None:
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
-    found = furnish(cluster, tmp_path)
+    found = provide(cluster, tmp_path)
     assert (found.token, found.replaces) == ("opensesame", True)
     assert not cluster.deleted
 
@@ -145,7 +145,7 @@ def test_a_master_that_begins_anew_ends_what_the_one_before_left(
     for name in ("iris-worker-0", "iris-ps-0"):
         pod(cluster, name)
     pod(cluster, "other-worker-0", "uid-9")
-    furnish(cluster, tmp_path, anew=True)
+    provide(cluster, tmp_path, anew=True)
     assert sorted(cluster.deleted) == [("iris-ps-0", 1), ("iris-worker-0", 1)]
     assert "other-worker-0" in cluster.names() and "iris-master" in cluster.names()
 
@@ -156,7 +156,7 @@ def test_a_pod_that_does_not_go_is_taken_off_the_books(
     mount(tmp_path, "opensesame", OWNER.uid)
     pod(cluster, "iris-worker-0")
     cluster.stubborn = {"iris-worker-0"}
-    furnish(cluster, tmp_path, timing=replace(QUICK, force_after_s=0.2), anew=True)
+    provide(cluster, tmp_path, timing=replace(QUICK, force_after_s=0.2), anew=True)
     assert cluster.deleted == [("iris-worker-0", 1), ("iris-worker-0", 0)]
 
 
@@ -184,7 +184,7 @@ def test_the_master_of_a_deleted_job_of_the_same_name_is_waited_for(
         )
         del cluster.objects[f"{CORE}/pods/iris-old"]
 
-    assert furnish(cluster, tmp_path, gone).token
+    assert provide(cluster, tmp_path, gone).token
 
 
 def test_the_master_of_a_deleted_job_that_does_not_go_is_not_waited_for_for_ever(
@@ -197,7 +197,7 @@ def test_the_master_of_a_deleted_job_that_does_not_go_is_not_waited_for_for_ever
             "status": {"phase": "Running"},
         },
     )
-    assert furnish(cluster, tmp_path, timing=replace(QUICK, namesake_s=0.1)).token
+    assert provide(cluster, tmp_path, timing=replace(QUICK, namesake_s=0.1)).token
 
 
 def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(
@@ -213,7 +213,7 @@ def test_what_a_job_of_the_same_name_left_is_waited_for_not_used(
             cluster.objects[f"{CORE}/services/iris-master"],
         )
 
-    found = furnish(cluster, tmp_path, cleared, lambda: "iris-token" in cluster.taken)
+    found = provide(cluster, tmp_path, cleared, lambda: "iris-token" in cluster.taken)
     assert found.token != "stale" and not found.replaces
     assert (
         cluster.objects[f"{CORE}/services/iris-master"]["metadata"]["ownerReferences"][0]["uid"]
@@ -237,7 +237,7 @@ def test_a_secret_whose_making_was_not_confirmed_is_read_when_it_is_mounted(
     def mounted() -> None:
         mount(tmp_path, made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY], OWNER.uid)
 
-    found = furnish(cluster, tmp_path, mounted, lambda: "iris-token" in cluster.taken)
+    found = provide(cluster, tmp_path, mounted, lambda: "iris-token" in cluster.taken)
     assert found.token == made[f"{CORE}/secrets/iris-token"]["stringData"][TOKEN_KEY]
 
 
@@ -247,7 +247,7 @@ def test_an_api_server_that_is_away_for_a_moment_is_waited_for(
     busy = [status(503, "ServiceUnavailable")] * 2
 
     cluster.bend = lambda _method, _path, _body: busy.pop() if busy else None
-    assert furnish(cluster, tmp_path).token
+    assert provide(cluster, tmp_path).token
     assert cluster.names() == MADE
 
 
@@ -256,7 +256,7 @@ def test_an_api_server_that_stays_away_has_the_master_started_again(
 ) -> None:
     cluster.bend = lambda _method, _path, _body: status(503, "ServiceUnavailable")
     with pytest.raises(ElasticDLError, match="resources within 1 s") as away:
-        furnish(cluster, tmp_path, timing=replace(QUICK, limit_s=1.0))
+        provide(cluster, tmp_path, timing=replace(QUICK, limit_s=1.0))
     assert away.value.exit_code is ExitCode.UNAVAILABLE
 
 
@@ -265,7 +265,7 @@ def test_a_right_that_is_missing_is_named_and_nothing_is_made(
 ) -> None:
     cluster.lacking = {"watch pods"}
     with pytest.raises(ElasticDLError, match="not allowed in namespace ns: watch pods") as refused:
-        furnish(cluster, tmp_path, timing=replace(QUICK, rights_limit_s=0.1))
+        provide(cluster, tmp_path, timing=replace(QUICK, rights_limit_s=0.1))
     assert refused.value.exit_code is ExitCode.CLUSTER_REFUSED
     assert cluster.names() == ["iris-abcde"]
 
@@ -274,7 +274,7 @@ def test_rights_that_are_as_new_as_the_job_are_waited_for(
     cluster: SmallCluster, tmp_path: Path
 ) -> None:
     cluster.lacking = {"watch pods", "create secrets"}
-    furnish(cluster, tmp_path, cluster.lacking.clear, lambda: len(cluster.denied) == 2)
+    provide(cluster, tmp_path, cluster.lacking.clear, lambda: len(cluster.denied) == 2)
     assert cluster.names() == MADE
 
 
@@ -296,7 +296,7 @@ def test_what_the_cluster_does_not_allow_yet_is_asked_for_again(
     cluster.bend = lambda _method, path, _body: (
         refused.pop() if refused and path.endswith("/secrets") else None
     )
-    assert furnish(cluster, tmp_path).token
+    assert provide(cluster, tmp_path).token
     assert not refused and cluster.names() == MADE
 
 
@@ -309,7 +309,7 @@ def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
     pod(cluster, "iris-worker-0")
     pod(cluster, "iris-worker-1")
     cluster.held = {"iris-worker-0"}
-    furnish(
+    provide(
         cluster,
         tmp_path,
         timing=replace(QUICK, force_after_s=0.1, stuck_after_s=0.1, look_every_s=0.3),
@@ -335,14 +335,14 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
 
     async def story() -> None:
         async with serving(cluster) as api:
-            furnishing_ = KubernetesResources(
+            resources = KubernetesResources(
                 api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
             )
-            token = (await provided(api, furnishing_)).token
+            token = (await provided(api, resources)).token
             tokens = ProcessSecrets(api, OWNER, lambda name: f"token of {name}")
             await tokens.provide(ProcessName.parse("worker-3"))
             before = cluster.objects.pop(f"{CORE}/{gone}")
-            keeping = asyncio.ensure_future(furnishing_.keep(token, tokens))
+            keeping = asyncio.ensure_future(resources.keep(token, tokens))
             again = await until_async(
                 f"{gone} is made again", lambda: cluster.objects.get(f"{CORE}/{gone}")
             )

@@ -201,7 +201,7 @@ def test_what_was_known_of_a_killed_job_is_read_once(
         return replace(unknown_status(""), version=7) if len(readings) == 1 else None
 
     aged(directory, 3600.0)
-    monkeypatch.setattr("elasticdl.jobdir.job_end.last_known", once)
+    monkeypatch.setattr("elasticdl.jobdir.job_end.status_when_killed", once)
     found = job.report()
     assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
 

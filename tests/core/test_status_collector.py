@@ -15,7 +15,7 @@ from elasticdl.clock import ManualClock
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
 from elasticdl.job_status import NO_RECORDS, JobStatus, ScaleStatus, unknown_status
-from elasticdl.jobdir.last_status import cut_short, last_known, last_seen_s
+from elasticdl.jobdir.last_status import cut_short, last_seen_s, status_when_killed
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.data.resuming import RunBefore
 from elasticdl.master.executor.run_before import run_before
@@ -178,7 +178,7 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
     tmp_path: Path,
 ) -> None:
     directory, clock = JobDirectory(tmp_path), ManualClock()
-    assert last_known(directory, "killed") is None
+    assert status_when_killed(directory, "killed") is None
     collector = Collector(directory.series, clock, directory.newest)
     rows = (
         process("worker-0", shard="3"),
@@ -190,7 +190,7 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
     )
     clock.advance(10.0)
     asyncio.run(collector.save_if_due())
-    found = last_known(directory, "killed")
+    found = status_when_killed(directory, "killed")
     assert found is not None and found.receipt is not None
     assert found.records.trained == 100
     assert found.receipt.why_left == "killed" and "before" in str(found.receipt.counted)
@@ -201,7 +201,7 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
         ("ended", "x"),
     ]
     directory.newest.write_text('{"status": {"records": 1}}')
-    assert last_known(directory, "killed") is None
+    assert status_when_killed(directory, "killed") is None
 
 
 def test_a_job_that_is_over_or_ends_early_has_no_time_left() -> None:

@@ -384,7 +384,7 @@ def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one()
     assert heard == ["a", "b"]
 
 
-def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not() -> None:
+def test_a_finished_channel_gives_what_is_there_and_a_closed_one_does_not() -> None:
     handoff: Channel[int] = Channel(2)
     handoff.put(1)
     handoff.finish()
@@ -400,7 +400,7 @@ def test_a_finished_handoff_gives_what_is_there_and_a_closed_one_does_not() -> N
         closed.put(2)
 
 
-def test_a_full_handoff_makes_its_sender_wait() -> None:
+def test_a_full_channel_makes_its_sender_wait() -> None:
     handoff: Channel[int] = Channel(1)
     handoff.put(1)
     sender = threading.Thread(target=handoff.put, args=(2,))

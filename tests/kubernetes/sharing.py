@@ -98,7 +98,7 @@ async def running_job(
         ClusterOptions(places=places),
     )
     # The scheduler spreads the pods of a Service, unless they say otherwise.
-    await cluster.furnish(services(owner))
+    await cluster.provide(services(owner))
     job = SharingJob(spec, cluster, heard)
     task = asyncio.ensure_future(job.keep())
     try:

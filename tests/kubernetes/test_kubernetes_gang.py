@@ -64,7 +64,7 @@ async def job(api: ApiServer, made: JobSpec, gang: Gang | None) -> AsyncIterator
         ClusterOptions(places=places),
     )
     if gang is not None:
-        await cluster.furnish([job_pod_group(made, owner, gang)])
+        await cluster.provide([job_pod_group(made, owner, gang)])
     try:
         yield GangJob(made.cluster.job_name, cluster)
     finally:

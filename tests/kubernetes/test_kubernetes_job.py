@@ -61,7 +61,7 @@ async def main():
     plan = PodPlan(Image(os.environ["IMAGE"]))
     cluster = KubernetesCluster(api, owner, lambda _: plan, secrets=tokens)
     token = token_secret(owner, "opensesame")
-    await cluster.furnish([token, *services(owner), network_policy(owner)])
+    await cluster.provide([token, *services(owner), network_policy(owner)])
     server = await asyncio.start_server(greet, "0.0.0.0", MASTER_PORT)
     worker = ProcessName(Role.WORKER, 0)
     secrets = {"ELASTICDL_TOKEN": "it is in the Secret"}

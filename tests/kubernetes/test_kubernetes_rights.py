@@ -94,11 +94,11 @@ def test_a_job_can_do_all_it_needs_with_these_rights(
             lacking = await rights.missing(api, owner.namespace)
             tokens = ProcessSecrets(api, owner, lambda name: f"opensesame-{name}")
             cluster = KubernetesCluster(api, owner, lambda _: plan(place), secrets=tokens)
-            await cluster.furnish(
+            await cluster.provide(
                 [*services(owner), network_policy(owner), token_secret(owner, "opensesame")]
             )
             # A master that was replaced finds the token in its pod and makes the rest again.
-            await cluster.furnish([*services(owner), network_policy(owner)])
+            await cluster.provide([*services(owner), network_policy(owner)])
             words = (
                 f"for i in $(seq 60); do echo {'x' * 80}; done; test $ELASTICDL_TOKEN ="
                 " opensesame-worker-0 && exit 9"

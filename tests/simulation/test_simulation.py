@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.simulation import mutants
-from tests.simulation.found import DEFECTS, seeds_of
+from tests.simulation.defects import DEFECTS, seeds_of
 from tests.simulation.mutant import Mutant
 from tests.simulation.runner import Seen, run_jobs
 from tests.simulation.scheduler import Process, Scheduler, Violation

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.shard import Source
-from tests.simulation.found import seeds_of
+from tests.simulation.defects import seeds_of
 from tests.simulation.network import Weather
 
 RING, SERVERS, STEPS = "ring", "ps", "sync"

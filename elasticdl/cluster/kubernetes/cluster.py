@@ -173,13 +173,13 @@ class KubernetesCluster:
             if not created:
                 self._places.ended(spec.name)
 
-    async def furnish(self, objects: Iterable[Json]) -> None:
+    async def provide(self, objects: Iterable[Json]) -> None:
         """Create the job's objects that are missing and are not pods. Raises CreateRefused."""
         for made in objects:
             await self._creator.create(self.path_of(made).rpartition("/")[0], made)
 
     def path_of(self, made: Json) -> str:
-        """The path of an object that `furnish` creates."""
+        """The path of an object that `provide` creates."""
         version, plural = str(made["apiVersion"]), _PLURALS[made["kind"]]
         root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
         namespace, name = self._owner.namespace, made["metadata"]["name"]

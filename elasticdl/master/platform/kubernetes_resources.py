@@ -314,7 +314,7 @@ class KubernetesResources:
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         while True:
             try:
-                await cluster.furnish(self._lasting())
+                await cluster.provide(self._lasting())
                 return
             except CreateRefused as refused:
                 if not refused.retry:
@@ -358,7 +358,7 @@ class KubernetesResources:
                 _LOG.warning(
                     "%s %s was deleted: creating it again", made["kind"], made["metadata"]["name"]
                 )
-                await cluster.furnish([made])
+                await cluster.provide([made])
         # We may not read a Secret, so try to create it; usually it exists.
         again = await secrets.mend()
         own = token_secret(self._owner, token, authority)

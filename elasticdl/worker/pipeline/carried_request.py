@@ -26,12 +26,12 @@ class CarriedRequest:
         """A report that carries it has no answer yet."""
         self._answer: LeaseAnswer | None = None
 
-    def ask(self, patience_s: float, shutdown: Shutdown) -> LeaseAnswer | None:
-        """Wait up to `patience_s` for a report to take the request, and then for the answer.
+    def ask(self, wait_for_report_s: float, shutdown: Shutdown) -> LeaseAnswer | None:
+        """Wait up to `wait_for_report_s` for a report to take the request, and then for the answer.
 
         None if there was no report, if the answer did not count, or if the worker ends.
         """
-        end_s = time.monotonic() + patience_s
+        end_s = time.monotonic() + wait_for_report_s
         with self._changed:
             self._waiting, self._answer = True, None
             while self._waiting and (left_s := end_s - time.monotonic()) > 0 and not shutdown:

@@ -28,13 +28,13 @@ _LEAST_S = 0.05
 
 _GIVE_UP_S = 600.0
 
-_PATIENCE = 0.125
-_MOST_PATIENCE_S = 1.0
+_WAIT_SHARE = 0.125
+_LONGEST_WAIT_S = 1.0
 
 
-def patience_s(lease_s: float) -> float:
+def wait_for_report_s(lease_s: float) -> float:
     """How long a request waits for a report to travel with, if a lease takes `lease_s`."""
-    return min(_PATIENCE * lease_s, _MOST_PATIENCE_S)
+    return min(_WAIT_SHARE * lease_s, _LONGEST_WAIT_S)
 
 
 class LeaseSource(Protocol):
@@ -60,10 +60,10 @@ class LeaseKeeper:
         source: LeaseSource,
         outbox: Outbox,
         shutdown: Shutdown,
-        patience_s: Callable[[float], float] = patience_s,
+        wait_for_report_s: Callable[[float], float] = wait_for_report_s,
     ) -> None:
         self._source = source
-        self._patience_s = patience_s
+        self._wait_for_report_s = wait_for_report_s
         self._outbox = outbox
         self._shutdown = shutdown
         self._leases: Channel[HeldLease] = Channel(depth=AHEAD)
@@ -189,7 +189,7 @@ class LeaseKeeper:
             worked, idle, lease_s = self._worked, not self._ahead, self._lease_s
         if worked is None or idle or worked.lease not in self._outbox.held():
             return 0.0
-        return self._patience_s(lease_s)
+        return self._wait_for_report_s(lease_s)
 
     def _answered(self, answer: LeaseAnswer) -> bool | None:
         """Whether there may be further leases after this one; None: it is no lease."""
