@@ -1,4 +1,7 @@
-"""A job's command-line flags, generated from the fields of `JobSpec` (`job.py`)."""
+"""A job's command-line flags, generated from the fields of `JobSpec`.
+
+`job_sections.py` and `kubernetes_section.py` declare those fields: a new flag goes there.
+"""
 
 from __future__ import annotations
 

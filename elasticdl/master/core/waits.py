@@ -1,7 +1,8 @@
 """What the job as a whole waits for: places, servers, work, a ring, user code.
 
 It announces a long wait, and its duration when it is over. It only reads the job, and keeps only
-what it announced.
+what it announced. The reasons come from `coordination.py`'s two implementations,
+`pending_processes.py` and `activities.py`; `status_builder.py` lists those of single processes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
-from elasticdl.master.core.wait_reasons import Reasons
+from elasticdl.master.core.reason_times import ReasonTimes
 
 _LASTS_S = 5.0
 """Shorter waits are normal and not announced."""
@@ -29,7 +30,7 @@ _MOST_BUSY = 4
 class _Open:
     since_s: float
     seen_s: float
-    reasons: Reasons = field(default_factory=Reasons)
+    reasons: ReasonTimes = field(default_factory=ReasonTimes)
     announced: bool = False
 
 

@@ -32,7 +32,7 @@ _WAIT_SHARE = 0.125
 _LONGEST_WAIT_S = 1.0
 
 
-def wait_for_report_s(lease_s: float) -> float:
+def report_wait_s(lease_s: float) -> float:
     """How long a request waits for a report to travel with, if a lease takes `lease_s`."""
     return min(_WAIT_SHARE * lease_s, _LONGEST_WAIT_S)
 
@@ -60,10 +60,10 @@ class LeaseKeeper:
         source: LeaseSource,
         outbox: Outbox,
         shutdown: Shutdown,
-        wait_for_report_s: Callable[[float], float] = wait_for_report_s,
+        report_wait_s: Callable[[float], float] = report_wait_s,
     ) -> None:
         self._source = source
-        self._wait_for_report_s = wait_for_report_s
+        self._report_wait_s = report_wait_s
         self._outbox = outbox
         self._shutdown = shutdown
         self._leases: Channel[HeldLease] = Channel(depth=AHEAD)
@@ -189,7 +189,7 @@ class LeaseKeeper:
             worked, idle, lease_s = self._worked, not self._ahead, self._lease_s
         if worked is None or idle or worked.lease not in self._outbox.held():
             return 0.0
-        return self._wait_for_report_s(lease_s)
+        return self._report_wait_s(lease_s)
 
     def _answered(self, answer: LeaseAnswer) -> bool | None:
         """Whether there may be further leases after this one; None: it is no lease."""

@@ -17,7 +17,7 @@ from elasticdl.history.job_event import EventKind, Value, meaning
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
-from elasticdl.master.core.wait_reasons import Reasons
+from elasticdl.master.core.reason_times import ReasonTimes
 
 _SETTLE_S = 5.0
 """Placing takes a moment and counts as a wait only after this time; a refusal counts at once."""
@@ -33,7 +33,7 @@ class _WaitPeriod:
 
     since_s: float | None = None
     looked_s: float = 0.0
-    reasons: Reasons = field(default_factory=Reasons)
+    reasons: ReasonTimes = field(default_factory=ReasonTimes)
 
 
 @final

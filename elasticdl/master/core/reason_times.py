@@ -11,7 +11,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
-class Reasons:
+class ReasonTimes:
     """The reasons of one wait and how long each held, at most eight of them.
 
     Reasons that differ only in their numbers count as one.
