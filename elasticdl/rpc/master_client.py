@@ -119,7 +119,7 @@ class MasterClient:
         reports say when it is ready for work. `public_key` (DER) of a server that wants a
         certificate. `memory` is the number of a server's kept memory, 0 for none; `kept`: it was
         taken on from the process before. A server that stands by attaches again with the directory
-        of each checkpoint that it has `loaded`.
+        of each checkpoint that it has `loaded`, or without it if it found none there.
         """
         request = pb.AttachRequest(
             control_address=control_address,

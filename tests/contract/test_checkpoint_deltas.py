@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,9 +21,11 @@ from elasticdl.checkpoint.layout import MANIFEST, part_name
 from elasticdl.checkpoint.manifest import MOST_DELTAS, Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import DenseSpec, OptimizerSpec, ParametersSpec, TableSpec
-from elasticdl.errors import Corrupted
+from elasticdl.errors import Corrupted, ExitCode
+from elasticdl.ps.lifecycle import _stand_by
 from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
 from elasticdl.ps.saving import save
+from elasticdl.rpc.conversation import Finish, Load
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, Stage
@@ -250,6 +254,16 @@ def test_only_what_is_new_in_a_chain_is_read_again(
     same(training.stage, stage, tmp_path)
 
 
+@dataclass
+class Attaching:
+    """The client of a master that only hears what a server has loaded."""
+
+    loaded: list[str] = field(default_factory=list)
+
+    def attach(self, *, loaded: str) -> None:
+        self.loaded.append(loaded)
+
+
 def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_passed_over(
     training: Training, open_stage: Callable[[int], Stage], tmp_path: Path
 ) -> None:
@@ -258,6 +272,9 @@ def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_passed_over(
     restoration = Restoration(stage.servers[0], place(stage, 0))
     shutil.rmtree(gone)
     assert not restoration.load(gone)
+    client, orders = Attaching(), iter([Load(str(gone)), Finish()])
+    assert _stand_by(restoration, cast("Any", client), orders, Event()) is ExitCode.DONE
+    assert client.loaded == [""], "the master does not count it as loaded"
     training.base = None
     directory = training.checkpoint()
     whole, _ = training.write(training.cut(), tmp_path / "whole", delta=False)

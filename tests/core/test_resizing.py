@@ -161,6 +161,25 @@ def test_what_new_servers_load_and_what_they_load_next_is_not_removed() -> None:
     assert again.directory == "version-3"
 
 
+def test_a_server_that_could_not_load_a_checkpoint_loads_the_newest() -> None:
+    job = training()
+    (order,) = of(c.LoadServers, written(job, standing(job), "version-1"))
+    load(job, c.LoadServers(order.servers[:2], "version-1"))
+    (again,) = of(c.LoadServers, stand_by(job, 4))
+    assert again == order, "one server lacks it, so nothing is sealed"
+    (taken,) = of(c.TakeSnapshot, load(job, again))
+    assert taken.seal
+
+
+def test_a_checkpoint_that_no_server_can_load_ends_the_try() -> None:
+    job = training()
+    written(job, standing(job), "version-1")
+    assert [bool(of(c.LoadServers, stand_by(job, 3))) for _ in range(2)] == [True, True]
+    commands = stand_by(job, 3)
+    assert "ps-3 cannot load version-1" in said(commands)
+    assert {one.name for one in of(c.StopProcess, commands)} == {ps(2), ps(3), ps(4)}
+
+
 def test_a_checkpoint_before_the_seal_that_fails_is_taken_again() -> None:
     job = training()
     taken = standing(job)

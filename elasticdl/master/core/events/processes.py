@@ -82,7 +82,9 @@ class ServerStandsBy(Event):
 
     name: ProcessName
     loaded: str = ""
-    """The directory of the newest checkpoint whose rows it has."""
+    """The directory of the checkpoint that it was told to load; '' if it has just started, or if it
+    found no checkpoint there.
+    """
 
 
 @dataclass(frozen=True, slots=True)

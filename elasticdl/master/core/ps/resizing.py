@@ -48,7 +48,9 @@ _FINISH_S = 30.0
 """Time for a server whose parameters moved to exit."""
 _TRIES = 3
 _MOST_FAILED = 2
-"""Checkpoints before the seal that may fail in one try: a call was lost, or the disk is full."""
+"""Checkpoints before the seal that may fail in one try: a call was lost, the disk is full, or a new
+server cannot load it.
+"""
 
 
 @final
@@ -319,11 +321,22 @@ class Resizing:
             process.ran = True
             process.enter(Life.READY, event.at_s, "waits for its parameters")
             move = self._move = replace(move, standing=move.standing | {event.name.index})
-        if event.loaded and event.loaded == move.base:
+        elif move.base and not event.loaded:
+            self._not_loaded(event.name, move)
+        elif event.loaded and event.loaded == move.base:
             loaded = move.loaded | {event.name.index}
             move = self._move = replace(move, loaded=loaded, loaded_s=event.at_s)
             if not move.waits and move.newest != move.base:
                 self._load(move)
+
+    def _not_loaded(self, name: ProcessName, move: Move) -> None:
+        """A new server found no checkpoint to load: have all load the newest one again."""
+        if move.sealed:
+            return
+        if move.failed >= _MOST_FAILED:
+            self._fail(f"{name} cannot load {move.base}")
+            return
+        self._load(replace(move, failed=move.failed + 1))
 
     def cut(self, snapshot: SnapshotId) -> None:
         """The servers that serve are sealed, and their views are being written."""
