@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,18 @@ def test_a_job_on_a_cluster_shows_what_it_has_of_it(share: ClusterShare, told: s
     place = JobLocation(Kind.KUBERNETES, namespace="team")
     report = Report("ads", place, "running", 1.0, status(cluster_share=share), None, "")
     assert [line for line in lines(report) if line.startswith(told)]
+
+
+def test_the_end_of_a_process_is_told_once() -> None:
+    ended = partial(process, state="ended", cause="finished")
+    rows = (
+        ended("worker-0", message="finished"),
+        ended("ps-0", message="its parameters moved"),
+    )
+    place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
+    shown = lines(Report("ads", place, "done", 1.0, status(processes=rows), 0, "done"))
+    ends = [line.partition("finished")[2].strip() for line in shown if "-0 " in line]
+    assert ends == ["", "its parameters moved"]
 
 
 def test_summary_and_status_say_why_records_are_left_where_the_end_does_not() -> None:

@@ -314,6 +314,15 @@ def test_another_master_after_the_change_keeps_the_new_map() -> None:
     assert {one.name for one in of(c.StopProcess, job.tick(40))} == {ps(0), ps(1)}
 
 
+def test_a_server_whose_parameters_moved_says_so_when_it_has_ended() -> None:
+    job = training()
+    moved(job)
+    commands = job.die(ps(0), ExitStatus(exit_code=0))
+    (retired,) = [one for one in job.state.status().processes if one.name == "ps-0"]
+    assert (retired.cause, retired.message) == ("finished", "its parameters moved")
+    assert "ps-0 ended: its parameters moved" in said(commands, "process")
+
+
 def test_another_master_undoes_a_seal_again_that_was_undone_before() -> None:
     job = training()
     taken = sealed(job)

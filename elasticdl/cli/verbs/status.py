@@ -16,6 +16,7 @@ from elasticdl.cli.views.console import one_line, plain, put, show, tell
 from elasticdl.cli.views.documents import Format, as_json, render
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import amount
+from elasticdl.job_status import ProcessStatus
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -99,10 +100,7 @@ def lines(report: Report) -> list[str]:
         shown.append(f"updates: {progress.update_words(status.updates).replace('  ', ', ')}")
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
-    rows = [
-        (p.name, p.state, p.where or "", p.cause or "", plain(p.shard or p.message))
-        for p in status.processes
-    ]
+    rows = [(p.name, p.state, p.where or "", p.cause or "", _what(p)) for p in status.processes]
     if rows:
         shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
     if status.processes_left_out:
@@ -113,3 +111,9 @@ def lines(report: Report) -> list[str]:
         for one in status.checkpoints[-1:]
     ]
     return shown
+
+
+def _what(process: ProcessStatus) -> str:
+    """What a process works on, or how it ended where the cause alone does not say it."""
+    text = process.shard or process.message
+    return "" if text == process.cause else plain(text)

@@ -68,6 +68,8 @@ class ProcessEnds:
                 or event.exit_status.exit_code is not None
                 or event.exit_status.signal is not None
             )
+        if verdict.cause is Cause.FINISHED and self._context.is_spare(process.name):
+            verdict = Verdict(Cause.FINISHED, process.message)
         if verdict.cause is Cause.DRAINED and process.message:
             verdict = Verdict(Cause.DRAINED, f"{verdict.text} ({process.message})")
             if process.cause is not None:  # The master had a reason that is no ordinary one.
