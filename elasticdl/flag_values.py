@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field, model_serializer, model_validator
 from elasticdl.flag import path_or_address, shows_secret
 from elasticdl.kubernetes_section import is_json, parse_json
 
-MAX_WORKERS = 10_000
 MAX_SERVERS = 1_000
 """Most that a running job can be changed to: more are a mistyped number."""
+MAX_WORKERS = 10_000
 """Each worker has a connection to the master, and two to every parameter server
 (ps/native/listener.cc). docs/scale.md has what a master of so many costs."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from elasticdl.cli.jobs.job import Job
 from elasticdl.cli.jobs.job_claim import placed
-from elasticdl.cli.param_types import worker_range
+from elasticdl.cli.param_types import server_number, worker_range
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.views.console import tell
 from elasticdl.cli.views.live_view import view_of_script
@@ -130,10 +130,12 @@ class JobHandle:
         """Change the number of parameter servers; workers wait while the parameters move.
 
         Raises:
+            SpecError: the number is invalid.
             ElasticDLError: the job cannot change it, has ended, or its master does not answer.
         """
+        wanted = server_number(number)
         self._run.ready()
-        self._job.scale_servers(number)
+        self._job.scale_servers(wanted)
 
     def checkpoint(self) -> None:
         """Take a checkpoint now.

@@ -88,6 +88,16 @@ def worker_range(low: object, high: object = None) -> tuple[int, int]:
     return low, most
 
 
+def server_number(number: object) -> int:
+    """Validate a number of parameter servers. Raises SpecError."""
+    from elasticdl.flag_values import MAX_SERVERS  # slow import: not for every `--help`
+
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_SERVERS:
+        hint = f"use a number from 1 to {MAX_SERVERS}"
+        raise SpecError(f"invalid number of parameter servers: {number!r}", hint=hint)
+    return number
+
+
 def typed_range(text: str) -> tuple[int, int]:
     """Parse `N` or `MIN:MAX`. Raises SpecError."""
     low, colon, high = text.strip().partition(":")

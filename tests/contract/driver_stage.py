@@ -75,7 +75,7 @@ class ScriptedCore:
         self.answers: dict[type[Event], Callable[[Any], Sequence[Command]]] = {}
         self.too_late = ""
 
-    def why_not_scale(self) -> str:
+    def why_not_scale(self, low: int, high: int) -> str:
         return self.too_late
 
     def why_not_scale_servers(self) -> str:

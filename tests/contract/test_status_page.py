@@ -228,6 +228,10 @@ def test_scale_stop_and_checkpoint_reach_the_job(tmp_path: Path) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
         await ask(session, "scale", {"min": 1, "max": 3})
         assert (stage.core.status().scale.low, stage.core.status().scale.high) == (1, 3)
+        await ask(session, "scale", {"servers": 2})
+        assert any("to 2 parameter servers" in one for one in stage.core.status().waiting)
+        for nonsense in ({"servers": 0}, {"servers": "2"}, {"servers": 2, "min": 1, "max": 1}):
+            await ask(session, "scale", nonsense, expected=400)
         await ask(session, "checkpoint", {})
         await ask(session, "stop", {"reason": "enough\nfor  today"})
         assert stage.core.status().outcome == "stopped: enough for today"
@@ -253,7 +257,16 @@ def test_what_is_asked_for_while_the_job_ends_is_refused_with_its_reason(tmp_pat
         stage.fake.ignore_sigterm(worker(0))
         await ask(session, "stop", {"reason": "enough"})
         for verb, body, words in (
-            ("scale", {"min": 1, "max": 1}, "cannot scale the job: the job is being stopped"),
+            (
+                "scale",
+                {"min": 1, "max": 1},
+                "cannot change the number of workers to 1:1: the job is being stopped",
+            ),
+            (
+                "scale",
+                {"servers": 2},
+                "cannot change the number of parameter servers to 2: it is being stopped",
+            ),
             ("checkpoint", {}, "cannot take a checkpoint: the job is being stopped"),
             (
                 "replace",

@@ -185,7 +185,7 @@ def test_a_gang_that_can_never_be_whole_fails_the_job(bench: type[Bench]) -> Non
 def test_a_gang_is_not_scaled_below_its_size(bench: type[Bench]) -> None:
     job = gang_bench(bench)
     job.put(e.ScaleRequested(0, 1, 3))
-    assert job.said("cannot scale to 1:3: with --gang the job has at least 2 workers")
+    assert job.said("workers to 1:3: with --gang the job has at least 2 workers")
     assert (job.state.status().scale.low, job.state.status().scale.high) == (2, 4)
     job.put(e.ScaleRequested(0, 2, 2))
     assert job.state.status().scale.high == 2

@@ -302,7 +302,10 @@ def test_a_ring_is_not_scaled_beyond_its_virtual_workers(bench: type[Bench]) -> 
     job.put(e.ScaleRequested(0, 1, 3))
     assert job.state.status().scale.high == 3
     job.put(e.ScaleRequested(0, 1, 4))
-    assert job.said("cannot scale to 1:4: the job has --virtual-workers 3")
+    assert job.said("cannot change the number of workers to 1:4: the job has --virtual-workers 3")
+    job.up()
+    assert job.state.why_not_scale(1, 4) == "the job has --virtual-workers 3"
+    assert not job.state.why_not_scale(1, 3)
     assert job.state.status().scale.high == 3
 
 

@@ -95,6 +95,8 @@ def test_a_running_job_can_be_looked_at_scaled_and_stopped_and_outlives_the_aski
     for wrong in ((0,), (3, 2), (2, 0), ("2",), (2.5,), (True,)):
         with pytest.raises(SpecError, match="invalid range of workers"):
             job.scale(*wrong)
+    with pytest.raises(SpecError, match="invalid number of parameter servers: 0"):
+        job.scale_servers(0)
     job.stop("enough")
     job.stop("twice is not at once")
     outcome = job.wait(LIMIT_S)

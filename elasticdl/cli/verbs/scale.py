@@ -7,7 +7,7 @@ import click
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
-from elasticdl.cli.param_types import typed_range
+from elasticdl.cli.param_types import server_number, typed_range
 from elasticdl.cli.views.console import tell
 from elasticdl.formatting import amount
 
@@ -17,7 +17,7 @@ from elasticdl.formatting import amount
 @click.option("--num-workers", metavar="N|MIN:MAX", help="New number of workers.")
 @click.option(
     "--num-ps-pods",
-    type=click.IntRange(min=1),
+    type=int,
     metavar="N",
     help="New number of parameter servers. Workers wait while the parameters move.",
 )
@@ -27,11 +27,12 @@ def scale(query: JobQuery, num_workers: str | None, num_ps_pods: int | None) -> 
         raise click.UsageError("give --num-workers, --num-ps-pods, or both")
     asked = []
     workers = typed_range(num_workers) if num_workers is not None else None
+    servers = server_number(num_ps_pods) if num_ps_pods is not None else None
     with resolve_job(query) as job:
-        if num_ps_pods is not None:
+        if servers is not None:
             # First: it may be refused, and then nothing changes.
-            job.scale_servers(num_ps_pods)
-            asked.append(amount(num_ps_pods, "parameter server"))
+            job.scale_servers(servers)
+            asked.append(amount(servers, "parameter server"))
         if workers is not None:
             low, high = workers
             job.scale(low, high)

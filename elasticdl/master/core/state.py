@@ -135,9 +135,9 @@ class JobState:
         """Why a person cannot replace this process; '' if they can."""
         return self._parts.scaling.why_not_replace(name)
 
-    def why_not_scale(self) -> str:
-        """Why changing the number of workers has no effect any more, or ''."""
-        return self._parts.scaling.why_not_scale()
+    def why_not_scale(self, low: int, high: int) -> str:
+        """Why a person cannot change the number of workers to low:high; '' if they can."""
+        return self._parts.scaling.why_not_scale(low, high)
 
     def why_not_scale_servers(self) -> str:
         """Why the number of parameter servers cannot be changed; '' if it can."""

@@ -109,8 +109,8 @@ def _valid() -> Iterator[None]:
 class RequestChecks(Protocol):
     """Which requests of users a job can still fulfil."""
 
-    def why_not_scale(self) -> str:
-        """Return why the number of workers cannot change, or ''."""
+    def why_not_scale(self, low: int, high: int) -> str:
+        """Return why the number of workers cannot change to low:high, or ''."""
 
     def why_not_scale_servers(self) -> str:
         """Return why the number of parameter servers cannot change, or ''."""
@@ -355,8 +355,9 @@ class MasterService(MasterServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"workers {low}:{high}: expected 1 <= MIN <= MAX <= {MAX_WORKERS}",
             )
-        if why_not := self._checks.why_not_scale():
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"cannot scale the job: {why_not}")
+        if why_not := self._checks.why_not_scale(low, high):
+            text = f"cannot change the number of workers to {low}:{high}: {why_not}"
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         await self._queue.post(ScaleRequested(self._queue.at_s(), low, high))
         return pb.Done()
 
@@ -367,7 +368,7 @@ class MasterService(MasterServicer):
                 f"{number} parameter servers: expected 1 to {MAX_SERVERS}",
             )
         if why_not := self._checks.why_not_scale_servers():
-            text = f"cannot change the number of parameter servers of the job: {why_not}"
+            text = f"cannot change the number of parameter servers to {number}: {why_not}"
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         await self._queue.post(ScaleServersRequested(self._queue.at_s(), number))
         return pb.Done()

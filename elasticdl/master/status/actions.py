@@ -9,12 +9,13 @@ from typing import Any, final
 from aiohttp import web
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.flag_values import MAX_WORKERS
+from elasticdl.flag_values import MAX_SERVERS, MAX_WORKERS
 from elasticdl.formatting import amount
 from elasticdl.master.core.events import (
     CheckpointRequested,
     ReplaceRequested,
     ScaleRequested,
+    ScaleServersRequested,
     StopRequested,
 )
 from elasticdl.master.status.access import body_of
@@ -51,13 +52,16 @@ class Actions:
         )
 
     async def scale(self, request: web.Request) -> web.Response:
-        """Handle {"min", "max"}: change the range of workers."""
-        asked = await _object(request, {"min", "max"})
+        """Handle {"min", "max"} or {"servers"}: change the number of workers, or of servers."""
+        asked = await _object(request, {"min", "max", "servers"})
+        if "servers" in asked:
+            return await self._scale_servers(asked)
         low, high = _whole(asked, "min"), _whole(asked, "max")
         if not 1 <= low <= high <= MAX_WORKERS:
             raise Refusal(400, f"workers {low}:{high}: expected 1 <= min <= max <= {MAX_WORKERS}")
-        if why_not := self._view.why_not_scale():
-            raise Refusal(409, f"cannot scale the job: {why_not}")
+        if why_not := self._view.why_not_scale(low, high):
+            text = f"cannot change the number of workers to {low}:{high}: {why_not}"
+            raise Refusal(409, text)
         await self._view.post(ScaleRequested(self._view.at_s(), low, high))
         return answer(
             {
@@ -69,6 +73,18 @@ class Actions:
             },
             202,
         )
+
+    async def _scale_servers(self, asked: Mapping[str, Any]) -> web.Response:
+        if len(asked) > 1:
+            raise Refusal(400, "expected either min and max, or servers")
+        number = _whole(asked, "servers")
+        if not 1 <= number <= MAX_SERVERS:
+            raise Refusal(400, f"{number} parameter servers: expected 1 to {MAX_SERVERS}")
+        if why_not := self._view.why_not_scale_servers():
+            text = f"cannot change the number of parameter servers to {number}: {why_not}"
+            raise Refusal(409, text)
+        await self._view.post(ScaleServersRequested(self._view.at_s(), number))
+        return answer({"said": f"changing to {amount(number, 'parameter server')}"}, 202)
 
     async def replace(self, request: web.Request) -> web.Response:
         """Handle {"process"}: drain a worker and start another at once."""

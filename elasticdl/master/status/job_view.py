@@ -121,9 +121,13 @@ class JobView:
         """See JobState."""
         return self._core.why_not_replace(name)
 
-    def why_not_scale(self) -> str:
+    def why_not_scale(self, low: int, high: int) -> str:
         """See JobState."""
-        return self._core.why_not_scale()
+        return self._core.why_not_scale(low, high)
+
+    def why_not_scale_servers(self) -> str:
+        """See JobState."""
+        return self._core.why_not_scale_servers()
 
     def why_not_checkpoint(self) -> str:
         """See JobState."""

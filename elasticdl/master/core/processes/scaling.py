@@ -41,35 +41,11 @@ class Scaling:
 
     def requested(self, event: ScaleRequested) -> None:
         """Change the range of workers at a person's request."""
-        if not 1 <= event.min_workers <= event.max_workers:
-            text = (
-                f"cannot scale to {event.min_workers}:{event.max_workers}: expected 1 <= MIN <= MAX"
-            )
+        low, high, before = event.min_workers, event.max_workers, self._context.workers
+        if why_not := self._why_not(low, high):
+            text = f"cannot change the number of workers to {low}:{high}: {why_not}"
             self._context.orders.announce("scale", text, level="warning")
             return
-        most = self._context.spec.training.virtual_workers
-        if most and event.max_workers > most:
-            text = (
-                f"cannot scale to {event.min_workers}:{event.max_workers}: the job has"
-                f" --virtual-workers {most}"
-            )
-            self._context.orders.announce("scale", text, level="warning")
-            return
-        gang = self._context.spec.gang_workers
-        if event.min_workers < gang:
-            text = (
-                f"cannot scale to {event.min_workers}:{event.max_workers}: with --gang the job has"
-                f" at least {amount(gang, 'worker')}"
-            )
-            self._context.orders.announce("scale", text, level="warning")
-            return
-        before = self._context.workers
-        if (why_not := self.why_not_scale()) and self._context.phase is not Phase.STARTING:
-            self._context.orders.announce(
-                "scale", f"workers remain {before.low}:{before.high}: {why_not}", level="warning"
-            )
-            return
-        low, high = event.min_workers, event.max_workers
         self._context.workers = WorkerRange(low=low, high=high)
         details = {"low": low, "high": high}
         self._context.orders.announce(
@@ -79,10 +55,21 @@ class Scaling:
         )
         self._context.orders.give(KeepScale(low, high))
 
-    def why_not_scale(self) -> str:
-        """Why changing the number of workers has no effect any more, in words; '' if it has."""
+    def why_not_scale(self, low: int, high: int) -> str:
+        """Why a person cannot change the number of workers to low:high; '' if they can."""
         if self._context.phase is Phase.STARTING:
             return "the job has not begun: the preflight is running"
+        return self._why_not(low, high)
+
+    def _why_not(self, low: int, high: int) -> str:
+        if not 1 <= low <= high:
+            return "expected 1 <= MIN <= MAX"
+        most = self._context.spec.training.virtual_workers
+        if most and high > most:
+            return f"the job has --virtual-workers {most}"
+        gang = self._context.spec.gang_workers
+        if low < gang:
+            return f"with --gang the job has at least {amount(gang, 'worker')}"
         late = self._context.late()
         return f"the job {late}" if late else ""
 
