@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 OUTSIDE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 """Pages of the site that lie in the repository's root, where people look for them."""
-MARK = "<!-- The site has the tables here. -->"
+MARK = "The site has tables of all flags here. Elsewhere, `elasticdl COMMAND --help` prints them."
+"""A reader of the file itself, as on GitHub, sees this sentence in place of the tables."""
 JOB_COMMANDS = ("train", "evaluate", "predict", "check")
 """Commands that describe a job: their flags are told together."""
 OWN = "This command"
