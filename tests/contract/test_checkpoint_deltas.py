@@ -25,7 +25,7 @@ from elasticdl.errors import Corrupted, ExitCode
 from elasticdl.ps.lifecycle import _stand_by
 from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
 from elasticdl.ps.saving import save
-from elasticdl.rpc.conversation import Finish, Load
+from elasticdl.rpc.conversation import Finish, Load, Order
 from elasticdl.rpc.parameters import Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, Stage
@@ -272,8 +272,8 @@ def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_passed_over(
     restoration = Restoration(stage.servers[0], place(stage, 0))
     shutil.rmtree(gone)
     assert not restoration.load(gone)
-    client, orders = Attaching(), iter([Load(str(gone)), Finish()])
-    assert _stand_by(restoration, cast("Any", client), orders, Event()) is ExitCode.DONE
+    client, told = Attaching(), list[Order]([Load(str(gone)), Finish()])
+    assert _stand_by(restoration, cast("Any", client), iter(told), Event()) is ExitCode.DONE
     assert client.loaded == [""], "the master does not count it as loaded"
     training.base = None
     directory = training.checkpoint()
