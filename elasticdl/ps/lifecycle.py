@@ -48,7 +48,6 @@ from elasticdl.rpc.secured import bound_port
 from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.stacks import stacks
 from elasticdl.tls import CertifiedKey
-from elasticdl.tls.authority import KeyPair
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +88,12 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     """
     environment = _identified(environment)
     client = _client(environment, environment.master_away_s)
-    pair = KeyPair.new() if environment.authority is not None else None
+    pair = None
+    if environment.authority is not None:
+        # The import takes 30 ms.
+        from elasticdl.tls.authority import KeyPair
+
+        pair = KeyPair.new()
     attached = client.attach(public_key=pair.public if pair is not None else b"")
     certified = CertifiedKey(attached.certificate, pair.private) if pair is not None else None
     guard = TermGuard(environment.token)

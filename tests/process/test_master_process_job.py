@@ -42,7 +42,7 @@ process_env.COMMANDS = {
 }
 preflight.COMMAND = (sys.executable, sys.argv[3])
 code = main.main()
-foreign = {"tensorflow", "keras", "kubernetes", "numpy"} & set(sys.modules)
+foreign = {"tensorflow", "keras", "kubernetes", "numpy", "cryptography"} & set(sys.modules)
 assert not foreign, foreign
 sys.exit(code)
 """
@@ -625,7 +625,7 @@ def test_a_master_that_is_killed_over_and_over_without_progress_ends_the_job(
     assert "as 5 masters before it did" in job.json("supervisor.json")["message"]
 
 
-@pytest.mark.parametrize("seed", range(churn.SEEDS or 2))
+@pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
 def test_whenever_masters_are_killed_the_job_is_done(
     start: Callable[..., Running], seed: int
 ) -> None:
@@ -650,7 +650,7 @@ def test_whenever_masters_are_killed_the_job_is_done(
     assert not (job.directory / "supervisor.json").exists()
 
 
-@pytest.mark.parametrize("seed", range(churn.SEEDS or 2))
+@pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
 def test_whenever_the_supervisor_is_killed_nobody_is_left_and_the_job_can_be_resumed(
     start: Callable[..., Running], seed: int
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, final
+from typing import TYPE_CHECKING, NoReturn, Protocol, final
 
 import grpc
 import grpc.aio
@@ -47,8 +47,10 @@ from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_
 from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import ShardId, Source
 from elasticdl.tls import CertifiedKey
-from elasticdl.tls.authority import Authority
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
+
+if TYPE_CHECKING:
+    from elasticdl.tls.authority import Authority
 
 _LONGEST_POLL_S = 60.0
 _MOST_EXAMPLES = 1 << 53

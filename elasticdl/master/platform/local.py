@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.local.machine import memory_kills, usable_cores
@@ -32,8 +32,10 @@ from elasticdl.master.platform.platform import (
 from elasticdl.master.preflight import CheckProcess, ChildCheck
 from elasticdl.master.read_spec import read_spec
 from elasticdl.tls import CertifiedKey
-from elasticdl.tls.authority import Authority
 from elasticdl.tokens import new_token, run_name
+
+if TYPE_CHECKING:
+    from elasticdl.tls.authority import Authority
 
 _HOST = "127.0.0.1"
 _TOKEN, _CERTIFICATE, _KEY = "token", "certificate", "key"
@@ -190,6 +192,9 @@ def _token(link: SupervisorLink, kept: dict[str, str]) -> str:
 
 
 def _authority(link: SupervisorLink, kept: dict[str, str], spec: JobSpec) -> Authority:
+    # The import takes 40 ms, and most local jobs have no certificates.
+    from elasticdl.tls.authority import Authority
+
     if _CERTIFICATE not in kept or _KEY not in kept:
         authority = Authority.new(spec.cluster.job_name)
         link.keep(_CERTIFICATE, authority.own.certificate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.local.supervisor.messages import Predecessor
@@ -20,7 +20,9 @@ from elasticdl.master.journal.writer import JournalLimits
 from elasticdl.master.preflight import CheckProcess
 from elasticdl.master.tenure import SoleMaster, Tenure
 from elasticdl.tls import CertifiedKey
-from elasticdl.tls.authority import Authority
+
+if TYPE_CHECKING:
+    from elasticdl.tls.authority import Authority
 
 
 @dataclass(frozen=True, slots=True)
