@@ -1,4 +1,4 @@
-"""How long a fuzzer goes on: a few seconds among the tests, `make fuzz` says more."""
+"""How long a fuzzer goes on: a moment among the tests, `make fuzz` says more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 VARIABLE = "ELASTICDL_FUZZ_S"
-_FEW_S = 3.0
+_FEW_S = 1.5
 
 
 def fuzz_s() -> float:

@@ -105,7 +105,7 @@ inline void cut(std::vector<std::unique_ptr<TestServer>>& servers, int64_t snaps
 // Seconds for one fuzzer: ELASTICDL_FUZZ_S, or a few.
 inline double fuzz_s() {
   const char* given = std::getenv("ELASTICDL_FUZZ_S");
-  return given != nullptr ? std::atof(given) : 3.0;
+  return given != nullptr ? std::atof(given) : 1.5;
 }
 
 }  // namespace elasticdl::testing
