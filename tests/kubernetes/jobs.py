@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 CLAIM, DATA = "data", "/data"
 JOB_LIMIT_S = 400.0
 CALL_LIMIT_S, STEP_LIMIT_S, CAUSES_LIMIT_S = 180.0, 240.0, 60.0
+until_seen = partial(until, every_s=0.5)
+"""As `until`, for looks of which each is a process of `kubectl` or `elasticdl`."""
 RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
 

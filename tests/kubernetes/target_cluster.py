@@ -75,7 +75,7 @@ class TargetCluster:
         while taints := self.read("node", node.NODE)["spec"].get("taints"):
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"after {limit_s:g} s the node still has the taints {taints}")
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def insist(self, *arguments: str, text: str | None = None, limit_s: float = 60) -> str:
         """kubectl, again until it succeeds: what it needs may come a moment later.
@@ -89,7 +89,7 @@ class TargetCluster:
             except RuntimeError:
                 if time.monotonic() > deadline_s:
                     raise
-                time.sleep(0.2)
+                time.sleep(0.5)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:

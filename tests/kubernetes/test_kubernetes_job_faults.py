@@ -14,7 +14,7 @@ from tests.kubernetes.faults import evict, filled, kill, kubectl, room_m
 from tests.kubernetes.jobs import DATA, Job, Jobs
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
-AWAY_S = float(os.environ.get("ELASTICDL_TEST_AWAY_S", "60"))
+AWAY_S = float(os.environ.get("ELASTICDL_TEST_AWAY_S", "40"))
 """How long the API server is away: longer than any deadline of a call (30 s), shorter than workers
 wait for their master.
 """

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.faults import evict, kill
-from tests.kubernetes.jobs import DATA, Job, Jobs
-from tests.waiting import until
+from tests.kubernetes.jobs import DATA, Job, Jobs, until_seen
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 STEP_LIMIT_S = 120.0
@@ -42,7 +41,7 @@ def test_a_server_that_is_killed_or_evicted_loses_no_update(jobs: Jobs) -> None:
         took_over(job, f"ps-0.{incarnation}")
         same = {**before, "servers-ps-0": (before["servers-ps-0"][0], incarnation)}
         # The node writes the pod's status some time after it has started the container.
-        until("the node shows the restart", partial(shows, job, same), STEP_LIMIT_S)
+        until_seen("the node shows the restart", partial(shows, job, same), STEP_LIMIT_S)
 
     evict(job, "ps-0.2", pod=job.pod("ps-0"))
     took_over(job, "ps-0.3")

@@ -17,8 +17,7 @@ from elasticdl.cluster.kubernetes.job_accounting import FINALIZER
 from elasticdl.cluster.kubernetes.labels import master_selector
 from elasticdl.errors import ExitCode
 from tests.kubernetes.faults import evict_pod, kill, kubectl
-from tests.kubernetes.jobs import DATA, Job, Jobs
-from tests.waiting import until
+from tests.kubernetes.jobs import DATA, Job, Jobs, until_seen
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 STEP_LIMIT_S = 120.0
@@ -89,16 +88,16 @@ def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
         envs=f"PACED_FOLDER={DATA}",
     )
     told = Told(job)
-    until("it trains", told.continues, STEP_LIMIT_S, context=job.story)
-    until("all run", lambda: len(processes(job)) == 2 + servers, STEP_LIMIT_S)
-    until("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
+    until_seen("it trains", told.continues, STEP_LIMIT_S, context=job.story)
+    until_seen("all run", lambda: len(processes(job)) == 2 + servers, STEP_LIMIT_S)
+    until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
     before = processes(job)
     for end in (kill_inside, delete_by_force):
         told.taken_over(end, len(before))
         assert processes(job) == before, job.story()
-        until("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
+        until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
     # The master of now has counted what is repeated.
-    until("it goes on", told.continues, STEP_LIMIT_S, context=job.story)
+    until_seen("it goes on", told.continues, STEP_LIMIT_S, context=job.story)
     (jobs.folder / "hurry").touch()
     code, said = job.wait(400.0)
     assert code == 0, f"{said}\n{job.story()}"
@@ -127,15 +126,15 @@ class Told:
     def taken_over(self, end: Callable[[Job, str], None], running: int) -> None:
         """End the master; wait until another one has continued with all processes."""
         job, first = self._job, _name(master(self._job))
-        until("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
+        until_seen("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
         end(job, first)
-        until("the Job has another master", lambda: _name(master(job)) != first, STEP_LIMIT_S)
+        until_seen("the Job has another master", lambda: _name(master(job)) != first, STEP_LIMIT_S)
         text = f"; {running} processes kept running"
-        until("it continues", lambda: text in self._log(), STEP_LIMIT_S, context=job.story)
+        until_seen("it continues", lambda: text in self._log(), STEP_LIMIT_S, context=job.story)
         # What the master before had trained since it was last asked is no progress of this one.
-        until("it tells", lambda: self._records() is not None, STEP_LIMIT_S, context=job.story)
+        until_seen("it tells", lambda: self._records() is not None, STEP_LIMIT_S, context=job.story)
         self.continues()
-        until("training continues", self.continues, STEP_LIMIT_S, context=job.story)
+        until_seen("training continues", self.continues, STEP_LIMIT_S, context=job.story)
 
     def _log(self) -> str:
         pod = _name(master(self._job))
@@ -159,14 +158,14 @@ def on_record(job: Job) -> list[str]:
 def killed_in_the_check(job: Job) -> None:
     """Nothing has begun: the next master starts the check again, after the Job's pause of 10 s."""
     check = f"{job.name}-check-1"
-    until("the check runs", lambda: check in names(job, "pods"), STEP_LIMIT_S)
+    until_seen("the check runs", lambda: check in names(job, "pods"), STEP_LIMIT_S)
     kill_inside(job, master(job)["metadata"]["name"])
 
 
 def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
     """End the master; wait until the next one has continued with all processes."""
     earlier, first = len(takeovers(job.events())), master(job)["metadata"]["name"]
-    until("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
+    until_seen("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
     began_s = time.monotonic()
     end(job, first)
     event = job.until(
@@ -202,7 +201,7 @@ def lose_node(job: Job, first: str) -> None:
         stay(job, pod)
     own.kill("kubelet")
     try:
-        until("the Job has another master", lambda: _name(master(job)) != first, 180.0)
+        until_seen("the Job has another master", lambda: _name(master(job)) != first, 180.0)
         tainted = [
             taint["timeAdded"]
             for node in job.jobs.place.read("nodes")["items"]
@@ -236,7 +235,7 @@ def taken_over_by_a_second_master(job: Job) -> None:
     first = _name(master(job))
     taken_over(job, _copy)
     for pod in (first, second):
-        until(f"{pod} has left", partial(_has_left, job, pod), STEP_LIMIT_S, context=job.story)
+        until_seen(f"{pod} has left", partial(_has_left, job, pod), STEP_LIMIT_S, context=job.story)
         assert _exit_code(job, pod) == ExitCode.SUPERSEDED, job.story()
     job.continues()
 
