@@ -5,6 +5,7 @@ far the count is.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from elasticdl.shard import Shard, ShardId
 from tests.present import array
 
 pytestmark = pytest.mark.contract
-FILES = 2000
+FILES, READ = 2000, 100
 
 
 @pytest.fixture
@@ -39,6 +40,23 @@ def test_many_small_files_are_counted_in_order_and_nothing_is_cached(folder: Pat
     assert not index_cache.directory().exists(), "the places of the cache are for large files"
     block = next(iter(reader.read(Shard(ShardId(0), sources[-1].name, 0, 2))))
     assert array(block.records).tolist() == [[b"1999", b"0"], [b"1999", b"1"]]
+
+
+def test_a_file_costs_no_more_where_there_are_many(folder: Path) -> None:
+    few = folder.parent / "few"
+    few.mkdir()
+    for path in sorted(folder.iterdir())[:READ]:
+        (few / path.name).write_bytes(path.read_bytes())
+
+    def cpu_s(place: Path) -> float:
+        reader = open_reader(str(place), {})
+        shards = [Shard(ShardId(0), one.name, 0, 2) for one in reader.sources()[:READ]]
+        began_s = time.process_time()
+        assert sum(block.count for shard in shards for block in reader.read(shard)) == 2 * READ
+        return time.process_time() - began_s
+
+    # What looks at all files for each of them takes twenty times as long.
+    assert min(cpu_s(folder) for _ in range(3)) < 5 * min(cpu_s(few) for _ in range(3))
 
 
 def test_of_several_files_that_are_wrong_the_first_is_named(folder: Path) -> None:

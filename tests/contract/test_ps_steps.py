@@ -406,18 +406,16 @@ def check_equal(
         assert np.abs(values - start[path]).max() > 1e-2, "nothing was learned"
 
 
-# Each number of workers and servers with each optimizer, not with each kind of variable, too.
+# Each optimizer with each kind of variable; the numbers of workers and servers in turn.
 @pytest.mark.parametrize(
-    ("served", "workers", "servers"),
-    [(False, 1, 2), (False, 4, 2), (True, 2, 1), (True, 4, 2)],
-    ids=["dense-1-2", "dense-4-2", "embedding-2-1", "embedding-4-2"],
-)
-@pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "served", "workers", "servers"),
     [
-        "keras.optimizers.SGD(0.1)",
-        "keras.optimizers.SGD(0.1, momentum=0.9)",
-        "keras.optimizers.Adagrad(0.1)",
+        ("keras.optimizers.SGD(0.1)", False, 1, 2),
+        ("keras.optimizers.SGD(0.1)", True, 4, 2),
+        ("keras.optimizers.SGD(0.1, momentum=0.9)", False, 4, 2),
+        ("keras.optimizers.SGD(0.1, momentum=0.9)", True, 2, 1),
+        ("keras.optimizers.Adagrad(0.1)", False, 4, 2),
+        ("keras.optimizers.Adagrad(0.1)", True, 4, 2),
     ],
 )
 def test_steps_equal_plain_keras_on_the_same_records(

@@ -81,6 +81,13 @@ PAIRS = {
     ),
 }
 STEPS, ROWS, DIM = 100, 10, 16
+IDS = np.arange(-5, ROWS - 5, dtype=np.int64)
+ROWS_SPEC = TableSpec(
+    name="t",
+    dim=DIM,
+    initializer=InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3),
+    seed=4,
+)
 
 
 def rate_at(step: int) -> float:
@@ -93,7 +100,7 @@ def all_gradients() -> np.ndarray:
 
 
 def keras_weights(name: str, start: np.ndarray) -> np.ndarray:
-    """Weights after all gradients. Both tables start with the same rows, so Keras runs once."""
+    """Weights after all gradients. All start with the same rows, so Keras runs once."""
     return _keras_weights(name, start.tobytes(), start.dtype.name)
 
 
@@ -117,21 +124,11 @@ def gradients() -> np.ndarray:
 def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(
     name: str, make: Callable[..., Any] | type[ReferenceTable], gradients: np.ndarray
 ) -> None:
-    spec = PAIRS[name][1]
-    table = make(
-        TableSpec(
-            name="t",
-            dim=DIM,
-            initializer=InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3),
-            seed=4,
-        ),
-        spec,
-    )
-    ids = np.arange(-5, ROWS - 5, dtype=np.int64)
-    start = table.lookup(ids)
+    table = make(ROWS_SPEC, PAIRS[name][1])
+    start = table.lookup(IDS)
     for step, gradient in enumerate(gradients, 1):
-        table.apply(ids, gradient, rate_at(step), step)
-    np.testing.assert_allclose(table.lookup(ids), keras_weights(name, start), rtol=1e-6, atol=1e-6)
+        table.apply(IDS, gradient, rate_at(step), step)
+    np.testing.assert_allclose(table.lookup(IDS), keras_weights(name, start), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -141,27 +138,35 @@ def test_rows_touched_at_every_step_equal_kerass_over_a_hundred_steps(
 def test_rows_touched_now_and_then_equal_kerass(
     name: str, make: Callable[..., Any] | type[ReferenceTable], gradients: np.ndarray
 ) -> None:
-    make_optimizer, spec = PAIRS[name]
-    normal = InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3)
-    table = make(TableSpec(name="t", dim=DIM, initializer=normal, seed=4), spec)
-    ids = np.arange(-5, ROWS - 5, dtype=np.int64)
-    start, optimizer = table.lookup(ids), cast(Callable[..., Any], make_optimizer)(0.01)
-    variable = keras.Variable(start, dtype="float32")
-    random, slices = np.random.default_rng(5), cast(Any, tf.IndexedSlices)
-    for step, gradient in enumerate(gradients, 1):
-        rows = np.flatnonzero(random.random(ROWS) < 1 / np.arange(1, ROWS + 1))
-        optimizer.apply([slices(gradient[rows], rows, start.shape)], [variable])
-        table.apply(ids[rows], gradient[rows], 0.01, step)
+    table = make(ROWS_SPEC, PAIRS[name][1])
+    start = table.lookup(IDS)
+    for step, (gradient, rows) in enumerate(zip(gradients, touched(), strict=True), 1):
+        table.apply(IDS[rows], gradient[rows], 0.01, step)
     assert step == STEPS
-    np.testing.assert_allclose(
-        table.lookup(ids), variable.value.numpy(), rtol=1e-5, atol=1e-4
-    )  # epsilon
+    expected = keras_weights_of_some_rows(name, start.tobytes())
+    np.testing.assert_allclose(table.lookup(IDS), expected, rtol=1e-5, atol=1e-4)  # epsilon
+
+
+def touched() -> list[np.ndarray]:
+    """The rows of each step: the first always, others now and then."""
+    random, chances = np.random.default_rng(5), 1 / np.arange(1, ROWS + 1)
+    return [np.flatnonzero(random.random(ROWS) < chances) for _ in range(STEPS)]
+
+
+@functools.cache
+def keras_weights_of_some_rows(name: str, start: bytes) -> np.ndarray:
+    optimizer = cast(Callable[..., Any], PAIRS[name][0])(0.01)
+    begin = np.frombuffer(start, np.float32).reshape(ROWS, DIM)
+    variable, slices = keras.Variable(begin, dtype="float32"), cast(Any, tf.IndexedSlices)
+    for gradient, rows in zip(all_gradients(), touched(), strict=True):
+        optimizer.apply([slices(gradient[rows], rows, begin.shape)], [variable])
+    return variable.value.numpy()
 
 
 @pytest.mark.parametrize("name", sorted(PAIRS))
 def test_dense_weights_equal_kerass_over_a_hundred_steps(name: str, gradients: np.ndarray) -> None:
     spec = PAIRS[name][1]
-    start = np.random.default_rng(4).normal(scale=0.3, size=(ROWS, DIM)).astype(np.float32)
+    start = ReferenceTable(ROWS_SPEC, spec).lookup(IDS)
     weights = start.copy().reshape(-1)
     first = _native.Table(
         weights.size, _native.InitializerSpec("constant", 0.0, 0.0), native_optimizer(spec), 0
@@ -185,17 +190,14 @@ def test_dense_weights_equal_kerass_over_a_hundred_steps(name: str, gradients: n
 def test_in_float64_rows_equal_kerass_but_for_the_last_digits(
     name: str, make: Callable[..., Any] | type[ReferenceTable], gradients: np.ndarray
 ) -> None:
-    spec = PAIRS[name][1]
-    normal = InitializerSpec(kind=InitializerKind.NORMAL, a=0.0, b=0.3)
-    table = make(TableSpec(name="t", dim=DIM, initializer=normal, seed=4), spec, Dtype.FLOAT64)
-    ids = np.arange(-5, ROWS - 5, dtype=np.int64)
-    start, every = table.lookup(ids), gradients.astype(np.float64)
+    table = make(ROWS_SPEC, PAIRS[name][1], Dtype.FLOAT64)
+    start, every = table.lookup(IDS), gradients.astype(np.float64)
     for step, gradient in enumerate(every, 1):
-        table.apply(ids, gradient, rate_at(step), step)
+        table.apply(IDS, gradient, rate_at(step), step)
     # The rate is of `floatx`, too: in float32 it would differ by 1e-8.
     keras.config.set_floatx("float64")
     try:
         expected = keras_weights(name, start)
     finally:
         keras.config.set_floatx("float32")
-    np.testing.assert_allclose(table.lookup(ids), expected, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(table.lookup(IDS), expected, rtol=1e-11, atol=1e-13)

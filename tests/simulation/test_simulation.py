@@ -26,8 +26,8 @@ from tests.simulation.world import simulation
 
 pytestmark = pytest.mark.core
 
-CPU_S = 5.0
-FIXED = 40
+CPU_S = 3.0
+FIXED = 25
 
 
 def check(seen: Seen) -> None:
@@ -54,7 +54,7 @@ def test_the_jobs_of_these_seeds_end_with_each_record_trained_once(strategy: str
 def test_random_jobs_end_with_each_record_trained_once(strategy: str) -> None:
     seen = run_jobs(itertools.count(int.from_bytes(os.urandom(3))), [strategy], seconds=CPU_S)
     check(seen)
-    assert seen.jobs > 10
+    assert seen.jobs > 3
 
 
 def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minute() -> None:
