@@ -103,7 +103,9 @@ def open_window(chromium: Browser) -> Iterator[Callable[..., Window]]:
     windows: list[Window] = []
 
     def make(**options: Any) -> Window:
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        # What moves between two updates is painted sixty times a second, on a core of the tests.
+        still = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+        context = chromium.new_context(**{**still, **options})
         contexts.append(context)
         context.set_default_timeout(LIMIT_MS)
         window = Window(context.new_page())
@@ -184,7 +186,7 @@ import time
 
 class Paced(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
-        time.sleep(0.1)
+        time.sleep(0.25)
 
 
 def callbacks():

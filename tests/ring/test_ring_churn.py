@@ -1,7 +1,7 @@
 """`digits` on a ring with SIGKILL of a random member, rank 0 included, every five seconds from
 start to end.
 
-One seed among all tests, of a sixth of the length; `make churn-ring` runs twenty whole ones and
+One seed among all tests, of a twelfth of the length; `make churn-ring` runs twenty whole ones and
 prints a line for each.
 """
 
@@ -19,7 +19,7 @@ from tests.conftest import Job
 
 pytestmark = pytest.mark.process
 
-EPOCHS, MOST = (180, 12) if churn.SEEDS else (30, 3)
+EPOCHS, MOST = (180, 12) if churn.SEEDS else (15, 2)
 RECORDS = 1437
 WORKERS = ("1:2", "1:3", "1:4", "2:4")
 EVERY_S = (3.5, 6.5)
