@@ -161,7 +161,7 @@ class Job:
             return None
 
     def _client_of(self, where: dict[str, Any]) -> MasterClient:
-        """One connection for as long as the master is there: tests ask ten times a second."""
+        """One connection for as long as the master is there: tests ask five times a second."""
         from elasticdl.rpc.master_client import MasterClient
 
         key = (where["address"], where["token"], where["authority"])
@@ -208,7 +208,7 @@ class Job:
         def over() -> bool:
             return self.process.poll() is not None
 
-        return until(what, look, timeout_s, every_s=0.1, context=context, over=over)
+        return until(what, look, timeout_s, every_s=0.2, context=context, over=over)
 
     def kill_one(self, role: str, choose: random.Random) -> int | None:
         """SIGKILL to one live process of a role; its pid."""

@@ -113,14 +113,6 @@ def accuracy(folder: Path, job: str) -> float:
     return [row["values"]["accuracy"] for row in rows if "accuracy" in row["values"]][-1]
 
 
-def test_the_readme_trains_a_module_that_learns(folder: Path) -> None:
-    run("README.md", folder)
-    total = receipt(folder, "iris")
-    assert (total["trained"], total["lost"]) == (total["expected"], 0)
-    assert accuracy(folder, "iris") >= 0.85
-    assert (folder / "export/saved_model.pb").exists()
-
-
 def test_the_tutorial_trains_evaluates_and_predicts_with_a_new_zoo(folder: Path) -> None:
     run("docs/tutorial.md", folder)
     total = receipt(folder, "first")
@@ -129,6 +121,7 @@ def test_the_tutorial_trains_evaluates_and_predicts_with_a_new_zoo(folder: Path)
     assert list(folder.glob("predictions/*.npz"))
 
 
+# `test_wheel.py` runs the README's blocks.
 @pytest.mark.parametrize("page", sorted({*RUNNABLE} - {"README.md", "docs/tutorial.md"}))
 def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
     run(page, folder)

@@ -1,6 +1,6 @@
 """The same job with SIGKILL to a random worker every few seconds, from start to end.
 
-CI runs one seed, of a third of the length; `make churn` runs twenty whole ones and prints a line
+CI runs one seed, of a sixth of the length; `make churn` runs twenty whole ones and prints a line
 for each.
 """
 
@@ -18,7 +18,7 @@ from tests.conftest import Job
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 MINIBATCH = 16
-COPIES, MOST = (500, 8) if churn.SEEDS else (160, 3)
+COPIES, MOST, EVERY_S = (500, 8, (1.0, 4.0)) if churn.SEEDS else (80, 2, (0.5, 2.0))
 RECORDS = 150 * COPIES
 
 
@@ -40,7 +40,7 @@ def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(
     job.wait_until("training began", lambda status: status["records"]["trained"] > 0)
     kills = len(
         churn.kill_until_it_ends(
-            job, choose, every_s=(1.0, 4.0), victims=churn.live("worker"), most=MOST
+            job, choose, every_s=EVERY_S, victims=churn.live("worker"), most=MOST
         )
     )
     code, output = job.finish()

@@ -44,7 +44,7 @@ def test_scaling_to_six_workers_starts_a_few_at_a_time_and_loses_nothing(
 ) -> None:
     job = start_job(
         model_def="iris",
-        training_data=iris_csv(100),
+        training_data=iris_csv(60),
         num_epochs=2,
         num_workers="1:1",
         num_ps_pods=1,
@@ -78,7 +78,7 @@ def test_scaling_to_six_workers_starts_a_few_at_a_time_and_loses_nothing(
     code, output = job.finish()
     assert code == 0, output
     total = job.receipt()["total"]
-    assert (total["expected"], total["trained"], total["lost"]) == (30_000, 30_000, 0)
+    assert (total["expected"], total["trained"], total["lost"]) == (18_000, 18_000, 0)
     assert most <= AT_ONCE
     kept = json.loads((job.directory / "scale.json").read_text())
     assert kept == {"num_workers": f"1:{WORKERS}", "instead_of": ["1"]}

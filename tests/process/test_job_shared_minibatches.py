@@ -1,4 +1,4 @@
-"""A job with momentum and several workers takes the steps of plain Keras, in either float type."""
+"""A job with momentum and several workers takes the steps of plain Keras."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from tests.conftest import Job
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 RECORDS, EPOCHS = 64, 12
+FLOATX = "float64"
+"""As `test_ps_steps.py` has it for either type, without processes."""
 MODULE = f"""
 import keras
 
-keras.config.set_floatx("FLOATX")
+keras.config.set_floatx("{FLOATX}")
 
 def custom_model():
     ids = keras.Input((), dtype="int64", name="id")
@@ -61,24 +63,18 @@ def keras_as_before() -> Iterator[None]:
     sys.modules.pop("shared_steps", None)
 
 
-@pytest.mark.parametrize(
-    ("floatx", "rtol", "atol"), [("float32", 1e-4, 1e-5), ("float64", 1e-9, 1e-11)]
-)
 @pytest.mark.usefixtures("keras_as_before")
 def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
     start_job: Callable[..., Job],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    floatx: str,
-    rtol: float,
-    atol: float,
 ) -> None:
     """On two servers; `test_ps_steps.py` has other numbers of them, without processes."""
-    (tmp_path / "shared_steps.py").write_text(MODULE.replace("FLOATX", floatx))
+    (tmp_path / "shared_steps.py").write_text(MODULE)
     random = np.random.default_rng(0)
     ids = random.integers(0, 16, RECORDS)
-    x = random.normal(size=(RECORDS, 4)).astype(floatx)
-    labels = (x[:, 0] - x[:, 1] + ids % 2).astype(floatx)
+    x = random.normal(size=(RECORDS, 4)).astype(FLOATX)
+    labels = (x[:, 0] - x[:, 1] + ids % 2).astype(FLOATX)
     np.savez(tmp_path / "data.npz", id=ids, x=x, label=labels)
     job = start_job(
         "train",
@@ -101,24 +97,22 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
 
     monkeypatch.syspath_prepend(str(tmp_path))
     features = {"id": ids, "x": x}
-    expected = by_plain_keras(floatx, features, labels)
+    expected = by_plain_keras(features, labels)
     assert np.ptp(expected) > 1
     import tensorflow as tf
 
     export = tf.saved_model.load(job.spec()["checkpoint"]["output"])
     serve = export.signatures["serving_default"]
     [trained] = serve(**{name: tf.constant(value) for name, value in features.items()}).values()
-    assert trained.dtype == floatx
-    np.testing.assert_allclose(trained.numpy(), expected, rtol=rtol, atol=atol)
+    assert trained.dtype == FLOATX
+    np.testing.assert_allclose(trained.numpy(), expected, rtol=1e-9, atol=1e-11)
 
 
-def by_plain_keras(
-    floatx: str, features: Mapping[str, NDArray[Any]], labels: NDArray[Any]
-) -> NDArray[Any]:
+def by_plain_keras(features: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> NDArray[Any]:
     """Predictions of the module's model after `fit` took the same steps."""
     import keras
 
-    keras.config.set_dtype_policy(floatx)
+    keras.config.set_dtype_policy(FLOATX)
     shared_steps = importlib.import_module("shared_steps")
     model = shared_steps.custom_model()
     model.compile(optimizer=shared_steps.optimizer(), loss=shared_steps.loss)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.jobdir.layout import JobDirectory
 from tests.conftest import ROOT, Job, write_iris
-from tests.waiting import until
+from tests.waiting import until as until_soon
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 NAMED_WITHIN_S = 2.0
 LIMIT_S = 240.0
+until = partial(until_soon, every_s=0.2)
+"""Each look reads the whole record of the job."""
 MINIBATCH = 16
-COPIES = 80
+COPIES = 40
 RECORDS = 2 * 150 * COPIES
 """Of two epochs.
 
@@ -47,7 +50,7 @@ import time
 class Paced(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if not os.path.exists(os.path.join(os.environ["PACED_FOLDER"], "hurry")):
-            time.sleep(0.3)
+            time.sleep(0.6)
 
 
 def callbacks():
@@ -176,7 +179,7 @@ def lost(make_paced: Callable[[], Paced]) -> Lost:
     job = paced.start(
         workers=2,
         validation_data=write_iris(paced.folder / "validation.csv"),
-        evaluation_steps=30,
+        evaluation_steps=20,
         tensorboard_log_dir=paced.folder / "curves",
     )
     job.wait_until("both train", settled, LIMIT_S)
@@ -330,7 +333,7 @@ def test_a_killed_server_comes_back_and_what_ctrl_c_stops_can_be_resumed(
     make_paced: Callable[[], Paced],
 ) -> None:
     paced = make_paced()
-    job = paced.start(workers=1, checkpoint_steps=20)
+    job = paced.start(workers=1, checkpoint_steps=10)
     job.wait_until("a checkpoint is there", lambda status: len(status["checkpoints"]) >= 1, LIMIT_S)
     assert job.kill_one("ps", random.Random(2))
     lost = until(
