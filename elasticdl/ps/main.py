@@ -10,6 +10,7 @@ import logging
 import sys
 
 from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.paused_collection import paused_collection
 from elasticdl.ps.process import fail, hold_signals, leave, leave_on_signal
 from elasticdl.rpc.open_files import raise_file_limit
 
@@ -27,8 +28,9 @@ def main() -> None:
     )
     leave_on_signal()
     try:
-        from elasticdl.cluster.role_environment import RoleEnvironment
-        from elasticdl.ps.lifecycle import serve
+        with paused_collection():
+            from elasticdl.cluster.role_environment import RoleEnvironment
+            from elasticdl.ps.lifecycle import serve
 
         leave(serve(RoleEnvironment.read()))
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
