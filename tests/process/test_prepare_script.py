@@ -83,8 +83,11 @@ class Machine:
             text += "import sysconfig\nsysconfig.get_path = lambda *_: '/nowhere'\n"
         (site / "sitecustomize.py").write_text(text)
         make = f"PYTHONPATH={site} {REAL} -m venv --clear --without-pip .venv"
-        link = f"{LN} -s {Path(pip.__file__).parent} .venv/lib/python3.*/site-packages/pip"
-        quickly = f'if [ "$*" = "-m venv --clear .venv" ]; then {make} && exec {link}; fi'
+        site_of = "cd .venv/lib/python3.*/site-packages"
+        link = f"{LN} -s {Path(pip.__file__).parent} ."
+        quickly = (
+            f'if [ "$*" = "-m venv --clear .venv" ]; then {make} && {site_of} && exec {link}; fi'
+        )
         return self.program(name, f'{quickly}\nPYTHONPATH={site} exec {REAL} "$@"')
 
     def prepare(self, **environment: str) -> subprocess.CompletedProcess[str]:
