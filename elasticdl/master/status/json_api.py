@@ -13,7 +13,6 @@ from elasticdl.cluster.logs.log_tails import ends_in
 from elasticdl.history.snapshot import StatusReading
 from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.job_view import JobView
-from elasticdl.master.status.metrics import CONTENT_TYPE, render
 from elasticdl.master.status.responses import API, NO_STORE, answer, encoded, number, ready
 
 _MOST_EVENTS = 1000
@@ -70,6 +69,9 @@ class JsonApi:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return the metrics for Prometheus."""
+        # Its library is a twentieth of a master's start, and few jobs are scraped.
+        from elasticdl.master.status.metrics import CONTENT_TYPE, render
+
         body = self._made_once(
             "metrics", lambda: render(self._view.reading().status, self._view.about)
         )
