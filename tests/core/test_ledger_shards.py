@@ -268,6 +268,18 @@ def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (56, 4)
 
 
+def test_bad_records_of_a_torn_push_are_not_repeated_though_it_begins_with_a_bad_batch() -> None:
+    ledger = make(records=64, size=64)
+    held = present(ledger.take(A, 0))
+    ledger.advance(held, 8, 0)
+    # One push has the records 8 to 24, of which 11 are bad: all 8 of the first batch, then 3.
+    ledger.foretell(held, 8, 11)
+    ledger.settle(A, [applied(held, 24), applied(held, 8)], batch=8)
+    count = ledger.counts[0]
+    assert (count.trained, count.bad, count.repeated) == (8, 8, 5)
+    assert taken(ledger, B).piece.offset == 16
+
+
 def test_leases_of_a_lost_worker_come_back_in_their_order() -> None:
     ledger = make()
     first, second = taken(ledger, A), taken(ledger, A)

@@ -409,6 +409,10 @@ def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Ite
         most = total["trained"]
     if total["repeated"] > most:
         yield f"the receipt has {total['repeated']} repeated, at most {most} can be"
+    updates = receipt["updates"]
+    # Servers keep their memory when they are killed, and a ring has a member left.
+    if updates["lost"] or (run.struck is not None and (updates["repeated"] or updates["at_least"])):
+        yield f"updates are not in the weights: {updates}"
 
 
 def _of_status(receipt: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:

@@ -72,6 +72,12 @@ SERVERS = (
         (739, 1400),
         "The holder of the export hung in `feed`, with the half hour that an export may take.",
     ),
+    Defect(
+        "ps",
+        (10329,),
+        "A push that began with a batch of bad records alone was torn. Its other bad records"
+        " counted as repeated.",
+    ),
 )
 STEPS = (
     Defect(

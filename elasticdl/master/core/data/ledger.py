@@ -426,10 +426,11 @@ class Ledger:
         # low: every server has it, so it is trained. low to high: some servers have it; training it
         # again applies it twice there.
         for held, (low, high) in zip(mine, reached(mine, answers, batch), strict=True):
-            bad, bad_high = held.bad_until(low), held.bad_until(high)
-            self.advance(held, low, bad)
-            # Bad records were not trained, so they are not repeated either.
-            partly = high - low - (bad_high - bad)
+            bad_high = held.bad_until(high)
+            self.advance(held, low, held.bad_until(low))
+            # Bad records were not trained, so they are not repeated either. A push that begins
+            # with a batch of bad records alone has some of its bad records before `low`.
+            partly = high - low - (bad_high - held.bad)
             self.counts[held.piece.epoch].repeated += partly
             self.partly_pushed += partly
         unfinished = [held for held in mine if held.offset < held.piece.shard.records]
