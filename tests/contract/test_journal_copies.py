@@ -118,6 +118,7 @@ class Job:
         """Processes that accept connections and never answer."""
         self.asked: list[str] = []
         """Those that masters have connected to."""
+        self.nodes: dict[str, str] = {}
         self.lose_answer = self.unreachable = False
         self.silent = False
         """No process has attached to the newest master yet."""
@@ -145,6 +146,9 @@ class Job:
 
     def lives(self, name: str) -> bool:
         return any(one.name == name for one in (*self.hanging, *self.processes))
+
+    def node(self, name: str) -> str:
+        return self.nodes.get(name, "")
 
     async def running(self) -> list[str]:
         return [one.name for one in (*self.hanging, *self.processes)]
@@ -257,6 +261,52 @@ def test_holders_that_have_not_attached_again_keep_their_copies(run: Callable[..
         acted = await (await job.master(2)).live(10)
         assert sorted(job.on_record) == ["worker-0", "worker-1"]
         assert canonical((await job.master(3)).state) == acted
+
+    run(story)
+
+
+def test_holders_are_on_different_nodes_where_processes_are(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.nodes = {f"ps-{number}": "node-a" for number in range(3)}
+        for name in job.nodes:
+            job.start(name)
+        master = await job.master(1)
+        await master.live(30)
+        assert job.on_record == ["ps-0", "ps-1"], "there is one node only"
+        job.nodes["ps-3"] = "node-b"
+        job.start("ps-3")
+        await master.live(2)
+        assert sorted(job.on_record) == ["ps-1", "ps-3"]
+        job.kill("ps-1")
+        job.nodes["ps-4"] = "node-b"
+        job.start("ps-4")
+        acted = await master.live(2)
+        assert sorted(job.on_record) == ["ps-0", "ps-3"], "not both on node-b"
+        for name in ("ps-0", "ps-2"):
+            job.kill(name)
+        assert canonical((await job.master(2)).state) == acted, "a whole node is lost"
+
+    run(story)
+
+
+def test_a_holder_keeps_its_copy_until_its_exchange_is_on_record(run: Callable[..., None]) -> None:
+    async def story(job: Job) -> None:
+        job.nodes = {"ps-0": "node-a", "ps-1": "node-a"}
+        for name in job.nodes:
+            job.start(name)
+        master = await job.master(1)
+        await master.live(30)
+        job.record.away = True
+        job.nodes["ps-2"] = "node-b"
+        job.start("ps-2")
+        acted = await master.live(2)
+        assert job.on_record == ["ps-0", "ps-1"]
+        job.kill("ps-1")
+        job.record.away = False
+        next_one = await job.master(2)
+        assert canonical(next_one.state) == acted
+        await next_one.live(5)
+        assert sorted(job.on_record) == ["ps-0", "ps-2"]
 
     run(story)
 

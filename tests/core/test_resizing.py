@@ -231,6 +231,22 @@ def test_the_checkpoint_of_a_change_is_not_copied() -> None:
     assert save.hurried
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_checkpoints_of_a_change_do_not_postpone_the_next_copy(copied: bool) -> None:
+    where = {"checkpoint_dir": "s3://bucket/a"} if copied else {}
+    by_time = training(checkpoint_seconds=60, **where)
+    by_time.tick(40)
+    taken = standing(by_time)
+    written(by_time, taken, "version-1")
+    by_time.put(e.VersionAdvanced(0, 2))
+    assert bool(of(c.TakeSnapshot, by_time.tick(30))) == copied
+    by_steps = training(checkpoint_steps=2, **where)
+    taken = standing(by_steps)
+    (save,) = of(c.SaveSnapshot, by_steps.put(e.SnapshotCut(0, taken.snapshot, 2, {})))
+    by_steps.put(e.SnapshotSaved(0, save.snapshot, 2, "version-2", 9))
+    assert bool(of(c.TakeSnapshot, by_steps.put(e.VersionAdvanced(0, 2)))) == copied
+
+
 @pytest.mark.parametrize("until", [sealed, saved])
 @pytest.mark.parametrize("lost", [ps(0), ps(3)])
 def test_a_server_that_ends_before_the_map_changes_undoes_the_seal(until: Any, lost: Any) -> None:

@@ -126,6 +126,11 @@ class JobState:
         """Whether a process of that name exists or existed."""
         return name in self._context.processes.all
 
+    def node(self, name: ProcessName) -> str:
+        """Where that process runs; '' if the cluster has not said it."""
+        process = self._context.processes.all.get(name)
+        return "" if process is None else process.where
+
     @property
     def going(self) -> tuple[ProcessName, ...]:
         """Processes that have not ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -13,9 +14,12 @@ from elasticdl.master.journal.copies import CopyHolder
 class CopyHolders:
     """Attached processes that serve a master. Use it from one event loop."""
 
-    def __init__(self, sessions: Sessions, role: Role) -> None:
-        """`role`: servers if the job has any. They stay, and run no code of users."""
-        self._sessions, self._role = sessions, role
+    def __init__(self, sessions: Sessions, role: Role, node: Callable[[ProcessName], str]) -> None:
+        """`role`: servers if the job has any. They stay, and run no code of users.
+
+        `node` returns where a process runs; '' if that is not known.
+        """
+        self._sessions, self._role, self._node = sessions, role, node
 
     def attached(self) -> list[CopyHolder]:
         """Return those that can be asked to have a copy, the oldest names first."""
@@ -32,3 +36,7 @@ class CopyHolders:
     def lives(self, name: str) -> bool:
         """Return whether a process has neither ended nor been given up."""
         return ProcessName.parse(name) in self._sessions
+
+    def node(self, name: str) -> str:
+        """Return where a process runs; '' if that is not known."""
+        return self._node(ProcessName.parse(name))

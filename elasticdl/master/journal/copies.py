@@ -50,6 +50,9 @@ class Holders(Protocol):
     def lives(self, name: str) -> bool:
         """Whether a process has neither ended nor been given up."""
 
+    def node(self, name: str) -> str:
+        """Return where a process runs; '' if that is not known."""
+
 
 class HolderRecord(Protocol):
     """Which processes have whole copies of the journal, durable beyond this master."""
@@ -302,25 +305,22 @@ class CopiedJournal:
         """Replace the holders that are gone or lack something, and record the current ones."""
         for holder in [one for one in self._copies if not self._processes.lives(one.name)]:
             await self._copies.pop(holder).close()
-        for holder in self._wanted():
-            if len(self._copies) >= self._limits.holders:
-                break
+        wanted = self._wanted()
+        while wanted and len(self._copies) < self._limits.holders:
+            wanted.remove(holder := min(wanted, key=self._rank))
             if not await self._add(holder) and holder not in self._perhaps_on_record:
                 # Others may fail as slowly, and the job waits meanwhile.
                 self._pause()
                 break
+        await self._spread(wanted)
         is_exact = self._copies.keys() == self._on_record == self._perhaps_on_record
         lacking = self._perhaps_on_record - self._copies.keys()
         if lacking or not (is_exact or self._pauses()):
             await self._put_on_record()
 
     def _wanted(self) -> list[CopyHolder]:
-        """Return those that should have a copy and have none, the best first."""
-        attached = (
-            []
-            if self._pauses()
-            else sorted(self._processes.attached(), key=self._failed.__contains__)
-        )
+        """Return those that may have a copy and have none."""
+        attached = [] if self._pauses() else self._processes.attached()
         # After a takeover those on record may not have attached again yet.
         kept = [
             one
@@ -329,6 +329,32 @@ class CopiedJournal:
         ]
         self._failed = {one for one in self._failed if self._processes.lives(one.name)}
         return [one for one in dict.fromkeys((*kept, *attached)) if one not in self._copies]
+
+    def _rank(self, one: CopyHolder) -> tuple[bool, bool, bool]:
+        """Of those that may have a copy, the lowest first."""
+        return one not in self._perhaps_on_record, one in self._failed, self._shares_node(one)
+
+    def _shares_node(self, one: CopyHolder) -> bool:
+        """Whether another holder runs on the same node: both would be lost with it."""
+        node = self._processes.node(one.name)
+        return bool(node) and any(
+            self._processes.node(other.name) == node for other in self._copies if other != one
+        )
+
+    async def _spread(self, others: Sequence[CopyHolder]) -> None:
+        """Replace a holder that shares its node, if another process has a node without a copy."""
+        doubled = next((one for one in self._copies if self._shares_node(one)), None)
+        if doubled is None or self._pauses():
+            return
+        # An earlier exchange may have been left with one more.
+        if len(self._copies) <= self._limits.holders:
+            better = min(others, key=self._rank, default=None)
+            if better is None or better in self._failed or self._shares_node(better):
+                return
+            if not await self._add(better):
+                self._pause()
+                return
+        await self._copies.pop(doubled).close()
 
     def _pauses(self) -> bool:
         return self._now_s() < self._not_before_s

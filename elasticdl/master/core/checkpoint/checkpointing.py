@@ -93,6 +93,8 @@ class Checkpointing:
         self._begun_s = 0.0
         self._resumed = False
         self._over_s = 0.0
+        self._counts_from_s = 0.0
+        """Where intervals by time begin."""
         self._took_s = 0.0
         self._ordered_s: float | None = None
         """When the servers were told to make the cut; None for a ring, which plans it ahead."""
@@ -111,7 +113,7 @@ class Checkpointing:
         """Count versions from here."""
         self._anchor_version = self._begun_version = version
         self._resumed = bool(version)
-        self._begun_s = self._over_s = self._context.now_s
+        self._begun_s = self._over_s = self._counts_from_s = self._context.now_s
 
     def asked(self, leaving: ProcessName | None = None) -> None:
         """Request a checkpoint, if possible: for a person, or before the server `leaving` goes."""
@@ -216,7 +218,7 @@ class Checkpointing:
             seconds > 0
             and context.phase is Phase.WORKING
             and context.version > self._anchor_version
-            and context.now_s - self._over_s >= max(seconds, _PAUSE_FACTOR * self._took_s)
+            and context.now_s - self._counts_from_s >= max(seconds, _PAUSE_FACTOR * self._took_s)
         )
 
     @property
@@ -250,7 +252,8 @@ class Checkpointing:
     def take_hurried(self, *, seal: bool) -> SnapshotId:
         """Order a checkpoint that other servers wait for. Only if it is `possible`.
 
-        It is not copied to --checkpoint-dir. With `seal` the servers admit no push after its cut.
+        It is not copied to --checkpoint-dir, and does not postpone the next one that is. With
+        `seal` the servers admit no push after its cut.
         """
         snapshot = self._snapshots.take(Purpose.CHECKPOINT, seal=seal)
         self._begin(snapshot)
@@ -323,7 +326,8 @@ class Checkpointing:
         final_wanted = self._context.phase is Phase.CHECKPOINTING and not self._cut_is_final
         self._cut = None
         self.wanted = self.wanted if final_wanted else self._wanted_after_cut
-        self._anchor_version = max(self._anchor_version, version)
+        if self._is_counted(snapshot):
+            self._anchor_version = max(self._anchor_version, version)
         now_s = self._context.now_s
         delays_s = now_s if self._ordered_s is None else self._ordered_s
         self.saving = Saving(snapshot, version, now_s, delays_s, self._cut_is_final, ledger, mark)
@@ -354,9 +358,15 @@ class Checkpointing:
             why = f"{event.not_copied}; the next checkpoint is copied again"
             self._context.orders.announce("checkpoint", why, level="warning")
 
+    def _is_counted(self, snapshot: SnapshotId) -> bool:
+        """Whether intervals begin with it; with --checkpoint-dir only with those copied there."""
+        return snapshot != self._hurried or not self._context.spec.checkpoint.checkpoint_dir
+
     def _pause_after(self, saving: Saving) -> None:
         self._over_s = self._context.now_s
-        self._took_s = self._over_s - saving.delays_s
+        if self._is_counted(saving.id):
+            self._counts_from_s = self._over_s
+            self._took_s = self._over_s - saving.delays_s
 
     def _list(self, event: SnapshotSaved, written: Saving | None, *, late: bool) -> None:
         """List a checkpoint; it replaces one of the same path, as on disk.
@@ -417,7 +427,7 @@ class Checkpointing:
             )
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
-        self._over_s = self._context.now_s
+        self._over_s = self._counts_from_s = self._context.now_s
 
     def tick(self) -> None:
         """Give up a save that takes too long."""
