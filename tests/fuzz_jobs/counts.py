@@ -114,8 +114,9 @@ def _of_named(values: Mapping[str, Floats], width: int) -> Counts:
 
 
 def _of_servers(directory: Path, rows: int, width: int) -> Counts:
-    """All parts as one server would take them."""
-    parts = [(path, read_header(path)) for path in sorted(directory.glob("server-*.bin"))]
+    """All parts as one server would take them. A delta has newer rows than the links before it."""
+    paths = [directory / file.name for file in store.read_manifest(directory).all_files]
+    parts = [(path, read_header(path)) for path in paths]
     spec = parts[0][1].header.parameters
     flat = np.zeros(spec.trainable_size, np.float32)
     tables = [np.zeros((max(rows, BUCKETS), table.dim), np.float32) for table in spec.tables]
