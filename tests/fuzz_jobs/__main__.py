@@ -48,6 +48,13 @@ def main() -> int:
         help="in each job, signals to random processes of these roles: master,worker,ps",
     )
     parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        metavar="TIMES",
+        help="on a busy machine: wait so many times as long for a job that stands still",
+    )
+    parser.add_argument(
         "--keep", action="store_true", help="leave the folders of jobs that ended well, too"
     )
     parser.add_argument(
@@ -65,6 +72,7 @@ def main() -> int:
         kill_share=chosen.kill,
         chaos=[Role(role) for role in chosen.chaos.split(",") if role],
         keep=chosen.keep,
+        patience=chosen.patience,
         **({"folder": chosen.folder} if chosen.folder else {}),
     )
     summary = fuzz(plan, lambda text: print(text, flush=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.fuzz_jobs import records
@@ -16,11 +16,15 @@ ZOO = Path(__file__).parent / "zoo"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a draft became. `arguments` are those of `elasticdl train`."""
+    """What a draft became. `arguments` are those of `elasticdl train`.
+
+    `patience`: on a busy machine it may stand still, and last, so many times as long.
+    """
 
     draft: Draft
     folder: Path
     arguments: list[str]
+    patience: float = 1.0
 
     def elsewhere(self, folder: Path) -> Prepared:
         """The same flags with the module and the data of this one, for another job below
@@ -33,9 +37,8 @@ class Prepared:
         more = [] if "job_dir" not in self.draft.in_file else ["--job-dir", str(folder / "job")]
         if "output" in self.draft.in_file:
             more += ["--output", str(folder / "export")]
-        return Prepared(
-            self.draft, folder, [*(moved.get(one, one) for one in self.arguments), *more]
-        )
+        arguments = [*(moved.get(one, one) for one in self.arguments), *more]
+        return replace(self, folder=folder, arguments=arguments)
 
     @property
     def job(self) -> Path:

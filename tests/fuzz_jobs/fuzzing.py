@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.fuzz_jobs import chaos
@@ -37,6 +37,8 @@ class Plan:
     chaos: Sequence[Role] = ()
     """Processes of these roles get signals, in every job."""
     keep: bool = False
+    patience: float = 1.0
+    """On a busy machine jobs may stand still, and last, so many times as long."""
     folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
 
 
@@ -120,7 +122,7 @@ def _one(plan: Plan, key: Key) -> Verdict:
     draft = draw(seed, strategy)
     if plan.chaos:
         chaos.prepare(draft)
-    job = prepared(draft, folder)
+    job = replace(prepared(draft, folder), patience=plan.patience)
     act: Act | None = None
     if plan.chaos:
         act = Chaos(job, plan.chaos)

@@ -209,6 +209,7 @@ def _watched(
 ) -> str:
     """'' when it has ended by itself; else what it said of itself when it was given up."""
     told, since_s = "", begin_s
+    stands_s, limit_s = STANDS_S * prepared.patience, LIMIT_S * prepared.patience
     while True:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S if act is None else act.look_s)
@@ -220,10 +221,10 @@ def _watched(
         telling = _told(status) + str(_size_bytes(prepared.job / "events.jsonl"))
         if telling != told:
             told, since_s = telling, now_s
-        if now_s - since_s > STANDS_S:
-            return _stood(prepared, f"STANDS STILL: nothing has changed for {STANDS_S:.0f} s")
-        if now_s - begin_s > LIMIT_S:
-            return _stood(prepared, f"TOO SLOW: not ended after {LIMIT_S:.0f} s")
+        if now_s - since_s > stands_s:
+            return _stood(prepared, f"STANDS STILL: nothing has changed for {stands_s:.0f} s")
+        if now_s - begin_s > limit_s:
+            return _stood(prepared, f"TOO SLOW: not ended after {limit_s:.0f} s")
 
 
 def _size_bytes(path: Path) -> int:
