@@ -1,6 +1,7 @@
 """What killed processes cost a job: the takeover by another master, and goodput under kills.
 
-`python -m bench.faults` runs three jobs of two workers and a server, whose steps take a given time:
+`python -m bench.faults` runs jobs of FAULTS_WORKERS workers (2) and a server, whose steps take a
+given time:
 
 - masters are killed, one after another: the time until the next one grants a lease, and the steps
   of the 10 s around each kill beside the steps before;
@@ -9,7 +10,9 @@
 - the same, but all that is left of a killed process is the newest checkpoint: the whole job is
   killed and resumed, as if training were restarted by its scheduler.
 
-FAULTS_SECONDS (120) is how long each of the last two trains.
+FAULTS_SECONDS (120) is how long each of the last two trains. `torchft_stated` is what a group of
+replicas keeps under the same kills if survivors pause as long as torchft's did (`bench/ring.py`):
+with its default limit of silence, and with one of a second.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from bench.jobs import RunningJob, running
+from bench.ring import STATED
 from bench.step_log import steps_of
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.events import LeaseRequested, MasterTookOver
@@ -36,7 +40,8 @@ from elasticdl.master.journal.recovery import replay
 SECONDS = float(os.environ.get("FAULTS_SECONDS", "120"))
 TAKEOVERS = int(os.environ.get("FAULTS_TAKEOVERS", "5"))
 EVERY_S = 15.0
-STEP_S, WORKERS, BATCH = 0.05, 2, 64
+STEP_S, BATCH = 0.05, 64
+WORKERS = int(os.environ.get("FAULTS_WORKERS", "2"))
 _REST_S = 8.0
 _AROUND_S = 10.0
 
@@ -95,6 +100,9 @@ def goodput() -> dict[str, Any]:
         },
         "restarted_from_checkpoints": {
             "of_undisturbed": round(restarted / undisturbed.records_s, 3)
+        },
+        "torchft_stated": {
+            "of_living": [round(1 - STATED["torchft"][of] / EVERY_S, 2) for of in ("lost", "kill")]
         },
     }
 

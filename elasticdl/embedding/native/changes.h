@@ -17,6 +17,9 @@ class Changes {
     if (row < rows_) bits_[row / 64] |= uint64_t{1} << (row % 64);
   }
 
+  // Whether a row that was there then was written.
+  bool has(uint32_t row) const { return (bits_[row / 64] >> (row % 64) & 1) != 0; }
+
   // Ahead of `add`: with other work on the machine the bits are rarely in the nearest cache.
   [[gnu::always_inline]] void prefetch(uint32_t row) const {
     if (row < rows_) __builtin_prefetch(bits_.data() + row / 64, 1);

@@ -13,6 +13,9 @@ class Rows {
  public:
   using Tag = RowTag;
 
+  // row_bytes >= 1; tags only if `tagged`. `large`: there will be many rows. Private memory.
+  Rows(size_t row_bytes, bool tagged, bool large) : Rows(row_bytes, tagged) { large_ = large; }
+
   // row_bytes >= 1; tags only if `tagged`. In kept memory `size` is where the number of rows is kept, and rows that are there
   // already are taken on. Throws std::invalid_argument if those are of another shape.
   Rows(size_t row_bytes, bool tagged, Memory* memory = nullptr, uint32_t table = 0, uint64_t* size = nullptr)
@@ -84,7 +87,7 @@ class Rows {
   }
 
   void grow() {
-    put(take_region(memory_, {Use::CHUNK, table_, chunks_.size()}, chunk_bytes(), !chunks_.empty()));
+    put(take_region(memory_, {Use::CHUNK, table_, chunks_.size()}, chunk_bytes(), large_ || !chunks_.empty()));
     if (memory_ == nullptr) backed_ = chunks_.size() << bit_;
   }
 
@@ -110,6 +113,7 @@ class Rows {
 
   size_t row_bytes_, id_bytes_;
   unsigned bit_ = 0;
+  bool large_ = false;
   Memory* memory_;
   uint32_t table_;
   uint64_t* kept_size_;  // null in private memory

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
@@ -165,7 +166,10 @@ struct Table::State {
     const char* at = rows.values(row);
     const size_t bytes = std::min(needed, 8 * kLine);
     __builtin_prefetch(&rows.id(row));
-    if (kWrite) changed.prefetch(row);
+    if (kWrite) {
+      changed.prefetch(row);
+      views.prefetch(row);
+    }
     for (size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(at + offset, kWrite);
     __builtin_prefetch(at + bytes - 1, kWrite);
   }
@@ -362,8 +366,9 @@ void Table::begin_view(int view) {
 }
 
 void Table::end_view(int view) {
+  std::unique_ptr<View> gone;  // declared first, so freed after the lock is released
   State::Writing writing(state_->mutex);
-  state_->views.end(view);
+  gone = state_->views.end(view);
 }
 
 size_t Table::view_rows(int view) const {

@@ -1,15 +1,16 @@
 // Frozen states of a table's rows: copy-on-write by row.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "elasticdl/embedding/native/changes.h"
+#include "elasticdl/embedding/native/mapping.h"
 #include "elasticdl/embedding/native/rows.h"
 
 namespace elasticdl {
@@ -19,7 +20,8 @@ namespace elasticdl {
 class View {
  public:
   View(const Rows& live, uint64_t step, const Changes& changed)
-      : rows_(live.size()), step_(step), copies_(live.row_bytes(), live.tagged()), changed_(changed), written_(live.size()) {}
+      : rows_(live.size()), step_(step), copies_(live.row_bytes(), live.tagged(), live.size() > live.chunk_rows()), changed_(changed),
+        written_(live.size()) {}
 
   size_t rows() const { return rows_; }
   uint64_t step() const { return step_; }
@@ -30,42 +32,39 @@ class View {
 
   // Where a row is as it was in this view.
   std::pair<const Rows*, uint32_t> find(const Rows& live, uint32_t row) const {
-    const uint32_t place = this->place(live, row);
+    const uint32_t place = places() == nullptr ? 0 : places()[row];
     return place == 0 ? std::pair(&live, row) : std::pair(&copies_, place - 1);
+  }
+
+  // Ahead of `preserve`: both are rarely in a cache.
+  [[gnu::always_inline]] void prefetch(uint32_t row) const {
+    if (row >= rows_) return;
+    written_.prefetch(row);
+    __builtin_prefetch(places() + row, 1);
   }
 
   // Must be called before a row is written.
   void preserve(const Rows& live, uint32_t row) {
-    if (row >= rows_ || place(live, row) != 0) return;
-    if (places_.empty()) places_.resize(live.chunk(static_cast<uint32_t>(rows_ - 1)) + 1);
-    auto& chunk = places_[live.chunk(row)];
-    if (chunk == nullptr) {
-      chunk = std::make_unique<uint32_t[]>(live.chunk_rows());
-      place_bytes_ += live.chunk_rows() * sizeof(uint32_t);
-    }
+    if (row >= rows_ || written_.has(row)) return;
+    if (places() == nullptr) places_ = Mapping(rows_ * sizeof(uint32_t), rows_ * sizeof(uint32_t) >= Mapping::kHugePage);
     const uint32_t copy = copies_.next(live.id(row));
     std::memcpy(copies_.values(copy), live.values(row), live.row_bytes());
     if (live.tagged()) copies_.tag(copy) = live.tag(row);
     copies_.add_next();
+    places()[row] = copy + 1;
     written_.add(row);
-    chunk[live.within(row)] = copy + 1;
   }
 
-  size_t memory_bytes() const { return copies_.memory_bytes() + place_bytes_ + changed_.memory_bytes() + written_.memory_bytes(); }
+  size_t memory_bytes() const { return copies_.memory_bytes() + places_.bytes() + changed_.memory_bytes() + written_.memory_bytes(); }
 
  private:
-  // Number of the row's copy + 1; 0: not copied.
-  uint32_t place(const Rows& live, uint32_t row) const {
-    if (places_.empty()) return 0;
-    const auto& chunk = places_[live.chunk(row)];
-    return chunk == nullptr ? 0 : chunk[live.within(row)];
-  }
+  // By row, the number of its copy + 1; 0: not copied. Null before the first one.
+  uint32_t* places() const { return reinterpret_cast<uint32_t*>(places_.address()); }
 
   size_t rows_;
   uint64_t step_;
   Rows copies_;
-  std::vector<std::unique_ptr<uint32_t[]>> places_;  // by the live rows' chunks, made when first needed
-  size_t place_bytes_ = 0;
+  Mapping places_;
   Changes changed_, written_;
 };
 
@@ -75,39 +74,44 @@ class Views {
 
   void begin(int view, const Rows& live, uint64_t step, const Changes& changed) {
     if (view < 0 || view >= kViews) throw std::invalid_argument("view " + std::to_string(view) + ": expected 0 to 7");
-    if (views_[static_cast<size_t>(view)]) throw std::invalid_argument("view " + std::to_string(view) + " is already in use");
-    views_[static_cast<size_t>(view)].emplace(live, step, changed);
-    ++begun_;
+    auto& place = views_[static_cast<size_t>(view)];
+    if (place != nullptr) throw std::invalid_argument("view " + std::to_string(view) + " is already in use");
+    begun_.reserve(kViews);
+    place = std::make_unique<View>(live, step, changed);
+    begun_.push_back(place.get());
   }
 
-  void end(int view) {
-    if (view < 0 || view >= kViews || !views_[static_cast<size_t>(view)]) return;
-    views_[static_cast<size_t>(view)].reset();
-    --begun_;
+  // Takes a view out. Its memory may be large: the caller frees it when nobody waits. Null if there is none.
+  std::unique_ptr<View> end(int view) {
+    if (view < 0 || view >= kViews) return nullptr;
+    std::unique_ptr<View> gone = std::move(views_[static_cast<size_t>(view)]);
+    begun_.erase(std::remove(begun_.begin(), begun_.end(), gone.get()), begun_.end());
+    return gone;
   }
 
   // Throws std::out_of_range.
   const View& at(int view) const {
-    if (view < 0 || view >= kViews || !views_[static_cast<size_t>(view)]) throw std::out_of_range("there is no view " + std::to_string(view));
+    if (view < 0 || view >= kViews || views_[static_cast<size_t>(view)] == nullptr) throw std::out_of_range("there is no view " + std::to_string(view));
     return *views_[static_cast<size_t>(view)];
   }
 
+  [[gnu::always_inline]] void prefetch(uint32_t row) const {
+    for (const View* view : begun_) view->prefetch(row);
+  }
+
   void preserve(const Rows& live, uint32_t row) {
-    if (begun_ == 0) return;
-    for (auto& view : views_) {
-      if (view) view->preserve(live, row);
-    }
+    for (View* view : begun_) view->preserve(live, row);
   }
 
   size_t memory_bytes() const {
     size_t bytes = 0;
-    for (const auto& view : views_) bytes += view ? view->memory_bytes() : 0;
+    for (const View* view : begun_) bytes += view->memory_bytes();
     return bytes;
   }
 
  private:
-  std::array<std::optional<View>, kViews> views_;
-  int begun_ = 0;
+  std::array<std::unique_ptr<View>, kViews> views_;
+  std::vector<View*> begun_;
 };
 
 }  // namespace elasticdl
