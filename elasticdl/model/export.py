@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from elasticdl.model import embedding_hooks, exported_table
 from elasticdl.model.embedding_hooks import Tensor
-from elasticdl.model.exported_table import ExportedTable, Pages
+from elasticdl.model.exported_table import BoundedTable, ExportedTable, UnboundedTable
 from elasticdl.model.ps_model import PsModel
+from elasticdl.model.row_runs import Pages
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import user_code
 from elasticdl.model.variables_file import Parts, replace_values, stand_in
@@ -62,8 +63,6 @@ def export(
         exported = _stored(ps_model, tables, temporary / _TABLES)
         _save(ps_model, exported, temporary, zoo)
         _save_weights(ps_model, exported, temporary / WEIGHTS)
-        # NFS keeps a file that is still mapped.
-        exported.clear()
         shutil.rmtree(temporary / _TABLES)
         _replace(temporary, target)
     finally:
@@ -90,7 +89,7 @@ def _save_weights(ps_model: PsModel, tables: Sequence[ExportedTable], file: Path
     marks = {
         table: np.array([secret, table])
         for table, stored in enumerate(tables)
-        if stored.ids is None
+        if isinstance(stored, BoundedTable)
     }
     with embedding_hooks.matrices(marks):
         ps_model.model.save_weights(file)
@@ -103,10 +102,10 @@ def _save_weights(ps_model: PsModel, tables: Sequence[ExportedTable], file: Path
 
         weights.visititems(find)
         for name, table in places.items():
-            matrix = tables[table].matrix
+            stored = tables[table]
             del weights[name]
-            values, begin = weights.create_dataset(name, matrix.shape, matrix.dtype), 0
-            for part in tables[table].parts():
+            values, begin = weights.create_dataset(name, stored.shape, stored.dtype), 0
+            for part in stored.parts():
                 values[begin : begin + len(part)] = part
                 begin += len(part)
 
@@ -129,7 +128,9 @@ def _save(ps_model: PsModel, tables: Sequence[ExportedTable], directory: Path, z
     module = tf.Module()
     module.model = ps_model.model
     lookups = [
-        _gather(stored, spec.name) if stored.ids is None else _search(stored, spec.name)
+        _gather(stored, spec.name)
+        if isinstance(stored, BoundedTable)
+        else _search(stored, spec.name)
         for stored, spec in zip(tables, ps_model.parameters.tables, strict=True)
     ]
     module.rows = [lookup.variables for lookup in lookups]
@@ -212,8 +213,8 @@ class _Rows:
         self.values = values
 
 
-def _gather(stored: ExportedTable, name: str) -> _Rows:
-    value = Parts(stored.matrix.shape, stored.matrix.dtype, stored.parts())
+def _gather(stored: BoundedTable, name: str) -> _Rows:
+    value = Parts(stored.shape, stored.dtype, stored.parts())
     matrix = stand_in(value, name)
 
     def call(ids: Tensor) -> Tensor:
@@ -224,16 +225,15 @@ def _gather(stored: ExportedTable, name: str) -> _Rows:
     return _Rows(call, [matrix], [value])
 
 
-def _search(stored: ExportedTable, name: str) -> _Rows:
+def _search(stored: UnboundedTable, name: str) -> _Rows:
     """Look rows up by binary search in the sorted ids.
 
     The row after the last is zeros, for ids that are absent.
     """
-    assert stored.ids is not None
-    count, dim, dtype = stored.rows, stored.matrix.shape[1], stored.matrix.dtype
+    (count, dim), dtype = stored.shape, stored.dtype
     none = np.zeros((1, dim), dtype)
     values = [
-        Parts((count,), stored.ids.dtype, [stored.ids]),
+        Parts((count,), np.dtype(np.int64), stored.ids()),
         Parts((count + 1, dim), dtype, chain(stored.parts(), [none])),
     ]
     keys, rows = stand_in(values[0], f"{name}_ids"), stand_in(values[1], name)

@@ -21,10 +21,10 @@ from elasticdl.errors import UserError
 from elasticdl.job_sections import ModelSection
 from elasticdl.model import exported_table
 from elasticdl.model.export import export
-from elasticdl.model.exported_table import Pages
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
+from elasticdl.model.row_runs import Pages
 from elasticdl.model.step import CompiledStep
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Task
