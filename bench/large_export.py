@@ -87,7 +87,10 @@ def limited(job: RunningJob, group: Path, limit_bytes: int) -> int:
     before = status_bytes(worker, "RssAnon", "RssShmem")
     (group / "memory.limit_in_bytes").write_text(str(limit_bytes - before))
     (group / "cgroup.procs").write_text(str(worker))
-    print(f"worker-0 had {before / 1e9:.2f} GB when it was limited to {limit_bytes / 1e9:.2f} GB")
+    print(
+        f"worker-0 had {before / 1e9:.2f} GB when it was limited to {limit_bytes / 1e9:.2f} GB",
+        flush=True,
+    )
     return worker
 
 

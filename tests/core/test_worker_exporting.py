@@ -17,7 +17,7 @@ from elasticdl.embedding.spec import (
     ParametersSpec,
     TableSpec,
 )
-from elasticdl.shard import Lease, Task
+from elasticdl.shard import Lease, SnapshotId, Task
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
@@ -49,7 +49,9 @@ class FixedParameters:
         yield self.ids[1:], self.weights[1:]
 
 
-def export(parameters: FixedParameters) -> list[Path]:
+def export(
+    parameters: FixedParameters, snapshot: SnapshotId | None = None, outbox: Outbox | None = None
+) -> list[Path]:
     written: list[Path] = []
 
     def write(dense: NDArray[Any], tables: Tables, directory: Path) -> None:
@@ -63,9 +65,11 @@ def export(parameters: FixedParameters) -> list[Path]:
         write,
         "out",
         export_folders("out", 0),
-        Outbox(),
+        outbox or Outbox(),
     )
-    task.run(Loaded(Batch(HeldLease(Lease(Task.EXPORT, None, 0)))))
+    number = None if snapshot is None else 1
+    lease = Lease(Task.EXPORT, None, 0, round=number, snapshot=snapshot)
+    task.run(Loaded(Batch(HeldLease(lease))))
     return written
 
 
@@ -81,3 +85,15 @@ def test_a_weight_that_is_no_number_is_named_by_variable_or_row() -> None:
     parameters.vector[7] = -np.inf
     with pytest.raises(NonFinite, match=r"a/mean\[1\] is -inf"):
         export(parameters)
+
+
+def test_while_the_job_trains_such_a_weight_costs_that_export_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parameters, outbox = FixedParameters(), Outbox()
+    parameters.weights[1, 1] = np.nan
+    assert export(parameters, SnapshotId(0), outbox) == []
+    report = outbox.take({})
+    assert report.exported == "out/1" and "row 4 of table items is nan" in report.export_problem
+    assert not (tmp_path / "out/1").exists()

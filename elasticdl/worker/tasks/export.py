@@ -1,7 +1,7 @@
 """Export: one worker reads the whole model, rows in pages, and writes it as a plain SavedModel.
 
-While the job trains, exports go to numbered folders, and a problem with the place costs only that
-export.
+While the job trains, exports go to numbered folders, and a problem with the place or with the
+weights costs only that export.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class ExportTask:
 
         Raises PermanentError if the directory is not writable, NonFinite if the model has diverged,
         TransientError if the object store stays unavailable, and NoLongerNeeded if the lease became
-        void. While the job trains, what is wrong with the place is reported instead.
+        void. While the job trains, what is wrong with the place or the weights is reported instead.
         """
         lease = loaded.batch.held.lease
         try:
             place = self._place(lease)
-        except (PermanentError, TransientError) as error:
+        except (PermanentError, TransientError, NonFinite) as error:
+            # Only the last export is the job's result.
             if lease.snapshot is None:
                 raise
             self._outbox.exported(f"{self._destination}/{lease.round}", error.message)
