@@ -127,7 +127,7 @@ class RunRanges:
 
     def __len__(self) -> int:
         """The number of ranges."""
-        return self.cuts.shape[1] - 1
+        return int(self.cuts.shape[1]) - 1
 
     def rows(self) -> Iterator[list[tuple[Int64s, Floats]]]:
         """Range by range, what each run has: distinct ids int64[n] ascending, weights [n, dim].
@@ -164,20 +164,22 @@ def latest(ids: Int64s) -> Int64s:
 
 
 def _write(out: FileIO, values: NDArray[Any]) -> None:
-    view = memoryview(np.ascontiguousarray(values)).cast("B") if values.size else memoryview(b"")
+    view = _bytes_of(np.ascontiguousarray(values))
     while view:
         view = view[out.write(view) :]
 
 
 def _read(file: FileIO, offset: int, values: NDArray[Any]) -> NDArray[Any]:
     """Fill an array from the file; return it."""
-    if not values.size:
-        return values
     file.seek(offset)
-    view = memoryview(values).cast("B")
+    view = _bytes_of(values)
     while view:
         count = file.readinto(view)
         if not count:
-            raise OSError(f"{file.name} has been truncated")
+            raise OSError(f"{file.name!r} has become shorter")
         view = view[count:]
     return values
+
+
+def _bytes_of(values: NDArray[Any]) -> memoryview:
+    return memoryview(values.reshape(-1).view(np.uint8).data)

@@ -220,8 +220,9 @@ def work(
     from elasticdl.worker.ring.evaluation import assemble_local
 
     begin_s = time.monotonic()
+    attached = link.attached
     assignment = Assignment(
-        environment.name, link.attached.spec, environment.job_dir, link.attached.sources
+        environment.name, spec, environment.job_dir, attached.sources, attached.run
     )
     with context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:

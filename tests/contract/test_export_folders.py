@@ -21,11 +21,23 @@ from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.tasks.export import ExportTask
-from elasticdl.worker.tasks.export_folders import ExportFolders, export_folders, surplus
+from elasticdl.worker.tasks.export_folders import (
+    ExportFolders,
+    NumberTaken,
+    publish_last,
+    surplus,
+)
+from elasticdl.worker.tasks.export_folders import export_folders as _export_folders
 from tests.object_store import ObjectStore, reached, serving
 
 pytestmark = pytest.mark.contract
 FILES = ("model.weights.h5", "saved_model.pb", "variables/variables.index")
+RUN = "elasticdl-run-a"
+WHOLE = sorted((*FILES, RUN))
+
+
+def export_folders(place: str, keep: int, run: str = "a") -> ExportFolders:
+    return _export_folders(place, keep, run)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +99,7 @@ def test_a_folder_has_its_name_when_the_export_is_whole(place: str) -> None:
         assert "7" not in names(place)
 
     assert exports.publish(7, looks) == f"{place}/7"
-    assert names(place) == ["7"] and files(f"{place}/7") == list(FILES)
+    assert names(place) == ["7"] and files(f"{place}/7") == WHOLE
 
 
 def test_an_export_that_fails_leaves_nothing(place: str) -> None:
@@ -100,7 +112,7 @@ def test_a_number_that_is_complete_stays_as_it_is(place: str) -> None:
     exports = export_folders(place, 2)
     exports.publish(1, writes)
     exports.publish(1, breaks)
-    assert files(f"{place}/1") == list(FILES)
+    assert files(f"{place}/1") == WHOLE
 
 
 def test_the_newest_stay(place: str) -> None:
@@ -112,6 +124,66 @@ def test_the_newest_stay(place: str) -> None:
     assert names(place) == ["14"]
 
 
+def test_of_two_jobs_with_one_place_each_number_is_of_one(place: str) -> None:
+    ours, theirs = export_folders(place, 0), export_folders(place, 0, "b")
+
+    def overtaken(made: Path) -> None:
+        """The other job publishes the number while this one makes its export."""
+        theirs.publish(5, writes)
+        writes(made)
+
+    with pytest.raises(NumberTaken, match="/5 belongs to another job"):
+        ours.publish(5, overtaken)
+    with pytest.raises(NumberTaken):
+        ours.publish(5, writes)
+    assert files(f"{place}/5") == sorted((*FILES, "elasticdl-run-b"))
+    ours.publish(6, writes)
+    with pytest.raises(NumberTaken):
+        theirs.publish(6, writes)
+    assert names(place) == ["5", "6"] and files(f"{place}/6") == WHOLE
+
+
+def test_the_last_export_gets_a_number_of_its_own_once(place: str) -> None:
+    ours, theirs = export_folders(place, 0), export_folders(place, 0, "b")
+    for number in (5, 9):
+        theirs.publish(number, writes)
+    assert publish_last(ours, 5, writes) == (10, f"{place}/10")
+    theirs.publish(11, writes)
+    # A second attempt, of a worker that was given up.
+    assert publish_last(ours, 5, breaks) == (10, f"{place}/10")
+
+
+def test_what_another_job_has_not_finished_is_not_removed(place: str) -> None:
+    ours, theirs = export_folders(place, 1), export_folders(place, 1, "b")
+    store = store_of(place) if "://" in place else None
+
+    def slow(made: Path) -> None:
+        writes(made)
+        if store is not None:
+            # What an upload in progress has written.
+            store.write(f"{place}/2/elasticdl-run-b", b"")
+        published(ours, 7, 8)
+
+    theirs.publish(2, slow)
+    assert files(f"{place}/2") == sorted((*FILES, "elasticdl-run-b"))
+    assert names(place) == ["2", "8"]
+
+
+def test_of_two_claims_at_the_same_time_none_is_mixed_with_the_other(server: ObjectStore) -> None:
+    place = f"s3://bucket/{uuid.uuid4().hex}"
+    claims = [export_folders(place, 0, run) for run in "ab"]
+
+    def claimed(made: Path) -> None:
+        store_of(place).write(f"{place}/1/elasticdl-run-b", b"")
+        writes(made)
+
+    with pytest.raises(NumberTaken):
+        claims[0].publish(1, claimed)
+    assert files(f"{place}/1") == ["elasticdl-run-b"]
+    claims[1].publish(1, writes)
+    assert files(f"{place}/1") == sorted((*FILES, "elasticdl-run-b"))
+
+
 def test_what_a_killed_exporter_left_in_a_store_is_completed_or_removed(
     server: ObjectStore,
 ) -> None:
@@ -120,7 +192,7 @@ def test_what_a_killed_exporter_left_in_a_store_is_completed_or_removed(
     for number in (3, 4):
         store.write(f"{place}/{number}/variables/of-a-killed-exporter", b"")
     published(exports, 4)
-    assert names(place) == ["4"] and files(f"{place}/4") == list(FILES)
+    assert names(place) == ["4"] and files(f"{place}/4") == WHOLE
 
 
 def test_what_a_killed_exporter_left_on_a_disk_is_removed(tmp_path: Path) -> None:
@@ -139,7 +211,7 @@ def test_the_later_of_two_exporters_of_a_view_keeps_what_is_there(tmp_path: Path
         (made / "late").touch()
 
     exports.publish(1, overtaken)
-    assert names(str(tmp_path)) == ["1"] and files(str(tmp_path / "1")) == list(FILES)
+    assert names(str(tmp_path)) == ["1"] and files(str(tmp_path / "1")) == WHOLE
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ PAGES = st.lists(st.lists(st.integers(0, SIZE - 1), max_size=20, unique=True), m
 
 def paged(pages: list[list[int]]) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[int, float]]:
     """Pages whose rows all differ, and the row that each id has at last."""
-    made, last, count = [], {}, 0
+    made, count = [], 0
+    last: dict[int, float] = {}
     for ids in pages:
         values = np.arange(count, count + len(ids), dtype=np.float32)
         count += len(ids)

@@ -273,6 +273,18 @@ def test_a_failed_last_export_fails_the_job(bench: type[Bench]) -> None:
     assert present(job.state._context.outcome).exit_code is ExitCode.JOB_FAILED
 
 
+def test_the_last_export_may_have_a_higher_number_than_its_own(bench: type[Bench]) -> None:
+    """Another job has the number. A late report of an earlier export has a lower one."""
+    job = training(bench, num_epochs=1)
+    job.train_all()
+    last = job.lease(0)
+    assert (last.task, last.round) == (Task.EXPORT, 1)
+    job.put(e.ExportFinished(0, Bench.worker(0), "o/0", ""))
+    assert job.state.status().phase == "exporting"
+    job.put(e.ExportFinished(0, Bench.worker(0), "o/7", ""))
+    assert job.said("exported: o/7") and job.state.status().phase == "ending"
+
+
 def test_a_job_without_training_exports_nothing(bench: type[Bench]) -> None:
     job = bench(Action.PREDICT)
     job.up()

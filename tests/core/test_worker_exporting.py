@@ -64,7 +64,7 @@ def export(
         SPEC,
         write,
         "out",
-        export_folders("out", 0),
+        export_folders("out", 0, "run"),
         outbox or Outbox(),
     )
     number = None if snapshot is None else 1

@@ -28,6 +28,8 @@ class Assignment:
     job_dir: Path
     sources: tuple[Source, ...] = ()
     """All data of the job, as it was when its records were counted."""
+    run: str = ""
+    """The name of this run of the job."""
 
     @property
     def output(self) -> str:

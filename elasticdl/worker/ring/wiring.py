@@ -112,7 +112,9 @@ def assemble_ring(
             ps_model.parameters,
             partial(export, ps_model, zoo=module.zoo),
             assignment.output,
-            export_folders(assignment.output, assignment.spec.checkpoint.keep_export_max),
+            export_folders(
+                assignment.output, assignment.spec.checkpoint.keep_export_max, assignment.run
+            ),
             context.outbox,
         ),
     }

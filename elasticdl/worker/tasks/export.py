@@ -22,7 +22,12 @@ from elasticdl.storage import folders
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.shutdown import NonFinite
-from elasticdl.worker.tasks.export_folders import SAVED_MODEL, ExportFolders, prune_quietly
+from elasticdl.worker.tasks.export_folders import (
+    SAVED_MODEL,
+    ExportFolders,
+    prune_quietly,
+    publish_last,
+)
 
 Tables: TypeAlias = Sequence[Iterator[tuple[Int64s, Floats]]]
 
@@ -86,14 +91,24 @@ class ExportTask:
         try:
             if lease.round is None:
                 return self._export_once(lease)
-            place = self._exports.publish(lease.round, lambda made: self._written(lease, made))
-            prune_quietly(self._exports, lease.round)
-            return place
+            return self._export_numbered(lease, lease.round)
         except OSError as error:
             raise PermanentError(
                 f"cannot export to {self._destination}: {error.strerror or error}",
                 hint="check --output",
             ) from error
+
+    def _export_numbered(self, lease: Lease, number: int) -> str:
+        def write(made: Path) -> None:
+            self._written(lease, made)
+
+        if lease.snapshot is None:
+            number, place = publish_last(self._exports, number, write)
+        else:
+            # An old view must not get a number above those of newer ones.
+            place = self._exports.publish(number, write)
+        prune_quietly(self._exports, number)
+        return place
 
     def _export_once(self, lease: Lease) -> str:
         if is_address(self._destination):

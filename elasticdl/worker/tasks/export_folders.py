@@ -3,17 +3,22 @@
 A number names one content for ever. On a disk a folder has its name only when it is complete: it is
 made under a hidden name, which TensorFlow Serving ignores, and renamed. In an object store, which
 has no renames, it is complete when it has `saved_model.pb`, which comes last.
+
+Each folder contains an empty file that names the run of the job that made it. So of two jobs with
+one place, each number belongs to one, and neither touches what the other has not finished.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeAlias, final
 
@@ -27,18 +32,41 @@ from elasticdl.storage.store import store_of
 
 _log = logging.getLogger(__name__)
 
+_MOST_NUMBERS = 8
+_ABANDONED_S = 86_400.0
+"""An exporter has given up what it has not written to for so long."""
+
 SAVED_MODEL = "saved_model.pb"
+RUN_PREFIX = "elasticdl-run-"
+"""Of the name of the file that names a run."""
 Write: TypeAlias = Callable[[Path], None]
 """Writes an export to a directory that does not exist yet."""
 
 
+class NumberTaken(PermanentError):
+    """A folder belongs to another job."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place} belongs to another job; of jobs that run at the same time, each needs an"
+            " --output of its own"
+        )
+
+
 class ExportFolders(Protocol):
-    """The numbered folders below one place."""
+    """The numbered folders below one place, for one run of a job."""
 
     def publish(self, number: int, write: Write) -> str:
         """Make folder `number` complete and return its place; one that is complete stays.
 
-        Raises OSError, PermanentError, TransientError, and what `write` raises.
+        Raises NumberTaken if it is another run's; OSError, PermanentError, TransientError, and what
+        `write` raises.
+        """
+
+    def later(self, number: int) -> int:
+        """The first folder above `number` that is complete and of this run, else a new number.
+
+        Raises OSError and ElasticDLError.
         """
 
     def prune(self, number: int) -> None:
@@ -48,9 +76,24 @@ class ExportFolders(Protocol):
         """
 
 
-def export_folders(place: str, keep: int) -> ExportFolders:
+def export_folders(place: str, keep: int, run: str) -> ExportFolders:
     """The folders below a directory or an address; `keep` of them stay, with 0 all."""
-    return _StoredFolders(place, keep) if is_address(place) else _LocalFolders(Path(place), keep)
+    if is_address(place):
+        return _StoredFolders(place, keep, RUN_PREFIX + run)
+    return _LocalFolders(Path(place), keep, RUN_PREFIX + run)
+
+
+def publish_last(exports: ExportFolders, number: int, write: Write) -> tuple[int, str]:
+    """Publish the last export of a job, at a higher number if another job has this one.
+
+    Returns the number and the place. Raises as `ExportFolders.publish`.
+    """
+    for _ in range(_MOST_NUMBERS):
+        try:
+            return number, exports.publish(number, write)
+        except NumberTaken:
+            number = exports.later(number)
+    return number, exports.publish(number, write)
 
 
 def prune_quietly(exports: ExportFolders, number: int) -> None:
@@ -68,22 +111,29 @@ def surplus(complete: Mapping[int, bool], number: int, keep: int) -> list[int]:
     return sorted(one for one in complete if one < number and one not in kept)
 
 
+def _later(number: int, found: Mapping[int, bool]) -> int:
+    """See `ExportFolders.later`; `found` says of each folder whether it is whole and ours."""
+    own = (one for one, is_own in found.items() if is_own and one > number)
+    return min(own, default=max(number, *found, 0) + 1)
+
+
 @final
 class _LocalFolders:
-    def __init__(self, place: Path, keep: int) -> None:
+    def __init__(self, place: Path, keep: int, owner: str) -> None:
+        """`owner` is the name of the file that names the run."""
         self._place = place
         self._keep = keep
+        self._owner = owner
 
     def publish(self, number: int, write: Write) -> str:
         target = self._place / str(number)
-        if target.exists():
+        if self._is_complete(target):
             return str(target)
         self._place.mkdir(parents=True, exist_ok=True)
-        hidden = temporary_name(target)
-        hidden.mkdir()
-        try:
+        with _hidden_folder(target) as hidden:
             made = hidden / "export"
             write(made)
+            (made / self._owner).touch()
             # Before the name appears: after a crash of the machine it must not name empty files.
             _sync(made)
             try:
@@ -91,19 +141,29 @@ class _LocalFolders:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                # An earlier attempt at the same view has ended meanwhile.
+                # An earlier attempt at the same view, or another job, was faster.
+                self._is_complete(target)
             _sync_one(self._place)
-        finally:
-            shutil.rmtree(hidden, ignore_errors=True)
         return str(target)
 
+    def _is_complete(self, target: Path) -> bool:
+        """Whether a folder is there. Raises NumberTaken if it is not of this run."""
+        if not target.exists():
+            return False
+        if not (target / self._owner).exists():
+            raise NumberTaken(str(target))
+        return True
+
+    def later(self, number: int) -> int:
+        return _later(
+            number, {one: (self._place / str(one) / self._owner).exists() for one in self._found()}
+        )
+
+    def _found(self) -> list[int]:
+        return [one for name in os.listdir(self._place) if (one := export_number(name)) is not None]
+
     def prune(self, number: int) -> None:
-        found = {
-            one: True
-            for name in os.listdir(self._place)
-            if (one := export_number(name)) is not None
-        }
-        for one in surplus(found, number, self._keep):
+        for one in surplus(dict.fromkeys(self._found(), True), number, self._keep):
             # Nobody must see half of a folder, neither while it is made nor while it is removed.
             hidden = temporary_name(self._place / str(one))
             (self._place / str(one)).rename(hidden)
@@ -112,40 +172,138 @@ class _LocalFolders:
             of = export_number(first)
             if name.startswith(".") and rest and of is not None and of <= number:
                 # Of an exporter that was killed, or of the loop above.
-                shutil.rmtree(self._place / name, ignore_errors=True)
+                _remove_unused(self._place / name)
+
+
+@contextmanager
+def _hidden_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside `target`, which no job takes for that of a killed exporter.
+
+    It is removed at the end. Raises OSError.
+    """
+    hidden, lock = _locked_folder(target)
+    try:
+        yield hidden
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    for _ in range(_MOST_NUMBERS):
+        hidden = temporary_name(target)
+        hidden.mkdir()
+        # Another job may remove it before it is locked.
+        with suppress(FileNotFoundError):
+            lock = os.open(hidden, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            except OSError:  # a file system without locks: see _remove_unused
+                pass
+            if hidden.exists():
+                return hidden, lock
+            os.close(lock)
+    raise OSError(errno.EBUSY, "another job removes each folder that this one makes", str(target))
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a hidden folder unless an exporter, perhaps of another job, writes to it."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # another job was faster
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    except OSError:  # a file system without locks: remove what is too old to be in use
+        if time.time() - os.fstat(lock).st_mtime > _ABANDONED_S:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 @final
 class _StoredFolders:
-    def __init__(self, place: str, keep: int) -> None:
+    def __init__(self, place: str, keep: int, owner: str) -> None:
+        """`owner` is the name of the object that names the run."""
         self._place = place
         self._keep = keep
+        self._owner = owner
 
     def publish(self, number: int, write: Write) -> str:
         target = below(self._place, str(number))
         with _no_user_error():
-            if self._is_complete(number):
+            if self._is_complete(target):
                 return target
         with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
             made = Path(temporary) / "export"
             write(made)
+            (made / self._owner).touch()
             with _no_user_error():
+                self._claim(target)
                 folders.replace(made, target, last=SAVED_MODEL)
         return target
 
+    def _is_complete(self, target: str) -> bool:
+        """Whether a folder is whole. Raises NumberTaken if it is not of this run."""
+        names = self._names(target)
+        whole = SAVED_MODEL in names
+        if self._is_of_another(names) or (whole and self._owner not in names):
+            raise NumberTaken(target)
+        return whole
+
+    def _claim(self, target: str) -> None:
+        """Make a number this run's. Raises NumberTaken.
+
+        The kinds of stores share no exclusive creation. So each run writes its name first and looks
+        then: of two at the same time, at least one sees the other and leaves.
+        """
+        store, own = store_of(self._place), below(target, self._owner)
+        store.write(own, b"")
+        try:
+            self._is_complete(target)
+        except NumberTaken:
+            store.remove(own)
+            raise
+
+    def _names(self, folder: str) -> set[str]:
+        found = store_of(self._place).listed(folder)
+        return {one.address.rpartition("/")[2] for one in found}
+
+    def later(self, number: int) -> int:
+        whole_and_own = {SAVED_MODEL, self._owner}
+        found = {one: self._names(below(self._place, str(one))) for one in self._found()}
+        return _later(number, {one: names >= whole_and_own for one, names in found.items()})
+
+    def _found(self) -> list[int]:
+        numbers = (export_number(name) for name in self._names(self._place))
+        return [one for one in numbers if one is not None]
+
     def prune(self, number: int) -> None:
         store = store_of(self._place)
-        names = (one.address.rpartition("/")[2] for one in store.listed(self._place))
-        numbers = [one for name in names if (one := export_number(name)) is not None]
-        for one in surplus({one: self._is_complete(one) for one in numbers}, number, self._keep):
+        there = {one: self._names(below(self._place, str(one))) for one in self._found()}
+        whole = {one: SAVED_MODEL in names for one, names in there.items()}
+        for one in surplus(whole, number, self._keep):
             folder = below(self._place, str(one))
+            if not whole[one] and self._is_of_another(there[one]) and self._is_recent(folder):
+                continue
             # Without it, what is left of a half-removed folder is no model.
             store.remove(below(folder, SAVED_MODEL))
             store.remove_below(folder)
 
-    def _is_complete(self, number: int) -> bool:
-        marker = below(below(self._place, str(number)), SAVED_MODEL)
-        return store_of(self._place).look_at(marker) is not None
+    def _is_of_another(self, names: Iterable[str]) -> bool:
+        return any(name.startswith(RUN_PREFIX) and name != self._owner for name in names)
+
+    def _is_recent(self, folder: str) -> bool:
+        """Whether something was written below a folder lately, so that another job may go on."""
+        there = store_of(self._place).listed(folder, deep=True)
+        newest = max((one.mtime_ns for one in there), default=0)
+        return not newest or time.time() - newest / 1e9 < _ABANDONED_S
 
 
 @contextmanager

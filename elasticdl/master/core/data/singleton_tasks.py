@@ -73,5 +73,13 @@ class Export:
     task: SingletonTask = field(default_factory=lambda: SingletonTask(Task.EXPORT))
 
     def is_at(self, path: str) -> bool:
-        """Whether a reported path is that of this export, and not of an earlier one."""
-        return self.number is None or path.rpartition("/")[2] == str(self.number)
+        """Whether a reported path is that of this export, and not of an earlier one.
+
+        The last one takes a higher number if another job has its own.
+        """
+        name = path.rpartition("/")[2]
+        return (
+            self.number is None
+            or name == str(self.number)
+            or (self.final and name.isdecimal() and int(name) > self.number)
+        )
