@@ -5,6 +5,7 @@ The import takes most of the time that a process spends before its first step.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,9 @@ def load_tensorflow() -> None:
     """
     if "tensorflow" in sys.modules:
         return
+    # Several workers may share a GPU, and NCCL needs some of its memory. By default TensorFlow
+    # takes all of it.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     with _without_wrappers(), paused_collection():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401

@@ -155,6 +155,34 @@ def test_a_process_starts_where_no_temporary_directory_can_be_made(
     assert asyncio.run(scenario()).log_tail == "None"
 
 
+def test_each_worker_sees_the_gpu_that_the_fewest_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    command = ("sh", "-c", "echo gpu=$CUDA_VISIBLE_DEVICES; exec sleep 600")
+    names = [ProcessName(Role.WORKER, index) for index in range(4)]
+
+    def seen(name: ProcessName) -> str:
+        log = tmp_path / f"{name}.log"
+        until(f"{name} has started", lambda: log.exists() and "gpu=" in log.read_text())
+        return log.read_text().rpartition("gpu=")[2].strip()
+
+    async def scenario() -> list[str]:
+        cluster = LocalCluster(tmp_path, cores=1, gpus=("0", "GPU-7"))
+        await cluster.create(ProcessSpec(ProcessName(Role.PS, 0), command))
+        for name in names[:3]:
+            await cluster.create(ProcessSpec(name, command))
+        assert [await asyncio.to_thread(seen, name) for name in names[:3]] == ["0", "GPU-7", "0"]
+        await cluster.delete(names[1], grace_s=0.0)
+        await ended(cluster, names[1])
+        await cluster.create(ProcessSpec(names[3], command))
+        last = [await asyncio.to_thread(seen, one) for one in (names[3], ProcessName(Role.PS, 0))]
+        await cluster.close(0.0)
+        return last
+
+    assert asyncio.run(scenario()) == ["GPU-7", ""]
+
+
 def test_no_orphan_is_left_when_the_guard_was_killed_before(tmp_path: Path) -> None:
     async def scenario() -> list[int]:
         cluster = LocalCluster(tmp_path, cores=1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.worker.ring.ring import SILENCE_S
+from elasticdl.worker.ring.ring import SILENCE_S, settings
 from tests.ring.ring_stage import LIMIT_S, RingStage
 
 pytestmark = pytest.mark.process
@@ -163,3 +163,12 @@ def test_a_stopped_member_is_known_to_be_lost_within_five_seconds(
         ends.extend(await stage.ends())
 
     check(run(tmp_path, play, delay_s=0.02), ends, undisturbed)
+
+
+def test_horovod_and_nccl_use_the_members_network_unless_the_user_says_otherwise() -> None:
+    known = settings({}, 4, "eth1")
+    assert (known["HOROVOD_GLOO_IFACE"], known["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+    assert known["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "4"
+    own = {"NCCL_SOCKET_IFNAME": "ib0", "HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
+    assert not own.keys() & settings(own, 4, "eth1").keys()
+    assert not {"NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"} & settings({}, 4, "").keys()

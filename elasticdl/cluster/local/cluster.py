@@ -32,6 +32,7 @@ from elasticdl.cluster.base import (
     Role,
 )
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
+from elasticdl.cluster.local.gpus import VISIBLE, least_used
 from elasticdl.cluster.local.kept_memory import KeptMemories, path_of
 from elasticdl.cluster.local.machine import free_memory_bytes
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
@@ -90,8 +91,11 @@ class LocalCluster:
         free_bytes: Callable[[], int | None] = free_memory_bytes,
         reap_limit_s: float = REAP_LIMIT_S,
         worker_imports: Sequence[str] = (),
+        gpus: Sequence[str] = (),
     ) -> None:
         """`cores` is what a job may use of this machine; no process gets more threads than that.
+
+        Each worker sees one of `gpus`, which are names for CUDA_VISIBLE_DEVICES.
 
         With `worker_imports`, as MODULE or MODULE:FUNCTION, workers are forks of a process that has
         imported these modules and called these functions.
@@ -104,6 +108,8 @@ class LocalCluster:
         self._guard = OrphanReaper()
         self._template = Template(worker_imports, self._guard) if worker_imports else None
         self._memories = KeptMemories()
+        self._gpus = tuple(gpus)
+        self._gpu_of: dict[ProcessName, str] = {}
         self._children: dict[ProcessName, _Child] = {}
         self._starting: set[ProcessName] = set()
         self._all_ended = asyncio.Event()
@@ -121,6 +127,7 @@ class LocalCluster:
             return
         self._check_memory(spec.name)
         self._starting.add(spec.name)
+        self._choose_gpu(spec.name)
         try:
             child = await self._start(spec, stdin)
         except OSError as error:
@@ -312,10 +319,19 @@ class LocalCluster:
             "OMP_NUM_THREADS": threads,
             "TF_NUM_INTRAOP_THREADS": threads,
             "TF_NUM_INTEROP_THREADS": threads,
+            **({VISIBLE: self._gpu_of[spec.name]} if spec.name in self._gpu_of else {}),
             **spec.env,
             **spec.secrets,
             PARENT_PID_VARIABLE: str(os.getpid()),
         }
+
+    def _choose_gpu(self, name: ProcessName) -> None:
+        """Give a worker the GPU that the fewest live ones have."""
+        live = self._children.keys() | self._starting
+        self._gpu_of = {one: gpu for one, gpu in self._gpu_of.items() if one in live}
+        gpu = least_used(self._gpus, self._gpu_of.values())
+        if gpu is not None and name.role is Role.WORKER:
+            self._gpu_of[name] = gpu
 
     def _temporary(self) -> dict[str, str]:
         """Have temporary files in a directory that goes with the cluster.

@@ -52,7 +52,7 @@ class HorovodRing:
         Raises CannotRun without Horovod.
         """
         # Horovod reads these at each init, and they never change.
-        os.environ.update(_settings(silence_s, interface_to(master_host)))
+        os.environ.update(settings(os.environ, silence_s, interface_to(master_host)))
         self._horovod = horovod()
         self._relay = relay
         self._inside = False
@@ -145,8 +145,12 @@ def _address_of(interface: str, probe: socket.socket) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _settings(silence_s: int, interface: str) -> dict[str, str]:
-    settings = {
+def settings(environment: Mapping[str, str], silence_s: int, interface: str) -> dict[str, str]:
+    """The variables by which Horovod and NCCL are set that are not set in `environment`.
+
+    `interface` is the network of the members; '' if unknown.
+    """
+    given = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(silence_s),
@@ -158,9 +162,11 @@ def _settings(silence_s: int, interface: str) -> dict[str, str]:
         "HOROVOD_LOG_LEVEL": "fatal",
     }
     if interface:
-        settings["HOROVOD_GLOO_IFACE"] = interface
-    # A user's own HOROVOD_* settings win.
-    return {name: value for name, value in settings.items() if name not in os.environ}
+        given["HOROVOD_GLOO_IFACE"] = interface
+        # With `=` the name is not a prefix of names.
+        given["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    # A user's own settings win.
+    return {name: value for name, value in given.items() if name not in environment}
 
 
 def _environment(membership: RingMembership) -> Mapping[str, str]:

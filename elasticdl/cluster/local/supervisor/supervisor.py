@@ -26,6 +26,7 @@ from elasticdl.cluster.base import (
     Role,
 )
 from elasticdl.cluster.local.cluster import LocalCluster
+from elasticdl.cluster.local.gpus import visible_gpus
 from elasticdl.cluster.local.machine import has_gpu, usable_cores
 from elasticdl.cluster.local.supervisor.channel import Channel
 from elasticdl.cluster.local.supervisor.job_processes import JobProcesses
@@ -106,7 +107,12 @@ class Supervisor:
             write_supervisor(self._directory, left)
 
     def _make_cluster(self) -> LocalCluster:
-        return LocalCluster(self._directory.logs, self._cores, worker_imports=self._imports)
+        return LocalCluster(
+            self._directory.logs,
+            self._cores,
+            worker_imports=self._imports,
+            gpus=visible_gpus(os.environ),
+        )
 
     def _stop(self, number: signal.Signals) -> None:
         """Pass a request to stop on to the master, or keep it for the next one."""

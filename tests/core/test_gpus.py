@@ -1,0 +1,35 @@
+"""Which of a machine's GPUs a worker uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cluster.local.gpus import least_used, visible_gpus
+
+pytestmark = pytest.mark.core
+
+
+def test_without_a_word_of_the_environment_gpus_have_the_numbers_from_0(tmp_path: Path) -> None:
+    assert visible_gpus({}, tmp_path) == ()
+    for name in ("nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("named", "gpus"),
+    [("", ()), ("-1", ()), ("2", ("2",)), ("2, GPU-8e1,-1,0", ("2", "GPU-8e1"))],
+)
+def test_the_environment_names_them_as_it_does_for_cuda(
+    tmp_path: Path, named: str, gpus: tuple[str, ...]
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}, tmp_path) == gpus
+
+
+def test_the_first_gpu_with_the_fewest_processes_is_used() -> None:
+    assert least_used((), ()) is None
+    assert least_used(("a", "b", "c"), ("a", "c", "b", "a")) == "b"
+    assert least_used(("a", "b"), ("b", "of another list")) == "a"
