@@ -76,6 +76,8 @@ def _named(event: JobEvent) -> tuple[str, float] | None:
             return "ring forms", number("seconds")
         case "checkpoint", EventKind.SAVED:
             return "checkpoint", number("seconds")
+        case "shard", EventKind.ENDED:
+            return "shard", number("seconds")
         case "evaluation", EventKind.ENDED:
             return "evaluation", number("seconds")
         case _:

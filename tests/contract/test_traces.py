@@ -91,8 +91,9 @@ def test_a_job_with_two_masters_is_one_trace(processes: Processes, receiver: Rec
     write(folder, 0, "job", EventKind.BEGUN, term=1, away_s=0.0)
     write(folder, 3, "job", EventKind.PHASE, phase="training", before="starting", before_s=2.5)
     write(folder, 4, "ring", EventKind.COMPLETE, generation=1, seconds=0.5)
+    write(folder, 5, "shard", EventKind.ENDED, shard=3, epoch=0, records=64, seconds=1.5)
     first = processes.start(**variables)
-    until("the spans came", lambda: len(receiver.spans) == 2, LIMIT_S)
+    until("the spans came", lambda: len(receiver.spans) == 3, LIMIT_S)
     first.kill()
     said, _ = first.communicate()
     levels = [json.loads(line)["level"] for line in said.splitlines()]
@@ -112,6 +113,7 @@ def test_a_job_with_two_masters_is_one_trace(processes: Processes, receiver: Rec
         ("job", 0.0, 12.0),
         ("phase starting", 0.5, 3.0),
         ("ring forms", 3.5, 4.0),
+        ("shard", 3.5, 5.0),
         ("without a master", 8.0, 9.0),
     ]
     root = span_id(run, "job").to_bytes(8, "big")

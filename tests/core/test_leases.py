@@ -423,3 +423,21 @@ def test_a_report_for_another_task_or_shard_changes_nothing(bench: type[Bench]) 
     job.put(e.ExportFinished(0, job.worker(0), "x"))
     job.put(e.SummaryReported(0, job.worker(0), 0, {}))
     assert job.total["trained"] == 0
+
+
+def test_a_few_finished_shards_of_a_few_epochs_are_events_with_their_times(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_epochs=4)
+    job.up()
+    done = set()
+    while job.state.status().phase == "working":
+        lease = job.lease(0)
+        job.t += 3
+        job.finish(0, lease)
+        done.add((lease.epoch, present(lease.shard).id))
+    assert done == {(number // 4, number) for number in range(16)}
+    told = [one.details for one in job.of(c.Announce) if one.kind == "shard"]
+    samples = [(epoch, 4 * epoch + number) for epoch in (0, 1, 2) for number in (0, 1, 2)]
+    assert sorted((one["epoch"], one["shard"]) for one in told) == samples
+    assert {(one["step"], one["seconds"]) for one in told} == {("ended", 3.0)}

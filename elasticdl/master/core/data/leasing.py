@@ -10,6 +10,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
+from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import (
@@ -312,10 +313,36 @@ class Leasing:
         gained = work.advance(held, event.applied.offset, event.bad_records)
         if event.bad_records:
             self._context.check_bad(work.counts[held.piece.epoch], event.bad_examples)
-        if event.done and not work.finish(held):
+        if event.done and work.finish(held):
+            self._tell_sample(held)
+        elif event.done:
             total = held.piece.shard.records
             self._failed_work(held, f"{event.worker}: ended after {held.offset} of {total} records")
         return gained
+
+    def _tell_sample(self, held: HeldShard) -> None:
+        """Announce a finished shard if it is a sample, so that traces show how long shards take.
+
+        Samples are the shards 0, 1, 2, 4, 8, … of such epochs: a job has a few, whatever its size.
+        """
+        piece = held.piece
+        if piece.number & (piece.number - 1) or piece.epoch & (piece.epoch - 1):
+            return
+        shard, seconds = piece.shard, self._context.now_s - held.since_s
+        self._context.orders.announce(
+            "shard",
+            f"finished shard {shard.id} of epoch {piece.epoch + 1},"
+            f" {amount(shard.records, 'record')}, in {seconds:.1f} s",
+            process=held.worker,
+            details=meaning(
+                EventKind.ENDED,
+                shard=int(shard.id),
+                epoch=piece.epoch,
+                attempt=piece.attempt,
+                records=shard.records,
+                seconds=seconds,
+            ),
+        )
 
     def _check_offset(self, event: ProgressReported, held: HeldShard) -> None:
         """Count reports whose offset decreases or exceeds the shard; both are defects."""
