@@ -11,15 +11,15 @@ from pydantic import BaseModel, Field, model_serializer, model_validator
 from elasticdl.flag import path_or_address, shows_secret
 from elasticdl.kubernetes_section import is_json, parse_json
 
-MAX_SERVERS = 1_000
-"""Most that a running job can be changed to: more are a mistyped number."""
 MAX_WORKERS = 10_000
 """Each worker has a connection to the master, and two to every parameter server
 (ps/native/listener.cc). docs/scale.md has what a master of so many costs."""
+MAX_SERVERS = 1_000
+"""Most that a running job can be changed to: more are a mistyped number."""
 
 
-class WorkerRange(BaseModel, frozen=True, extra="forbid"):
-    """A number of workers between `low` and `high`, written `N` or `MIN:MAX`, in JSON, too."""
+class CountRange(BaseModel, frozen=True, extra="forbid"):
+    """A number of processes between `low` and `high`, written `N` or `MIN:MAX`, in JSON, too."""
 
     low: int = Field(ge=1)
     high: int = Field(ge=1)
@@ -28,13 +28,25 @@ class WorkerRange(BaseModel, frozen=True, extra="forbid"):
     def _ordered(self) -> Self:
         if self.low > self.high:
             raise ValueError(f"MIN {self.low} is greater than MAX {self.high}")
-        if self.high > MAX_WORKERS:
-            raise ValueError(f"{self.high} workers: a job has at most {MAX_WORKERS}")
         return self
 
     @model_serializer
     def __str__(self) -> str:
         return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+    @classmethod
+    def just(cls, number: int) -> Self:
+        """This number, and nothing to choose."""
+        return cls(low=number, high=number)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to choose."""
+        return self.low < self.high
+
+    def nearest(self, number: int) -> int:
+        """The number in the range that is nearest to this one."""
+        return min(self.high, max(self.low, number))
 
     @classmethod
     def parse(cls, value: object) -> object:
@@ -47,6 +59,35 @@ class WorkerRange(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(f"expected N or MIN:MAX, got {value!r}")
             return {"low": int(low), "high": int(high or low)}
         return value
+
+
+class WorkerRange(CountRange, frozen=True):
+    """A number of workers."""
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        if self.high > MAX_WORKERS:
+            raise ValueError(f"{self.high} workers: a job has at most {MAX_WORKERS}")
+        return self
+
+
+class ServerRange(CountRange, frozen=True):
+    """A number of parameter servers: 0 on a ring. In JSON one number is a number."""
+
+    low: int = Field(ge=0)
+    high: int = Field(ge=0)
+
+    @model_serializer
+    def _plain(self) -> int | str:
+        return str(self) if self.is_open else self.low
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        if self.high and not self.low:
+            raise ValueError(f"0:{self.high}: a job has parameter servers from its start, or none")
+        if self.is_open and self.high > MAX_SERVERS:
+            raise ValueError(f"{self.high} servers: --autoscale chooses at most {MAX_SERVERS}")
+        return self
 
 
 Scalar: TypeAlias = bool | int | float | str

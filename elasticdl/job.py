@@ -15,6 +15,7 @@ from pydantic import (
 
 from elasticdl.errors import SpecError
 from elasticdl.flag import UnusedOnRing, is_address, mark
+from elasticdl.flag_values import ServerRange
 from elasticdl.job_choices import (
     TLS_AUTO,
     TLS_OFF,
@@ -86,9 +87,20 @@ class JobSpec(Section):
         return ring and self.action is Action.TRAIN
 
     @property
+    def servers(self) -> int:
+        """The number of parameter servers that the job begins with; 0 on a ring."""
+        return self.cluster.num_ps_pods.low
+
+    @property
     def autoscales(self) -> bool:
         """Whether the master chooses the number of workers within its range."""
         return self.cluster.autoscale and self.action is not Action.EVALUATE
+
+    @property
+    def autoscales_servers(self) -> bool:
+        """Whether the master chooses the number of parameter servers within its range."""
+        train = self.action is Action.TRAIN
+        return self.cluster.autoscale and train and self.cluster.num_ps_pods.is_open
 
     @property
     def trains_in_steps(self) -> bool:
@@ -228,11 +240,15 @@ class JobSpec(Section):
     @property
     def workers_hold_journal(self) -> bool:
         """Whether workers have copies of the journal, in place of a volume or servers."""
-        return not (self.keeps_checkpoints or self.cluster.num_ps_pods)
+        return not (self.keeps_checkpoints or self.servers)
 
     def with_strategy(self, strategy: Strategy) -> JobSpec:
         """The same job with this strategy: with parameter servers or without."""
-        servers = 0 if strategy is Strategy.ALLREDUCE else max(1, self.cluster.num_ps_pods)
+        servers = self.cluster.num_ps_pods
+        if strategy is Strategy.ALLREDUCE:
+            servers = ServerRange.just(0)
+        elif not servers.low:
+            servers = ServerRange.just(1)
         return self.replace(distribution_strategy=strategy, num_ps_pods=servers)
 
     def _check(self, given: Mapping[str, Any]) -> None:
@@ -242,11 +258,13 @@ class JobSpec(Section):
         self._check_strategy()
         workers = self.cluster.num_workers
         # A resumed job may have been scaled to one number.
-        if self.autoscales and workers.low == workers.high and not self.checkpoint.resume:
+        fixed = not (workers.is_open or self.autoscales_servers)
+        if self.autoscales and fixed and not self.checkpoint.resume:
             raise SpecError(
                 f"--autoscale with --num-workers {workers}",
                 hint=f"give a range to choose from, such as --num-workers 1:{max(4, workers.high)}",
             )
+        self._check_server_range()
         if self.cluster.job_name and not is_valid(self.cluster.job_name):
             raise SpecError(
                 f"invalid --job-name {self.cluster.job_name!r}",
@@ -271,6 +289,32 @@ class JobSpec(Section):
             )
         if self.on_kubernetes:
             self._check_places()
+
+    def _check_server_range(self) -> None:
+        servers = self.cluster.num_ps_pods
+        if not servers.is_open or self.action is not Action.TRAIN:
+            return
+        given, fix = f"--num-ps-pods {servers}", f"--num-ps-pods {servers.low}"
+        if not self.cluster.autoscale:
+            raise SpecError(
+                f"{given} without --autoscale",
+                hint=f"add --autoscale, which chooses the number, or set {fix}",
+            )
+        if self.training.sync:
+            raise SpecError(
+                f"{given} with --sync",
+                hint=f"the number of servers cannot change between synchronous steps: set {fix}",
+            )
+        if self.gang_workers:
+            raise SpecError(
+                f"{given} with --gang",
+                hint=f"a gang places its servers together with its workers: set {fix}",
+            )
+        if not self.keeps_checkpoints:
+            raise SpecError(
+                f"{given} needs a --job-dir on a volume that all pods share",
+                hint=f"{_VOLUME}, or set {fix}",
+            )
 
     def _check_exports(self) -> None:
         """Check the flags of exports while the job trains."""
@@ -332,7 +376,7 @@ class JobSpec(Section):
             )
 
     def _check_strategy(self) -> None:
-        training, servers = self.training, self.cluster.num_ps_pods
+        training, servers = self.training, self.servers
         ring = training.distribution_strategy is Strategy.ALLREDUCE
         if ring and servers:
             raise SpecError(

@@ -35,6 +35,7 @@ from elasticdl.flag import (
 from elasticdl.flag_values import (
     MAX_WORKERS,
     Scalar,
+    ServerRange,
     WorkerRange,
     parse_envs,
     parse_params,
@@ -351,12 +352,18 @@ class ClusterSection(Section):
     autoscale: Annotated[bool, UsedBy(_TRAIN + _PREDICT)] = Field(
         default=False,
         description=(
-            "Begin with MIN workers of --num-workers MIN:MAX. Raise the number while more workers"
-            " are shown to speed the job up, and give back workers that add less than 5 %."
+            "Begin with MIN of --num-workers MIN:MAX and of --num-ps-pods MIN:MAX. Raise a number"
+            " while more processes are shown to speed the job up, and give back those that add"
+            " less than 5 %."
         ),
     )
-    num_ps_pods: int = Field(
-        default=1, ge=0, description="Number of parameter servers; AllreduceStrategy has none."
+    num_ps_pods: Annotated[ServerRange, BeforeValidator(ServerRange.parse), Value("N|MIN:MAX")] = (
+        Field(
+            default=ServerRange(low=1, high=1),
+            description=(
+                "Number of parameter servers, as N or MIN:MAX; AllreduceStrategy has none."
+            ),
+        )
     )
     max_relaunches: int = Field(
         default=3,

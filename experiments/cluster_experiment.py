@@ -120,7 +120,7 @@ class PlannedJob:
     @property
     def servers(self) -> int:
         """Slots of servers; they take none if they request nothing."""
-        return self.spec.cluster.num_ps_pods if self.spec.kubernetes.ps_resource_request else 0
+        return self.spec.servers if self.spec.kubernetes.ps_resource_request else 0
 
     @property
     def wish(self) -> int:

@@ -138,7 +138,7 @@ def class_of(spec: JobSpec, role: Role, place: int) -> str:
 
 def classes_of(spec: JobSpec) -> tuple[str, ...]:
     """Every class that a pod of the job may get, in the order of their priority on the ladder."""
-    places = {Role.MASTER: 1, Role.PS: spec.cluster.num_ps_pods}
+    places = {Role.MASTER: 1, Role.PS: spec.servers}
     places[Role.WORKER] = spec.cluster.num_workers.high
     found = (
         class_of(spec, role, place)

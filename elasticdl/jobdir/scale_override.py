@@ -12,7 +12,7 @@ from elasticdl.formatting import amount
 from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
 
 if TYPE_CHECKING:
-    from elasticdl.flag_values import WorkerRange
+    from elasticdl.flag_values import ServerRange, WorkerRange
     from elasticdl.job import JobSpec
 
 _REPLACED = {"num_workers": "instead_of", "num_ps_pods": "instead_of_ps_pods"}
@@ -28,7 +28,7 @@ def keep_scale(directory: JobDirectory, asked: WorkerRange, low: int, high: int)
     _keep(directory, "num_workers", str(_range(low, high)), str(asked))
 
 
-def keep_servers(directory: JobDirectory, asked: int, number: int) -> None:
+def keep_servers(directory: JobDirectory, asked: ServerRange, number: int) -> None:
     """Save a new number of parameter servers; see `keep_scale`."""
     _keep(directory, "num_ps_pods", str(number), str(asked))
 
@@ -64,7 +64,7 @@ def as_scaled(
         numbers.append(f"{scaled} workers")
         flags.append("--num-workers")
     if not servers_anew and (scaled := _override(spec, directory, "num_ps_pods")):
-        spec = spec.replace(num_ps_pods=int(scaled))
+        spec = spec.replace(num_ps_pods=_servers(int(scaled)))
         numbers.append(amount(int(scaled), "parameter server"))
         flags.append("--num-ps-pods")
     if not flags:
@@ -110,6 +110,12 @@ def _range(low: int, high: int) -> WorkerRange:
     from elasticdl.flag_values import WorkerRange
 
     return WorkerRange(low=low, high=high)
+
+
+def _servers(number: int) -> ServerRange:
+    from elasticdl.flag_values import ServerRange
+
+    return ServerRange.just(number)
 
 
 def _parsed(text: str) -> WorkerRange:

@@ -260,7 +260,7 @@ class Master:
         )
         if environment.copies is None:
             return journal
-        role = Role.PS if self._spec.cluster.num_ps_pods else Role.WORKER
+        role = Role.PS if self._spec.servers else Role.WORKER
         holders = CopyHolders(self._gateway.sessions, role, self.core.node)
         return CopiedJournal(journal, environment.copies, holders)
 

@@ -106,7 +106,7 @@ class Bench:
     def up(self, workers: int = 1, **start: Any) -> None:
         """Start, and let all servers and the first `workers` attach."""
         self.start(**start)
-        self.attach(*(ps(index) for index in range(self.spec.cluster.num_ps_pods)))
+        self.attach(*(ps(index) for index in range(self.spec.servers)))
         self.attach(*(worker(index) for index in range(workers)))
 
     def lease(self, index: int = 0) -> Lease:

@@ -82,7 +82,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.limits = WorkerRange(low=self.low, high=self.high)
-        self.policy = AutoscalePolicy(self.limits)
+        self.policy = AutoscalePolicy(self.limits, "worker")
         self.random = random.Random(self.seed)
         self.at_work = self.low
         self.moves_at_s = 0.0
@@ -115,10 +115,10 @@ class Job:
         decision = self.policy.observe(interval, self.limits)
         assert self.limits.low <= self.policy.wanted <= self.limits.high
         if decision is not None:
-            assert decision.workers == self.policy.wanted
+            assert decision.processes == self.policy.wanted
             self.decisions.append((self.at_s, decision))
             self.joined.clear()
-            more = decision.workers > self.at_work
+            more = decision.processes > self.at_work
             self.moves_at_s = self.at_s + (self.start_s if more else self.leave_s)
 
     @property
@@ -130,12 +130,12 @@ class Job:
     def settled(self) -> int:
         """The number that the newest finished trial ended with."""
         open_kinds = (Kind.TRY_MORE, Kind.TRY_FEWER)
-        done = [one.workers for _, one in self.decisions if one.kind not in open_kinds]
+        done = [one.processes for _, one in self.decisions if one.kind not in open_kinds]
         return done[-1] if done else self.low
 
     def reached_s(self, workers: int) -> float:
         """When the number was first confirmed."""
-        return next(at_s for at_s, one in self.decisions if one.workers == workers)
+        return next(at_s for at_s, one in self.decisions if one.processes == workers)
 
 
 SEEDS = range(10)
@@ -173,7 +173,7 @@ def _late(job: Job) -> bool:
         job.run(LENGTH_S)
         if job.at_work > 2 and job.at_s - job.joined.get(job.at_work, job.at_s) > 60.0:
             return True
-        if any(one.kind is Kind.KEEP and one.workers > 2 for _, one in job.decisions):
+        if any(one.kind is Kind.KEEP and one.processes > 2 for _, one in job.decisions):
             return True
     return not job.decisions
 
@@ -215,12 +215,12 @@ def test_a_worker_that_does_not_come_is_not_judged() -> None:
 
 def test_those_that_came_are_judged_without_those_that_are_pending() -> None:
     job = Job(limited_to(8), granted=3).run(300.0)
-    kinds = [(one.kind, one.workers) for _, one in job.decisions]
+    kinds = [(one.kind, one.processes) for _, one in job.decisions]
     assert kinds == [(Kind.TRY_MORE, 2), (Kind.KEEP, 2), (Kind.TRY_MORE, 4), (Kind.KEEP, 4)]
     job.granted = 4
     job.run(60.0)
     assert job.decisions[4][1].kind is Kind.KEEP
-    assert job.decisions[4][1].numbers["after_workers"] == 4
+    assert job.decisions[4][1].numbers["after"] == 4
 
 
 def test_workers_that_do_not_come_are_given_back_and_tried_again_later() -> None:
@@ -228,7 +228,7 @@ def test_workers_that_do_not_come_are_given_back_and_tried_again_later() -> None
     assert [one.kind for _, one in job.decisions] == [Kind.TRY_MORE]
     job.run(100.0)
     given_back = job.decisions[1][1]
-    assert (given_back.kind, given_back.workers) == (Kind.GIVE_BACK, 2)
+    assert (given_back.kind, given_back.processes) == (Kind.GIVE_BACK, 2)
     assert "none came within 600 s" in given_back.text
     job.run(PENDING_S)
     assert [one.kind for _, one in job.decisions[2:]] == [Kind.TRY_MORE], "after a pause"
@@ -384,8 +384,8 @@ def test_a_decision_says_what_was_measured() -> None:
     assert second.text.startswith("autoscale: giving back 1 worker: the last one added ")
     assert "less than the 5 % that it needs" in second.text
     assert abs(second.numbers["gain"]) < LEAST_GAIN
-    assert second.numbers["before_workers"] == 1
-    assert second.numbers["after_workers"] == 2
+    assert second.numbers["before"] == 1
+    assert second.numbers["after"] == 2
     assert present(second.numbers["after_error"]) > 0
 
 

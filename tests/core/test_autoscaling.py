@@ -46,9 +46,12 @@ class Running:
 
     job: Bench
     limit: float = 1e9
+    per_server: float = 1e9
+    """What a server holds, in records a second."""
     workers: dict[ProcessName, Worker] = field(default_factory=dict)
     journal: list[e.Event] = field(default_factory=list)
     begun: int = 0
+    spent: dict[str, dict[str, float]] = field(default_factory=dict)
     full: bool = False
     """Nothing more starts: the cluster has no room."""
 
@@ -64,6 +67,43 @@ class Running:
             self._carry_out(command)
         return commands
 
+    def _serve(self, command: c.Command) -> None:
+        """Servers start, load and restore as fast as they are told to."""
+        match command:
+            case c.StartProcess(name=name):
+                self.put(e.ProcessSeen(0, name, True))
+                self.put(e.ServerStandsBy(0, name))
+            case c.TakeSnapshot(snapshot=snapshot):
+                self.put(e.SnapshotCut(0, snapshot, 1, {}))
+            case c.SaveSnapshot(snapshot=snapshot):
+                self.put(e.SnapshotSaved(0, snapshot, 1, f"version-{snapshot}", 9))
+            case c.LoadServers(servers=servers, directory=directory):
+                for name in servers:
+                    self.put(e.ServerStandsBy(0, name, directory))
+            case c.RestoreServers(servers=servers):
+                for name in servers:
+                    self.put(e.ProcessAttached(0, name, str(name), f"at-{name}", 1))
+            case c.FinishServers(servers=servers):
+                for name in servers:
+                    self.put(e.ProcessEnded(0, name, ExitStatus(exit_code=0)))
+            case c.StopProcess(name=name):
+                self.put(e.ProcessEnded(0, name, ExitStatus(exit_code=0)))
+
+    def _tell_times(self) -> None:
+        """Each worker's time: what servers that are too few keep it from doing is a wait."""
+        able, held = 1000.0 * len(self.workers), self._held
+        waited = max(0.0, 1.0 - held / able)
+        attached = [one.name for one in self.workers.values() if one.attached]
+        for name in attached:
+            account = self.spent.setdefault(str(name), {"pull.servers": 0.0, "compute.step": 0.0})
+            account["pull.servers"] += 10.0 * waited
+            account["compute.step"] += 10.0 * (1.0 - waited)
+        self.put(e.TimeReported(0, {str(name): dict(self.spent[str(name)]) for name in attached}))
+
+    @property
+    def _held(self) -> float:
+        return min(self.limit, self.per_server * self.job.state._context.servers)
+
     def begin(self, training: tuple[Source, ...] = RECORDS) -> Running:
         self.put(e.JobStarted(0, training))
         self.put(e.ProcessAttached(0, self.job.ps(0), "c", "at-ps-0", None))
@@ -76,6 +116,8 @@ class Running:
                 self._live(worker)
             if self.job.t % 1.0 == 0.0:
                 self.put(e.Tick(0))
+            if self.job.t % 10.0 == 0.0 and self.workers:
+                self._tell_times()
         return self
 
     def _carry_out(self, command: c.Command) -> None:
@@ -86,8 +128,11 @@ class Running:
                 self.workers[name].ends_s = self.job.t + 1.0
             case c.GrantLease(worker=name, lease=lease):
                 self.workers[name].lease, self.workers[name].offset = lease, 0
+            case c.StartProcess(name=name) | c.StopProcess(name=name) if name.role is Role.PS:
+                if name != self.job.ps(0) or isinstance(command, c.StopProcess):
+                    self._serve(command)
             case _:
-                pass
+                self._serve(command)
 
     def _live(self, worker: Worker) -> None:
         if worker.ends_s is not None and self.job.t >= worker.ends_s:
@@ -105,7 +150,7 @@ class Running:
         assert worker.lease is not None
         shard = present(worker.lease.shard)
         at_work = sum(one.lease is not None for one in self.workers.values())
-        rate = min(1000.0, self.limit / at_work)
+        rate = min(1000.0, self._held / at_work)
         worker.offset = min(shard.records, worker.offset + round(2.0 * rate))
         done = worker.offset == shard.records
         applied = Applied(shard.id, worker.lease.attempt, worker.offset)
@@ -218,6 +263,112 @@ def test_a_stopped_job_decides_nothing_more(bench: type[Bench]) -> None:
     job.run(60.0)
     assert job.decisions in ([], ["try_more"])
     assert not job.workers
+
+
+def on_servers(bench: type[Bench], per_server: float, **flags: Any) -> Running:
+    job = running(bench, **{"num_workers": 4, "num_ps_pods": "1:4", **flags})
+    job.per_server = per_server
+    return job.begin()
+
+
+def servers_of(job: Running) -> int:
+    rows = job.job.state.status().processes
+    return sum(row.role == "ps" and row.cause is None for row in rows)
+
+
+def test_servers_are_added_while_workers_wait_for_them_and_they_pay(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1600.0).run(200.0)
+    assert job.decisions == ["try_more", "keep", "try_more", "keep"]
+    assert servers_of(job) == 3, "4 workers need no more"
+    told = [one for one in job.job.of(c.Announce) if "decision" in one.details]
+    assert told[0].details["servers"] == 2 and told[0].details["before_servers"] == 1
+    assert "trying 2 parameter servers" in told[0].text
+    assert "workers wait for servers 60 % of their time" in told[0].text
+    assert not job.job.of(c.KeepServers), "a resumed job chooses again"
+    assert job.job.state.receipt().total.repeated == 0
+
+
+def test_no_server_is_tried_if_workers_hardly_wait(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=3900.0).run(300.0)
+    assert job.decisions == []
+
+
+def test_workers_are_tried_first_and_then_again_with_more_servers(bench: type[Bench]) -> None:
+    """Two workers are as fast as three while there is one server; with two, four pay."""
+    job = on_servers(bench, per_server=2000.0, num_workers="1:4", num_ps_pods="1:2").run(600.0)
+    told = [one.details for one in job.job.of(c.Announce) if "decision" in one.details]
+    kept = [(one.get("workers"), one.get("servers")) for one in told if one["decision"] == "keep"]
+    assert (4, None) in kept and (None, 2) in kept
+    assert (job.scale.observed, servers_of(job)) == (4, 2)
+
+
+def test_servers_that_do_not_help_are_given_back(bench: type[Bench]) -> None:
+    """Workers wait for them, but something that all servers share is the limit."""
+    job = on_servers(bench, per_server=2000.0, limit=2000.0).run(100.0)
+    assert job.decisions == ["try_more", "give_back"]
+    assert servers_of(job) == 1
+    assert job.job.state.receipt().total.repeated == 0
+
+
+def test_a_worker_that_leaves_does_not_count_against_servers(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1600.0)
+    while job.decisions != ["try_more"] or servers_of(job) != 2:
+        job.run(STEP_S)
+    job.full = True
+    job._leave(next(iter(job.workers.values())))
+    job.run(60.0)
+    assert job.decisions == ["try_more"], "three workers are no measure"
+    job.full = False
+    job.run(60.0)
+    assert job.decisions[:2] == ["try_more", "keep"]
+
+
+def test_a_job_in_synchronous_steps_says_why_it_keeps_its_servers(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1000.0)
+    job.job.state._context.spec = job.job.spec.replace(sync=True)
+    job.run(100.0)
+    told = [one.text for one in job.job.of(c.Announce) if "keeping" in one.text]
+    assert len(told) == 1 and "keeping 1 parameter server: it trains with synchronous" in told[0]
+
+
+def test_a_person_who_changes_the_servers_ends_the_choice(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1000.0)
+    job.put(e.ScaleServersRequested(0, 3))
+    job.run(200.0)
+    assert servers_of(job) == 3 and "try_more" not in job.decisions
+    assert job.job.of(c.KeepServers) == [c.KeepServers(3)]
+
+
+def test_another_master_continues_a_trial_of_servers(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1600.0)
+    for _ in range(18):
+        job.run(11.0)
+        twin = JobState(job.job.spec)
+        for event in job.journal:
+            twin.handle(event)
+        assert canonical(twin) == canonical(job.job.state)
+        image = json.loads(json.dumps(job.job.state.image(job.job.spec)))
+        started = present(job.job.state.started)
+        job.job.state = JobState.from_image(job.job.spec, Limits(), started, image)
+    assert job.decisions == ["try_more", "keep", "try_more", "keep"]
+
+
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        ({"autoscale": False}, "without --autoscale"),
+        ({"sync": True}, "with --sync"),
+        ({"num_ps_pods": "0:2"}, "from its start, or none"),
+        ({"num_ps_pods": "1:2000"}, "at most 1000"),
+        ({"num_ps_pods": "3:2"}, "MIN 3 is greater than MAX 2"),
+        ({"image_name": "i", "model_zoo": "/z"}, "needs a --job-dir on a volume"),
+    ],
+)
+def test_a_range_of_servers_that_cannot_be_used_is_refused(
+    bench: type[Bench], flags: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(SpecError, match=why):
+        bench(**{"num_ps_pods": "1:4", "num_workers": 2, "autoscale": True, **flags})
 
 
 @pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])

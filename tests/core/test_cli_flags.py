@@ -81,11 +81,13 @@ OTHERS: dict[str, tuple[str, Any]] = {
     "affinity": ('{"nodeAffinity": {}}', {"nodeAffinity": {}}),
     "oom_memory_limit": ("4Gi", "4Gi"),
     "tls": ("on", "on"),
+    "num_ps_pods": ("1:9", "1:9"),
 }
 
 
 ALSO: dict[str, list[str]] = {
     "autoscale": ["--num-workers", "1:3"],
+    "num_ps_pods": ["--autoscale"],
     "export_seconds": ["--output", "/exports"],
     "keep_export_max": ["--export-seconds", "60", "--output", "/exports"],
     "grads_to_wait": ["--sync"],

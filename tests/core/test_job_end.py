@@ -377,7 +377,7 @@ def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkp
 ) -> None:
     job = bench(checkpoint_steps=5, distribution_strategy=strategy)
     job.start()
-    job.attach(*(job.ps(index) for index in range(job.spec.cluster.num_ps_pods)), job.worker(0))
+    job.attach(*(job.ps(index) for index in range(job.spec.servers)), job.worker(0))
     job.put(e.WorkerStopRequested(0, job.worker(0), "nothing is to be trained"))
     job.tick(1)
     assert job.state.status().phase == "ending"

@@ -277,7 +277,7 @@ def test_a_job_of_a_cluster_goes_on_with_the_numbers_that_it_was_scaled_to(
     keep_scale(JobDirectory(tmp_path), spec.cluster.num_workers, 3, 4)
     keep_servers(JobDirectory(tmp_path), spec.cluster.num_ps_pods, 5)
     cluster = pasted(resume_command(submitted(spec), JobDirectory(tmp_path)), capsys).cluster
-    assert (str(cluster.num_workers), cluster.num_ps_pods) == ("3:4", 5)
+    assert (str(cluster.num_workers), str(cluster.num_ps_pods)) == ("3:4", "5")
 
 
 def test_the_end_of_a_job_has_one_resume_command_after_what_is_to_be_mended_first(

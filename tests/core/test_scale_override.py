@@ -122,7 +122,7 @@ def servers(**flags: Any) -> tuple[int, list[str]]:
     said: list[str] = []
     spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}), said.append)
     with placed(spec) as (settled, _directory):
-        return settled.cluster.num_ps_pods, said
+        return settled.servers, said
 
 
 def test_a_job_goes_on_with_the_servers_that_it_was_changed_to() -> None:
@@ -134,10 +134,10 @@ def test_a_job_goes_on_with_the_servers_that_it_was_changed_to() -> None:
     )
     flags = {"num_workers": "2", "num_ps_pods": 2}
     spec = settle(Request(Action.TRAIN, {**NEEDED, "resume": True, **flags}))
-    assert spec.cluster.num_ps_pods == 2, "given anew"
+    assert spec.servers == 2, "given anew"
     kept = spec.replace(workers_anew=False, servers_anew=False)
     scaled, said = as_scaled(kept, directory, anew=False)
-    assert (scaled.cluster.num_ps_pods, str(scaled.cluster.num_workers)) == (3, "4")
+    assert (scaled.servers, str(scaled.cluster.num_workers)) == (3, "4")
     assert said == text
 
 

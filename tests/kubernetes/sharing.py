@@ -60,7 +60,7 @@ class SharingJob:
 
     async def keep(self) -> None:
         """Make the pods, and again those that end; until cancelled."""
-        counts = {Role.PS: self.spec.cluster.num_ps_pods}
+        counts = {Role.PS: self.spec.servers}
         counts[Role.WORKER] = self.spec.cluster.num_workers.high
         names = [ProcessName(role, index) for role in counts for index in range(counts[role])]
         await asyncio.gather(*(self.cluster.create(ProcessSpec(one, _COMMAND)) for one in names))

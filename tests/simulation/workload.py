@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def servers(self) -> int:
-        return self.spec.cluster.num_ps_pods
+        return self.spec.servers
 
     @property
     def stall_s(self) -> float:

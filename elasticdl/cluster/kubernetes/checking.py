@@ -222,7 +222,7 @@ def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
     for role, count in (
         (Role.MASTER, 1),
         (Role.WORKER, workers),
-        (Role.PS, spec.cluster.num_ps_pods),
+        (Role.PS, spec.servers),
     ):
         resources = pod_plan(spec, role).resources
         amounts: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}

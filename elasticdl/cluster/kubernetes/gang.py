@@ -20,7 +20,7 @@ _PLUGINS_LABEL = "scheduling.x-k8s.io/pod-group"
 
 def gang_size(spec: JobSpec) -> int:
     """The pods of a job's gang: all servers and MIN workers; 0 without --gang."""
-    return spec.gang_workers and spec.cluster.num_ps_pods + spec.gang_workers
+    return spec.gang_workers and spec.servers + spec.gang_workers
 
 
 def pod_group_spec(gang: Gang, size: int, priority_class: str) -> Json:

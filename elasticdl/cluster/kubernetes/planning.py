@@ -70,7 +70,7 @@ def pod_plan(
             section.tolerations,
             section.affinity,
             section.scheduler_name or (VOLCANO_SCHEDULER if volcano else ""),
-            Role.PS if spec.cluster.num_ps_pods else Role.WORKER,
+            Role.PS if spec.servers else Role.WORKER,
         ),
         Identity(
             section.service_account if role is Role.MASTER else "",

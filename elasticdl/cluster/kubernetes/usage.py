@@ -125,7 +125,7 @@ def _job_usage(state: JobState, allocatable: Amounts, now_wall_s: float) -> JobU
         placed[Role.WORKER],
         sum(process_name(pod).role is Role.WORKER for pod in waiting),
         placed[Role.PS],
-        0 if spec is None else spec.cluster.num_ps_pods,
+        0 if spec is None else spec.servers,
         max(shares, default=0.0) if allocatable else None,
         age_s,
         max(waits_s, default=0.0),

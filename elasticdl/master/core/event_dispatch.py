@@ -179,6 +179,7 @@ class EventDispatch:
             name = ProcessName.parse(worker)
             if not context.processes.spent(name, account_s, context.now_s):
                 context.drop(DropCause.ENDED_PROCESS, name, "its account of time")
+        self._parts.autoscaling.time_reported()
 
     def _decide(self) -> None:
         # The order matters: scaling reads the rounds that the steps before it open, and members and

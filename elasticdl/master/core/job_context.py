@@ -10,7 +10,7 @@ from enum import StrEnum
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import WRONG, DropCause
 from elasticdl.errors import ExitCode
-from elasticdl.flag_values import WorkerRange
+from elasticdl.flag_values import ServerRange, WorkerRange
 from elasticdl.formatting import amount, exchange_words
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import JobSpec
@@ -112,6 +112,8 @@ class JobContext:
     """Why the servers admit no push although they run, in words; '' while they do."""
     workers: WorkerRange = field(init=False)
     """The range of workers that was last requested."""
+    server_range: ServerRange = field(init=False)
+    """The range of parameter servers that was last requested."""
     autoscaled: int | None = field(init=False)
     """The number of workers that autoscaling wants; None without it."""
     autoscale_reason: str = ""
@@ -164,7 +166,8 @@ class JobContext:
     def __post_init__(self) -> None:
         self.workers = self.spec.cluster.num_workers
         self.autoscaled = self.workers.low if self.spec.autoscales else None
-        self.server_map = ServerMap(0, self.spec.cluster.num_ps_pods)
+        self.server_range = self.spec.cluster.num_ps_pods
+        self.server_map = ServerMap(0, self.spec.servers)
 
     @property
     def most_workers(self) -> int:

@@ -76,11 +76,13 @@ class Parts:
         context, leasing, evaluation = self.context, self.leasing, self.evaluation
         checkpointing, coordination = self.checkpointing, self.coordination
         scaling = self.scaling = Scaling(context, evaluation, coordination)
-        self.autoscaling = Autoscaling(context, evaluation, checkpointing, coordination)
         self.pending = PendingProcesses(context, scaling)
         self.ends = ProcessEnds(context, leasing, scaling, evaluation)
         self.lifecycle = ProcessLifecycle(context, scaling, evaluation, checkpointing, self.ends)
         self.resizing = Resizing(context, leasing, scaling, evaluation, checkpointing)
+        self.autoscaling = Autoscaling(
+            context, evaluation, checkpointing, coordination, self.resizing
+        )
 
     def _build_watches(self, activities: Activities) -> None:
         """Build what looks for stalls and for processes that hold the others up."""

@@ -92,9 +92,5 @@ class ProcessEnv:
         """
         if self.cores is None:
             return 1.0
-        number = (
-            self.spec.cluster.num_workers.high
-            if role is Role.WORKER
-            else self.spec.cluster.num_ps_pods
-        )
+        number = self.spec.cluster.num_workers.high if role is Role.WORKER else self.spec.servers
         return max(1.0, self.cores / number)

@@ -1,12 +1,14 @@
-"""How many workers a job wants, from what its last workers added to its records per second.
+"""How many workers or servers a job wants, from what the last ones added to its records per second.
 
 The number changes in trials. A trial compares intervals before and after a change of the number of
-workers with Welch's t (B. L. Welch, The generalization of "Student's" problem when several
+processes with Welch's t (B. L. Welch, The generalization of "Student's" problem when several
 different population variances are involved, Biometrika 34, 1947). The present number is the null
 hypothesis: a change stays only if the data show that it pays, and otherwise it is undone.
 
-- Added workers stay if they are shown to add the gain that is needed within `TRIAL_S`.
-- Removed workers stay away if they are shown to have added less than that.
+- Added processes stay if they are shown to add the gain that is needed within `TRIAL_S`.
+- Removed processes stay away if they are shown to have added less than that.
+- If the intervals say how long workers waited for these processes, only numbers that may pay are
+  tried: more processes can save no more than that time.
 
 A trial is looked at after each interval. So that many looks do not make a chance finding likely, an
 early one must show more (P. C. O'Brien and T. R. Fleming, A multiple testing procedure for clinical
@@ -19,12 +21,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import final
 
-from elasticdl.flag_values import WorkerRange
+from elasticdl.flag_values import CountRange
 from elasticdl.formatting import amount
 from elasticdl.master.core.processes.throughput_windows import (
     Interval,
@@ -39,9 +41,9 @@ from elasticdl.master.core.processes.throughput_windows import (
 )
 
 LEAST_GAIN = 0.05
-"""What a worker must add to the records per second of up to ten workers to stay."""
+"""What a process must add to the records per second of up to ten such to stay."""
 _LEAST_SHARE = 0.5
-"""What it must add of an average worker's part, if that is less; steps of several need it, too."""
+"""What it must add of an average one's part, if that is less; steps of several need it, too."""
 CONFIDENCE = 2.0
 """Welch's t that counts as shown: about 97 % on one side."""
 FEWEST = 5
@@ -49,30 +51,30 @@ FEWEST = 5
 _ENOUGH = 15
 """Intervals before a trial that are enough, however noisy."""
 _QUIET = 0.03
-"""Relative error of a rate with which fewer intervals are enough, to try more workers."""
+"""Relative error of a rate with which fewer intervals are enough, to try more."""
 TRIAL_S = 30.0
-"""Measured time after which added workers that did not show their gain are given back."""
+"""Measured time after which added processes that did not show their gain are given back."""
 _FEWER_TRIAL_S = 90.0
-"""The same for removed workers: if they add little, a longer trial costs little."""
+"""The same for removed ones: if they add little, a longer trial costs little."""
 _UNDISTURBED_S = 300.0
 """A trial with too few undisturbed intervals ends after this time."""
 PENDING_S = 600.0
-"""Added workers of which none has come after this time are given back: the cluster has no room."""
+"""Added processes of which none came in this time are given back: the cluster has no room."""
 _WORTH_S = 60.0
 """No trial begins if the job ends sooner than this."""
 _RETRY_S, _LONGEST_RETRY_S = 120.0, 1800.0
-"""Pause after one more worker was tried in vain, or one fewer without a finding.
+"""Pause after one more process was tried in vain, or one fewer without a finding.
 
 It doubles each time.
 """
 _REVIEW_S, _LONGEST_REVIEW_S = 1800.0, 7200.0
-"""Pause before one fewer is tried; it doubles each time that the worker proves useful."""
+"""Pause before one fewer is tried; it doubles each time that the process proves useful."""
 _DOUBT_S = 300.0
-"""The first such pause after one worker added less than twice what was needed."""
+"""The first such pause after one process added less than twice what was needed."""
 _SHIFT = 0.25
-"""A change of the rate of the same workers by more than this ends the pause."""
+"""A change of the rate of the same processes by more than this ends the pause."""
 MOST_CHANGES, CHANGES_S = 20, 600.0
-"""Changes of the number of workers in so many seconds."""
+"""Changes of the number in so many seconds."""
 
 
 class Kind(StrEnum):
@@ -90,17 +92,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The number of workers to have from now on, and why."""
+    """The number of processes to have from now on, and why."""
 
     kind: Kind
-    workers: int
+    processes: int
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Step:
-    """How many workers the next trial adds or removes: doubled until a trial fails, then halved."""
+    """How many processes the next trial adds or removes: doubled until one fails, then halved."""
 
     size: int = 1
     bisects: bool = False
@@ -117,25 +119,48 @@ class _Step:
 
 @dataclass(slots=True)
 class _Trial:
-    """A change of the number of workers that is to show its worth."""
+    """A change of the number of processes that is to show its worth."""
 
     before: Window
     waits_s: float
     """Since when the job waits for the change; of interest until it took place."""
     after: Window | None = None
     changed_s: float | None = None
-    """When added workers trained first, or the removed ones had left; None before that."""
+    """When added processes worked first, or the removed ones had left; None before that."""
 
 
-def needed_gain(workers: int, more: int) -> float:
-    """The relative gain that `more` workers beside `workers` must show to stay."""
-    share = _LEAST_SHARE * more / workers
+def needed_gain(processes: int, more: int) -> float:
+    """The relative gain that `more` beside `processes` must show to stay."""
+    share = _LEAST_SHARE * more / processes
     return min(LEAST_GAIN, share) if more == 1 else share
 
 
-def _needed_to_return(workers: int, fewer: int) -> float:
-    """The relative gain of `fewer` workers over `workers` that they return for."""
-    return fewer * min(LEAST_GAIN, _LEAST_SHARE / workers)
+def _needed_to_return(processes: int, fewer: int) -> float:
+    """The relative gain of `fewer` processes over `processes` that they return for."""
+    return fewer * min(LEAST_GAIN, _LEAST_SHARE / processes)
+
+
+def _may_gain(base: Window, more: int) -> bool:
+    """Whether `more` processes may gain what is needed: they can save waits for them at most."""
+    if base.waiting is None:
+        return True
+    saved = base.waiting * more / (base.processes + more)
+    return saved >= needed_gain(base.processes, more) * (1.0 - saved)
+
+
+def _may_lose_little(base: Window, fewer: int) -> bool:
+    """Whether `fewer` processes less may cost so little that they need not return."""
+    if base.waiting is None:
+        return True
+    rest = base.processes - fewer
+    return base.waiting * fewer / rest < _needed_to_return(rest, fewer)
+
+
+def _hopeful(step: int, base: Window, may: Callable[[Window, int], bool]) -> int:
+    """The step, or a half, a quarter, … of it that may end well; 0 if none may."""
+    while step > 0 and not may(base, step):
+        step //= 2
+    return step
 
 
 def _bound(after: Window, trial_s: float) -> float:
@@ -145,13 +170,15 @@ def _bound(after: Window, trial_s: float) -> float:
 
 @final
 class AutoscalePolicy:
-    """Decides how many workers a job has. Give it the intervals of the job in order."""
+    """Decides how many processes of a kind a job has. Give it the intervals of the job in order."""
 
-    def __init__(self, limits: WorkerRange) -> None:
+    def __init__(self, limits: CountRange, noun: str) -> None:
         self._low, self._high = limits.low, limits.high
+        self._noun = noun
+        """One of them, in words."""
         self.wanted = limits.low
         self._base = Window(0)
-        """Intervals with the present workers, while there is no trial."""
+        """Intervals with the present processes, while there is no trial."""
         self._trial: _Trial | None = None
         self._more, self._fewer = _Step(), _Step()
         self._in_vain = self._useful = self._unclear = 0
@@ -160,11 +187,38 @@ class AutoscalePolicy:
         self._lost_s = 0.0
         """What the change of the newest trial cost, in seconds of work."""
         self._usual: tuple[int, float] | None = None
-        """The workers, and their rate when they were first measured after the last change."""
+        """The processes, and their rate when they were first measured after the last change."""
         self._changes: deque[float] = deque(maxlen=MOST_CHANGES)
 
-    def observe(self, interval: Interval, limits: WorkerRange) -> Decision | None:
-        """Take in the next interval; return a decision if one is due."""
+    @property
+    def in_trial(self) -> bool:
+        """Whether a change is to show its worth."""
+        return self._trial is not None
+
+    def forget(self, at_s: float) -> None:
+        """Measure anew: something else than the number of these processes has changed.
+
+        A trial keeps what it measured before its change, so it then judges both changes.
+        """
+        if self._trial is None:
+            self._base = Window(0)
+        else:
+            self._trial.after, self._trial.changed_s, self._trial.waits_s = None, None, at_s
+
+    def would_try_more(self, waiting: float, at_s: float) -> bool:
+        """Whether more processes may be tried now, if workers wait for them so long."""
+        base = Window(self.wanted)
+        base.waited.append(waiting)
+        return self.wanted < self._high and at_s >= self._more_at_s and _may_gain(base, 1)
+
+    def observe(
+        self, interval: Interval, limits: CountRange, *, held_back: bool = False
+    ) -> Decision | None:
+        """Take in the next interval; return a decision if one is due.
+
+        `held_back`: something else limits added processes and may soon be raised, so they are not
+        given back yet.
+        """
         if (limits.low, limits.high) != (self._low, self._high) and (
             decision := self._follow(limits, interval.at_s)
         ):
@@ -179,54 +233,58 @@ class AutoscalePolicy:
             return None
         if trial is None:
             return self._settled(interval)
-        return self._in_trial(trial, interval)
+        return self._in_trial(trial, interval, held_back)
 
     # the range
 
-    def _follow(self, limits: WorkerRange, at_s: float) -> Decision | None:
+    def _follow(self, limits: CountRange, at_s: float) -> Decision | None:
         """Take in another range of the user; what failed in the old one may be tried again."""
         self._low, self._high = limits.low, limits.high
         self._more, self._in_vain, self._more_at_s = _Step(), 0, at_s
-        workers, trial = _within(limits, self.wanted), self._trial
-        if workers == self.wanted:
-            if trial is not None and _within(limits, trial.before.workers) != trial.before.workers:
+        processes, trial = limits.nearest(self.wanted), self._trial
+        if processes == self.wanted:
+            before = trial.before.processes if trial is not None else processes
+            if limits.nearest(before) != before:
                 self._trial, self._base = None, Window(0)
             return None
         self._trial, self._base = None, Window(0)
-        text = f"autoscale: {amount(workers, 'worker')}, to stay within {limits.low}:{limits.high}"
-        return self._change(Kind.FOLLOW, workers, at_s, text, {})
+        many = self._many(processes)
+        text = f"autoscale: {many}, to stay within {limits.low}:{limits.high}"
+        return self._change(Kind.FOLLOW, processes, at_s, text, {})
 
     # between trials
 
     def _settled(self, interval: Interval) -> Decision | None:
-        if interval.workers != self._base.workers:
-            self._base = Window(interval.workers)
+        if interval.processes != self._base.processes:
+            self._base = Window(interval.processes)
         base, at_s = self._base, interval.at_s
         base.add(interval)
         # With fewer than wanted the cluster is the limit, and more would not come.
-        if interval.workers != self.wanted or base.count < FEWEST or base.rate <= 0.0:
+        if interval.processes != self.wanted or base.count < FEWEST or base.rate <= 0.0:
             return None
         if self._has_shifted(at_s):
-            self._base = Window(base.workers)
+            self._base = Window(base.processes)
             return None
         rest_s = interval.left / base.rate
         if rest_s < max(_WORTH_S, self._repaid_s) or not self._may_change(at_s):
             return None
         low, high, enough = self._low, self._high, base.count >= _ENOUGH
         quiet = enough or base.error <= _QUIET * base.rate
-        if self.wanted < high and at_s >= self._more_at_s and quiet:
-            return self._begin(min(high, self.wanted + self._more.size), at_s)
-        if self.wanted > low and at_s >= self._fewer_at_s and enough:
-            return self._begin(max(low, self.wanted - self._fewer.size), at_s)
+        more = _hopeful(min(high - self.wanted, self._more.size), base, _may_gain)
+        if more and at_s >= self._more_at_s and quiet:
+            return self._begin(self.wanted + more, at_s)
+        fewer = _hopeful(min(self.wanted - low, self._fewer.size), base, _may_lose_little)
+        if fewer and at_s >= self._fewer_at_s and enough:
+            return self._begin(self.wanted - fewer, at_s)
         return None
 
     def _has_shifted(self, at_s: float) -> bool:
-        """Whether the same workers have become much faster or slower, which ends a pause."""
+        """Whether the same processes have become much faster or slower, which ends a pause."""
         base, newest = self._base, self._base.newest(2 * FEWEST)
         if newest is None:
             return False
-        if self._usual is None or self._usual[0] != base.workers:
-            self._usual = base.workers, base.rate
+        if self._usual is None or self._usual[0] != base.processes:
+            self._usual = base.processes, base.rate
             return False
         before = self._usual[1]
         if abs(newest.rate - before) <= max(_SHIFT * before, 2.0 * CONFIDENCE * newest.error):
@@ -236,7 +294,7 @@ class AutoscalePolicy:
             self._more_at_s = min(self._more_at_s, at_s)
         else:
             # Something that they share may limit them now, and then fewer are enough.
-            self._fewer = _Step(max(1, base.workers // 4))
+            self._fewer = _Step(max(1, base.processes // 4))
             self._fewer_at_s = min(self._fewer_at_s, at_s)
         return True
 
@@ -244,22 +302,24 @@ class AutoscalePolicy:
         """Whether a trial may begin: it may be two changes."""
         return sum(one > at_s - CHANGES_S for one in self._changes) <= MOST_CHANGES - 2
 
-    def _begin(self, workers: int, at_s: float) -> Decision:
+    def _begin(self, processes: int, at_s: float) -> Decision:
         base, self._lost_s = self._base, 0.0
         self._trial = _Trial(base, at_s)
-        kind = Kind.TRY_MORE if workers > base.workers else Kind.TRY_FEWER
+        kind = Kind.TRY_MORE if processes > base.processes else Kind.TRY_FEWER
         text = (
-            f"autoscale: trying {amount(workers, 'worker')}: {amount(base.workers, 'worker')}"
+            f"autoscale: trying {self._many(processes)}: {self._many(base.processes)}"
             f" {rate_words(base)}"
         )
-        return self._change(kind, workers, at_s, text, numbers_of(base))
+        if base.waiting is not None:
+            text += f", and workers wait for servers {100 * base.waiting:.0f} % of their time"
+        return self._change(kind, processes, at_s, text, numbers_of(base))
 
     # in a trial
 
     def _lasts_too_long(self, trial: _Trial, interval: Interval) -> bool:
         """Whether the change took place too long ago for a trial without a verdict."""
         if interval.pause is not Pause.MEMBERS:
-            if not self._has_changed(trial, interval.workers):
+            if not self._has_changed(trial, interval.processes):
                 if trial.changed_s is not None:
                     trial.changed_s, trial.waits_s = None, interval.at_s
             elif trial.changed_s is None:
@@ -267,14 +327,14 @@ class AutoscalePolicy:
         return trial.changed_s is not None and interval.at_s - trial.changed_s > _UNDISTURBED_S
 
     def _stays_away(self, trial: _Trial, at_s: float) -> bool:
-        """Whether none of the added workers came for too long."""
-        waits = trial.changed_s is None and self.wanted > trial.before.workers
+        """Whether none of the added processes came for too long."""
+        waits = trial.changed_s is None and self.wanted > trial.before.processes
         return waits and at_s - trial.waits_s > PENDING_S
 
-    def _has_changed(self, trial: _Trial, workers: int) -> bool:
-        """Whether so many workers are those of the trial, or some of them."""
-        before = trial.before.workers
-        return workers > before if self.wanted > before else workers == self.wanted
+    def _has_changed(self, trial: _Trial, processes: int) -> bool:
+        """Whether so many processes are those of the trial, or some of them."""
+        before = trial.before.processes
+        return processes > before if self.wanted > before else processes == self.wanted
 
     def _count_cost(self, interval: Interval) -> None:
         """Add the work that a change costs, for example while a ring forms anew."""
@@ -288,29 +348,34 @@ class AutoscalePolicy:
         """How long the least gain takes to repay a trial. The way back costs as much again."""
         return min(_LONGEST_RETRY_S, 2.0 * self._lost_s / LEAST_GAIN)
 
-    def _in_trial(self, trial: _Trial, interval: Interval) -> Decision | None:
-        before, workers = trial.before, interval.workers
-        if workers == before.workers:
+    def _in_trial(self, trial: _Trial, interval: Interval, held_back: bool) -> Decision | None:
+        before, processes = trial.before, interval.processes
+        if processes == before.processes:
             # The change has not happened yet, or was undone by the cluster.
             before.add(interval)
-        if not self._has_changed(trial, workers):
+        if not self._has_changed(trial, processes):
             trial.after = None
             return None
-        if trial.after is None or trial.after.workers != workers:
+        if trial.after is None or trial.after.processes != processes:
             # Those that came are judged without those that are still pending.
-            trial.after = Window(workers)
+            trial.after = Window(processes)
         trial.after.add(interval)
         if trial.after.count < FEWEST:
             return None
-        judge = self._judge_more if self.wanted > before.workers else self._judge_fewer
-        return judge(trial, trial.after, interval.at_s)
+        if self.wanted > before.processes:
+            return self._judge_more(trial, trial.after, interval.at_s, held_back)
+        return self._judge_fewer(trial, trial.after, interval.at_s)
 
-    def _judge_more(self, trial: _Trial, after: Window, at_s: float) -> Decision | None:
-        before, added = trial.before, after.workers - trial.before.workers
-        need = needed_gain(before.workers, added)
+    def _judge_more(
+        self, trial: _Trial, after: Window, at_s: float, held_back: bool
+    ) -> Decision | None:
+        before, added = trial.before, after.processes - trial.before.processes
+        need = needed_gain(before.processes, added)
         shown = evidence(before, after, need)
         if shown >= _bound(after, TRIAL_S):
             return self._keep(trial, after, at_s, need)
+        if held_back:
+            return None
         if shown <= -CONFIDENCE:
             return self._undo(trial, at_s, f"less than the {percent_words(need)} that it needs")
         if after.seconds >= TRIAL_S:
@@ -318,26 +383,26 @@ class AutoscalePolicy:
         return None
 
     def _keep(self, trial: _Trial, after: Window, at_s: float, need: float) -> Decision:
-        before, added = trial.before, after.workers - trial.before.workers
+        before, added = trial.before, after.processes - trial.before.processes
         self._more.paid(added)
         self._in_vain, self._more_at_s = 0, at_s
         self._fewer, self._useful, self._unclear = _Step(), 0, 0
         doubtful = added == 1 and gain(before, after) < 2.0 * need
         self._fewer_at_s = at_s + (_DOUBT_S if doubtful else _REVIEW_S)
-        if after.workers < self.wanted:
+        if after.processes < self.wanted:
             # Others of this trial are pending: they are judged when they come.
             self._trial = _Trial(after, at_s)
         else:
             self._trial, self._base = None, after
         text = (
-            f"autoscale: keeping {amount(after.workers, 'worker')}: {gain_words(before, after)};"
+            f"autoscale: keeping {self._many(after.processes)}: {gain_words(before, after)};"
             f" at least {percent_words(need)} is needed"
         )
         return Decision(Kind.KEEP, self.wanted, text, numbers_of(before, after))
 
     def _judge_fewer(self, trial: _Trial, after: Window, at_s: float) -> Decision | None:
-        before, removed = trial.before, trial.before.workers - after.workers
-        need = _needed_to_return(after.workers, removed)
+        before, removed = trial.before, trial.before.processes - after.processes
+        need = _needed_to_return(after.processes, removed)
         shown = evidence(after, before, need)
         if shown <= -_bound(after, _FEWER_TRIAL_S):
             return self._stay_fewer(trial, after, at_s, need)
@@ -350,14 +415,14 @@ class AutoscalePolicy:
         return None
 
     def _stay_fewer(self, trial: _Trial, after: Window, at_s: float, need: float) -> Decision:
-        removed = trial.before.workers - after.workers
+        removed = trial.before.processes - after.processes
         self._fewer.paid(removed)
         self._useful, self._unclear, self._fewer_at_s = 0, 0, at_s
         # One more was just shown to add nothing.
         self._more, self._in_vain = _Step(), 1
         self._more_at_s = at_s + self._pause_s(_RETRY_S, 0, _LONGEST_RETRY_S)
         text = (
-            f"autoscale: staying at {amount(after.workers, 'worker')}:"
+            f"autoscale: staying at {self._many(after.processes)}:"
             f" {gain_words(after, trial.before)}, less than {percent_words(need)}"
         )
         numbers = numbers_of(trial.before, after)
@@ -365,22 +430,22 @@ class AutoscalePolicy:
         return Decision(Kind.STAY_FEWER, self.wanted, text, numbers)
 
     def _undo(self, trial: _Trial, at_s: float, why: str) -> Decision:
-        """Return to the number of workers before the trial."""
+        """Return to the number of processes before the trial."""
         before, after = trial.before, trial.after or Window(self.wanted)
-        self._trial, self._base = None, Window(before.workers)
-        if self.wanted > before.workers:
-            added, found = self.wanted - before.workers, gain_words(before, after)
-            text = f"autoscale: giving back {amount(added, 'worker')}: {found}, {why}"
+        self._trial, self._base = None, Window(before.processes)
+        if self.wanted > before.processes:
+            added, found = self.wanted - before.processes, gain_words(before, after)
+            text = f"autoscale: giving back {self._many(added)}: {found}, {why}"
             # If none came, fewer would not have come either.
-            came = 1 if trial.changed_s is None else after.workers - before.workers
+            came = 1 if trial.changed_s is None else after.processes - before.processes
             self._put_off_more(came, at_s)
             kind = Kind.GIVE_BACK
         else:
             found = gain_words(after, before)
-            text = f"autoscale: back to {amount(before.workers, 'worker')}: {found}, {why}"
-            self._put_off_fewer(before.workers - after.workers, at_s)
+            text = f"autoscale: back to {self._many(before.processes)}: {found}, {why}"
+            self._put_off_fewer(before.processes - after.processes, at_s)
             kind = Kind.RESTORE
-        return self._change(kind, before.workers, at_s, text, numbers_of(before, after))
+        return self._change(kind, before.processes, at_s, text, numbers_of(before, after))
 
     def _put_off_more(self, added: int, at_s: float) -> None:
         self._more.failed(added)
@@ -407,13 +472,12 @@ class AutoscalePolicy:
         return max(min(longest_s, first_s * 2.0 ** min(times, 10)), self._repaid_s)
 
     def _change(
-        self, kind: Kind, workers: int, at_s: float, text: str, numbers: Mapping[str, float]
+        self, kind: Kind, processes: int, at_s: float, text: str, numbers: Mapping[str, float]
     ) -> Decision:
-        self.wanted = workers
+        self.wanted = processes
         self._usual = None
         self._changes.append(at_s)
-        return Decision(kind, workers, text, numbers)
+        return Decision(kind, processes, text, numbers)
 
-
-def _within(limits: WorkerRange, workers: int) -> int:
-    return min(limits.high, max(limits.low, workers))
+    def _many(self, processes: int) -> str:
+        return amount(processes, self._noun)

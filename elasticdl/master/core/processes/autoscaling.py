@@ -1,13 +1,20 @@
 """Measures the job in intervals, and carries out what `AutoscalePolicy` decides.
 
-Only reports of progress change it: they are journaled, so a replay sees the same intervals.
+There is a policy for workers and one for parameter servers. While servers are tried, the number of
+workers stays. If added workers wait for servers, more servers are tried before the workers are
+given back.
+
+Only reports of progress and of time change it: they are journaled, so a replay sees the same
+intervals.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import final
 
+from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.coordination import Coordination
@@ -20,9 +27,13 @@ from elasticdl.master.core.processes.autoscale_policy import (
 )
 from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.processes.throughput_windows import Interval, Pause
+from elasticdl.master.core.ps.resizing import Resizing
+from elasticdl.time_use import TimeUse
 
 INTERVAL_S = 2.0
 """Least length of an interval: every worker reports about every two seconds."""
+_WAITS = (TimeUse.PULL.value, TimeUse.ACKNOWLEDGEMENT.value)
+"""What a worker's time goes to while it waits for servers that run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,27 @@ class _Start:
     next_export: int
     checkpoint_s: float
     server_back_s: float
+    first_server: int
     pause: Pause | None
+
+
+@final
+class _ServerWaits:
+    """The share of their time that workers wait for servers."""
+
+    def __init__(self) -> None:
+        self.share: float | None = None
+        """In the newest report of all; None before the second one."""
+        self._before: tuple[float, float] | None = None
+        """Seconds of waiting, and of everything, in the report before."""
+
+    def reported(self, spent_s: Mapping[str, float]) -> None:
+        """Take in the seconds of all workers since the job began, by use."""
+        now = sum(spent_s.get(use, 0.0) for use in _WAITS), sum(spent_s.values())
+        if self._before is not None and now[1] > self._before[1]:
+            share = (now[0] - self._before[0]) / (now[1] - self._before[1])
+            self.share = min(1.0, max(0.0, share))
+        self._before = now
 
 
 @final
@@ -51,12 +82,20 @@ class Autoscaling:
         evaluation: Evaluation,
         checkpointing: Checkpointing,
         coordination: Coordination,
+        resizing: Resizing,
     ) -> None:
         self._context = context
         self._evaluation = evaluation
         self._checkpointing = checkpointing
         self._coordination = coordination
-        self._policy = AutoscalePolicy(context.workers)
+        self._resizing = resizing
+        self._workers = AutoscalePolicy(context.workers, "worker")
+        self._servers = AutoscalePolicy(context.server_range, "parameter server")
+        self._waits = _ServerWaits()
+        self._at_work = 0
+        """Workers in the newest interval that counts; those that a trial of servers began with."""
+        self._keeps_servers = False
+        """It was announced that this job cannot change the number of its servers."""
         self._start: _Start | None = None
 
     def progressed(self) -> None:
@@ -70,6 +109,11 @@ class Autoscaling:
             self._start = self._begin(work, Pause.SETTLING)
         elif context.now_s - start.at_s >= INTERVAL_S:
             self._close(work, start)
+
+    def time_reported(self) -> None:
+        """Take in what the workers' time went to."""
+        if self._context.autoscaled is not None:
+            self._waits.reported(self._context.processes.times.spent_s)
 
     def forgive(self) -> None:
         """Drop the present interval: the master did not see all of it."""
@@ -85,6 +129,7 @@ class Autoscaling:
             self._context.next_export,
             self._checkpointing.over_s,
             self._context.server_back_s,
+            self._context.server_map.first,
             pause,
         )
 
@@ -102,9 +147,51 @@ class Autoscaling:
         # Reports lag behind the work, so the interval after a pause has some of it.
         settles = pause is not None and pause is not Pause.SETTLING
         self._start = self._begin(work, now_pause or (Pause.SETTLING if settles else None))
-        decision = self._policy.observe(interval, self._context.workers)
+        self._observe(interval)
+
+    def _observe(self, interval: Interval) -> None:
+        context, at_s = self._context, interval.at_s
+        if interval.pause is None and self._at_work != interval.processes:
+            if self._servers.in_trial:
+                # Its comparison needs the workers that it began with.
+                interval = replace(interval, pause=Pause.MEMBERS)
+            else:
+                self._at_work = interval.processes
+                self._servers.forget(at_s)
+        waiting = self._waits.share if self._may_resize() else None
+        if not self._servers.in_trial:
+            # More workers may pay with more servers only: those are tried before they are judged.
+            held_back = waiting is not None and self._servers.would_try_more(waiting, at_s)
+            decision = self._workers.observe(interval, context.workers, held_back=held_back)
+            if decision is not None:
+                context.autoscaled = decision.processes
+                self._announce(decision, "workers")
+                self._servers.forget(at_s)
+            if decision is not None or (self._workers.in_trial and not held_back):
+                return
+        if waiting is None:
+            return
+        interval = replace(interval, processes=context.servers, waiting=waiting)
+        decision = self._servers.observe(interval, context.server_range)
         if decision is not None:
-            self._carry_out(decision)
+            self._announce(decision, "servers")
+            self._resizing.choose(decision.processes)
+            self._workers.forget(at_s)
+
+    def _may_resize(self) -> bool:
+        """Whether the number of servers is the master's choice; announce once why it cannot be."""
+        context = self._context
+        if not context.spec.autoscales_servers:
+            return False
+        if why_not := self._resizing.why_not():
+            if not self._keeps_servers:
+                text = (
+                    f"autoscale: keeping {amount(context.servers, 'parameter server')}: {why_not}"
+                )
+                context.orders.announce("scale", text, level="warning")
+            self._keeps_servers = True
+            return False
+        return True
 
     def _pause(self, work: Ledger) -> Pause | None:
         """Why the job cannot be measured now; None if it can."""
@@ -121,7 +208,7 @@ class Autoscaling:
             return Pause.CHECKPOINT
         if self._context.export is not None:
             return Pause.EXPORT
-        if self._context.servers_away():
+        if self._context.servers_away() or self._resizing.under_way:
             return Pause.SERVERS
         return None if work.available or work.epochs_left else Pause.DATA
 
@@ -136,17 +223,24 @@ class Autoscaling:
             return Pause.CHECKPOINT
         if end.next_export != start.next_export:
             return Pause.EXPORT
-        if end.server_back_s != start.server_back_s or end.booked < start.booked:
+        other_servers = (end.server_back_s, end.first_server) != (
+            start.server_back_s,
+            start.first_server,
+        )
+        if other_servers or end.booked < start.booked:
             return Pause.SERVERS
         return None
 
-    def _carry_out(self, decision: Decision) -> None:
-        self._context.autoscaled = decision.workers
+    def _announce(self, decision: Decision, what: str) -> None:
         self._context.autoscale_reason = decision.text
+        numbers = {
+            f"{name}_{what}" if name in ("before", "after") else name: value
+            for name, value in decision.numbers.items()
+        }
         details = meaning(
             EventKind.AUTOSCALED,
             decision=str(decision.kind),
-            workers=decision.workers,
-            **decision.numbers,
+            **{what: decision.processes},
+            **numbers,
         )
         self._context.orders.announce("scale", decision.text, details=details)

@@ -1,4 +1,4 @@
-"""What a job does in intervals of time, and how surely two numbers of workers differ in it."""
+"""What a job does in intervals of time, and how surely two numbers of processes differ in it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 
 from elasticdl.formatting import number, spoken
 
@@ -34,31 +35,37 @@ class Interval:
     at_s: float
     seconds: float
     records: int
-    workers: int
-    """Workers that trained during all of it; of no meaning in a pause."""
+    processes: int
+    """Workers that trained during all of it, or servers; of no meaning in a pause."""
     left: int
     """Records that the job still has to do."""
     pause: Pause | None = None
+    waiting: float | None = None
+    """The share of their time that workers waited for servers; None if that is unknown."""
 
 
 @dataclass(slots=True)
 class Window:
-    """The newest intervals with the same number of workers."""
+    """The newest intervals with the same number of processes."""
 
-    workers: int
+    processes: int
     intervals: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """Seconds and records."""
+    waited: deque[float | None] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """`Interval.waiting` of each."""
 
     def add(self, interval: Interval) -> None:
         """Add an undisturbed interval."""
         self.intervals.append((interval.seconds, interval.records))
+        self.waited.append(interval.waiting)
 
     def newest(self, count: int) -> Window | None:
         """The newest so many intervals; None if there are fewer."""
         if self.count < count:
             return None
-        found = Window(self.workers)
+        found = Window(self.processes)
         found.intervals.extend(list(self.intervals)[-count:])
+        found.waited.extend(list(self.waited)[-count:])
         return found
 
     @property
@@ -75,6 +82,12 @@ class Window:
     def rate(self) -> float:
         """Records per second."""
         return sum(records for _, records in self.intervals) / self.seconds
+
+    @property
+    def waiting(self) -> float | None:
+        """The median of `Interval.waiting`; None if none is known."""
+        known = [one for one in self.waited if one is not None]
+        return median(known) if known else None
 
     @property
     def error(self) -> float:
@@ -99,13 +112,13 @@ def evidence(few: Window, many: Window, needed: float) -> float:
 def numbers_of(before: Window, after: Window | None = None) -> dict[str, float]:
     """Rates with their standard errors, for programs."""
     found: dict[str, float] = {
-        "before_workers": before.workers,
+        "before": before.processes,
         "before_records_per_s": before.rate,
         "before_error": before.error,
     }
     if after is not None and after.count > 1:
         found |= {
-            "after_workers": after.workers,
+            "after": after.processes,
             "after_records_per_s": after.rate,
             "after_error": after.error,
             "gain": gain(before, after),
@@ -115,7 +128,7 @@ def numbers_of(before: Window, after: Window | None = None) -> dict[str, float]:
 
 def rate_words(window: Window) -> str:
     """`do 1,203 ± 12 records/s`."""
-    verb = "does" if window.workers == 1 else "do"
+    verb = "does" if window.processes == 1 else "do"
     return f"{verb} {number(window.rate)} ± {number(window.error)} records/s"
 
 
@@ -126,7 +139,7 @@ def gain(few: Window, many: Window) -> float:
 
 def gain_words(few: Window, many: Window) -> str:
     """`the last one added 3.1 ± 1.2 % (1,203 to 1,240 records/s, measured for 20 s)`."""
-    count = many.workers - few.workers
+    count = many.processes - few.processes
     last = "the last one" if count == 1 else f"the last {count}"
     if min(few.count, many.count) < 2 or not few.rate:
         return f"{last} could not be measured"

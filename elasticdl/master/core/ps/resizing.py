@@ -16,6 +16,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import DropCause
+from elasticdl.flag_values import ServerRange
 from elasticdl.formatting import amount
 from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
@@ -71,13 +72,15 @@ class Resizing:
         self._evaluation = evaluation
         self._checkpointing = checkpointing
         self._wanted: int | None = None
-        """The number of servers that a person requested and the job does not have yet."""
+        """The number of servers that was requested and that the job does not have yet."""
         self._move: Move | None = None
         self._next_index = context.servers
         self._failures = 0
         self._retry_at_s = 0.0
         self._undone: SnapshotId | None = None
         """The newest seal that is to be undone: an earlier master may not have done so."""
+        self._by_person = False
+        """A person chose the number, so that a resumed job begins with it."""
 
     # requests
 
@@ -116,10 +119,24 @@ class Resizing:
         now = "as now" if number == context.servers else f"instead of {context.servers}"
         text = f"{said} requested, {now}"
         context.orders.announce("scale", text, details={"servers": number})
-        self._wanted, self._failures, self._retry_at_s = number, 0, context.now_s
+        context.server_range, self._by_person = ServerRange.just(number), True
+        self._request(number)
+
+    def choose(self, number: int) -> None:
+        """Change the number of servers, as autoscaling decided."""
+        self._request(number)
+
+    def _request(self, number: int) -> None:
+        self._wanted, self._failures, self._retry_at_s = number, 0, self._context.now_s
         move = self._move
         if move is not None and not move.sealed and move.to.number != number:
+            said = amount(number, "parameter server")
             self._withdraw(move, f"{said} were requested meanwhile")
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the number of servers is to change."""
+        return self._wanted is not None
 
     # decisions
 
@@ -228,7 +245,8 @@ class Resizing:
         for holder in (*self._evaluation.server_lost(move.sealed[0]), *exporter):
             self._leasing.revocation.revoke(holder, "the number of parameter servers changed")
         self._forgive()
-        context.orders.give(KeepServers(move.to.number))
+        if self._by_person:
+            context.orders.give(KeepServers(move.to.number))
         text = (
             f"the parameters moved from {before} to {amount(move.to.number, 'server')} at version"
             f" {move.version}; workers waited {waited_s:.2f} s, and no update was lost"
@@ -295,7 +313,7 @@ class Resizing:
         moved = [one.name for one in going.values() if one.finished and is_spare(one.name)]
         if moved:
             self._context.orders.give(FinishServers(tuple(moved)))
-        if self._next_index > self._context.spec.cluster.num_ps_pods:
+        if self._by_person:
             # Also if it is the number of the spec again: an earlier order may have kept another.
             self._context.orders.give(KeepServers(self._context.servers))
         if self._undone is not None:
