@@ -372,6 +372,17 @@ def _autoscale(draft: Draft) -> Value | None:
     return True if has_range and random.Random(f"autoscale {draft.seed}").random() < 0.3 else None
 
 
+def _servers(draft: Draft) -> Value | None:
+    if draft.on_ring:
+        return draft.choose.choice((None, 0))
+    number = draft.choose.choice((None, 1, 2, 3))
+    chosen = draft.flags.get("autoscale") and "sync" not in draft.flags
+    # Drawn apart, so that seeds keep the rest of their jobs.
+    if number and chosen and random.Random(f"server range {draft.seed}").random() < 0.5:
+        return f"{number}:{number + 1}"
+    return number
+
+
 def _in_steps(of: Draw) -> Draw:
     return lambda draft: of(draft) if "sync" in draft.flags else None
 
@@ -443,9 +454,7 @@ DRAWN: Mapping[str, Draw] = {
     "num_workers": _workers,
     "autoscale": _autoscale,
     "backup_workers": _in_steps(_backup_workers),
-    "num_ps_pods": lambda draft: (
-        draft.choose.choice((None, 0)) if draft.on_ring else draft.choose.choice((None, 1, 2, 3))
-    ),
+    "num_ps_pods": _servers,
     "max_relaunches": _one_of(None, None, 0, 5),
     "status_port": _one_of(None, None, 0, Place.FREE_PORT),
     "envs": _envs,

@@ -9,15 +9,16 @@ time.
 - The receipt's updates are those in the weights of all servers, or of the ring. The lost ones are
   those that some server lacks.
 - What the journal has is enough to come to the same state again.
-- With --autoscale the number of workers stays in its range, and changes at most so often.
+- With --autoscale the numbers of workers and servers stay in their ranges, and change at most so
+  often.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +74,8 @@ class Truth:
         self._pushing: dict[Key, Update] = {}
         self._epochs: dict[int, int] = {}
         """Of each shard that was leased."""
-        self.scaled_s: list[float] = []
-        """When --autoscale changed the number of workers."""
+        self.scaled_s: dict[str, list[float]] = {"workers": [], "servers": []}
+        """When --autoscale changed the number of workers, and of servers."""
         self.server_deaths = 0
         self.complete_records = 0
         """In pushes that all servers have."""
@@ -221,7 +222,7 @@ class Truth:
                 case do.Announce("stall", text) if text.startswith(STANDS_STILL):
                     self._stall_announced(text)
                 case do.Announce("scale", details=details) if "decision" in details:
-                    self._autoscaled(str(details["decision"]), int(details["workers"]))
+                    self._autoscaled(details)
                 case do.StartProcess(name=name) if name.role is Role.WORKER:
                     self._check_number()
         if isinstance(event, happened.RingReported) and event.worker in world.workers:
@@ -238,14 +239,21 @@ class Truth:
             if scale.requested > (scale.autoscaled or 0):
                 self.violated(f"{scale.requested} workers, {scale.autoscaled} were chosen")
 
-    def _autoscaled(self, decision: str, workers: int) -> None:
-        scale, now_s = self._world.master.state.status().scale, self._world.scheduler.now_s
-        if not scale.low <= workers <= scale.high:
-            self.violated(f"{workers} workers were chosen from {scale.low}:{scale.high}")
-        if decision not in (Kind.KEEP, Kind.STAY_FEWER):
-            self.scaled_s.append(now_s)
-        if sum(one > now_s - CHANGES_S for one in self.scaled_s) > MOST_CHANGES:
-            self.violated(f"the number of workers changes too often: {self.scaled_s}")
+    def _autoscaled(self, details: Mapping[str, Any]) -> None:
+        master, now_s = self._world.master.state, self._world.scheduler.now_s
+        for what, limits in (
+            ("workers", master.status().scale),
+            ("servers", self._world.plan.spec.cluster.num_ps_pods),
+        ):
+            if (number := details.get(what)) is None:
+                continue
+            if not limits.low <= number <= limits.high:
+                self.violated(f"{number} {what} were chosen from {limits.low}:{limits.high}")
+            changes_s = self.scaled_s[what]
+            if details["decision"] not in (Kind.KEEP, Kind.STAY_FEWER):
+                changes_s.append(now_s)
+            if sum(one > now_s - CHANGES_S for one in changes_s) > MOST_CHANGES:
+                self.violated(f"the number of {what} changes too often: {changes_s}")
 
     def _stall_announced(self, text: str) -> None:
         now_s = self._world.scheduler.now_s
@@ -520,7 +528,7 @@ class Truth:
 
     def _check_replay(self, receipt: Receipt) -> None:
         world = self._world
-        if world.plan.number % 8 and not self.scaled_s:
+        if world.plan.number % 8 and not any(self.scaled_s.values()):
             return
         again = JobState(world.plan.spec)
         for event in world.journal.events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -176,8 +176,12 @@ def plan_of(seed: int, strategy: str) -> Plan:
     calm = draw.random() < 0.5
     slow = bool(stragglers) and not calm
     autoscale = _autoscales(seed, strategy, size)
+    far = autoscale and strategy == SERVERS and random.Random(f"far servers {seed}").random() < 0.5
     if autoscale:
         flags["autoscale"] = True
+    if far:
+        # Their answers take long, so more of them may pay.
+        flags["num_ps_pods"] = f"{flags['num_ps_pods']}:{flags['num_ps_pods'] + 2}"
     longer = 12 if autoscale else 4 if slow else 1
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
@@ -195,7 +199,9 @@ def plan_of(seed: int, strategy: str) -> Plan:
         save_s=draw.choice([0.01, 0.5, 3.0]),
         gives_way=draw.choice([0.0, 0.02, 0.2]),
         bad_every=bad_every,
-        weather=Weather() if calm else _weather(draw),
+        weather=replace(
+            Weather() if calm else _weather(draw), **({"latency_s": 0.2} if far else {})
+        ),
         faults=(
             *(() if calm else _faults(draw, strategy, size.steps)),
             *(stragglers if slow else ()),
