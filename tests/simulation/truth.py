@@ -247,7 +247,9 @@ class Truth:
         ):
             if (number := details.get(what)) is None:
                 continue
-            if not limits.low <= number <= limits.high:
+            # A person's number of servers replaces the range.
+            asked = what == "servers" and details["decision"] == Kind.FOLLOW
+            if not asked and not limits.low <= number <= limits.high:
                 self.violated(f"{number} {what} were chosen from {limits.low}:{limits.high}")
             changes_s = self.scaled_s[what]
             if details["decision"] not in (Kind.KEEP, Kind.STAY_FEWER):

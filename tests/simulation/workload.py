@@ -200,7 +200,8 @@ def plan_of(seed: int, strategy: str) -> Plan:
         gives_way=draw.choice([0.0, 0.02, 0.2]),
         bad_every=bad_every,
         weather=replace(
-            Weather() if calm else _weather(draw), **({"latency_s": 0.2} if far else {})
+            Weather() if calm else _weather(draw),
+            **({"latency_s": 0.3, "spread": 1.0} if far else {}),
         ),
         faults=(
             *(() if calm else _faults(draw, strategy, size.steps)),
