@@ -134,7 +134,7 @@ def _ran(
     if run.stood or run.code != 0:
         verdict.problems.append(run.stood.partition("\n")[0] or f"exit code {run.code}")
         return
-    verdict.problems += _problems(prepared, run, before)
+    verdict.problems += problems(prepared, run, before)
 
 
 def _stopped_and_resumed(verdict: Verdict) -> None:
@@ -149,7 +149,7 @@ def _stopped_and_resumed(verdict: Verdict) -> None:
             first.stood.partition("\n")[0] or f"exit code {first.code} after Ctrl-C"
         )
     elif first.code == 0:
-        verdict.problems += _problems(prepared, first, None)
+        verdict.problems += problems(prepared, first, None)
     elif (prepared.job / "job.json").exists():
         _ran(verdict, prepared, None, "--resume", *prepared.draft.changed)
 
@@ -378,7 +378,8 @@ class Stop(Act):
 # What is true of a job that ended well
 
 
-def _problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
+def problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
+    """What its files say that cannot be true. `before`: what its first weights had."""
     receipt = json.loads((prepared.job / "receipt.json").read_text())
     status = json.loads((prepared.job / "status.json").read_text())["status"]
     return [
@@ -405,6 +406,8 @@ def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Ite
                 yield f"the receipt has {total[name]} {name}, and there are {count}"
     if total["lost"]:
         yield f"the receipt has {total['lost']} lost"
+    if receipt["updates"]["lost"]:
+        yield f"the receipt has {receipt['updates']['lost']} lost updates"
     most = run.kills * draft.batch * (draft.workers if draft.on_ring else 1)
     if run.alone:
         most = total["trained"]

@@ -6,12 +6,17 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
-from tests.kubernetes.jobs import Job, make
+from elasticdl.cluster.kubernetes.labels import master_selector
+from tests.kubernetes.jobs import Job, make, until_seen
 from tests.kubernetes.target_cluster import TargetCluster
 from tests.waiting import until
 
+REPLACED_WITHIN_S = 60.0
+"""From the taint of a node that fell silent until the Job has another master's pod."""
+STAYS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _KILL = """
 import os, sys
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -57,7 +62,80 @@ def kill(job: Job, pod: str, role: str) -> None:
         kubectl(job, "exec", pod, "--", "python3", "-c", _KILL, f"elasticdl.{role}.main")
     except RuntimeError as error:
         # The container ends, and this command with it.
-        assert "137" in str(error), error
+        if "137" not in str(error):
+            raise
+
+
+def delete_by_force(job: Job, master: str) -> None:
+    kubectl(job, "delete", "pod", master, "--force", "--grace-period=0")
+
+
+def kill_master(job: Job, master: str) -> None:
+    kill(job, master, "master")
+
+
+def lose_node(job: Job, first: str) -> None:
+    """Its node falls silent. The Job does not wait for the end of a pod that nobody sees."""
+    own = job.jobs.place.own
+    assert own is not None
+    for pod in processes(job):
+        stay(job, pod)
+    own.kill("kubelet")
+    try:
+        until_seen("the Job has another master", lambda: name_of(master(job)) != first, 180.0)
+        tainted = [
+            taint["timeAdded"]
+            for node in job.jobs.place.read("nodes")["items"]
+            for taint in node["spec"].get("taints", [])
+            if taint["key"] in STAYS and taint["effect"] == "NoExecute"
+        ]
+        made = master(job)["metadata"]["creationTimestamp"]
+        took_s = (_at(made) - _at(min(tainted))).total_seconds()
+        assert took_s < REPLACED_WITHIN_S
+        # The first one still acts: only its node is silent.
+        job.continues()
+    finally:
+        own.start("kubelet")
+    print(f"the Job replaced the master {took_s:.0f} s after the taint")
+    job.jobs.place.wait_until_node_is_back()
+
+
+def stay(job: Job, pod: str) -> None:
+    """On a silent node. There is no other one that could start the pod's successor."""
+    spec = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)["spec"]
+    for toleration in spec["tolerations"]:
+        if toleration.get("key") in STAYS:
+            toleration["tolerationSeconds"] = 600
+    change = {"spec": {"tolerations": spec["tolerations"]}}
+    kubectl(job, "patch", "pod", pod, "--type=merge", "-p", json.dumps(change))
+
+
+def master(job: Job) -> dict[str, Any]:
+    """The newest pod of the Job's."""
+    found = job.jobs.place.read(
+        "pods", "-n", job.jobs.namespace, "-l", f"job-name={job.name},{master_selector(job.name)}"
+    )["items"]
+    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
+
+
+def processes(job: Job) -> dict[str, tuple[str, str]]:
+    """Uid and start of each worker and server that runs."""
+    pods = job.jobs.place.read("pods", "-n", job.jobs.namespace)["items"]
+    return {
+        name_of(pod): (pod["metadata"]["uid"], state["running"]["startedAt"])
+        for pod in pods
+        if name_of(pod).startswith((f"{job.name}-worker-", f"{job.name}-ps-"))
+        for one in pod["status"].get("containerStatuses", ())
+        if "running" in (state := one["state"])
+    }
+
+
+def name_of(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def cut_off(job: Job, process: str) -> None:

@@ -103,8 +103,8 @@ class Jobs:
         done = self.elasticdl("cluster", "setup")
         assert done.returncode == 0, done.stderr
 
-    def submit(self, name: str, **flags: object) -> Job:
-        """Start `elasticdl train` and leave it running."""
+    def submit(self, name: str, *more: str, **flags: object) -> Job:
+        """Start `elasticdl train` and leave it running. `more`: arguments as they are."""
         given = {
             "image_name": self.image,
             "image_pull_policy": "Never",
@@ -117,7 +117,7 @@ class Jobs:
         arguments = [
             part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", value)
         ]
-        done = self.elasticdl("train", *arguments, "--detach")
+        done = self.elasticdl("train", *arguments, *more, "--detach")
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [name]
         return Job(self, name)
@@ -257,8 +257,12 @@ class Job:
             f"{event['at_s']:8.1f} {event['process']:12} {event['cause']:14} {event['text']}"
             for event in self.events()
         )
-        described = self.jobs.place.kubectl("-n", self.jobs.namespace, "get", "pods", "-o", "wide")
-        master = self.jobs.place.kubectl(
-            "-n", self.jobs.namespace, "logs", f"job/{self.name}", "--tail=30"
-        )
-        return f"{events}\n{described}\n{master}"
+        told = [events, *map(self._told, (("get", "pods", "-o", "wide"), ("get", "events")))]
+        return "\n".join([*told, self._told(("logs", f"job/{self.name}", "--tail=30"))])
+
+    def _told(self, arguments: Collection[str]) -> str:
+        """What kubectl says, or why it does not: a container may not have started yet."""
+        try:
+            return self.jobs.place.kubectl("-n", self.jobs.namespace, *arguments)
+        except RuntimeError as error:
+            return str(error)

@@ -7,23 +7,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 import pytest
 
 from elasticdl.cluster.kubernetes.job_accounting import FINALIZER
-from elasticdl.cluster.kubernetes.labels import master_selector
 from elasticdl.errors import ExitCode
-from tests.kubernetes.faults import evict_pod, kill, kubectl
+from tests.kubernetes.faults import (
+    delete_by_force,
+    evict_pod,
+    kill_master,
+    kubectl,
+    lose_node,
+    master,
+    name_of,
+    processes,
+)
 from tests.kubernetes.jobs import DATA, Job, Jobs, until_seen
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 STEP_LIMIT_S = 120.0
-REPLACED_WITHIN_S = 60.0
-"""From the taint of a node that fell silent until the Job has another master's pod."""
-STAYS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 @pytest.mark.usefixtures("fake_nodes")
@@ -43,10 +47,10 @@ def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
     )
     killed_in_the_check(job)
     job.until_workers(2)
-    job.until("training has begun", lambda _: job.progress() > 0)
+    job.until_seen("training has begun", lambda _: job.progress() > 0)
     before = processes(job)
     assert len(before) == 3
-    for end in (delete_by_force, kill_inside, evict_pod, lose_node):
+    for end in (delete_by_force, kill_master, evict_pod, lose_node):
         taken_over(job, end)
         assert processes(job) == before, job.story()
     taken_over_by_a_second_master(job)
@@ -92,7 +96,7 @@ def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
     until_seen("all run", lambda: len(processes(job)) == 2 + servers, STEP_LIMIT_S)
     until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
     before = processes(job)
-    for end in (kill_inside, delete_by_force):
+    for end in (kill_master, delete_by_force):
         told.taken_over(end, len(before))
         assert processes(job) == before, job.story()
         until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
@@ -125,10 +129,10 @@ class Told:
 
     def taken_over(self, end: Callable[[Job, str], None], running: int) -> None:
         """End the master; wait until another one has continued with all processes."""
-        job, first = self._job, _name(master(self._job))
+        job, first = self._job, name_of(master(self._job))
         until_seen("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
         end(job, first)
-        until_seen("the Job has another master", lambda: _name(master(job)) != first, STEP_LIMIT_S)
+        until_seen("the Job has another master", lambda: name_of(master(job)) != first, STEP_LIMIT_S)
         text = f"; {running} processes kept running"
         until_seen("it continues", lambda: text in self._log(), STEP_LIMIT_S, context=job.story)
         # What the master before had trained since it was last asked is no progress of this one.
@@ -137,7 +141,7 @@ class Told:
         until_seen("training continues", self.continues, STEP_LIMIT_S, context=job.story)
 
     def _log(self) -> str:
-        pod = _name(master(self._job))
+        pod = name_of(master(self._job))
         try:
             return kubectl(self._job, "logs", pod)
         except RuntimeError:
@@ -159,7 +163,7 @@ def killed_in_the_check(job: Job) -> None:
     """Nothing has begun: the next master starts the check again, after the Job's pause of 10 s."""
     check = f"{job.name}-check-1"
     until_seen("the check runs", lambda: check in names(job, "pods"), STEP_LIMIT_S)
-    kill_inside(job, master(job)["metadata"]["name"])
+    kill_master(job, master(job)["metadata"]["name"])
 
 
 def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
@@ -168,7 +172,7 @@ def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
     until_seen("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
     began_s = time.monotonic()
     end(job, first)
-    event = job.until(
+    event = job.until_seen(
         f"another master continues after {end.__name__}",
         lambda events: takeovers(events)[earlier:],
         STEP_LIMIT_S,
@@ -179,60 +183,16 @@ def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
     print(f"{end.__name__}: training seen {took_s:.1f} s later; {event['text']}")
 
 
-def delete_by_force(job: Job, master: str) -> None:
-    kubectl(job, "delete", "pod", master, "--force", "--grace-period=0")
-
-
-def kill_inside(job: Job, master: str) -> None:
-    kill(job, master, "master")
-
-
 def kill_in_a_hurry(job: Job, master: str) -> None:
     """When workers ask for leases all the time."""
     (job.jobs.folder / "hurry").touch()
-    kill_inside(job, master)
-
-
-def lose_node(job: Job, first: str) -> None:
-    """Its node falls silent. The Job does not wait for the end of a pod that nobody sees."""
-    own = job.jobs.place.own
-    assert own is not None
-    for pod in processes(job):
-        stay(job, pod)
-    own.kill("kubelet")
-    try:
-        until_seen("the Job has another master", lambda: _name(master(job)) != first, 180.0)
-        tainted = [
-            taint["timeAdded"]
-            for node in job.jobs.place.read("nodes")["items"]
-            for taint in node["spec"].get("taints", [])
-            if taint["key"] in STAYS and taint["effect"] == "NoExecute"
-        ]
-        made = master(job)["metadata"]["creationTimestamp"]
-        took_s = (_at(made) - _at(min(tainted))).total_seconds()
-        assert took_s < REPLACED_WITHIN_S
-        # The first one still acts: only its node is silent.
-        job.continues()
-    finally:
-        own.start("kubelet")
-    print(f"the Job replaced the master {took_s:.0f} s after the taint")
-    job.jobs.place.wait_until_node_is_back()
-
-
-def stay(job: Job, pod: str) -> None:
-    """On a silent node. There is no other one that could start the pod's successor."""
-    spec = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)["spec"]
-    for toleration in spec["tolerations"]:
-        if toleration.get("key") in STAYS:
-            toleration["tolerationSeconds"] = 600
-    change = {"spec": {"tolerations": spec["tolerations"]}}
-    kubectl(job, "patch", "pod", pod, "--type=merge", "-p", json.dumps(change))
+    kill_master(job, master)
 
 
 def taken_over_by_a_second_master(job: Job) -> None:
     """Somebody copies the pod. Each master leaves when another asks it to: never do two act."""
     second = f"{job.name}-second"
-    first = _name(master(job))
+    first = name_of(master(job))
     taken_over(job, _copy)
     for pod in (first, second):
         until_seen(f"{pod} has left", partial(_has_left, job, pod), STEP_LIMIT_S, context=job.story)
@@ -264,32 +224,12 @@ def _copy(job: Job, first: str) -> None:
     place.kubectl("create", "-f", "-", text=json.dumps(body))
 
 
-def master(job: Job) -> dict[str, Any]:
-    """The newest pod of the Job's."""
-    found = job.jobs.place.read(
-        "pods", "-n", job.jobs.namespace, "-l", f"job-name={job.name},{master_selector(job.name)}"
-    )["items"]
-    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
-
-
-def processes(job: Job) -> dict[str, tuple[str, str]]:
-    """Uid and start of each worker and server that runs."""
-    pods = job.jobs.place.read("pods", "-n", job.jobs.namespace)["items"]
-    return {
-        _name(pod): (pod["metadata"]["uid"], state["running"]["startedAt"])
-        for pod in pods
-        if _name(pod).startswith((f"{job.name}-worker-", f"{job.name}-ps-"))
-        for one in pod["status"].get("containerStatuses", ())
-        if "running" in (state := one["state"])
-    }
-
-
 def takeovers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in events if one["text"].startswith("another master continues the job")]
 
 
 def names(job: Job, kind: str) -> list[str]:
-    return [_name(one) for one in job.jobs.place.read(kind, "-n", job.jobs.namespace)["items"]]
+    return [name_of(one) for one in job.jobs.place.read(kind, "-n", job.jobs.namespace)["items"]]
 
 
 def _is_counted(job: Job, pod: str) -> bool:
@@ -306,11 +246,3 @@ def _exit_code(job: Job, pod: str) -> int | None:
     (container,) = read["status"]["containerStatuses"]
     ended = container["state"].get("terminated")
     return None if ended is None else int(ended["exitCode"])
-
-
-def _name(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["name"])
-
-
-def _at(text: str) -> datetime:
-    return datetime.fromisoformat(text)

@@ -1,0 +1,295 @@
+"""Whole jobs with random flags on the tests' own cluster, while their pods are taken away.
+
+`python -m tests.kubernetes.chaos --jobs 20 --seed 1`
+
+Masters and workers are deleted by force, killed and evicted, servers killed and evicted. Every
+fifth job loses the node that its master runs on. What a job leaves must agree with the weights of
+its model, which count the records. The exit code is 1 if one of them failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elasticdl.errors import ElasticDLError
+from tests.fuzz_jobs.chaos import Role
+from tests.fuzz_jobs.chaos import prepare as prepare_for_chaos
+from tests.fuzz_jobs.command import Prepared, prepared
+from tests.fuzz_jobs.flags import Draft, Strategy, draw
+from tests.fuzz_jobs.running import Run, problems
+from tests.kubernetes import image, many_pods, target_cluster
+from tests.kubernetes.faults import (
+    delete_by_force,
+    evict_pod,
+    kill,
+    kill_master,
+    lose_node,
+    master,
+    name_of,
+    processes,
+)
+from tests.kubernetes.jobs import DATA, Job, jobs_in
+from tests.kubernetes.target_cluster import TargetCluster
+
+_LEAST_STEPS = 40
+_TRAINS_S, _TRAINS_WITHOUT_NODE_S = 40.0, 240.0
+"""About so long does a job train: strikes find it at work."""
+_LONGEST_PAUSE_S = 6.0
+_MOST_STRIKES = 4
+_JOB_LIMIT_S = 600.0
+_VICTIM_LIMIT_S = 60.0
+_NAME = "job"
+_OF_ONE_MACHINE = ("job_name", "status_port", "tls")
+"""Flags of a draft that mean something else on a cluster."""
+
+Blow = Callable[[Job, str], None]
+
+
+def _kill_worker(job: Job, pod: str) -> None:
+    kill(job, pod, "worker")
+
+
+def _kill_server(job: Job, pod: str) -> None:
+    kill(job, pod, "ps")
+
+
+_BLOWS: Mapping[Role, tuple[Blow, ...]] = {
+    Role.MASTER: (delete_by_force, kill_master, evict_pod),
+    Role.WORKER: (delete_by_force, _kill_worker, evict_pod),
+    Role.SERVER: (_kill_server, evict_pod),
+}
+"""A server that is deleted by force loses updates, as docs/how-to/kubernetes.md says."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What happens to one process of a role. `after_s`: since the strike before."""
+
+    role: Role
+    blow: Blow
+    after_s: float
+
+
+@dataclass
+class Verdict:
+    """What is wrong with a job: nothing, if `problems` is empty."""
+
+    draft: Draft
+    story: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        draft = self.draft
+        return (
+            f"{draft.strategy} seed {draft.seed}: {draft.rows} x {draft.epochs} records by"
+            f" {draft.batch}, {draft.workers} workers, {', '.join(self.story) or 'undisturbed'},"
+            f" {self.seconds:.0f} s"
+        )
+
+
+def drafted(seed: int, strategy: Strategy) -> Draft:
+    """A job of enough steps to be struck. The same for the same numbers."""
+    drafts = (draw(seed * 1000 + more, strategy) for more in itertools.count())
+    draft = next(one for one in drafts if one.steps >= _LEAST_STEPS and not one.most_steps)
+    draft.seed, draft.in_file = seed, ()
+    prepare_for_chaos(draft)
+    trains_s = _TRAINS_WITHOUT_NODE_S if loses_node(draft) else _TRAINS_S
+    draft.pause_s = min(_LONGEST_PAUSE_S, trains_s * draft.workers / draft.steps)
+    for name in _OF_ONE_MACHINE:
+        draft.flags.pop(name, None)
+    pause = f"COUNTING_PAUSE_S={draft.pause_s}"
+    given = draft.flags.get("envs")
+    draft.flags["envs"] = f"{given};{pause}" if given else pause
+    draft.spelling = dict.fromkeys(draft.flags, "-")
+    return draft
+
+
+def loses_node(draft: Draft) -> bool:
+    """Whether the node that its master runs on stops."""
+    return draft.seed % 5 == 0
+
+
+def strikes(draft: Draft) -> list[Strike]:
+    """The same for the same draft."""
+    choose = random.Random(f"strikes {draft.strategy} {draft.seed}")
+    roles = [role for role in Role if not (role is Role.SERVER and draft.on_ring)]
+    found = [Strike(Role.MASTER, lose_node, 0.0)] if loses_node(draft) else []
+    for _ in range(choose.randint(1, _MOST_STRIKES)):
+        role = choose.choice(roles)
+        among = _BLOWS[role]
+        if role is Role.SERVER and "sync" in draft.flags:
+            # A step that is being applied when a server leaves is trained again: ADR 19.
+            among = (_kill_server,)
+        after_s = choose.choice((0.0, choose.uniform(0, 4), choose.uniform(0, 15)))
+        found.append(Strike(role, choose.choice(among), after_s))
+    return found
+
+
+class Striker:
+    """Carries the strikes out while a job trains."""
+
+    def __init__(self, job: Job, draft: Draft) -> None:
+        self._job, self._draft = job, draft
+        self._choose = random.Random(draft.seed)
+        self._had: set[tuple[str, str]] = set()
+        self.story: list[str] = []
+        self.struck = self.killed_workers = 0
+
+    def carry_out(self) -> None:
+        """Until all are done, or the job has ended."""
+        self._job.until("training has begun", lambda _: self._job.progress() > 0 or self._over())
+        for strike in strikes(self._draft):
+            time.sleep(strike.after_s)
+            end_s = time.monotonic() + _VICTIM_LIMIT_S
+            while not self._over() and not self._strike(strike):
+                if time.monotonic() > end_s:
+                    self.story.append(f"nobody to {_words(strike.blow)} as {strike.role}")
+                    break
+                time.sleep(0.5)
+
+    def _over(self) -> bool:
+        return (self._job.directory / "receipt.json").exists()
+
+    def _strike(self, strike: Strike) -> bool:
+        victims = self._victims(strike.role)
+        if not victims:
+            return False
+        victim = pod, _ = self._choose.choice(victims)
+        try:
+            strike.blow(self._job, pod)
+        except RuntimeError as error:
+            # It has just ended by itself, or its container does not run yet.
+            self.story.append(f"missed {pod}: {str(error)[-80:]}")
+            return False
+        self._had.add(victim)
+        self.story.append(f"{_words(strike.blow)} {pod.removeprefix(f'{_NAME}-')}")
+        self.struck += strike.role is not Role.MASTER
+        self.killed_workers += strike.role is Role.WORKER
+        return True
+
+    def _victims(self, role: Role) -> list[tuple[str, str]]:
+        """Pods, each with what tells one process in it from the next; none: look again soon."""
+        if role is Role.MASTER:
+            pod = master(self._job)
+            found = [(name_of(pod), str(pod["metadata"]["uid"]))]
+            return [one for one in found if one not in self._had and _runs(pod)]
+        if role is Role.WORKER and self._draft.on_ring and not self._spare():
+            return []
+        begin = f"{_NAME}-{role}-"
+        running = [(pod, "".join(process)) for pod, process in processes(self._job).items()]
+        return sorted(one for one in running if one[0].startswith(begin) and one not in self._had)
+
+    def _spare(self) -> bool:
+        """Whether a ring has two members: the weights of the last one would go with it."""
+        asked = self._job.jobs.elasticdl("status", _NAME, "-o", "json")
+        ring = json.loads(asked.stdout).get("ring") if asked.returncode == 0 else None
+        if not ring or ring["generation"] != ring["formed"]:
+            return False
+        had = {pod for pod, _ in self._had}
+        there = {pod.removeprefix(f"{_NAME}-") for pod in set(processes(self._job)) - had}
+        members = {name.partition(".")[0] for name in ring["members"]}
+        return len(members) > 1 and members <= there
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    states = [one["state"] for one in pod["status"].get("containerStatuses", ())]
+    return "deletionTimestamp" not in pod["metadata"] and any("running" in one for one in states)
+
+
+def _words(blow: Blow) -> str:
+    return blow.__name__.strip("_").replace("_", " ")
+
+
+def run_job(place: TargetCluster, draft: Draft, folder: Path) -> Verdict:
+    """Run it in a namespace of its own, in an empty folder, and look at what it left."""
+    namespace = f"elasticdl-chaos-{uuid.uuid4().hex[:8]}"
+    verdict, begin_s = Verdict(draft), time.monotonic()
+    place.make_namespace(namespace)
+    try:
+        with jobs_in(place, namespace, image.ZOO, folder / "volume") as jobs:
+            files = prepared(draft, jobs.folder)
+            arguments = [one.replace(str(jobs.folder), DATA) for one in files.arguments]
+            job = jobs.submit(_NAME, *arguments)
+            striker = Striker(job, draft)
+            verdict.story = striker.story
+            try:
+                striker.carry_out()
+                code, said = job.wait(_JOB_LIMIT_S)
+                verdict.problems += _found(files, striker, code, said)
+            except (AssertionError, RuntimeError, OSError, ValueError, ElasticDLError) as error:
+                verdict.problems.append(f"{type(error).__name__}: {error}")
+            if verdict.problems:
+                verdict.problems.append(job.story())
+    finally:
+        place.kubectl("delete", "namespace", namespace, "--wait=false")
+    verdict.seconds = time.monotonic() - begin_s
+    return verdict
+
+
+def _found(files: Prepared, striker: Striker, code: int, said: str) -> list[str]:
+    if code != 0:
+        return [f"exit code {code}: {said}"]
+    run = Run(code, said, 0.0, kills=striker.killed_workers, struck=striker.struck)
+    return problems(files, run, None)
+
+
+def _one(place: TargetCluster, strategy: Strategy, seed: int) -> bool:
+    """Whether all was well."""
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-{strategy}-{seed}-"))
+    folder.chmod(0o755)  # Pods are other users.
+    verdict = run_job(place, drafted(seed, strategy), folder)
+    if not verdict.problems:
+        shutil.rmtree(folder)
+        print(f"ok {verdict}", flush=True)
+        return True
+    print(
+        f"FAILED {verdict}\nagain: python -m tests.kubernetes.chaos --strategy {strategy} --seed"
+        f" {seed} --jobs 1\nleft in {folder}\n" + "\n".join(verdict.problems),
+        flush=True,
+    )
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kubernetes.chaos", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=20, help="so many (default: 20)")
+    parser.add_argument("--seed", type=int, default=None, help="of the first (default: by time)")
+    parser.add_argument("--strategy", choices=[*Strategy, "both"], default="both")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin none after so many")
+    given = parser.parse_args()
+    if reason := target_cluster.why_not():
+        sys.exit(reason)
+    first = int(time.time()) if given.seed is None else given.seed
+    strategies = list(Strategy) if given.strategy == "both" else [Strategy(given.strategy)]
+    begin_s, ended = time.monotonic(), []
+    built = image.project_zoo()
+    with target_cluster.found() as place, place.entered():
+        if place.own is None:
+            sys.exit("only the tests' own cluster may lose its node, unset KUBECONFIG")
+        place.own.import_image(built)
+        with many_pods.fake_nodes(place):
+            for number in range(given.jobs):
+                if time.monotonic() - begin_s > given.seconds:
+                    break
+                strategy = strategies[number % len(strategies)]
+                ended.append(_one(place, strategy, first + number // len(strategies)))
+    failed = ended.count(False)
+    print(f"{len(ended)} jobs in {time.monotonic() - begin_s:.0f} s, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
