@@ -114,7 +114,20 @@ def test_masters_one_after_another_continue_one_run(tmp_path: Path) -> None:
     life.live(45)
     equal(life.next(), life.state)
     assert {one.run for one in files.segments(tmp_path)} == {1}
+    for image in files.images(tmp_path):
+        image.path.unlink()
+    equal(life.next(), life.state)
     life.journal.close()
+
+
+@pytest.mark.parametrize("why", ["other launch", "nothing", "other format"])
+def test_a_master_that_finds_no_journal_to_continue_keeps_its_term(life: Life, why: str) -> None:
+    segment = files.segments(life.directory)[-1].path
+    if why == "other format":
+        segment.write_bytes(files.line({"format": 99, "run": HEADER.run, "term": 3}))
+    elif why == "nothing":
+        segment.unlink()
+    assert claim(life.directory, "another" if why == "other launch" else HEADER.run, 7) == 7
 
 
 def test_a_line_that_was_cut_off_is_removed_before_the_next_segment(life: Life) -> None:

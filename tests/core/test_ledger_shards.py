@@ -259,6 +259,34 @@ def test_a_batch_that_a_server_that_is_away_may_lack_is_trained_again() -> None:
     assert [piece.offset for piece in ledger.returned] == [8]
 
 
+def test_a_piece_that_is_given_back_without_a_rest_is_done() -> None:
+    ledger = make()
+    held = taken(ledger, A)
+    before = ledger.counts[0].unfinished
+    ledger.advance(held, held.piece.shard.records, 0)
+    ledger.give_back(held)
+    assert (ledger.counts[0].unfinished, ledger.done_shards) == (before - 1, 1)
+    assert not ledger.returned
+
+
+def test_a_piece_blamed_too_often_while_nobody_has_it_is_never_leased_again() -> None:
+    ledger = make()
+    held = taken(ledger, A)
+    ledger.give_back(held)
+    blame = Blame("it ended", held.piece.shard.id)
+    assert [ledger.blame(blame) for _ in range(3)] == [None, None, held.piece]
+    assert ledger.parked == [held.piece] and not ledger.returned
+    assert adds_up(ledger)
+
+
+def test_a_lease_behind_the_one_in_doubt_is_given_back_as_it_is() -> None:
+    ledger = make(records=96, size=32)
+    _, second, _ = (taken(ledger, A) for _ in range(3))
+    ledger.settle(A, [applied(second, 16), None], batch=8)
+    assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (32 + 8, 8)
+    assert [piece.offset for piece in ledger.returned] == [8, 0]
+
+
 def test_a_server_that_came_back_without_its_memory_costs_no_more_than_one_batch() -> None:
     ledger = make(records=64, size=64)
     held = present(ledger.take(A, 0))
