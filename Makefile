@@ -1,4 +1,4 @@
-.PHONY: experiments fuzz horovod demo docs simulate chaos chaos-local test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
+.PHONY: experiments fuzz horovod demo docs simulate chaos chaos-local chaos-cluster mutants test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
 BIN := .venv/bin
 # Many tests wait for processes: three use two cores better than two.
 WORKERS ?= 3
@@ -32,6 +32,13 @@ chaos: prepare  ## Ten thousand simulated jobs with faults, with new seeds, on a
 
 chaos-local: horovod  ## A hundred real jobs with random flags; master, workers and servers get SIGKILL, SIGSTOP and SIGTERM.
 	$(BIN)/python -m tests.fuzz_jobs --chaos master,worker,ps --seconds 36000 --jobs 100 $(ARGS)
+
+chaos-cluster: horovod  ## Twenty real jobs with random flags on a local Kubernetes that takes their pods away (Linux, root, Go): docs/testing.md.
+	@tests/kubernetes/cluster/programs/build >/dev/null
+	$(BIN)/python -m tests.kubernetes.chaos --jobs 20 $(ARGS)
+
+mutants: prepare  ## 300 random small defects of the master, and which of them nothing notices: docs/testing.md.
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few seconds in each; then jobs whose master or supervisor is killed.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/process/test_job_churn.py \

@@ -1,0 +1,77 @@
+"""Which modules are mutated, and which tests are asked first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "driver": (
+        "master.driver",
+        "master.event_queue",
+        "master.executor.executor",
+        "master.executor.fencing",
+    ),
+    "leases": (
+        "master.core.data.backup_leases",
+        "master.core.data.lease_limits",
+        "master.core.data.leasing",
+        "master.core.data.ledger",
+        "master.core.data.pieces",
+        "master.core.data.revocation",
+        "master.gateway.lease_polls",
+    ),
+    "settlement": (
+        "master.core.data.lease_reconciliation",
+        "master.core.data.rollback",
+        "master.core.ps.update_booking",
+        "master.core.updates",
+    ),
+    "takeover": (
+        "master.core.image",
+        "master.core.presence",
+        "master.core.takeover",
+        "master.journal.recovery",
+        "master.journal.rules",
+    ),
+}
+"""Modules below `elasticdl.`"""
+
+TESTS = (
+    *(
+        f"tests/core/test_{name}.py"
+        for name in (
+            "awaited",
+            "dropped_messages",
+            "exporting",
+            "goodput",
+            "driver_archive",
+            "journal_recovery",
+            "journal_replay",
+            "lease_polls",
+            "leases",
+            "ledger_shards",
+            "master_corners",
+            "master_cuts",
+            "master_failures",
+            "master_late_losses",
+            "master_messages",
+            "master_processes",
+            "master_promises",
+            "master_rounds",
+            "master_side_decisions",
+            "paces",
+            "resizing",
+            "resumed_repeats",
+            "scale_override",
+            "shard_list",
+            "shared_minibatches",
+            "state_image",
+            "steps",
+            "stragglers",
+            "takeover",
+        )
+    ),
+    "tests/contract/test_driver_grpc.py",
+    "tests/contract/test_driver_takeover.py",
+)
+"""Files of tests that say most about these modules; simulated jobs are asked about the rest."""
