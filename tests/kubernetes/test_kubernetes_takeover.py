@@ -47,7 +47,7 @@ def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
     )
     killed_in_the_check(job)
     job.until_workers(2)
-    job.until_seen("training has begun", lambda _: job.progress() > 0)
+    job.until("training has begun", lambda _: job.progress() > 0)
     before = processes(job)
     assert len(before) == 3
     for end in (delete_by_force, kill_master, evict_pod, lose_node):
@@ -172,7 +172,7 @@ def taken_over(job: Job, end: Callable[[Job, str], None]) -> None:
     until_seen("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
     began_s = time.monotonic()
     end(job, first)
-    event = job.until_seen(
+    event = job.until(
         f"another master continues after {end.__name__}",
         lambda events: takeovers(events)[earlier:],
         STEP_LIMIT_S,
