@@ -104,9 +104,9 @@ CASES: Mapping[str, Case] = {
     },
     "mnist": Case("mnist", "mnist", 2, 64, records=10_000),
     "mnist_subclass": Case("mnist_subclass.CustomModel", "mnist", 2, 64, records=10_000),
-    "cifar10": Case("cifar10", "cifar10", 4, 64, "tfrecord", records=5_000),
+    "cifar10": Case("cifar10", "cifar10", 4, 64, "tfrecord", records=2_500),
     "cifar10_subclass": Case(
-        "cifar10_subclass.CustomModel", "cifar10", 4, 64, "tfrecord", records=5_000
+        "cifar10_subclass.CustomModel", "cifar10", 4, 64, "tfrecord", records=2_500
     ),
     "resnet20": Case(
         "resnet20", "cifar10", 2, 64, "tfrecord", records=5_000, params={"steps": 158}

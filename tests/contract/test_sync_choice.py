@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -104,3 +106,38 @@ def test_few_steps_of_several_workers_warn(records: int, warns: bool) -> None:
     assert not choice.sync
     assert ("--sync" in choice.text, choice.level == "warning") == (warns, warns)
     assert not sync_choice(two.replace(sync=False), keras.optimizers.Adam(), records).text
+
+
+FIGURES = Path(__file__).parents[2] / "docs/explanation/quality.md"
+CASE = re.compile(
+    r"`(?P<module>\w+)`.*?(?P<epochs>\d+) epochs of (?P<steps>\d+) steps, (?P<rule>.*)"
+)
+
+
+def measured() -> list[tuple[str, int, int, Any, set[int]]]:
+    """The rows of the page's table: module, epochs, steps of each, optimizer, workers that miss."""
+    rules = {"SGD with momentum": lambda: keras.optimizers.SGD(**MOMENTUM)}
+    rows = []
+    for line in FIGURES.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 7 or (case := CASE.fullmatch(cells[0])) is None:
+            continue
+        rule = case["rule"]
+        optimizer = rules.get(rule) or getattr(keras.optimizers, rule)
+        within = {int(word) for word in re.findall(r"\d+", cells[6].partition(":")[0])}
+        rows.append(
+            (case["module"], int(case["epochs"]), int(case["steps"]), optimizer, {2, 4} - within)
+        )
+    return rows
+
+
+def test_a_job_that_was_measured_to_miss_plain_keras_warns() -> None:
+    rows = measured()
+    assert {"iris", "digits_subclass", "two_tower"} <= {row[0] for row in rows}
+    missing = [(*row[:4], workers) for row in rows for workers in row[4]]
+    assert missing
+    for module, epochs, steps, optimizer, workers in missing:
+        spec = job(num_workers=workers, minibatch_size=64, num_epochs=epochs)
+        choice = sync_choice(spec, optimizer(), 64 * steps)
+        assert (choice.level, choice.sync) == ("warning", False), (module, workers)
+        assert "--sync" in choice.text
