@@ -13,8 +13,12 @@ from elasticdl.errors import PermanentError
 
 TOKEN = "ELASTICDL_TOKEN"  # noqa: S105 - a name
 AUTHORITY = "ELASTICDL_AUTHORITY"
-MASTER_AWAY_S = 120.0
-_AWAY = "ELASTICDL_MASTER_AWAY_S"
+MASTER_AWAY_S = 900.0
+"""How long a process waits for a master that does not answer.
+
+On Kubernetes the next master's pod may have to wait for a node, or for the Job: at most 10 minutes.
+On a busy machine a master needs a minute to start, and the first ones may be killed, too.
+"""
 KEPT_MEMORY = "ELASTICDL_KEPT_MEMORY"
 IN_PLACE = "ELASTICDL_IN_PLACE"
 
@@ -34,8 +38,6 @@ class RoleEnvironment:
     """Where the process listens; '' for this machine only."""
     authority: str | None = None
     """The certificate, as PEM, that verifies the job's processes; None: they use no TLS."""
-    master_away_s: float = MASTER_AWAY_S
-    """How long to wait for a master that does not answer, in seconds."""
     kept_memory: str | None = None
     """The path of memory that outlives its process, as the cluster gives a server; None: none."""
     in_place: bool = False
@@ -69,14 +71,12 @@ class RoleEnvironment:
         """All but the token, which is a secret."""
         bind = {"ELASTICDL_BIND_HOST": self.bind_host} if self.bind_host else {}
         trusted = {AUTHORITY: self.authority} if self.authority else {}
-        away = {} if self.master_away_s == MASTER_AWAY_S else {_AWAY: f"{self.master_away_s:g}"}
         return {
             "ELASTICDL_MASTER": self.master,
             "ELASTICDL_PROCESS": str(self.name),
             "ELASTICDL_JOB_DIR": str(self.job_dir),
             **bind,
             **trusted,
-            **away,
         }
 
     @classmethod
@@ -94,7 +94,6 @@ class RoleEnvironment:
                 Path(os.environ["ELASTICDL_JOB_DIR"]),
                 os.environ.get("ELASTICDL_BIND_HOST", "127.0.0.1"),
                 os.environ.get(AUTHORITY) or None,
-                float(os.environ.get(_AWAY, MASTER_AWAY_S)),
                 os.environ.get(KEPT_MEMORY) or None,
                 os.environ.get(IN_PLACE) == "1",
             )

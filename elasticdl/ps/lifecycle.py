@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster.role_environment import RoleEnvironment
+from elasticdl.cluster.role_environment import MASTER_AWAY_S, RoleEnvironment
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job_status import JobStatus
 from elasticdl.native import _native
@@ -87,7 +87,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     Returns the exit code.
     """
     environment = _identified(environment)
-    client = _client(environment, environment.master_away_s)
+    client = _client(environment, MASTER_AWAY_S)
     pair = None
     if environment.authority is not None:
         # The import takes 30 ms.
@@ -149,7 +149,7 @@ def _identified(environment: RoleEnvironment) -> RoleEnvironment:
     """Ask the master who this process is, if several follow one another in one place."""
     if not environment.in_place:
         return environment
-    client = _client(environment, environment.master_away_s)
+    client = _client(environment, MASTER_AWAY_S)
     try:
         name = client.who()
     finally:

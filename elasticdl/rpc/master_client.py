@@ -1,7 +1,7 @@
 """A process's side of the conversation with its master.
 
-It survives an unreachable master for up to two minutes. To a master that has taken the job over it
-attaches again by itself, and tells which leases it has.
+It survives an unreachable master for two minutes, or as long as it is told. To a master that has
+taken the job over it attaches again by itself, and tells which leases it has.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticdl.clock import Clock, SystemClock
-from elasticdl.cluster.role_environment import RoleEnvironment, step_threads
+from elasticdl.cluster.role_environment import MASTER_AWAY_S, RoleEnvironment, step_threads
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, UserError
 from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
@@ -331,7 +331,7 @@ def run(shutdown: Shutdown) -> None:
         environment.master,
         environment.token,
         str(environment.name),
-        away_s=environment.master_away_s,
+        away_s=MASTER_AWAY_S,
         authority=environment.authority,
     )
     link = Link.make(client, ProcessContext.real(environment, shutdown), shutdown)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.role_environment import MASTER_AWAY_S, TOKEN, RoleEnvironment
+from elasticdl.cluster.role_environment import TOKEN, RoleEnvironment
 from elasticdl.formatting import STACKS_VARIABLE
 from elasticdl.job import JobSpec
 from elasticdl.master import preflight
@@ -35,7 +35,6 @@ class ProcessEnv:
     `address` is the master's, `token` the job's. `cores` is the number of cores for the job; None
     leaves each process its own. `bind_host` is the listen address of servers; '' means this machine
     only. `authority` is the certificate that processes trust, as PEM; None: no TLS.
-    `master_away_s` is how long processes wait for another master.
     """
 
     spec: JobSpec
@@ -45,7 +44,6 @@ class ProcessEnv:
     cores: float | None
     bind_host: str = ""
     authority: str | None = None
-    master_away_s: float = MASTER_AWAY_S
 
     def __call__(self, name: ProcessName) -> ProcessSpec:
         """Return the spec of one process. The user's environment cannot override our variables."""
@@ -82,7 +80,6 @@ class ProcessEnv:
             Path(self.directory),
             self.bind_host,
             self.authority,
-            self.master_away_s,
         ).variables()
 
     def _share(self, role: Role) -> float:

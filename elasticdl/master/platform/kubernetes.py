@@ -85,8 +85,6 @@ TERMINATION_MESSAGE = "/dev/termination-log"
 _SETTLED_S = 10.0
 """A master that has run for so long can start: its end is a disruption, and costs no delay."""
 _SETTLE_AGAIN_S = (2.0, 5.0, 15.0, 60.0)
-_MASTER_AWAY_S = 900.0
-"""The next master's pod may have to wait for a node, or for the Job: at most 10 minutes."""
 _CONCLUDE_LIMIT_S = 300.0
 _CONCLUDE_AGAIN_S = 5.0
 _ON_A_VOLUME = JournalLimits(sync_every_s=0.0)
@@ -265,7 +263,6 @@ class KubernetesPlatform:
             None,
             self._pod_env.any_address,
             environment.trusted,
-            _MASTER_AWAY_S,
         )
 
     @asynccontextmanager
