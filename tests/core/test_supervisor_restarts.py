@@ -26,6 +26,7 @@ from elasticdl.cluster.local.supervisor.restarts import (
     Restarts,
     ended_on_purpose,
 )
+from elasticdl.cluster.role_environment import MASTER_AWAY_S
 from elasticdl.errors import ExitCode
 
 pytestmark = pytest.mark.core
@@ -175,3 +176,9 @@ def parsed(data: bytes) -> list[messages.Message]:
     while (one := parser.next()) is not None:
         received.append(one.message)
     return received
+
+
+def test_processes_wait_longer_than_masters_in_a_row_need_to_start() -> None:
+    """Each may be killed as soon as it is there: nobody may leave before the job ends for it."""
+    limits = RestartLimits()
+    assert limits.most * limits.short_s < MASTER_AWAY_S
