@@ -80,11 +80,16 @@ class Master:
             1,
             lambda name, address: GrpcServerControl(str(name), address, TOKEN, 1),
         )
-        self.desk = ProcessGateway(self.inbox, roster, Fences(roster), Task.TRAINING, self.core)
-        self.chronicle = EventLog(directory / "events.jsonl", clock.wall_s())
+        self.gateway = ProcessGateway(self.inbox, roster, Fences(roster), Task.TRAINING, self.core)
+        self.event_log = EventLog(directory / "events.jsonl", clock.wall_s())
         collector = Collector(directory / "series.json", clock)
         self.watched = JobView(
-            about(spec, clock.wall_s()), self.core, self.desk, self.inbox, self.chronicle, collector
+            about(spec, clock.wall_s()),
+            self.core,
+            self.gateway,
+            self.inbox,
+            self.event_log,
+            collector,
         )
         self.watched.cluster = FakeCluster()
         self.page = StatusServer(self.watched, AccessGuard(TOKEN), 1, directory / "logs")
@@ -97,7 +102,7 @@ class Master:
             match command:
                 case GrantLease():
                     self.leases.setdefault(command.worker, []).append(command.lease)
-                    self.desk.throughput.granted(command.lease)
+                    self.gateway.throughput.granted(command.lease)
                 case Announce():
                     stamp = {"at": self.inbox.clock.wall_s(), "at_s": self.inbox.at_s()}
                     told: dict[str, Any] = {
@@ -106,7 +111,7 @@ class Master:
                         "process": command.process,
                         "details": command.details,
                     }
-                    self.chronicle.append(stamp, told)
+                    self.event_log.append(stamp, told)
                 case _:
                     pass
 
@@ -118,7 +123,7 @@ class Master:
             name = ProcessName(Role.WORKER, index)
             self.put(e.ProcessSeen(self.inbox.at_s(), name, True, f"node-{index % 50}"))
             self.put(e.ProcessAttached(self.inbox.at_s(), name))
-            self.desk.sessions.claim(name, "i").announced = True
+            self.gateway.sessions.claim(name, "i").announced = True
             for _ in range(2):
                 self.put(e.LeaseRequested(self.inbox.at_s(), name))
 
@@ -129,7 +134,7 @@ class Master:
         assert lease.shard is not None
         offset = min(lease.shard.records, self.offsets.get(name, lease.offset) + 10 * BATCH)
         done, at_s = offset == lease.shard.records, self.inbox.at_s()
-        presence = self.desk.sessions.heard(name)
+        presence = self.gateway.sessions.heard(name)
         assert presence is not None
         gauges = {
             "rss_bytes": 4e8 + offset,
@@ -142,7 +147,7 @@ class Master:
         }
         presence.reported(gauges)
         applied = Applied(lease.shard.id, lease.attempt, offset)
-        self.desk.throughput.reported(name, Progress(lease.task, applied, done=done), at_s)
+        self.gateway.throughput.reported(name, Progress(lease.task, applied, done=done), at_s)
         self.put(
             e.ProgressReported(
                 at_s,

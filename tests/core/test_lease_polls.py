@@ -27,15 +27,15 @@ SUMMARY = Lease(Task.SUMMARY, None, attempt=0, round=3)
 
 
 class Bench:
-    """A desk whose questions and returns are written down."""
+    """Lease polls whose questions and returns are written down."""
 
     def __init__(self) -> None:
         self.asked: list[ProcessName] = []
         self.returned: list[Lease] = []
-        self.desk = LeasePolls(self.asked.append, lambda _, lease: self.returned.append(lease))
+        self.polls = LeasePolls(self.asked.append, lambda _, lease: self.returned.append(lease))
 
     def poll(self, sequence: int, wait_s: float = 5.0) -> asyncio.Task[Any]:
-        return asyncio.create_task(self.desk.poll(WORKER, sequence, wait_s))
+        return asyncio.create_task(self.polls.poll(WORKER, sequence, wait_s))
 
 
 def on_loop(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -61,7 +61,7 @@ async def test_a_lease_reaches_the_worker_that_waits(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
     assert bench.asked == [WORKER]
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     assert await poll == lease(7)
     assert bench.returned == []
 
@@ -70,7 +70,7 @@ async def test_a_lease_reaches_the_worker_that_waits(bench: Bench) -> None:
 async def test_a_repeated_request_gets_the_answer_that_was_lost_on_its_way(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     assert await poll == lease(7)
     assert await bench.poll(1) == lease(7)
     assert bench.asked == [WORKER]
@@ -82,9 +82,9 @@ async def test_a_lease_tells_how_often_leases_were_voided_before_it(bench: Bench
     for number in range(3):
         poll = bench.poll(number + 1)
         await settle()
-        bench.desk.answer(WORKER, lease(number))
+        bench.polls.answer(WORKER, lease(number))
         assert await poll == replace(lease(number), revocation=number)
-        assert bench.desk.revoked(WORKER) == number + 1
+        assert bench.polls.revoked(WORKER) == number + 1
 
 
 @on_loop
@@ -92,7 +92,7 @@ async def test_the_next_request_gets_another_lease(bench: Bench) -> None:
     for number in (1, 2):
         poll = bench.poll(number)
         await settle()
-        bench.desk.answer(WORKER, lease(number))
+        bench.polls.answer(WORKER, lease(number))
         assert await poll == lease(number)
 
 
@@ -103,12 +103,12 @@ async def test_a_request_that_does_not_wait_is_answered_when_the_core_has_decide
     poll = bench.poll(1, 0.0)
     await settle()
     assert not poll.done()
-    bench.desk.answer(WORKER, Wait("all shards are leased"))
+    bench.polls.answer(WORKER, Wait("all shards are leased"))
     assert await poll == Wait("all shards are leased")
     # The number was not answered with a lease, so the next request may have it.
     again = bench.poll(1, 0.0)
     await settle()
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     assert await again == lease(7)
     assert await bench.poll(1, 0.0) == lease(7), "a repeat gets the answer that was lost"
     assert bench.asked == [WORKER, WORKER]
@@ -123,7 +123,7 @@ async def test_a_lease_for_a_call_that_did_not_wait_and_was_cancelled_goes_back(
     await settle()
     poll.cancel()
     await settle()
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     assert bench.returned == [lease(7)]
 
 
@@ -133,7 +133,7 @@ async def test_a_lease_whose_call_was_cancelled_before_it_came_goes_back(bench: 
     await settle()
     poll.cancel()
     await settle()
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     assert bench.returned == [lease(7)]
 
 
@@ -141,14 +141,14 @@ async def test_a_lease_whose_call_was_cancelled_before_it_came_goes_back(bench: 
 async def test_a_lease_that_comes_in_the_moment_of_the_cancellation_goes_back(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     poll.cancel()
     await settle()
     assert poll.cancelled()
     assert bench.returned == [lease(7)]
     again = bench.poll(1)
     await settle()
-    bench.desk.answer(WORKER, lease(8))
+    bench.polls.answer(WORKER, lease(8))
     assert await again == lease(8)
 
 
@@ -158,9 +158,9 @@ async def test_a_lease_taken_by_a_retry_does_not_go_back_when_the_first_call_is_
 ) -> None:
     poll = bench.poll(1)
     await settle()
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     # In the same turn of the loop: the retry is served before the first call notices anything.
-    retry = await bench.desk.poll(WORKER, 1, 5.0)
+    retry = await bench.polls.poll(WORKER, 1, 5.0)
     poll.cancel()
     await settle()
     assert retry == lease(7)
@@ -174,7 +174,7 @@ async def test_a_retry_joins_the_question_that_is_already_asked(bench: Bench) ->
     second = bench.poll(1)
     await settle()
     assert bench.asked == [WORKER]
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     assert await second == lease(7)
     assert isinstance(await first, Wait)
     assert bench.returned == []
@@ -184,9 +184,9 @@ async def test_a_retry_joins_the_question_that_is_already_asked(bench: Bench) ->
 async def test_who_waits_is_told_the_reason_when_the_time_is_over(bench: Bench) -> None:
     poll = bench.poll(1, wait_s=0.01)
     await settle()
-    bench.desk.answer(WORKER, Wait("all shards are leased"))
+    bench.polls.answer(WORKER, Wait("all shards are leased"))
     assert await poll == Wait("all shards are leased")
-    bench.desk.answer(WORKER, lease(7))
+    bench.polls.answer(WORKER, lease(7))
     assert bench.returned == [lease(7)]
 
 
@@ -194,12 +194,12 @@ async def test_who_waits_is_told_the_reason_when_the_time_is_over(bench: Bench) 
 async def test_who_got_nothing_is_asked_for_again_when_work_appears(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
-    bench.desk.work_appeared()
+    bench.polls.work_appeared()
     assert bench.asked == [WORKER], "the first question is still open"
-    bench.desk.answer(WORKER, Wait("nothing yet"))
-    bench.desk.work_appeared()
+    bench.polls.answer(WORKER, Wait("nothing yet"))
+    bench.polls.work_appeared()
     assert bench.asked == [WORKER, WORKER]
-    bench.desk.answer(WORKER, Finished())
+    bench.polls.answer(WORKER, Finished())
     assert await poll == Finished()
 
 
@@ -208,7 +208,7 @@ async def test_work_for_one_of_thousands_that_wait_costs_few_requests_and_reache
     bench: Bench,
 ) -> None:
     names = [ProcessName(Role.WORKER, number) for number in range(3000)]
-    polls = [asyncio.create_task(bench.desk.poll(name, 1, 20.0)) for name in names]
+    polls = [asyncio.create_task(bench.polls.poll(name, 1, 20.0)) for name in names]
     await settle()
     last = names[-1]
 
@@ -216,18 +216,18 @@ async def test_work_for_one_of_thousands_that_wait_costs_few_requests_and_reache
         asked = tuple(bench.asked)
         bench.asked.clear()
         for name in asked:
-            bench.desk.answer(name, lease(1) if name == last else Wait("not for this one"))
+            bench.polls.answer(name, lease(1) if name == last else Wait("not for this one"))
         return len(asked)
 
     assert answer_all() == 3000, "each worker's own request"
     for _ in range(2):
-        bench.desk.work_appeared()
+        bench.polls.work_appeared()
         assert answer_all() < 100
     for _ in range(3):
-        bench.desk.tick()
+        bench.polls.tick()
         assert answer_all() <= 1000
     assert await polls[-1] == lease(1)
-    bench.desk.tick()
+    bench.polls.tick()
     assert not bench.asked, "everyone was asked for once"
     for poll in polls:
         poll.cancel()
@@ -236,14 +236,14 @@ async def test_work_for_one_of_thousands_that_wait_costs_few_requests_and_reache
 @on_loop
 async def test_while_there_is_work_the_next_ones_that_wait_follow_at_once(bench: Bench) -> None:
     names = [ProcessName(Role.WORKER, number) for number in range(200)]
-    polls = [asyncio.create_task(bench.desk.poll(name, 1, 20.0)) for name in names]
+    polls = [asyncio.create_task(bench.polls.poll(name, 1, 20.0)) for name in names]
     await settle()
     for name in names:
-        bench.desk.answer(name, Wait("nothing yet"))
+        bench.polls.answer(name, Wait("nothing yet"))
     bench.asked.clear()
-    bench.desk.work_appeared()
+    bench.polls.work_appeared()
     for number in range(200):
-        bench.desk.answer(bench.asked[number], lease(number))
+        bench.polls.answer(bench.asked[number], lease(number))
     shards = [
         one.shard.id for one in await asyncio.gather(*polls) if isinstance(one, Lease) and one.shard
     ]
@@ -256,7 +256,7 @@ async def test_a_lease_without_a_shard_is_kept_for_its_worker(bench: Bench) -> N
     await settle()
     poll.cancel()
     await settle()
-    bench.desk.answer(WORKER, SUMMARY)
+    bench.polls.answer(WORKER, SUMMARY)
     assert bench.returned == []
     assert await bench.poll(1) == SUMMARY
     assert await bench.poll(1) == SUMMARY
@@ -268,6 +268,6 @@ async def test_a_worker_that_left_waits_no_more_and_its_leases_are_not_returned_
 ) -> None:
     poll = bench.poll(1)
     await settle()
-    bench.desk.leave(WORKER)
+    bench.polls.leave(WORKER)
     assert isinstance(await poll, Wait)
-    assert bench.desk.waiting() == {}
+    assert bench.polls.waiting() == {}
