@@ -156,7 +156,8 @@ def test_a_part_of_a_plot_that_is_selected_stays_when_new_values_come(
     assert shown_at() == at_the_edge
     page.mouse.dblclick(box["x"] + box["width"] - 2, middle)
     page.mouse.move(box["x"] + box["width"] - 4, middle)
-    assert shown_at() >= later, "a double click shows all of it again"
+    # Two points of the plot may be seconds apart.
+    assert shown_at() > at_the_edge, "a double click shows all of it again"
     assert window.problems == []
 
 
