@@ -30,15 +30,18 @@ class ConcatenateWithOffset(Layer):  # type: ignore[misc]
         self.axis = axis
 
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The ids of all inputs along the axis.
+        """The ids of all inputs along the axis; integers of several types become int64.
 
         Raises ValueError if there is another number of inputs than of offsets.
         """
         offsets = self.offsets or (0,) * len(inputs)
         if len(offsets) != len(inputs):
             raise ValueError(f"{len(offsets)} offsets for {len(inputs)} inputs: give one for each")
+        types = {tf.as_dtype(tensor.dtype) for tensor in inputs}
+        # StringLookup gives int64 and Discretization int32.
+        mixed = len(types) > 1 and all(one.is_integer for one in types)
         moved = [
-            map_values(partial(_moved, offset=offset), tensor)
+            map_values(partial(_moved, offset=offset, mixed=mixed), tensor)
             for tensor, offset in zip(inputs, offsets, strict=True)
         ]
         if isinstance(moved[0], tf.SparseTensor):
@@ -107,7 +110,9 @@ class ToRagged(Layer):  # type: ignore[misc]
         return {**super().get_config(), "sep": self.sep, "ignore_value": self.ignore_value}
 
 
-def _moved(ids: Tensor, offset: int) -> Tensor:
+def _moved(ids: Tensor, offset: int, mixed: bool) -> Tensor:
+    if mixed:
+        ids = tf.cast(ids, tf.int64)
     return ids + tf.cast(offset, ids.dtype)
 
 

@@ -78,6 +78,19 @@ def test_ids_of_several_features_are_moved_apart() -> None:
         ConcatenateWithOffset([0])([first, second])
 
 
+def test_ids_of_several_types_are_moved_apart_as_int64() -> None:
+    """Keras' StringLookup gives int64, and its Discretization int32."""
+    text, number = keras.Input((1,), dtype="string"), keras.Input((1,))
+    ids = [
+        preprocessing.IndexLookup(vocabulary=["a", "b"])(ToSparse()(text)),
+        preprocessing.Discretization([1.0, 2.0])(ToSparse()(number)),
+    ]
+    model = keras.Model([text, number], ConcatenateWithOffset([0, 3], axis=1)(ids))
+    out = model([tf.constant([["b"], ["c"]]), tf.constant([[1.5], [0.5]])])
+    assert out.dtype == tf.int64
+    np.testing.assert_array_equal(tf.sparse.to_dense(out), [[2, 4], [0, 3]])
+
+
 def test_ignored_values_are_left_out() -> None:
     numbers, texts = tf.constant([[1, -1], [-1, -1], [3, 4]]), tf.constant([["a,b"], [""], ["c"]])
     assert ToSparse()(numbers).indices.numpy().tolist() == [[0, 0], [2, 0], [2, 1]]
