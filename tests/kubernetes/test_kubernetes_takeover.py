@@ -132,7 +132,9 @@ class Told:
         job, first = self._job, name_of(master(self._job))
         until_seen("its end does not count", lambda: not _is_counted(job, first), STEP_LIMIT_S)
         end(job, first)
-        until_seen("the Job has another master", lambda: name_of(master(job)) != first, STEP_LIMIT_S)
+        until_seen(
+            "the Job has another master", lambda: name_of(master(job)) != first, STEP_LIMIT_S
+        )
         text = f"; {running} processes kept running"
         until_seen("it continues", lambda: text in self._log(), STEP_LIMIT_S, context=job.story)
         # What the master before had trained since it was last asked is no progress of this one.
