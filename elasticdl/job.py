@@ -262,7 +262,8 @@ class JobSpec(Section):
         if self.autoscales and fixed and not self.checkpoint.resume:
             raise SpecError(
                 f"--autoscale with --num-workers {workers}",
-                hint=f"give a range to choose from, such as --num-workers 1:{max(4, workers.high)}",
+                hint=f"give a range to choose from, such as --num-workers 1:{max(4, workers.high)}"
+                + (" or --num-ps-pods 1:4" if self.servers and self.action is Action.TRAIN else ""),
             )
         self._check_server_range()
         if self.cluster.job_name and not is_valid(self.cluster.job_name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.limits = WorkerRange(low=self.low, high=self.high)
-        self.policy = AutoscalePolicy(self.limits, "worker")
+        self.policy = AutoscalePolicy(self.limits, "worker", (Pause.MEMBERS,))
         self.random = random.Random(self.seed)
         self.at_work = self.low
         self.moves_at_s = 0.0
@@ -221,6 +222,32 @@ def test_those_that_came_are_judged_without_those_that_are_pending() -> None:
     job.run(60.0)
     assert job.decisions[4][1].kind is Kind.KEEP
     assert job.decisions[4][1].numbers["after"] == 4
+
+
+def test_removed_workers_that_do_not_leave_end_a_trial() -> None:
+    """Where a number cannot be lowered, no trial waits for ever."""
+    job = Job(limited_to(1), low=1, high=2, noise=0.0)
+    job.policy.settle(2, 0.0)
+    job.at_work = 2
+    while not job.decisions:
+        job.run(LENGTH_S)
+    assert job.decisions[0][1].kind is Kind.TRY_FEWER
+    job.moves_at_s = math.inf
+    job.run(PENDING_S + 2 * LENGTH_S)
+    assert [one.kind for _, one in job.decisions] == [Kind.TRY_FEWER, Kind.RESTORE]
+    assert "none left within 600 s" in job.decisions[1][1].text
+
+
+def test_a_change_that_is_given_up_ends_its_trial_and_is_tried_later() -> None:
+    job = Job(linear, high=2, noise=0.0)
+    while not job.decisions:
+        job.run(LENGTH_S)
+    job.policy.settle(1, job.at_s)
+    assert not job.policy.in_trial and job.policy.wanted == 1
+    job.run(100.0)
+    assert len(job.decisions) == 1, "not at once"
+    job.run(60.0)
+    assert [one.kind for _, one in job.decisions] == [Kind.TRY_MORE, Kind.TRY_MORE, Kind.KEEP]
 
 
 def test_workers_that_do_not_come_are_given_back_and_tried_again_later() -> None:

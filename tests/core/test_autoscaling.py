@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.shard import Applied, Lease, Source
-from tests.core.conftest import Bench
+from tests.core.conftest import KILLED, Bench
 from tests.core.random_history import canonical
 from tests.present import present
 
@@ -52,6 +53,8 @@ class Running:
     journal: list[e.Event] = field(default_factory=list)
     begun: int = 0
     spent: dict[str, dict[str, float]] = field(default_factory=dict)
+    new_servers: str = "start"
+    """They `start`, `end` at once, or `never` start."""
     full: bool = False
     """Nothing more starts: the cluster has no room."""
 
@@ -70,6 +73,11 @@ class Running:
     def _serve(self, command: c.Command) -> None:
         """Servers start, load and restore as fast as they are told to."""
         match command:
+            case c.StartProcess() if self.new_servers == "never":
+                pass
+            case c.StartProcess(name=name) if self.new_servers == "end":
+                self.put(e.ProcessSeen(0, name, True))
+                self.put(e.ProcessEnded(0, name, KILLED))
             case c.StartProcess(name=name):
                 self.put(e.ProcessSeen(0, name, True))
                 self.put(e.ServerStandsBy(0, name))
@@ -271,6 +279,14 @@ def on_servers(bench: type[Bench], per_server: float, **flags: Any) -> Running:
     return job.begin()
 
 
+def until(job: Running, done: Callable[[], object], limit_s: float = 300.0) -> None:
+    for _ in range(round(limit_s / STEP_S)):
+        if done():
+            return
+        job.run(STEP_S)
+    raise AssertionError(job.decisions)
+
+
 def servers_of(job: Running) -> int:
     rows = job.job.state.status().processes
     return sum(row.role == "ps" and row.cause is None for row in rows)
@@ -312,8 +328,7 @@ def test_servers_that_do_not_help_are_given_back(bench: type[Bench]) -> None:
 
 def test_a_worker_that_leaves_does_not_count_against_servers(bench: type[Bench]) -> None:
     job = on_servers(bench, per_server=1600.0)
-    while job.decisions != ["try_more"] or servers_of(job) != 2:
-        job.run(STEP_S)
+    until(job, lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
     job.full = True
     job._leave(next(iter(job.workers.values())))
     job.run(60.0)
@@ -335,8 +350,55 @@ def test_a_person_who_changes_the_servers_ends_the_choice(bench: type[Bench]) ->
     job = on_servers(bench, per_server=1000.0)
     job.put(e.ScaleServersRequested(0, 3))
     job.run(200.0)
-    assert servers_of(job) == 3 and "try_more" not in job.decisions
+    assert servers_of(job) == 3 and job.decisions == [], "nor is the person's number a decision"
     assert job.job.of(c.KeepServers) == [c.KeepServers(3)]
+
+
+def test_a_person_may_ask_for_the_number_that_was_chosen(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1600.0).run(200.0)
+    decisions = job.decisions
+    job.put(e.ScaleServersRequested(0, 3))
+    job.run(5.0)
+    assert job.job.of(c.KeepServers) == [c.KeepServers(3)], "a resumed job begins with it"
+    job.run(600.0)
+    assert job.decisions == decisions
+
+
+def test_a_person_ends_a_trial_of_servers_and_workers_are_tried_again(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1600.0, num_workers="2:4")
+    job.put(e.ScaleRequested(0, 2, 2))
+    until(job, lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
+    job.put(e.ScaleServersRequested(0, 2))
+    job.put(e.ScaleRequested(0, 2, 4))
+    job.run(200.0)
+    assert job.scale.observed > 2 and servers_of(job) == 2
+
+
+@pytest.mark.parametrize(
+    "servers, why", [("never", "none came within 600 s"), ("end", "after 3 tries")]
+)
+def test_servers_that_do_not_start_cost_a_trial_and_no_more(
+    bench: type[Bench], servers: str, why: str
+) -> None:
+    job = on_servers(bench, per_server=1600.0, num_workers="1:2")
+    job.new_servers = servers
+    until(job, lambda: job.job.said(why), limit_s=900.0)
+    assert (job.scale.observed, servers_of(job)) == (2, 1)
+    tried = len(job.decisions)
+    job.put(e.ScaleRequested(0, 1, 4))
+    job.run(100.0)
+    assert "try_more" in job.decisions[tried:], "workers are tried again"
+    job.new_servers = "start"
+    until(job, lambda: servers_of(job) > 1, limit_s=900.0)
+
+
+def test_another_range_of_workers_ends_a_trial_of_servers(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1600.0)
+    until(job, lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
+    job.put(e.ScaleRequested(0, 3, 3))
+    job.run(5.0)
+    assert job.decisions == ["try_more", "give_back", "follow"]
+    assert job.job.said("another number of workers was requested")
 
 
 def test_another_master_continues_a_trial_of_servers(bench: type[Bench]) -> None:

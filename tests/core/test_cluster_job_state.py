@@ -300,7 +300,7 @@ def on_cluster(**flags: object) -> JobSpec:
 
 
 def test_what_a_job_takes_is_counted_as_quotas_count_it() -> None:
-    found = needs(on_cluster(num_ps_pods=2), workers=4)
+    found = needs(on_cluster(num_ps_pods=2), workers=4, servers=2)
     assert (found["requests.cpu"], found["cpu"], found["limits.cpu"], found["pods"]) == (4, 4, 2, 7)  # type: ignore[comparison-overlap]
     assert found["requests.memory"] == Decimal(4 << 30)
 
@@ -339,7 +339,7 @@ def test_a_quota_says_what_is_used_and_what_is_needed(
         "status": limits | {"used": {"cpu": used}},
     }
     job_spec = on_cluster()
-    found = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
+    found = judged(quota, needs(job_spec, 2, 1), needs(job_spec, 4, 1))
     assert [one.weight for one in found] == ([weight] if weight else [])
     assert all(words in one.text for one in found)
 
@@ -352,7 +352,7 @@ def test_a_quota_that_is_not_counted_yet_bounds_as_well() -> None:
             "spec": {"hard": {"cpu": "1500m"}},
             "status": status,
         }
-        (found,) = judged(quota, needs(job_spec, 2), needs(job_spec, 4))
+        (found,) = judged(quota, needs(job_spec, 2, 1), needs(job_spec, 4, 1))
         assert found.weight is Weight.PROBLEM
         assert (
             found.text

@@ -84,6 +84,7 @@ def test_a_job_has_a_share_a_wish_and_what_it_waits_for() -> None:
     large, small = found.jobs
     assert (large.name, large.weight, large.workers, large.pending) == ("large", 2, 4, 3)
     assert (large.minimum, large.maximum, large.wished_servers) == (1, 9, 1)
+    assert large.most_servers == 1
     assert large.share == pytest.approx(4 * 0.5 / 16), "of the nodes that are ready and take pods"
     assert large.waiting_s == pytest.approx(3600) and large.age_s == pytest.approx(3600)
     assert small.share == pytest.approx(0.5 / 16)

@@ -231,7 +231,7 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(
             job.put(e.ExportFinished(0, job.worker(0), "out"))
         elif phase == "ending":
             all_end(job)
-    assert job.said(": the job is exporting its model")
+    assert job.said("cannot change the number of workers to 1:9: the job is exporting its model")
 
 
 def test_a_server_that_leaves_has_a_checkpoint_taken_or_the_loss_is_told(

@@ -55,6 +55,6 @@ def test_an_image_names_classes_of_this_package_only(name: str) -> None:
 
 def test_an_image_makes_values_of_frozen_classes_only() -> None:
     image = image_of(JobState(SPEC), CONSTANTS)
-    image[0][1]["_cut_at"] = ["value", "elasticdl.master.core.state:JobState", {}]
+    image[0][1]["_context"] = ["value", "elasticdl.master.core.state:JobState", {}]
     with pytest.raises(ValueError, match="is not what the image says"):
         restore(JobState(SPEC), image, CONSTANTS)

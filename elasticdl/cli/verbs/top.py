@@ -95,13 +95,13 @@ def _row(job: JobUsage) -> list[str]:
         job.state,
         str(job.weight),
         "-" if job.share is None else f"{job.share:.1%}",
-        f"{job.workers} of {_wish(job)}",
-        f"{job.servers} of {job.wished_servers}",
+        f"{job.workers} of {_range(job.minimum, job.maximum)}",
+        f"{job.servers} of {_range(job.wished_servers, job.most_servers)}",
         progress.age(job.age_s),
         progress.age(job.waiting_s) if job.waits_for else "-",
         job.waits_for.partition("\n")[0] or "-",
     ]
 
 
-def _wish(job: JobUsage) -> str:
-    return str(job.maximum) if job.minimum == job.maximum else f"{job.minimum}:{job.maximum}"
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}:{high}"

@@ -197,11 +197,10 @@ async def _quotas(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
                 f"you may not read the quotas of namespace {namespace}",
             )
         ]
-    low, high = spec.cluster.num_workers.low, spec.cluster.num_workers.high
+    workers, servers = spec.cluster.num_workers, spec.cluster.num_ps_pods
+    least, most = needs(spec, workers.low, servers.low), needs(spec, workers.high, servers.high)
     findings = [
-        finding
-        for quota in answer.get("items") or ()
-        for finding in judged(quota, needs(spec, low), needs(spec, high))
+        finding for quota in answer.get("items") or () for finding in judged(quota, least, most)
     ]
     return findings or [
         Finding(
@@ -212,8 +211,8 @@ async def _quotas(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     ]
 
 
-def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
-    """What a job with `workers` workers uses of each resource that a quota can limit."""
+def needs(spec: JobSpec, workers: int, servers: int) -> dict[str, Decimal]:
+    """What a job with so many workers and servers uses of each resource that a quota can limit."""
     total: dict[str, Decimal] = {
         "count/jobs.batch": Decimal(1),
         "services": Decimal(2),
@@ -222,7 +221,7 @@ def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
     for role, count in (
         (Role.MASTER, 1),
         (Role.WORKER, workers),
-        (Role.PS, spec.servers),
+        (Role.PS, servers),
     ):
         resources = pod_plan(spec, role).resources
         amounts: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
@@ -237,7 +236,7 @@ def needs(spec: JobSpec, workers: int) -> dict[str, Decimal]:
 def judged(
     quota: Mapping[str, Any], least: Mapping[str, Decimal], most: Mapping[str, Decimal]
 ) -> Findings:
-    """Findings for a job that uses `least` to start and `most` with all its workers."""
+    """Findings for a job that uses `least` to start and `most` with all its processes."""
     wanted = quota.get("spec") or {}
     if wanted.get("scopes") or wanted.get("scopeSelector"):
         return []  # limits only some pods, so the dry runs check it

@@ -37,6 +37,7 @@ class JobUsage:
     pending: int
     servers: int
     wished_servers: int
+    most_servers: int
     share: float | None
     age_s: float
     waiting_s: float
@@ -126,6 +127,7 @@ def _job_usage(state: JobState, allocatable: Amounts, now_wall_s: float) -> JobU
         sum(process_name(pod).role is Role.WORKER for pod in waiting),
         placed[Role.PS],
         0 if spec is None else spec.servers,
+        0 if spec is None else spec.cluster.num_ps_pods.high,
         max(shares, default=0.0) if allocatable else None,
         age_s,
         max(waits_s, default=0.0),

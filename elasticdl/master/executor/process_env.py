@@ -89,5 +89,6 @@ class ProcessEnv:
         """
         if self.cores is None:
             return 1.0
-        number = self.spec.cluster.num_workers.high if role is Role.WORKER else self.spec.servers
-        return max(1.0, self.cores / number)
+        cluster = self.spec.cluster
+        range_ = cluster.num_workers if role is Role.WORKER else cluster.num_ps_pods
+        return max(1.0, self.cores / range_.high)

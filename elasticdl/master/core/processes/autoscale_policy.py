@@ -41,7 +41,7 @@ from elasticdl.master.core.processes.throughput_windows import (
 )
 
 LEAST_GAIN = 0.05
-"""What a process must add to the records per second of up to ten such to stay."""
+"""What a process must add to the rate of up to ten processes of its kind, to stay."""
 _LEAST_SHARE = 0.5
 """What it must add of an average one's part, if that is less; steps of several need it, too."""
 CONFIDENCE = 2.0
@@ -136,7 +136,7 @@ def needed_gain(processes: int, more: int) -> float:
 
 
 def _needed_to_return(processes: int, fewer: int) -> float:
-    """The relative gain of `fewer` processes over `processes` that they return for."""
+    """The relative gain of `fewer` processes over `processes` that brings them back."""
     return fewer * min(LEAST_GAIN, _LEAST_SHARE / processes)
 
 
@@ -149,7 +149,7 @@ def _may_gain(base: Window, more: int) -> bool:
 
 
 def _may_lose_little(base: Window, fewer: int) -> bool:
-    """Whether `fewer` processes less may cost so little that they need not return."""
+    """Whether `fewer` processes less may cost so little that they need not come back."""
     if base.waiting is None:
         return True
     rest = base.processes - fewer
@@ -170,11 +170,15 @@ def _bound(after: Window, trial_s: float) -> float:
 
 @final
 class AutoscalePolicy:
-    """Decides how many processes of a kind a job has. Give it the intervals of the job in order."""
+    """Decides how many processes of a kind a job has. Give it the intervals of the job in order.
 
-    def __init__(self, limits: CountRange, noun: str) -> None:
+    `noun` is one of them in words, and `costs` the pauses that a change of their number brings.
+    """
+
+    def __init__(self, limits: CountRange, noun: str, costs: tuple[Pause, ...]) -> None:
         self._low, self._high = limits.low, limits.high
         self._noun = noun
+        self._costs = costs
         """One of them, in words."""
         self.wanted = limits.low
         self._base = Window(0)
@@ -205,6 +209,19 @@ class AutoscalePolicy:
         else:
             self._trial.after, self._trial.changed_s, self._trial.waits_s = None, None, at_s
 
+    def settle(self, processes: int, at_s: float) -> None:
+        """End a trial without a finding: the job has this number, whatever was wanted."""
+        if self._trial is not None and self.wanted > self._trial.before.processes:
+            self._put_off_more(1, at_s)
+        elif self._trial is not None:
+            self._put_off_fewer(1, at_s)
+        self.wanted, self._trial, self._base, self._usual = processes, None, Window(0), None
+
+    def abandon(self, at_s: float, why: str) -> Decision:
+        """Undo the present trial."""
+        assert self._trial is not None
+        return self._undo(self._trial, at_s, why)
+
     def would_try_more(self, waiting: float, at_s: float) -> bool:
         """Whether more processes may be tried now, if workers wait for them so long."""
         base = Window(self.wanted)
@@ -227,7 +244,8 @@ class AutoscalePolicy:
         if trial is not None and self._lasts_too_long(trial, interval):
             return self._undo(trial, interval.at_s, "too few undisturbed intervals to measure it")
         if trial is not None and self._stays_away(trial, interval.at_s):
-            return self._undo(trial, interval.at_s, f"none came within {PENDING_S:.0f} s")
+            none = "none came" if self.wanted > trial.before.processes else "none left"
+            return self._undo(trial, interval.at_s, f"{none} within {PENDING_S:.0f} s")
         if interval.pause is not None:
             self._count_cost(interval)
             return None
@@ -318,7 +336,7 @@ class AutoscalePolicy:
 
     def _lasts_too_long(self, trial: _Trial, interval: Interval) -> bool:
         """Whether the change took place too long ago for a trial without a verdict."""
-        if interval.pause is not Pause.MEMBERS:
+        if interval.pause not in (Pause.MEMBERS, Pause.OTHERS):
             if not self._has_changed(trial, interval.processes):
                 if trial.changed_s is not None:
                     trial.changed_s, trial.waits_s = None, interval.at_s
@@ -327,9 +345,8 @@ class AutoscalePolicy:
         return trial.changed_s is not None and interval.at_s - trial.changed_s > _UNDISTURBED_S
 
     def _stays_away(self, trial: _Trial, at_s: float) -> bool:
-        """Whether none of the added processes came for too long."""
-        waits = trial.changed_s is None and self.wanted > trial.before.processes
-        return waits and at_s - trial.waits_s > PENDING_S
+        """Whether the change has not taken place for too long."""
+        return trial.changed_s is None and at_s - trial.waits_s > PENDING_S
 
     def _has_changed(self, trial: _Trial, processes: int) -> bool:
         """Whether so many processes are those of the trial, or some of them."""
@@ -338,15 +355,20 @@ class AutoscalePolicy:
 
     def _count_cost(self, interval: Interval) -> None:
         """Add the work that a change costs, for example while a ring forms anew."""
-        if interval.pause is not Pause.MEMBERS or self._trial is None:
+        trial = self._trial
+        if trial is None or interval.pause not in self._costs:
             return
-        rate = self._trial.before.rate
-        self._lost_s += max(0.0, interval.seconds - interval.records / rate) if rate else 0.0
+        if trial.changed_s is not None and interval.pause is not Pause.MEMBERS:
+            # An ordinary checkpoint, or a server that was lost.
+            return
+        # Signed: the noise of many intervals must not add up.
+        rate = trial.before.rate
+        self._lost_s += interval.seconds - interval.records / rate if rate else 0.0
 
     @property
     def _repaid_s(self) -> float:
         """How long the least gain takes to repay a trial. The way back costs as much again."""
-        return min(_LONGEST_RETRY_S, 2.0 * self._lost_s / LEAST_GAIN)
+        return min(_LONGEST_RETRY_S, 2.0 * max(0.0, self._lost_s) / LEAST_GAIN)
 
     def _in_trial(self, trial: _Trial, interval: Interval, held_back: bool) -> Decision | None:
         before, processes = trial.before, interval.processes

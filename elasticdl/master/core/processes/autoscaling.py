@@ -10,6 +10,7 @@ intervals.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
@@ -59,17 +60,19 @@ class _ServerWaits:
 
     def __init__(self) -> None:
         self.share: float | None = None
-        """In the newest report of all; None before the second one."""
-        self._before: tuple[float, float] | None = None
-        """Seconds of waiting, and of everything, in the report before."""
+        """Since the report before the last one; None before the second report."""
+        self._totals: deque[tuple[float, float]] = deque(maxlen=3)
+        """Seconds of waiting, and of everything, in the newest reports."""
 
     def reported(self, spent_s: Mapping[str, float]) -> None:
         """Take in the seconds of all workers since the job began, by use."""
-        now = sum(spent_s.get(use, 0.0) for use in _WAITS), sum(spent_s.values())
-        if self._before is not None and now[1] > self._before[1]:
-            share = (now[0] - self._before[0]) / (now[1] - self._before[1])
-            self.share = min(1.0, max(0.0, share))
-        self._before = now
+        self._totals.append((sum(spent_s.get(use, 0.0) for use in _WAITS), sum(spent_s.values())))
+        # Over two reports: a worker that leaves reports alone.
+        waited_s, all_s = (
+            now - before for now, before in zip(self._totals[-1], self._totals[0], strict=True)
+        )
+        if all_s > 0.0:
+            self.share = min(1.0, max(0.0, waited_s / all_s))
 
 
 @final
@@ -89,11 +92,16 @@ class Autoscaling:
         self._checkpointing = checkpointing
         self._coordination = coordination
         self._resizing = resizing
-        self._workers = AutoscalePolicy(context.workers, "worker")
-        self._servers = AutoscalePolicy(context.server_range, "parameter server")
+        self._workers = AutoscalePolicy(context.workers, "worker", (Pause.MEMBERS,))
+        self._servers = AutoscalePolicy(
+            context.server_range, "parameter server", (Pause.SERVERS, Pause.CHECKPOINT)
+        )
         self._waits = _ServerWaits()
+        self._first_server = context.server_map.first
+        self._range = str(context.workers)
+        """The range of workers when the present trial of servers began."""
         self._at_work = 0
-        """Workers in the newest interval that counts; those that a trial of servers began with."""
+        """The workers that servers are measured with."""
         self._keeps_servers = False
         """It was announced that this job cannot change the number of its servers."""
         self._start: _Start | None = None
@@ -150,29 +158,55 @@ class Autoscaling:
         self._observe(interval)
 
     def _observe(self, interval: Interval) -> None:
+        self._follow_servers(interval.at_s)
+        waiting = self._waits.share if self._may_resize() else None
+        if waiting is None or not self._servers.in_trial:
+            taken = self._observe_workers(interval, waiting)
+            if taken or waiting is None:
+                return
+        self._observe_servers(interval, waiting)
+
+    def _follow_servers(self, at_s: float) -> None:
+        """Take in that the number of servers has changed, or that a change was given up."""
+        context = self._context
+        if context.server_map.first != self._first_server:
+            self._first_server = context.server_map.first
+            self._workers.forget(at_s)
+        if self._resizing.under_way:
+            return
+        fixed = self._servers.in_trial and not context.server_range.is_open
+        if fixed or self._servers.wanted != context.servers:
+            self._servers.settle(context.servers, at_s)
+
+    def _observe_workers(self, interval: Interval, waiting: float | None) -> bool:
+        """Whether the number of workers is, or now becomes, the one that is tried."""
         context, at_s = self._context, interval.at_s
-        if interval.pause is None and self._at_work != interval.processes:
-            if self._servers.in_trial:
-                # Its comparison needs the workers that it began with.
-                interval = replace(interval, pause=Pause.MEMBERS)
-            else:
+        # More workers may pay with more servers only: those are tried before they are judged.
+        held_back = waiting is not None and self._servers.would_try_more(waiting, at_s)
+        decision = self._workers.observe(interval, context.workers, held_back=held_back)
+        if decision is None:
+            return self._workers.in_trial and not held_back
+        context.autoscaled = decision.processes
+        self._announce(decision, "workers")
+        self._servers.forget(at_s)
+        return True
+
+    def _observe_servers(self, interval: Interval, waiting: float) -> None:
+        context, at_s = self._context, interval.at_s
+        pause = interval.pause
+        if not self._servers.in_trial:
+            self._range = str(context.workers)
+            if pause is None and self._at_work != interval.processes:
                 self._at_work = interval.processes
                 self._servers.forget(at_s)
-        waiting = self._waits.share if self._may_resize() else None
-        if not self._servers.in_trial:
-            # More workers may pay with more servers only: those are tried before they are judged.
-            held_back = waiting is not None and self._servers.would_try_more(waiting, at_s)
-            decision = self._workers.observe(interval, context.workers, held_back=held_back)
-            if decision is not None:
-                context.autoscaled = decision.processes
-                self._announce(decision, "workers")
-                self._servers.forget(at_s)
-            if decision is not None or (self._workers.in_trial and not held_back):
-                return
-        if waiting is None:
-            return
-        interval = replace(interval, processes=context.servers, waiting=waiting)
-        decision = self._servers.observe(interval, context.server_range)
+        elif pause is None and self._at_work != interval.processes:
+            # Its comparison needs the workers that it began with.
+            pause = Pause.OTHERS
+        if self._servers.in_trial and str(context.workers) != self._range:
+            decision = self._servers.abandon(at_s, "another number of workers was requested")
+        else:
+            interval = replace(interval, processes=context.servers, waiting=waiting, pause=pause)
+            decision = self._servers.observe(interval, context.server_range)
         if decision is not None:
             self._announce(decision, "servers")
             self._resizing.choose(decision.processes)
@@ -181,13 +215,12 @@ class Autoscaling:
     def _may_resize(self) -> bool:
         """Whether the number of servers is the master's choice; announce once why it cannot be."""
         context = self._context
-        if not context.spec.autoscales_servers:
+        if not (context.spec.autoscales_servers and context.server_range.is_open):
             return False
         if why_not := self._resizing.why_not():
             if not self._keeps_servers:
-                text = (
-                    f"autoscale: keeping {amount(context.servers, 'parameter server')}: {why_not}"
-                )
+                servers = amount(context.servers, "parameter server")
+                text = f"autoscale: keeping {servers}: {why_not}"
                 context.orders.announce("scale", text, level="warning")
             self._keeps_servers = True
             return False

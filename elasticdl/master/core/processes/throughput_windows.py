@@ -23,7 +23,8 @@ class Pause(StrEnum):
     EVALUATION = "evaluation"
     CHECKPOINT = "a checkpoint"
     EXPORT = "an export"
-    SERVERS = "parameter servers are away"
+    OTHERS = "processes of the other kind join or leave"
+    SERVERS = "parameter servers are away or change"
     DATA = "the data ends"
     SETTLING = "the first interval after a pause"
 

@@ -80,7 +80,9 @@ class Resizing:
         self._undone: SnapshotId | None = None
         """The newest seal that is to be undone: an earlier master may not have done so."""
         self._by_person = False
-        """A person chose the number, so that a resumed job begins with it."""
+        """A person requested the newest number."""
+        self._kept: int | None = None
+        """The number that a person chose and the job had: a resumed job begins with it."""
 
     # requests
 
@@ -149,7 +151,7 @@ class Resizing:
             self._give_up(f"the job {context.late() or f'is {context.phase}'}")
         elif move is None:
             if self._wanted == context.servers:
-                self._wanted = None
+                self._reached()
             elif context.now_s >= self._retry_at_s:
                 self._begin(self._wanted)
         elif problem := self._problem(move):
@@ -220,6 +222,13 @@ class Resizing:
         context.loading = ()
         context.moving = f"their number changes from {context.servers} to {move.to.number}"
 
+    def _reached(self) -> None:
+        """The job has the number of servers that was requested."""
+        self._wanted = None
+        if self._by_person:
+            self._kept = self._context.servers
+            self._context.orders.give(KeepServers(self._kept))
+
     def _going(self, servers: ServerMap) -> list[Process]:
         """Those of these servers that live."""
         found = (self._context.processes.server(index) for index in servers.indices)
@@ -245,8 +254,8 @@ class Resizing:
         for holder in (*self._evaluation.server_lost(move.sealed[0]), *exporter):
             self._leasing.revocation.revoke(holder, "the number of parameter servers changed")
         self._forgive()
-        if self._by_person:
-            context.orders.give(KeepServers(move.to.number))
+        if move.to.number == self._wanted:
+            self._reached()
         text = (
             f"the parameters moved from {before} to {amount(move.to.number, 'server')} at version"
             f" {move.version}; workers waited {waited_s:.2f} s, and no update was lost"
@@ -313,9 +322,9 @@ class Resizing:
         moved = [one.name for one in going.values() if one.finished and is_spare(one.name)]
         if moved:
             self._context.orders.give(FinishServers(tuple(moved)))
-        if self._by_person:
+        if self._kept is not None:
             # Also if it is the number of the spec again: an earlier order may have kept another.
-            self._context.orders.give(KeepServers(self._context.servers))
+            self._context.orders.give(KeepServers(self._kept))
         if self._undone is not None:
             self._context.orders.give(UnsealServers(self._undone))
         if self._move is not None:
