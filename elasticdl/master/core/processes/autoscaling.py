@@ -202,6 +202,7 @@ class Autoscaling:
         elif pause is None and self._at_work != interval.processes:
             # Its comparison needs the workers that it began with.
             pause = Pause.OTHERS
+        decision: Decision | None
         if self._servers.in_trial and str(context.workers) != self._range:
             decision = self._servers.abandon(at_s, "another number of workers was requested")
         else:
