@@ -82,7 +82,12 @@ def lose_node(job: Job, first: str) -> None:
         stay(job, pod)
     own.kill("kubelet")
     try:
-        until_seen("the Job has another master", lambda: name_of(master(job)) != first, 180.0)
+        until_seen(
+            "the Job has another master",
+            lambda: name_of(master(job)) != first,
+            300.0,
+            context=lambda: f"{_nodes(job)}\n{job.story()}",
+        )
         tainted = [
             taint["timeAdded"]
             for node in job.jobs.place.read("nodes")["items"]
@@ -98,6 +103,20 @@ def lose_node(job: Job, first: str) -> None:
         own.start("kubelet")
     print(f"the Job replaced the master {took_s:.0f} s after the taint")
     job.jobs.place.wait_until_node_is_back()
+
+
+def _nodes(job: Job) -> str:
+    """The conditions and taints of all nodes: no pod is evicted while too few nodes are ready."""
+    return kubectl(
+        job,
+        "get",
+        "nodes",
+        "-o",
+        "custom-columns=NAME:.metadata.name,"
+        "READY:.status.conditions[?(@.type=='Ready')].status,"
+        "SINCE:.status.conditions[?(@.type=='Ready')].lastTransitionTime,"
+        "TAINTS:.spec.taints[*].key",
+    )
 
 
 def stay(job: Job, pod: str) -> None:
