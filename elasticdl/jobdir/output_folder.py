@@ -27,6 +27,8 @@ _OF_AN_EXPORT = frozenset(
         "assets.extra",
     )
 )
+RUN_PREFIX = "elasticdl-run-"
+"""Of the name of the file in a numbered export that names the run of the job that made it."""
 _OF_A_VOLUME = "lost+found"
 _MOST_NAMED = 3
 _NUMBERED = "with --export-seconds, choose a new folder, or one with only numbered exports"
@@ -96,6 +98,10 @@ def _is_number(name: str) -> bool:
     return export_number(name) is not None
 
 
+def _is_of_an_export(name: str) -> bool:
+    return name in _OF_AN_EXPORT or name.startswith(RUN_PREFIX)
+
+
 def _unusable(path: Path, error: OSError) -> SpecError:
     return SpecError(
         f"--output {path} cannot be used: {error.strerror or error}",
@@ -133,7 +139,7 @@ def _refuse_to_replace(path: Path) -> None:
         )
     names = names_in(path)
     _refuse_to_replace_numbered(str(path), names)
-    foreign = [name for name in names if name not in _OF_AN_EXPORT]
+    foreign = [name for name in names if not _is_of_an_export(name)]
     if foreign:
         raise SpecError(
             f"--output {path} contains {_listed(foreign)}, which is not from an earlier export; the"
@@ -174,9 +180,8 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
             hint="choose a new or empty folder, or remove these objects",
         )
     numbered = bool(spec.checkpoint.export_seconds)
-    foreign = [
-        name for name in there if not (_is_number(name) if numbered else name in _OF_AN_EXPORT)
-    ]
+    belongs = _is_number if numbered else _is_of_an_export
+    foreign = [name for name in there if not belongs(name)]
     if foreign and numbered and not own:
         raise UserError(_not_numbered(place, foreign), hint=_NUMBERED)
     if not numbered and spec.action == "train":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,11 @@ from elasticdl.storage.store import store_of
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
+from elasticdl.worker.tasks import export_folders as export_folders_module
 from elasticdl.worker.tasks.export import ExportTask
 from elasticdl.worker.tasks.export_folders import (
     ExportFolders,
     NumberTaken,
-    publish_last,
     surplus,
 )
 from elasticdl.worker.tasks.export_folders import export_folders as _export_folders
@@ -132,8 +135,10 @@ def test_of_two_jobs_with_one_place_each_number_is_of_one(place: str) -> None:
         theirs.publish(5, writes)
         writes(made)
 
+    # In a store the number belongs to the job that began first.
     with pytest.raises(NumberTaken, match="/5 belongs to another job"):
         ours.publish(5, overtaken)
+    theirs.publish(5, writes)
     with pytest.raises(NumberTaken):
         ours.publish(5, writes)
     assert files(f"{place}/5") == sorted((*FILES, "elasticdl-run-b"))
@@ -147,10 +152,21 @@ def test_the_last_export_gets_a_number_of_its_own_once(place: str) -> None:
     ours, theirs = export_folders(place, 0), export_folders(place, 0, "b")
     for number in (5, 9):
         theirs.publish(number, writes)
-    assert publish_last(ours, 5, writes) == (10, f"{place}/10")
-    theirs.publish(11, writes)
+    written = []
+
+    def once(made: Path) -> None:
+        """The other job publishes each number that this one could take, but the last."""
+        written.append(made)
+        writes(made)
+        if "://" not in place:
+            theirs.publish(10, writes)
+
+    last = 10 if "://" in place else 11
+    assert ours.publish_last(5, once) == (last, f"{place}/{last}")
+    assert len(written) == 1
+    theirs.publish(12, writes)
     # A second attempt, of a worker that was given up.
-    assert publish_last(ours, 5, breaks) == (10, f"{place}/10")
+    assert ours.publish_last(5, breaks) == (last, f"{place}/{last}")
 
 
 def test_what_another_job_has_not_finished_is_not_removed(place: str) -> None:
@@ -169,7 +185,10 @@ def test_what_another_job_has_not_finished_is_not_removed(place: str) -> None:
     assert names(place) == ["2", "8"]
 
 
-def test_of_two_claims_at_the_same_time_none_is_mixed_with_the_other(server: ObjectStore) -> None:
+def test_of_two_claims_at_the_same_time_none_is_mixed_with_the_other(
+    server: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_folders_module, "_TIE_S", 0.0)
     place = f"s3://bucket/{uuid.uuid4().hex}"
     claims = [export_folders(place, 0, run) for run in "ab"]
 
@@ -182,6 +201,24 @@ def test_of_two_claims_at_the_same_time_none_is_mixed_with_the_other(server: Obj
     assert files(f"{place}/1") == ["elasticdl-run-b"]
     claims[1].publish(1, writes)
     assert files(f"{place}/1") == sorted((*FILES, "elasticdl-run-b"))
+
+
+def test_of_two_claims_that_see_each_other_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"memory://bucket/{uuid.uuid4().hex}"
+    store, other = store_of(place), f"{place}/1/elasticdl-run-b"
+
+    def sleep(_seconds: float) -> None:
+        """The other one looks, too, and leaves."""
+        store.remove(other)
+
+    monkeypatch.setattr(export_folders_module, "time", SimpleNamespace(sleep=sleep))
+
+    def meets(made: Path) -> None:
+        store.write(other, b"")
+        writes(made)
+
+    export_folders(place, 0).publish(1, meets)
+    assert files(f"{place}/1") == WHOLE
 
 
 def test_what_a_killed_exporter_left_in_a_store_is_completed_or_removed(
@@ -200,6 +237,52 @@ def test_what_a_killed_exporter_left_on_a_disk_is_removed(tmp_path: Path) -> Non
         (tmp_path / name / "variables").mkdir(parents=True)
     published(export_folders(str(tmp_path), 2), 4)
     assert names(str(tmp_path)) == [".5.0c", ".notes.txt", "4"]
+
+
+def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: Path) -> None:
+    (tmp_path / ".3.0a").touch()
+    (tmp_path / ".3.0b").mkdir()
+    published(export_folders(str(tmp_path), 1), 4)
+    assert names(str(tmp_path)) == [".3.0a", "4"]
+
+
+def test_without_locks_an_exporter_that_writes_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the folder itself counted, which does not change while a file below it grows."""
+
+    def refuses(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    for name in (".2.0a", ".3.0b"):
+        (tmp_path / name / "export").mkdir(parents=True)
+        for file in ("lock", "export/rows"):
+            (tmp_path / name / file).touch()
+    paths = [*tmp_path.rglob("*")]
+    for path in paths:
+        os.utime(path, (0, 0))
+    os.utime(tmp_path / ".3.0b/export/rows")
+    published(export_folders(str(tmp_path), 1), 4)
+    assert names(str(tmp_path)) == [".3.0b", "4"]
+
+
+def test_a_folder_that_another_job_removes_meanwhile_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is taken when the export is renamed, and free when that is looked at."""
+    exports, rename = export_folders(str(tmp_path), 1), Path.rename
+
+    def meets(path: Path, target: Path) -> Path:
+        if target == tmp_path / "1" and not refused:
+            refused.append(target)
+            raise OSError(errno.ENOTEMPTY, "not empty")
+        return rename(path, target)
+
+    refused: list[Path] = []
+    monkeypatch.setattr(Path, "rename", meets)
+    assert exports.publish(1, writes) == f"{tmp_path}/1"
+    assert refused and names(str(tmp_path)) == ["1"]
 
 
 def test_the_later_of_two_exporters_of_a_view_keeps_what_is_there(tmp_path: Path) -> None:

@@ -173,6 +173,8 @@ def test_numbered_exports_are_not_replaced_by_one_without_a_number(folder: str) 
         with pytest.raises(UserError, match=r"contains numbered exports \(3\)"):
             refuse_output_address(spec, again=again)
         refuse_output_address(spec.replace(export_seconds=60), again=again)
+    store_of(folder).write(f"{folder}/3/elasticdl-run-a", b"")
+    refuse_output_address(spec.replace(output=f"{folder}/3"))
 
 
 def test_predictions_are_objects_that_a_later_attempt_finds_and_removes(folder: str) -> None:

@@ -122,6 +122,8 @@ def test_numbered_exports_are_added_to_earlier_ones_and_to_nothing_else(tmp_path
     assert last_export(job(Action.TRAIN, tmp_path)) == 0
     with pytest.raises(SpecError, match=r"contains .*, which is no numbered export"):
         refuse_output(numbered(tmp_path / "3"))
+    (tmp_path / "3/elasticdl-run-a").touch()
+    refuse_output(job(Action.TRAIN, tmp_path / "3"))
     with pytest.raises(SpecError, match=r"contains numbered exports \(21, 3\)"):
         refuse_output(job(Action.TRAIN, tmp_path))
 

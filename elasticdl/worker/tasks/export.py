@@ -26,7 +26,6 @@ from elasticdl.worker.tasks.export_folders import (
     SAVED_MODEL,
     ExportFolders,
     prune_quietly,
-    publish_last,
 )
 
 Tables: TypeAlias = Sequence[Iterator[tuple[Int64s, Floats]]]
@@ -103,7 +102,7 @@ class ExportTask:
             self._written(lease, made)
 
         if lease.snapshot is None:
-            number, place = publish_last(self._exports, number, write)
+            number, place = self._exports.publish_last(number, write)
         else:
             # An old view must not get a number above those of newer ones.
             place = self._exports.publish(number, write)

@@ -17,15 +17,16 @@ import os
 import shutil
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol, TypeAlias, final
+from typing import TypeAlias, final
 
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
 from elasticdl.flag import is_address
-from elasticdl.jobdir.output_folder import export_number
-from elasticdl.private_file import temporary_name
+from elasticdl.jobdir.output_folder import RUN_PREFIX, export_number
+from elasticdl.private_file import FILE_MODE, temporary_name
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
 from elasticdl.storage.store import store_of
@@ -35,10 +36,12 @@ _log = logging.getLogger(__name__)
 _MOST_NUMBERS = 8
 _ABANDONED_S = 86_400.0
 """An exporter has given up what it has not written to for so long."""
+_TIE_S = 2.0
+"""Time for the other one of two runs that claim a number at the same time to leave it."""
+_LOCK = "lock"
+"""The name of the file in a hidden folder that its exporter has locked."""
 
 SAVED_MODEL = "saved_model.pb"
-RUN_PREFIX = "elasticdl-run-"
-"""Of the name of the file that names a run."""
 Write: TypeAlias = Callable[[Path], None]
 """Writes an export to a directory that does not exist yet."""
 
@@ -53,7 +56,7 @@ class NumberTaken(PermanentError):
         )
 
 
-class ExportFolders(Protocol):
+class ExportFolders(ABC):
     """The numbered folders below one place, for one run of a job."""
 
     def publish(self, number: int, write: Write) -> str:
@@ -62,13 +65,57 @@ class ExportFolders(Protocol):
         Raises NumberTaken if it is another run's; OSError, PermanentError, TransientError, and what
         `write` raises.
         """
+        return self._publish(number, write, tries=1)[1]
 
+    def publish_last(self, number: int, write: Write) -> tuple[int, str]:
+        """Publish the last export of a job, at a higher number if another job has this one.
+
+        Returns the number and the place. The export is written once. Raises as `publish`.
+        """
+        return self._publish(number, write, tries=_MOST_NUMBERS)
+
+    def _publish(self, number: int, write: Write, tries: int) -> tuple[int, str]:
+        made: Path | None = None
+        with ExitStack() as until_published:
+            while True:
+                try:
+                    if not self._is_ours(number):
+                        if made is None:
+                            made = until_published.enter_context(self._made(number, write))
+                        self._put(made, number)
+                    return number, self._place_of(number)
+                except NumberTaken:
+                    tries -= 1
+                    if not tries:
+                        raise
+                number = self.later(number)
+
+    @abstractmethod
+    def _is_ours(self, number: int) -> bool:
+        """Whether a folder is complete and of this run; if not, claim its number if possible.
+
+        Raises NumberTaken if it is another run's, and as `publish`.
+        """
+
+    @abstractmethod
+    def _made(self, number: int, write: Write) -> AbstractContextManager[Path]:
+        """A temporary directory with the export, which is for folder `number` if that is free."""
+
+    @abstractmethod
+    def _put(self, made: Path, number: int) -> None:
+        """Make folder `number` of the export. Raises as `_is_ours`; `made` is then unchanged."""
+
+    @abstractmethod
+    def _place_of(self, number: int) -> str: ...
+
+    @abstractmethod
     def later(self, number: int) -> int:
         """The first folder above `number` that is complete and of this run, else a new number.
 
         Raises OSError and ElasticDLError.
         """
 
+    @abstractmethod
     def prune(self, number: int) -> None:
         """Remove what is older than folder `number`, except the newest that are complete.
 
@@ -81,19 +128,6 @@ def export_folders(place: str, keep: int, run: str) -> ExportFolders:
     if is_address(place):
         return _StoredFolders(place, keep, RUN_PREFIX + run)
     return _LocalFolders(Path(place), keep, RUN_PREFIX + run)
-
-
-def publish_last(exports: ExportFolders, number: int, write: Write) -> tuple[int, str]:
-    """Publish the last export of a job, at a higher number if another job has this one.
-
-    Returns the number and the place. Raises as `ExportFolders.publish`.
-    """
-    for _ in range(_MOST_NUMBERS):
-        try:
-            return number, exports.publish(number, write)
-        except NumberTaken:
-            number = exports.later(number)
-    return number, exports.publish(number, write)
 
 
 def prune_quietly(exports: ExportFolders, number: int) -> None:
@@ -118,41 +152,50 @@ def _later(number: int, found: Mapping[int, bool]) -> int:
 
 
 @final
-class _LocalFolders:
+class _LocalFolders(ExportFolders):
     def __init__(self, place: Path, keep: int, owner: str) -> None:
         """`owner` is the name of the file that names the run."""
         self._place = place
         self._keep = keep
         self._owner = owner
 
-    def publish(self, number: int, write: Write) -> str:
+    def _is_ours(self, number: int) -> bool:
+        # The name appears with the whole folder, so there is nothing to claim before.
         target = self._place / str(number)
-        if self._is_complete(target):
-            return str(target)
+        if not target.exists():
+            return False
+        if not (target / self._owner).exists():
+            raise NumberTaken(str(target))
+        return True
+
+    @contextmanager
+    def _made(self, number: int, write: Write) -> Iterator[Path]:
         self._place.mkdir(parents=True, exist_ok=True)
-        with _hidden_folder(target) as hidden:
+        with _hidden_folder(self._place / str(number)) as hidden:
             made = hidden / "export"
             write(made)
             (made / self._owner).touch()
             # Before the name appears: after a crash of the machine it must not name empty files.
             _sync(made)
+            yield made
+
+    def _put(self, made: Path, number: int) -> None:
+        target = self._place / str(number)
+        for _ in range(_MOST_NUMBERS):
             try:
                 made.rename(target)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 # An earlier attempt at the same view, or another job, was faster.
-                self._is_complete(target)
+                if not self._is_ours(number):
+                    continue  # it has been removed since
             _sync_one(self._place)
-        return str(target)
+            return
+        raise OSError(errno.EBUSY, "other jobs write and remove this folder", str(target))
 
-    def _is_complete(self, target: Path) -> bool:
-        """Whether a folder is there. Raises NumberTaken if it is not of this run."""
-        if not target.exists():
-            return False
-        if not (target / self._owner).exists():
-            raise NumberTaken(str(target))
-        return True
+    def _place_of(self, number: int) -> str:
+        return str(self._place / str(number))
 
     def later(self, number: int) -> int:
         return _later(
@@ -164,15 +207,33 @@ class _LocalFolders:
 
     def prune(self, number: int) -> None:
         for one in surplus(dict.fromkeys(self._found(), True), number, self._keep):
-            # Nobody must see half of a folder, neither while it is made nor while it is removed.
-            hidden = temporary_name(self._place / str(one))
-            (self._place / str(one)).rename(hidden)
+            with _telling(self._place / str(one)):
+                _remove(self._place / str(one), self._place / str(one))
         for name in os.listdir(self._place):
             first, _, rest = name.removeprefix(".").partition(".")
             of = export_number(first)
             if name.startswith(".") and rest and of is not None and of <= number:
-                # Of an exporter that was killed, or of the loop above.
-                _remove_unused(self._place / name)
+                # Of an exporter that was killed.
+                with _telling(self._place / name):
+                    _remove_unused(self._place / name, self._place / first)
+
+
+@contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Log what is wrong with one folder, so that the others are removed."""
+    try:
+        yield
+    except FileNotFoundError:  # another job was faster
+        pass
+    except OSError as error:
+        _log.warning("cannot remove %s: %s", folder, error.strerror or error)
+
+
+def _remove(folder: Path, target: Path) -> None:
+    """Remove a folder. Nobody sees half of it: it gets a new hidden name beside `target` first."""
+    hidden = temporary_name(target)
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 @contextmanager
@@ -185,8 +246,9 @@ def _hidden_folder(target: Path) -> Iterator[Path]:
     try:
         yield hidden
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+        # On NFS a file that is open cannot be removed.
         os.close(lock)
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _locked_folder(target: Path) -> tuple[Path, int]:
@@ -195,9 +257,9 @@ def _locked_folder(target: Path) -> tuple[Path, int]:
         hidden.mkdir()
         # Another job may remove it before it is locked.
         with suppress(FileNotFoundError):
-            lock = os.open(hidden, os.O_RDONLY | os.O_CLOEXEC)
+            lock = _lock_file(hidden)
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
                 continue
@@ -209,67 +271,105 @@ def _locked_folder(target: Path) -> tuple[Path, int]:
     raise OSError(errno.EBUSY, "another job removes each folder that this one makes", str(target))
 
 
-def _remove_unused(folder: Path) -> None:
-    """Remove a hidden folder unless an exporter, perhaps of another job, writes to it."""
+def _lock_file(hidden: Path) -> int:
+    """Open the lock of a hidden folder. Raises OSError.
+
+    It is a regular file that is open for writing: of others, NFS keeps no lock that other machines
+    heed.
+    """
+    return os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+
+
+def _remove_unused(folder: Path, target: Path) -> None:
+    """Remove a hidden folder unless an exporter, perhaps of another job, writes to it.
+
+    Raises OSError.
+    """
+    lock = _lock_file(folder)
     try:
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # another job was faster
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        pass
-    except OSError:  # a file system without locks: remove what is too old to be in use
-        if time.time() - os.fstat(lock).st_mtime > _ABANDONED_S:
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:  # a file system without locks: remove what is too old to be in use
+            if time.time() - _newest_s(folder) < _ABANDONED_S:
+                return
+        # Under the lock: an exporter that opens the file now does not find the folder later.
+        hidden = temporary_name(target)
+        folder.rename(hidden)
     finally:
         os.close(lock)
+    shutil.rmtree(hidden)
+
+
+def _newest_s(folder: Path) -> float:
+    """The newest time of a change in or below a folder, in unix seconds. Raises OSError."""
+    return max(one.lstat().st_mtime for one in (folder, *folder.rglob("*")))
 
 
 @final
-class _StoredFolders:
+class _StoredFolders(ExportFolders):
     def __init__(self, place: str, keep: int, owner: str) -> None:
         """`owner` is the name of the object that names the run."""
         self._place = place
         self._keep = keep
         self._owner = owner
 
-    def publish(self, number: int, write: Write) -> str:
-        target = below(self._place, str(number))
+    def _is_ours(self, number: int) -> bool:
+        target = self._place_of(number)
         with _no_user_error():
-            if self._is_complete(target):
-                return target
+            names = self._names(target)
+            whole = SAVED_MODEL in names
+            if self._is_of_another(names) or (whole and self._owner not in names):
+                raise NumberTaken(target)
+            if not whole:
+                # Before the export is written: another job then spares itself the work.
+                self._claim(target)
+            return whole
+
+    @contextmanager
+    def _made(self, number: int, write: Write) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
             made = Path(temporary) / "export"
-            write(made)
+            try:
+                write(made)
+            except Exception:
+                with suppress(ElasticDLError):
+                    store_of(self._place).remove(below(self._place_of(number), self._owner))
+                raise
             (made / self._owner).touch()
-            with _no_user_error():
-                self._claim(target)
-                folders.replace(made, target, last=SAVED_MODEL)
-        return target
+            yield made
 
-    def _is_complete(self, target: str) -> bool:
-        """Whether a folder is whole. Raises NumberTaken if it is not of this run."""
-        names = self._names(target)
-        whole = SAVED_MODEL in names
-        if self._is_of_another(names) or (whole and self._owner not in names):
-            raise NumberTaken(target)
-        return whole
+    def _put(self, made: Path, number: int) -> None:
+        target = self._place_of(number)
+        with _no_user_error():
+            # Again: another attempt at this view may have failed and taken the claim back.
+            self._claim(target)
+            folders.replace(made, target, last=SAVED_MODEL)
+
+    def _place_of(self, number: int) -> str:
+        return below(self._place, str(number))
 
     def _claim(self, target: str) -> None:
         """Make a number this run's. Raises NumberTaken.
 
         The kinds of stores share no exclusive creation. So each run writes its name first and looks
-        then: of two at the same time, at least one sees the other and leaves.
+        then: of two at the same time, at least one sees the other and leaves. If both see each
+        other, the smaller name looks again later, when the other one has left.
         """
         store, own = store_of(self._place), below(target, self._owner)
         store.write(own, b"")
-        try:
-            self._is_complete(target)
-        except NumberTaken:
+        others = self._others(target)
+        if others and self._owner < min(others):
+            time.sleep(_TIE_S)
+            others = self._others(target)
+        if others:
             store.remove(own)
-            raise
+            raise NumberTaken(target)
+
+    def _others(self, target: str) -> list[str]:
+        """Which other runs have a claim."""
+        return [name for name in self._names(target) if self._is_of_another((name,))]
 
     def _names(self, folder: str) -> set[str]:
         found = store_of(self._place).listed(folder)
@@ -277,7 +377,8 @@ class _StoredFolders:
 
     def later(self, number: int) -> int:
         whole_and_own = {SAVED_MODEL, self._owner}
-        found = {one: self._names(below(self._place, str(one))) for one in self._found()}
+        with _no_user_error():
+            found = {one: self._names(self._place_of(one)) for one in self._found()}
         return _later(number, {one: names >= whole_and_own for one, names in found.items()})
 
     def _found(self) -> list[int]:
@@ -286,10 +387,10 @@ class _StoredFolders:
 
     def prune(self, number: int) -> None:
         store = store_of(self._place)
-        there = {one: self._names(below(self._place, str(one))) for one in self._found()}
+        there = {one: self._names(self._place_of(one)) for one in self._found()}
         whole = {one: SAVED_MODEL in names for one, names in there.items()}
         for one in surplus(whole, number, self._keep):
-            folder = below(self._place, str(one))
+            folder = self._place_of(one)
             if not whole[one] and self._is_of_another(there[one]) and self._is_recent(folder):
                 continue
             # Without it, what is left of a half-removed folder is no model.
