@@ -58,7 +58,11 @@ class RunningJob:
 
         where = json.loads((self.directory / "master.json").read_text())
         client = MasterClient(
-            where["address"], where["token"], "cli", authority=where["authority"] or None
+            where["address"],
+            where["token"],
+            "cli",
+            away_s=120.0,
+            authority=where["authority"] or None,
         )
         try:
             yield client

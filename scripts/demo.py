@@ -41,7 +41,11 @@ def status(job: Path) -> dict[str, Any]:
     try:
         where = json.loads((job / "master.json").read_text())
         client = MasterClient(
-            where["address"], where["token"], "cli", authority=where["authority"] or None
+            where["address"],
+            where["token"],
+            "cli",
+            away_s=120.0,
+            authority=where["authority"] or None,
         )
         try:
             return client.status().to_json()

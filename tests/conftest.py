@@ -167,7 +167,7 @@ class Job:
         key = (where["address"], where["token"], where["authority"])
         if self._client is None or self._client[0] != key:
             self.close()
-            client = MasterClient(key[0], key[1], "cli", authority=key[2] or None)
+            client = MasterClient(key[0], key[1], "cli", away_s=120.0, authority=key[2] or None)
             self._client = (key, client)
         return self._client[1]
 

@@ -241,12 +241,12 @@ def _stand_by(
             version = restoration.finish(directory)
             _log.info("restored version %d in %.3f s", version, time.monotonic() - begin_s)
             return version
-        loaded = restoration.load(directory)
-        if loaded:
+        if restoration.load(directory):
             _log.info("loaded %s in %.3f s", directory, time.monotonic() - begin_s)
+            client.attach(loaded=order.directory)
         else:
             _log.info("%s was replaced by a newer checkpoint", directory)
-        client.attach(loaded=order.directory if loaded else "")
+            client.attach(not_loaded=order.directory)
 
 
 def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> Load | Restore | ExitCode:

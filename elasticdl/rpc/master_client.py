@@ -1,7 +1,7 @@
 """A process's side of the conversation with its master.
 
-It survives an unreachable master for two minutes, or as long as it is told. To a master that has
-taken the job over it attaches again by itself, and tells which leases it has.
+It survives an unreachable master for as long as it is told. To a master that has taken the job over
+it attaches again by itself, and tells which leases it has.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ from elasticdl.tokens import proof_to_master
 
 T = TypeVar("T")
 
-AWAY_S = 120.0
-"""How long calls are retried while the master is unreachable."""
-
 _STREAM_S = 3600.0
 _LONG_POLL_SLACK_S = 10.0
 _ATTACH_AGAIN_S = 5.0
@@ -61,12 +58,13 @@ class MasterClient:
         token: str,
         name: str,
         *,
-        away_s: float = AWAY_S,
+        away_s: float,
         authority: str | None = None,
     ) -> None:
         """`address` of the master, host:port; `token` of the process `name`, such as `worker-3`.
 
-        People use the job's token and any other name. `authority` (PEM) signs the master's
+        People use the job's token and any other name. Calls are retried for `away_s` while the
+        master is unreachable. `authority` (PEM) signs the master's
         certificate; None: clear text.
         """
         self._address = address
@@ -110,6 +108,7 @@ class MasterClient:
         memory: int = 0,
         kept: bool = False,
         loaded: str = "",
+        not_loaded: str = "",
     ) -> Attached:
         """Attach this process. Reports are due from now on.
 
@@ -119,7 +118,7 @@ class MasterClient:
         reports say when it is ready for work. `public_key` (DER) of a server that wants a
         certificate. `memory` is the number of a server's kept memory, 0 for none; `kept`: it was
         taken on from the process before. A server that stands by attaches again with the directory
-        of each checkpoint that it has `loaded`, or without it if it found none there.
+        of each checkpoint that it has `loaded`, or that was gone before (`not_loaded`).
         """
         request = pb.AttachRequest(
             control_address=control_address,
@@ -131,6 +130,7 @@ class MasterClient:
             memory=memory,
             kept=kept,
             loaded=loaded,
+            not_loaded=not_loaded,
         )
         reply = self._call(self._stub.Attach, request, "attach")
         with self._attach_lock:

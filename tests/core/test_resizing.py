@@ -63,6 +63,15 @@ def load(job: Bench, order: c.LoadServers) -> list[c.Command]:
     ]
 
 
+def gone(job: Bench, directory: str, *indices: int) -> list[c.Command]:
+    """New servers report that a checkpoint was removed before they could load it."""
+    return [
+        one
+        for index in indices
+        for one in job.put(e.ServerStandsBy(0, ps(index), not_loaded=directory))
+    ]
+
+
 def sealed(job: Bench, number: int = 3) -> c.TakeSnapshot:
     """A change up to its cut."""
     (order,) = of(c.LoadServers, written(job, standing(job, number), "version-1"))
@@ -165,18 +174,39 @@ def test_a_server_that_could_not_load_a_checkpoint_loads_the_newest() -> None:
     job = training()
     (order,) = of(c.LoadServers, written(job, standing(job), "version-1"))
     load(job, c.LoadServers(order.servers[:2], "version-1"))
-    (again,) = of(c.LoadServers, stand_by(job, 4))
-    assert again == order, "one server lacks it, so nothing is sealed"
+    (taken,) = of(c.TakeSnapshot, gone(job, "version-1", 4))
+    assert not taken.seal, "one server lacks it"
+    (again,) = of(c.LoadServers, written(job, taken, "version-2"))
+    assert again == c.LoadServers(order.servers, "version-2")
     (taken,) = of(c.TakeSnapshot, load(job, again))
     assert taken.seal
 
 
-def test_a_checkpoint_that_no_server_can_load_ends_the_try() -> None:
+def test_a_checkpoint_that_all_new_servers_miss_counts_once() -> None:
+    """Late reports of it were charged to the newer one that they were told to load next."""
     job = training()
     written(job, standing(job), "version-1")
-    assert [bool(of(c.LoadServers, stand_by(job, 3))) for _ in range(2)] == [True, True]
-    commands = stand_by(job, 3)
-    assert "ps-3 cannot load version-1" in said(commands)
+    (taken,) = of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+    job.put(e.SnapshotCut(0, taken.snapshot, 2, {}))
+    job.put(e.SnapshotSaved(0, taken.snapshot, 2, "version-2", 9))
+    (again,) = of(c.LoadServers, gone(job, "version-1", 2, 3, 4))
+    assert again.directory == "version-2"
+    (taken,) = of(c.TakeSnapshot, gone(job, "version-2", 2, 3, 4))
+    assert not of(c.LoadServers, stand_by(job, 2, 3, 4)), "calls that are repeated"
+    (again,) = of(c.LoadServers, written(job, taken, "version-3"))
+    (taken,) = of(c.TakeSnapshot, load(job, again))
+    assert taken.seal
+
+
+def test_new_servers_that_miss_three_checkpoints_end_the_try() -> None:
+    job = training()
+    taken = standing(job)
+    for path in ("version-1", "version-2"):
+        written(job, taken, path)
+        (taken,) = of(c.TakeSnapshot, gone(job, path, 3))
+    written(job, taken, "version-3")
+    commands = gone(job, "version-3", 3)
+    assert "ps-3 cannot load version-3" in said(commands)
     assert {one.name for one in of(c.StopProcess, commands)} == {ps(2), ps(3), ps(4)}
 
 

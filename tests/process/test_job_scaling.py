@@ -59,7 +59,11 @@ def test_scaling_to_six_workers_starts_a_few_at_a_time_and_loses_nothing(
     own = process_token(where["token"], "worker-0").encode()
     assert len([text for text in texts.values() if own in text]) == 1, "only worker-0 has its token"
     client = MasterClient(
-        where["address"], where["token"], "cli", authority=where["authority"] or None
+        where["address"],
+        where["token"],
+        "cli",
+        away_s=120.0,
+        authority=where["authority"] or None,
     )
     try:
         client.scale(1, WORKERS)

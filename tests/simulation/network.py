@@ -30,7 +30,6 @@ from elasticdl.rpc.conversation import (
     Servers,
     Settled,
 )
-from elasticdl.rpc.master_client import AWAY_S
 from elasticdl.shard import Applied, Lease, ReceivedLease
 from tests.simulation.scheduler import Process, Scheduler, Task
 from tests.simulation.threads import Lock
@@ -38,6 +37,7 @@ from tests.simulation.threads import Lock
 if TYPE_CHECKING:
     from tests.simulation.master import Master
 
+AWAY_S = 120.0
 _LONG_POLL_SLACK_S = 10.0
 _ATTEMPT_S = 15.0
 _ATTACH_AGAIN_S = 5.0

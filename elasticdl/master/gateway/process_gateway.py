@@ -192,13 +192,20 @@ class ProcessGateway:
         raise TransientError(f"it is not known yet who follows in the place of {place}")
 
     async def attach(
-        self, event: ProcessAttached, instance: str, memory: int = 0, *, loaded: str = ""
+        self,
+        event: ProcessAttached,
+        instance: str,
+        memory: int = 0,
+        *,
+        loaded: str = "",
+        not_loaded: str = "",
     ) -> None:
         """Attach a process; return when the core knows of it.
 
         The same process may repeat the call. A server attaches twice: without addresses, to learn
         what to restore, and with them when it can serve, and with the number of its kept memory.
-        One that stands by also attaches after each checkpoint that it has `loaded`.
+        One that stands by also attaches after each checkpoint that it has `loaded`, or that was
+        gone before (`not_loaded`).
         Raises Refused for a second process of a name, and for an unexpected process.
         """
         name = event.name
@@ -213,7 +220,7 @@ class ProcessGateway:
         if name.role is Role.PS and not event.control_address:
             _, stands_by = self._expected.place_of(name.index)
             if stands_by:
-                await self._queue.post(ServerStandsBy(event.at_s, name, loaded))
+                await self._queue.post(ServerStandsBy(event.at_s, name, loaded, not_loaded))
         if presence.announced or (name.role is Role.PS and not event.control_address):
             return
         presence.announced = True

@@ -217,7 +217,11 @@ class MasterService(MasterServicer):
             )
             if not known:
                 await self._gateway.attach(
-                    event, caller.instance, request.memory, loaded=request.loaded
+                    event,
+                    caller.instance,
+                    request.memory,
+                    loaded=request.loaded,
+                    not_loaded=request.not_loaded,
                 )
         except _InvalidMessage as error:
             await _invalid(context, error)

@@ -82,8 +82,10 @@ class ServerStandsBy(Event):
 
     name: ProcessName
     loaded: str = ""
-    """The directory of the checkpoint that it was told to load; '' if it has just started, or if it
-    found no checkpoint there.
+    """The directory of the checkpoint that it was told to load and has loaded."""
+    not_loaded: str = ""
+    """The directory of one that was removed or replaced before. Both are '' if it has just started,
+    or repeats a call whose answer was lost.
     """
 
 

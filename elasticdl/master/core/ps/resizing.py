@@ -348,7 +348,7 @@ class Resizing:
             process.ran = True
             process.enter(Life.READY, event.at_s, "waits for its parameters")
             move = self._move = replace(move, standing=move.standing | {event.name.index})
-        elif move.base and not event.loaded:
+        elif event.not_loaded and event.not_loaded == move.base:
             self._not_loaded(event.name, move)
         elif event.loaded and event.loaded == move.base:
             loaded = move.loaded | {event.name.index}
@@ -357,13 +357,23 @@ class Resizing:
                 self._load(move)
 
     def _not_loaded(self, name: ProcessName, move: Move) -> None:
-        """A new server found no checkpoint to load: have all load the newest one again."""
+        """What the new servers load is gone: have all load a newer one, and take one if needed.
+
+        Each checkpoint counts once, however many servers report it.
+        """
         if move.sealed:
             return
         if move.failed >= _MOST_FAILED:
             self._fail(f"{name} cannot load {move.base}")
             return
-        self._load(replace(move, failed=move.failed + 1))
+        gone, failed = move.base, move.failed + 1
+        # The time of this round says nothing of the next one.
+        move = replace(move, base="", loaded=frozenset(), failed=failed, rounds=0)
+        if move.newest != gone:
+            self._load(move)
+        else:
+            self._move = replace(move, newest="")
+            self._hold(self._move)
 
     def cut(self, snapshot: SnapshotId) -> None:
         """The servers that serve are sealed, and their views are being written."""
