@@ -110,6 +110,7 @@ def follow(job: RunningJob, worker: int, limit_s: float) -> tuple[int, int, bool
     """
     job.until("the export begins", lambda: at_s(job, "exporting the model"), TRAINING_LIMIT_S)
     begin_s, begun_bytes, highest, anonymous = time.monotonic(), written_bytes(worker), 0, 0
+    written, lately_s = begun_bytes, 0.0
     while time.monotonic() < begin_s + limit_s:
         if at_s(job, "exported: ") is not None:
             return highest, anonymous, True
@@ -121,7 +122,7 @@ def follow(job: RunningJob, worker: int, limit_s: float) -> tuple[int, int, bool
         time.sleep(0.5)
     print(
         f"NOT exported within {lately_s:.0f} s: {(written - begun_bytes) / 1e9:.2f} GB written,"
-        f" {(written - begun_bytes) / 1e6 / lately_s:.1f} MB/s"
+        f" {(written - begun_bytes) / 1e6 / max(lately_s, 1.0):.1f} MB/s"
     )
     return highest, anonymous, False
 
@@ -200,8 +201,9 @@ def main() -> None:
                 f" {anonymous / 1e9:.2f} GB of it not of files; the group had at most"
                 f" {peak / 1e9:.2f} GB, and reclaimed pages {failures:,} times"
             )
-        if ended:
-            check(export, ids, rows, touched)
+        if not ended:
+            sys.exit(1)
+        check(export, ids, rows, touched)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

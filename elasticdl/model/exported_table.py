@@ -3,6 +3,9 @@
 No process has memory for a whole table, which may be larger than any of its machines. So rows are
 sorted on disk: into runs as they arrive, and each range of ids is then read from all runs. The disk
 reads and writes long pieces only.
+
+Memory is some parts of 64 MB, and what grows with the table: of each run up to 64 KB of ids, and an
+int64 for each range of each run. There are as many ranges as runs, or twice as many.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ an id counts.
 
 _ID_BYTES = 8
 _SAMPLES = 4096
-"""Ids of each run from which `splitters` are taken: with more runs than these, parts grow."""
+"""Of a longer run `splitters` sees this many ids, and fewer than twice as many."""
 
 
 @final
@@ -35,7 +35,11 @@ class _Run:
 
 @final
 class RowRuns:
-    """A file of sorted runs, each of some `run_bytes`, which is also the memory that it needs."""
+    """A file of sorted runs, each of at most `run_bytes`, or of one row.
+
+    Writing needs that memory once, an eighth of it for a part in order, and the order of the rows.
+    Of each run up to 64 KB of ids stay in memory.
+    """
 
     def __init__(self, file: Path, dim: int, dtype: np.dtype[Any], run_bytes: int) -> None:
         """`dtype` is that of the weights. `write` makes the file."""
@@ -89,13 +93,12 @@ class RowRuns:
 
     def cut(self, splitters: Int64s) -> RunRanges:
         """The rows by ranges of ids, each from one of `splitters` to the next. Raises OSError."""
-        cuts = []
+        cuts = np.zeros((len(self._runs), len(splitters) + 2), np.int64)
         with self._file.open("rb", buffering=0) as file:
-            for run in self._runs:
+            for cut, run in zip(cuts, self._runs, strict=True):
                 ids = _read(file, run.offset, np.empty(run.rows, np.int64))
-                cuts.append([0, *np.searchsorted(ids, splitters).tolist(), run.rows])
-        shape = len(self._runs), len(splitters) + 2
-        return RunRanges(self, np.array(cuts, np.int64).reshape(shape))
+                cut[1:-1], cut[-1] = np.searchsorted(ids, splitters), run.rows
+        return RunRanges(self, cuts)
 
     def read(self, file: FileIO, run: int, begin: int, end: int) -> tuple[Int64s, Floats]:
         """Rows [begin, end) of a run. Raises OSError."""

@@ -59,7 +59,7 @@ def _named(event: JobEvent) -> tuple[str, float] | None:
     number = event.number
     match event.kind, event.step:
         case "job", EventKind.ENDED:
-            return "job", event.at_s
+            return "job", event.at_s  # seconds since the job began
         case "job", EventKind.BEGUN if number("away_s") > 0:
             return "without a master", number("away_s")
         case "job", EventKind.PHASE:
@@ -76,7 +76,7 @@ def _named(event: JobEvent) -> tuple[str, float] | None:
             return "ring forms", number("seconds")
         case "checkpoint", EventKind.SAVED:
             return "checkpoint", number("seconds")
-        case "shard", EventKind.ENDED:
+        case "shard", EventKind.ENDED:  # of the sample of shards that has such events
             return "shard", number("seconds")
         case "evaluation", EventKind.ENDED:
             return "evaluation", number("seconds")

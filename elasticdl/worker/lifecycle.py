@@ -222,7 +222,7 @@ def work(
     begin_s = time.monotonic()
     attached = link.attached
     assignment = Assignment(
-        environment.name, spec, environment.job_dir, attached.sources, attached.run
+        environment.name, spec, environment.job_dir, attached.run, attached.sources
     )
     with context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
@@ -244,7 +244,8 @@ def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link
     from elasticdl.worker.pipeline.assignment import Assignment
     from elasticdl.worker.ring.wiring import MasterOfRing, assemble_ring
 
-    assignment = Assignment(environment.name, link.attached.spec, environment.job_dir)
+    attached = link.attached
+    assignment = Assignment(environment.name, attached.spec, environment.job_dir, attached.run)
     master = MasterOfRing(environment.master.rpartition(":")[0], environment.authority)
     with link.context.watch.starting(
         f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo

@@ -120,13 +120,17 @@ def measured() -> list[tuple[str, int, int, Any, set[int]]]:
     rows = []
     for line in FIGURES.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 7 or (case := CASE.fullmatch(cells[0])) is None:
-            continue
+        if len(cells) != 7 or not cells[0].startswith("`"):
+            continue  # no row of this table, or its heading
+        case = CASE.fullmatch(cells[0])
+        assert case is not None, f"no module, epochs, steps and optimizer: {cells[0]}"
         rule = case["rule"]
         optimizer = rules.get(rule) or getattr(keras.optimizers, rule)
-        within = {int(word) for word in re.findall(r"\d+", cells[6].partition(":")[0])}
+        within = cells[6].partition(":")[0]
+        assert re.fullmatch(r"none|[24](, 4)?", within), f"no numbers of workers: {cells}"
+        reached = {int(word) for word in re.findall(r"\d+", within)}
         rows.append(
-            (case["module"], int(case["epochs"]), int(case["steps"]), optimizer, {2, 4} - within)
+            (case["module"], int(case["epochs"]), int(case["steps"]), optimizer, {2, 4} - reached)
         )
     return rows
 

@@ -491,6 +491,7 @@ def test_what_workers_import_may_be_forked() -> None:
 def test_a_gpu_is_recognized_by_its_device(tmp_path: Path) -> None:
     (tmp_path / "null").touch()
     (tmp_path / "nvidia-caps").mkdir()
-    assert not has_gpu(tmp_path)
+    assert not has_gpu({}, tmp_path)
     (tmp_path / "nvidia0").touch()
-    assert has_gpu(tmp_path)
+    assert has_gpu({}, tmp_path)
+    assert not has_gpu({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)

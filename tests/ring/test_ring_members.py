@@ -171,4 +171,6 @@ def test_horovod_and_nccl_use_the_members_network_unless_the_user_says_otherwise
     assert known["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "4"
     own = {"NCCL_SOCKET_IFNAME": "ib0", "HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
     assert not own.keys() & settings(own, 4, "eth1").keys()
+    chosen = settings({"HOROVOD_GLOO_IFACE": "ib1"}, 4, "eth1")
+    assert chosen["NCCL_SOCKET_IFNAME"] == "=ib1", "one network for both"
     assert not {"NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"} & settings({}, 4, "").keys()

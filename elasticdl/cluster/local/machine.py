@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from elasticdl.cluster.local.gpus import visible_gpus
 
 CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
@@ -37,9 +40,9 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = CGROUP) -> int | 
     return min(limits, default=None)
 
 
-def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Whether this process sees a GPU of NVIDIA or AMD."""
-    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
+def has_gpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Whether processes with this environment see a GPU of NVIDIA or AMD."""
+    return bool(visible_gpus(environment, devices)) or (devices / "kfd").exists()
 
 
 def _reclaimable(cgroup: Path) -> int:

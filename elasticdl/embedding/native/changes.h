@@ -17,7 +17,7 @@ class Changes {
     if (row < rows_) bits_[row / 64] |= uint64_t{1} << (row % 64);
   }
 
-  // Whether a row that was there then was written.
+  // Whether a row that was there then was written; `row` must be below the rows that were there.
   bool has(uint32_t row) const { return (bits_[row / 64] >> (row % 64) & 1) != 0; }
 
   // Ahead of `add`: with other work on the machine the bits are rarely in the nearest cache.

@@ -40,7 +40,7 @@ class View {
   [[gnu::always_inline]] void prefetch(uint32_t row) const {
     if (row >= rows_) return;
     written_.prefetch(row);
-    __builtin_prefetch(places() + row, 1);
+    if (places() != nullptr) __builtin_prefetch(places() + row, 1);
   }
 
   // Must be called before a row is written.

@@ -26,10 +26,10 @@ class Assignment:
     name: ProcessName
     spec: JobSpec
     job_dir: Path
+    run: str
+    """The name of this run of the job."""
     sources: tuple[Source, ...] = ()
     """All data of the job, as it was when its records were counted."""
-    run: str = ""
-    """The name of this run of the job."""
 
     @property
     def output(self) -> str:

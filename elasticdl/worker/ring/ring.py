@@ -161,6 +161,7 @@ def settings(environment: Mapping[str, str], silence_s: int, interface: str) -> 
         "HOROVOD_STALL_CHECK_DISABLE": "1",
         "HOROVOD_LOG_LEVEL": "fatal",
     }
+    interface = environment.get("HOROVOD_GLOO_IFACE") or interface
     if interface:
         given["HOROVOD_GLOO_IFACE"] = interface
         # With `=` the name is not a prefix of names.

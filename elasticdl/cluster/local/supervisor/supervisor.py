@@ -69,7 +69,7 @@ class Supervisor:
         self._directory = directory
         self._command = tuple(command)
         # A driver's state does not survive a fork, and the import may open a GPU.
-        self._imports = () if has_gpu() else tuple(worker_imports)
+        self._imports = () if has_gpu(os.environ) else tuple(worker_imports)
         self._cores = usable_cores()
         self._masters = LocalCluster(directory.logs, self._cores)
         self._processes = JobProcesses(self._make_cluster)
