@@ -407,7 +407,7 @@ def test_a_master_that_has_run_for_a_while_is_not_counted_and_its_verdict_is(
     pod.until("its end does not count", lambda: not master["metadata"]["finalizers"])
     assert job["spec"]["backoffLimit"] == 9
     client = MasterClient(
-        pod.address, token_of(cluster[0]), "cli", authority=authority_of(cluster[0])
+        pod.address, token_of(cluster[0]), "cli", away_s=120.0, authority=authority_of(cluster[0])
     )
     client.stop("enough")
     client.close()

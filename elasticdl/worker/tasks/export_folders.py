@@ -92,7 +92,7 @@ class ExportFolders(ABC):
 
     @abstractmethod
     def _is_ours(self, number: int) -> bool:
-        """Whether a folder is complete and of this run; if not, claim its number if possible.
+        """Whether a folder is complete and of this run.
 
         Raises NumberTaken if it is another run's, and as `publish`.
         """
@@ -320,30 +320,23 @@ class _StoredFolders(ExportFolders):
         with _no_user_error():
             names = self._names(target)
             whole = SAVED_MODEL in names
+            # Nothing claims the number before the export is written: for all that time TensorFlow
+            # Serving would find a version without a model.
             if self._is_of_another(names) or (whole and self._owner not in names):
                 raise NumberTaken(target)
-            if not whole:
-                # Before the export is written: another job then spares itself the work.
-                self._claim(target)
             return whole
 
     @contextmanager
     def _made(self, number: int, write: Write) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
             made = Path(temporary) / "export"
-            try:
-                write(made)
-            except Exception:
-                with suppress(ElasticDLError):
-                    store_of(self._place).remove(below(self._place_of(number), self._owner))
-                raise
+            write(made)
             (made / self._owner).touch()
             yield made
 
     def _put(self, made: Path, number: int) -> None:
         target = self._place_of(number)
         with _no_user_error():
-            # Again: another attempt at this view may have failed and taken the claim back.
             self._claim(target)
             folders.replace(made, target, last=SAVED_MODEL)
 
@@ -359,17 +352,17 @@ class _StoredFolders(ExportFolders):
         """
         store, own = store_of(self._place), below(target, self._owner)
         store.write(own, b"")
-        others = self._others(target)
-        if others and self._owner < min(others):
+        names = self._names(target)
+        if self._is_of_another(names) and SAVED_MODEL not in names and self._is_first(names):
             time.sleep(_TIE_S)
-            others = self._others(target)
-        if others:
+            names = self._names(target)
+        if self._is_of_another(names):
             store.remove(own)
             raise NumberTaken(target)
 
-    def _others(self, target: str) -> list[str]:
-        """Which other runs have a claim."""
-        return [name for name in self._names(target) if self._is_of_another((name,))]
+    def _is_first(self, names: Iterable[str]) -> bool:
+        """Whether no other run with a smaller name has written it."""
+        return self._owner == min(name for name in names if name.startswith(RUN_PREFIX))
 
     def _names(self, folder: str) -> set[str]:
         found = store_of(self._place).listed(folder)
