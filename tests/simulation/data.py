@@ -188,8 +188,8 @@ class Exports:
         write(Path(str(number)))
         return f"out/{number}"
 
-    def later(self, number: int) -> int:
-        raise AssertionError("no other job has a number")
+    def publish_last(self, number: int, write: Callable[[Path], object]) -> tuple[int, str]:
+        return number, self.publish(number, write)
 
     def prune(self, number: int) -> None:
         """Nothing is there."""

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Protocol, TypeAlias, final
 
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
 from elasticdl.flag import is_address
@@ -56,7 +56,7 @@ class NumberTaken(PermanentError):
         )
 
 
-class ExportFolders(ABC):
+class ExportFolders(Protocol):
     """The numbered folders below one place, for one run of a job."""
 
     def publish(self, number: int, write: Write) -> str:
@@ -65,13 +65,27 @@ class ExportFolders(ABC):
         Raises NumberTaken if it is another run's; OSError, PermanentError, TransientError, and what
         `write` raises.
         """
-        return self._publish(number, write, tries=1)[1]
 
     def publish_last(self, number: int, write: Write) -> tuple[int, str]:
         """Publish the last export of a job, at a higher number if another job has this one.
 
         Returns the number and the place. The export is written once. Raises as `publish`.
         """
+
+    def prune(self, number: int) -> None:
+        """Remove what is older than folder `number`, except the newest that are complete.
+
+        Raises OSError and ElasticDLError.
+        """
+
+
+class _Folders(ABC):
+    """See `ExportFolders`."""
+
+    def publish(self, number: int, write: Write) -> str:
+        return self._publish(number, write, tries=1)[1]
+
+    def publish_last(self, number: int, write: Write) -> tuple[int, str]:
         return self._publish(number, write, tries=_MOST_NUMBERS)
 
     def _publish(self, number: int, write: Write, tries: int) -> tuple[int, str]:
@@ -88,7 +102,7 @@ class ExportFolders(ABC):
                     tries -= 1
                     if not tries:
                         raise
-                number = self.later(number)
+                number = self._number_after(number)
 
     @abstractmethod
     def _is_ours(self, number: int) -> bool:
@@ -109,15 +123,8 @@ class ExportFolders(ABC):
     def _place_of(self, number: int) -> str: ...
 
     @abstractmethod
-    def later(self, number: int) -> int:
+    def _number_after(self, number: int) -> int:
         """The first folder above `number` that is complete and of this run, else a new number.
-
-        Raises OSError and ElasticDLError.
-        """
-
-    @abstractmethod
-    def prune(self, number: int) -> None:
-        """Remove what is older than folder `number`, except the newest that are complete.
 
         Raises OSError and ElasticDLError.
         """
@@ -146,13 +153,13 @@ def surplus(complete: Mapping[int, bool], number: int, keep: int) -> list[int]:
 
 
 def _later(number: int, found: Mapping[int, bool]) -> int:
-    """See `ExportFolders.later`; `found` says of each folder whether it is whole and ours."""
+    """See `_Folders._number_after`; `found` says of each folder whether it is whole and ours."""
     own = (one for one, is_own in found.items() if is_own and one > number)
     return min(own, default=max(number, *found, 0) + 1)
 
 
 @final
-class _LocalFolders(ExportFolders):
+class _LocalFolders(_Folders):
     def __init__(self, place: Path, keep: int, owner: str) -> None:
         """`owner` is the name of the file that names the run."""
         self._place = place
@@ -197,7 +204,7 @@ class _LocalFolders(ExportFolders):
     def _place_of(self, number: int) -> str:
         return str(self._place / str(number))
 
-    def later(self, number: int) -> int:
+    def _number_after(self, number: int) -> int:
         return _later(
             number, {one: (self._place / str(one) / self._owner).exists() for one in self._found()}
         )
@@ -308,7 +315,7 @@ def _newest_s(folder: Path) -> float:
 
 
 @final
-class _StoredFolders(ExportFolders):
+class _StoredFolders(_Folders):
     def __init__(self, place: str, keep: int, owner: str) -> None:
         """`owner` is the name of the object that names the run."""
         self._place = place
@@ -368,7 +375,7 @@ class _StoredFolders(ExportFolders):
         found = store_of(self._place).listed(folder)
         return {one.address.rpartition("/")[2] for one in found}
 
-    def later(self, number: int) -> int:
+    def _number_after(self, number: int) -> int:
         whole_and_own = {SAVED_MODEL, self._owner}
         with _no_user_error():
             found = {one: self._names(self._place_of(one)) for one in self._found()}
