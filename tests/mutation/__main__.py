@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import random
 import resource
 import sys
@@ -23,7 +22,7 @@ from tests.conftest import ROOT
 from tests.mutation import oracles
 from tests.mutation.equivalent import why_equivalent
 from tests.mutation.mutants import Mutant, mutants_of, prepare
-from tests.mutation.oracles import Verdict
+from tests.mutation.oracles import CAUGHT, Verdict
 from tests.mutation.targets import PARTS, TESTS
 from tests.silence import Silence
 
@@ -40,6 +39,8 @@ class Campaign:
         self._mutants = mutants
         self.caught: Counter[str] = Counter()
         self.all: Counter[str] = Counter()
+        self.verdicts: Counter[Verdict] = Counter()
+        """Of both oracles: one may be asked about what the other could not tell."""
         self.equivalent = 0
         self.survivors: list[Mutant] = []
 
@@ -71,17 +72,20 @@ class Campaign:
         return drawn
 
     def _ask(self, mutants: Sequence[Mutant], oracle: Callable[[Mutant], Verdict]) -> list[Mutant]:
-        """Those that were not noticed."""
+        """Those that were not caught. One that cannot be placed in the code does not count."""
         left = []
         for number, one in enumerate(mutants, 1):
             begin_s = spent_s()
             verdict = oracle(one)
-            if verdict is Verdict.SURVIVED:
-                left.append(one)
-            else:
+            self.verdicts[verdict] += 1
+            if verdict in CAUGHT:
                 self.caught[one.module] += 1
+            elif verdict is Verdict.UNPLACED:
+                self.all[one.module] -= 1
+            else:
+                left.append(one)
             took_s = spent_s() - begin_s
-            print(f"{number:4} by {verdict:15} {took_s:5.1f} s  {one}", flush=True)
+            print(f"{number:4} by {verdict:27} {took_s:5.1f} s  {one}", flush=True)
         return left
 
     def report(self) -> str:
@@ -93,6 +97,7 @@ class Campaign:
                 for module in modules
                 if self.all[module]
             ]
+        lines += [f"{number:4} by {verdict}" for verdict, number in sorted(self.verdicts.items())]
         lines.append(
             f"{self.caught.total()} of {self.all.total()} caught: {self.share:.1%};"
             f" {self.equivalent} equivalent ones were drawn, too"
@@ -129,7 +134,7 @@ def main() -> int:
     print(f"{len(drawn)} of {len(found)} mutants of {len(modules)} modules", flush=True)
     campaign = Campaign(drawn)
     flags = ["-q", "-s", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    code = pytest.main([*flags, *filter(os.path.exists, TESTS)], [campaign])
+    code = pytest.main([*flags, *(str(ROOT / name) for name in TESTS)], [campaign])
     print(campaign.report())
     return int(code != 0 or campaign.share < LEAST_SHARE)
 

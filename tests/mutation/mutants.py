@@ -89,12 +89,13 @@ def put_in(mutant: Mutant) -> None:
     path = str(module.__file__)
     changed = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
     first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
-    [code] = [one for one in _codes(changed) if _is(one, mutant.function, first)]
+    codes = [one for one in _codes(changed) if _is(one, mutant.function, first)]
     found = _function_objects(module, mutant.function, first)
-    if not found or code.co_freevars != found[0].__code__.co_freevars:
+    free = {one.__code__.co_freevars for one in found}
+    if len(codes) != 1 or free != {codes[0].co_freevars}:
         raise LookupError(f"cannot replace the code of {mutant}")
     for one in found:
-        one.__code__ = code
+        one.__code__ = codes[0]
 
 
 def _is(code: CodeType, qualified: str, first: int) -> bool:
@@ -160,10 +161,22 @@ def _in_statement(statement: ast.stmt, initializes: bool, found: list[Change]) -
             if isinstance(child, ast.stmt):
                 _in_statement(child, initializes, found)
             elif isinstance(child, ast.match_case | ast.ExceptHandler):
+                if isinstance(child, ast.match_case) and child.guard is not None:
+                    _in_guard(child, child.guard, found)
                 for inner in child.body:
                     _in_statement(inner, initializes, found)
             elif isinstance(child, ast.AST) and field not in _UNSEEN:
                 _in_expression(child, _Slot(statement, field, place), add)
+
+
+def _in_guard(case: ast.match_case, guard: ast.expr, found: list[Change]) -> None:
+    lines = guard.lineno, guard.end_lineno or guard.lineno
+
+    def add(words: str, apply: Callable[[], object]) -> None:
+        found.append(Change(lines, words, apply))
+
+    add("the condition is negated", lambda: _negate(case, "guard"))
+    _in_expression(guard, _Slot(case, "guard", 0), add)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """What may notice a mutant: tests that run its lines, the quickest first, then simulated jobs.
 
-All run in forks of one process that has imported everything, and collected the tests.
+All run in forks of one process that has imported everything, and collected the tests. A fork has a
+limit of CPU time, which does not depend on other work of the machine. Its wall-clock deadline is for
+those that wait forever.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,7 +36,9 @@ from tests.simulation.runner import run_jobs
 TESTS_CPU_S = 5.0
 """Of the tests that are asked about one mutant, by what they took in the first run."""
 FEW, MORE, STRATEGIES = 3, 15, ("ps", "sync", "ring")
-DEADLINE_S, FIRST_LIMIT_S = 100.0, 1800.0
+CPU_LIMIT_S, DEADLINE_S = 100, 1200.0
+"""Of a fork: CPU time, and time of the clock on a machine that is busy with other work."""
+FIRST_LIMIT_S = 1800
 _DATA_BYTES = 4 << 30
 
 
@@ -42,11 +47,15 @@ class Verdict(StrEnum):
 
     BY_TEST = "a test"
     BY_SIMULATION = "a simulated job"
-    BY_DEADLINE = "the deadline"
+    BY_CPU_LIMIT = "the CPU limit"
+    LATE = "no answer: the deadline"
+    ENDED = "no answer: a signal or exit"
     SURVIVED = "nothing"
+    UNPLACED = "not tried"
 
 
-_NOTICED, _NOT_NOTICED, _BROKEN = 10, 0, 40
+CAUGHT = (Verdict.BY_TEST, Verdict.BY_SIMULATION, Verdict.BY_CPU_LIMIT)
+_NOTICED, _NOT_NOTICED, _UNPLACED, _BROKEN = 10, 0, 30, 40
 """Exit codes of forks."""
 
 
@@ -61,18 +70,20 @@ class Ran:
 def first_run(items: Sequence[pytest.Item], modules: Sequence[str], kept: Path) -> dict[str, Ran]:
     """Run all tests on the code as it is, by node id. Raises RuntimeError if one fails.
 
-    `kept`: a folder for what came of each file of tests. It is not run again until it, or the
-    source of the master, is another one.
+    `kept`: a folder for what came of each file of tests. It is used until a source of the project
+    or of the tests changes.
     """
     files = {inspect.getfile(sys.modules[f"elasticdl.{one}"]): one for one in modules}
-    master = _digest(sorted((ROOT / "elasticdl/master").rglob("*.py")), ",".join(modules))
+    sources = [one for part in ("elasticdl", "tests") for one in (ROOT / part).rglob("*.py")]
+    digest = _digest(sorted(sources), ",".join(modules))
     found: dict[str, Ran] = {}
     kept.mkdir(parents=True, exist_ok=True)
     for path, group in itertools.groupby(items, key=lambda item: item.path):
-        answer = kept / f"{path.stem}-{_digest([path], master)}.json"
+        answer = kept / f"{path.stem}-{digest}.json"
         if not answer.exists():
             tests = list(group)
-            forked(functools.partial(_trace, tests, files, answer), FIRST_LIMIT_S, True)
+            trace = functools.partial(_trace, tests, files, answer)
+            forked(trace, FIRST_LIMIT_S, FIRST_LIMIT_S, tells=True)
         if not answer.exists():
             raise RuntimeError(f"without any mutant, tests of {path.name} fail")
         for name, (cpu_s, ran) in json.loads(answer.read_text()).items():
@@ -84,7 +95,7 @@ def first_run(items: Sequence[pytest.Item], modules: Sequence[str], kept: Path) 
 def _digest(paths: Iterable[Path], more: str) -> str:
     digest = hashlib.sha256(more.encode())
     for path in paths:
-        digest.update(path.read_bytes())
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -159,16 +170,26 @@ def chosen_for(
 
 def _verdict(mutant: Mutant, ask: Callable[[], bool], found: Verdict) -> Verdict:
     def work() -> int:
-        put_in(mutant)
+        try:
+            put_in(mutant)
+        except LookupError:
+            return _UNPLACED
         try:
             return _NOTICED if ask() else _NOT_NOTICED
-        except BaseException:  # noqa: BLE001 - whatever it raises, the mutant was noticed
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - the mutant may raise anything
             return _NOTICED
 
-    code = forked(work, DEADLINE_S)
+    code = forked(work, CPU_LIMIT_S, DEADLINE_S)
     if code == _BROKEN:
         raise RuntimeError(f"cannot try {mutant}")
-    return {_NOTICED: found, _NOT_NOTICED: Verdict.SURVIVED}.get(code, Verdict.BY_DEADLINE)
+    verdicts = {
+        _NOTICED: found,
+        _NOT_NOTICED: Verdict.SURVIVED,
+        _UNPLACED: Verdict.UNPLACED,
+        -signal.SIGXCPU: Verdict.BY_CPU_LIMIT,
+        None: Verdict.LATE,
+    }
+    return verdicts.get(code, Verdict.ENDED)
 
 
 def jobs_fail(seeds: Iterable[int], strategies: Sequence[str]) -> bool:
@@ -182,29 +203,44 @@ def _passes(item: pytest.Item, following: pytest.Item | None) -> bool:
     return item.session.testsfailed == before
 
 
-def forked(work: Callable[[], int], limit_s: float, tells: bool = False) -> int:
-    """The exit code of a fork that does this; -1 after the limit, or if a signal ended it."""
+def forked(
+    work: Callable[[], int], cpu_s: int, deadline_s: float, *, tells: bool = False
+) -> int | None:
+    """The exit code of a fork that does this; minus the number of a signal that ended it, SIGXCPU
+    after `cpu_s` of CPU time; None after `deadline_s`.
+
+    No process of its group is left. `tells`: it may write to stderr.
+    """
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        _child(work, tells)
-    end_s = time.monotonic() + limit_s
-    while time.monotonic() < end_s:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -1
+        _child(work, cpu_s, tells)
+    with suppress(OSError):  # Both do it, so that the group is there whoever is first.
+        os.setpgid(pid, pid)
+    end_s = time.monotonic() + deadline_s
+    ended = False
+    try:
+        while not (ended := _has_ended(pid)) and time.monotonic() < end_s:
+            time.sleep(0.02)
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _child(work: Callable[[], int], tells: bool) -> None:
+def _has_ended(pid: int) -> bool:
+    """It is not waited for yet, so that nobody else can get its id."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _child(work: Callable[[], int], cpu_s: int, tells: bool) -> None:
     code = _BROKEN
     try:
         # What tests start ends with it, and a mutant that never stops taking memory is stopped.
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_DATA, (_DATA_BYTES, _DATA_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.RLIM_INFINITY))
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         if not tells:

@@ -6,6 +6,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +26,8 @@ pytestmark = pytest.mark.core
 LEDGER = "master.core.data.ledger"
 
 
-def test_jobs_notice_records_that_are_not_booked_and_nothing_in_the_code_as_it_is() -> None:
+def check_jobs_notice() -> None:
+    """For a process without threads: it forks."""
     [mutant] = [
         one
         for one in mutants_of(LEDGER)
@@ -32,8 +39,42 @@ def test_jobs_notice_records_that_are_not_booked_and_nothing_in_the_code_as_it_i
         put_in(mutant)
         return int(jobs_fail(range(1), ["ps"]))
 
-    assert forked(with_it, 60.0) == 1
+    assert forked(with_it, 60, 600.0, tells=True) == 1
     assert not jobs_fail(range(1), ["ps"])
+
+
+def check_limits() -> None:
+    """For a process without threads: it forks."""
+
+    def loop() -> int:
+        while True:
+            pass
+
+    def wait() -> int:
+        signal.pause()
+        return 0
+
+    assert forked(loop, 1, 600.0) == -signal.SIGXCPU
+    assert forked(wait, 60, 0.1) is None
+    read, write = os.pipe()
+
+    def leave_a_process() -> int:
+        subprocess.Popen(["sleep", "600"], pass_fds=[write])
+        return 3
+
+    assert forked(leave_a_process, 60, 600.0) == 3
+    os.close(write)
+    # The end of the pipe: nobody is left who has it.
+    assert select.select([read], [], [], 60.0)[0] and os.read(read, 1) == b""
+
+
+@pytest.mark.parametrize("check", [check_jobs_notice, check_limits])
+def test_in_a_process_of_its_own(check: Callable[[], None]) -> None:
+    program = f"from tests.mutation import test_mutation as here; here.{check.__name__}()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -44,6 +85,14 @@ def test_jobs_notice_records_that_are_not_booked_and_nothing_in_the_code_as_it_i
         ("a -= b", ["pass", "a += b"]),
         ("return min(a, not b)", ["return", "return max(a, not b)", "return min(a, b)"]),
         ("a = [b for b in c if b or d]", ["a = [b for b in c]", "a = [b for b in c if b and d]"]),
+        (
+            "match a:\n        case 1 if b < c: d()",
+            [
+                "match a:\n    case 1 if not b < c:\n        d()",
+                "match a:\n    case 1 if b <= c:\n        d()",
+                "match a:\n    case 1 if b < c:\n        pass",
+            ],
+        ),
         ("_LOG.info('a')", []),
         ("assert a is None", []),
     ],
