@@ -128,6 +128,13 @@ class Running:
                 self._tell_times()
         return self
 
+    def run_until(self, over: Callable[[], bool], limit_s: float = 600.0) -> None:
+        """Raises AssertionError after `limit_s` of the job's time."""
+        end_s = self.job.t + limit_s
+        while not over():
+            assert self.job.t < end_s, self.decisions
+            self.run(STEP_S)
+
     def _carry_out(self, command: c.Command) -> None:
         match command:
             case c.StartProcess(name=name) if name.role is Role.WORKER:
@@ -203,11 +210,9 @@ def test_a_job_begins_with_the_fewest_workers_and_takes_more_while_they_pay(
 
 def test_a_worker_that_adds_nothing_is_given_back_within_a_minute(bench: type[Bench]) -> None:
     job = running(bench, limit=1000.0).begin()
-    while len(job.workers) < 2:
-        job.run(STEP_S)
+    job.run_until(lambda: len(job.workers) > 1)
     begun_s = job.job.t
-    while len(job.workers) > 1:
-        job.run(STEP_S)
+    job.run_until(lambda: len(job.workers) < 2)
     assert job.job.t - begun_s - START_S < 60.0
     assert job.decisions == ["try_more", "give_back"]
     (end,) = (one for one in job.job.of(c.StopProcess) if one.name == job.job.worker(1))
@@ -279,14 +284,6 @@ def on_servers(bench: type[Bench], per_server: float, **flags: Any) -> Running:
     return job.begin()
 
 
-def until(job: Running, done: Callable[[], object], limit_s: float = 300.0) -> None:
-    for _ in range(round(limit_s / STEP_S)):
-        if done():
-            return
-        job.run(STEP_S)
-    raise AssertionError(job.decisions)
-
-
 def servers_of(job: Running) -> int:
     rows = job.job.state.status().processes
     return sum(row.role == "ps" and row.cause is None for row in rows)
@@ -328,7 +325,7 @@ def test_servers_that_do_not_help_are_given_back(bench: type[Bench]) -> None:
 
 def test_a_worker_that_leaves_does_not_count_against_servers(bench: type[Bench]) -> None:
     job = on_servers(bench, per_server=1600.0)
-    until(job, lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
+    job.run_until(lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
     job.full = True
     job._leave(next(iter(job.workers.values())))
     job.run(60.0)
@@ -367,7 +364,7 @@ def test_a_person_may_ask_for_the_number_that_was_chosen(bench: type[Bench]) -> 
 def test_a_person_ends_a_trial_of_servers_and_workers_are_tried_again(bench: type[Bench]) -> None:
     job = on_servers(bench, per_server=1600.0, num_workers="2:4")
     job.put(e.ScaleRequested(0, 2, 2))
-    until(job, lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
+    job.run_until(lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
     job.put(e.ScaleServersRequested(0, 2))
     job.put(e.ScaleRequested(0, 2, 4))
     job.run(200.0)
@@ -382,19 +379,19 @@ def test_servers_that_do_not_start_cost_a_trial_and_no_more(
 ) -> None:
     job = on_servers(bench, per_server=1600.0, num_workers="1:2")
     job.new_servers = servers
-    until(job, lambda: job.job.said(why), limit_s=900.0)
+    job.run_until(lambda: job.job.said(why), limit_s=900.0)
     assert (job.scale.observed, servers_of(job)) == (2, 1)
     tried = len(job.decisions)
     job.put(e.ScaleRequested(0, 1, 4))
     job.run(100.0)
     assert "try_more" in job.decisions[tried:], "workers are tried again"
     job.new_servers = "start"
-    until(job, lambda: servers_of(job) > 1, limit_s=900.0)
+    job.run_until(lambda: servers_of(job) > 1, limit_s=900.0)
 
 
 def test_another_range_of_workers_ends_a_trial_of_servers(bench: type[Bench]) -> None:
     job = on_servers(bench, per_server=1600.0)
-    until(job, lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
+    job.run_until(lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
     job.put(e.ScaleRequested(0, 3, 3))
     job.run(5.0)
     assert job.decisions == ["try_more", "give_back", "follow"]

@@ -307,16 +307,21 @@ class Restarting {
   std::thread thread_;
 };
 
-// A process starts slowly under a sanitizer, so each run takes some of the points, from another first one.
-#if defined(__SANITIZE_THREAD__)
-constexpr int kEvery = 37;
-#elif defined(__SANITIZE_ADDRESS__)
-constexpr int kEvery = 13;
-#else
-constexpr int kEvery = 1;
-#endif
+// `make fuzz` sets the variable: it takes every point.
+bool is_long_run() { return std::getenv("ELASTICDL_FUZZ_S") != nullptr; }
 
-int first_point_after(int point) { return point + 1 + static_cast<int>(std::random_device()() % kEvery); }
+// A process starts slowly under a sanitizer, so a short run takes some of the points, from another first one.
+int stride() {
+#if defined(__SANITIZE_THREAD__)
+  return is_long_run() ? 1 : 37;
+#elif defined(__SANITIZE_ADDRESS__)
+  return is_long_run() ? 1 : 13;
+#else
+  return 1;
+#endif
+}
+
+int first_point_after(int point) { return point + 1 + static_cast<int>(std::random_device()() % static_cast<unsigned>(stride())); }
 
 constexpr int kPushes = 4;
 constexpr size_t kIds = 2;
@@ -358,8 +363,8 @@ void a_push_survives_a_kill_between_any_two_of_its_stores() {
   const Everything expected = pushed_to_a_twin(Scalar::FLOAT32, kIds);
   const int first = points_before_the_first_push(0);
   int kill_at = first_point_after(first);
-  while (!push_with_a_kill_at(kill_at, expected, Scalar::FLOAT32, kIds)) kill_at += kEvery;
-  std::fprintf(stderr, "killed at 1 of %d of %d points\n", kEvery, kill_at - first);
+  while (!push_with_a_kill_at(kill_at, expected, Scalar::FLOAT32, kIds)) kill_at += stride();
+  std::fprintf(stderr, "killed at 1 of %d of %d points\n", stride(), kill_at - first);
   CHECK(kill_at - first > 100);
 }
 
@@ -369,7 +374,7 @@ void growing_tables_survive_kills_at_some_points() {
   std::mt19937_64 random(static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()));
   for (Scalar scalar : {Scalar::FLOAT32, Scalar::FLOAT64}) {
     const Everything expected = pushed_to_a_twin(scalar, kMany);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(fuzz_s());
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(is_long_run() ? fuzz_s() / 4 : fuzz_s());
     while (std::chrono::steady_clock::now() < end) {
       const int kill_at = 200 + static_cast<int>(random() % 60000);
       const std::vector<int> later = {1 + static_cast<int>(random() % 20000), 1 + static_cast<int>(random() % 300)};
@@ -423,8 +428,8 @@ void a_step_survives_a_kill_between_any_two_of_its_stores() {
   }
   const int first = points_before_the_first_push(2);
   int kill_at = first_point_after(first);
-  while (!steps_with_a_kill_at(kill_at, expected)) kill_at += kEvery;
-  std::fprintf(stderr, "killed at 1 of %d of %d points of steps\n", kEvery, kill_at - first);
+  while (!steps_with_a_kill_at(kill_at, expected)) kill_at += stride();
+  std::fprintf(stderr, "killed at 1 of %d of %d points of steps\n", stride(), kill_at - first);
   CHECK(kill_at - first > 100);
 }
 
@@ -468,7 +473,7 @@ void pushes_count_once_while_servers_are_killed_at_any_instant() {
   pools.push_back(&looking.pool);
   {
     Restarting restarting(every, pools);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(3 * fuzz_s());
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(is_long_run() ? fuzz_s() / 2 : 3 * fuzz_s());
     std::vector<std::thread> threads;
     for (auto& one : workers) {
       threads.emplace_back([&one, end] {
@@ -480,9 +485,9 @@ void pushes_count_once_while_servers_are_killed_at_any_instant() {
       for (int64_t first = 100000; std::chrono::steady_clock::now() < end; first += 50) looking.pull(range(first, 50), -1, &rows);
     });
     std::mt19937_64 random(7);
-    while (std::chrono::steady_clock::now() < end) {
+    for (size_t turn = 0; std::chrono::steady_clock::now() < end; ++turn) {
       ::usleep(static_cast<useconds_t>(random() % 20000));
-      every[random() % kServers]->kill_at_any_time();
+      every[turn < kServers ? turn : random() % kServers]->kill_at_any_time();
     }
     for (std::thread& thread : threads) thread.join();
   }
@@ -490,6 +495,7 @@ void pushes_count_once_while_servers_are_killed_at_any_instant() {
   for (auto& one : workers) pushes += one->worker.sequence;
   int processes = 0;
   for (uint32_t k = 0; k < kServers; ++k) {
+    CHECK(servers[k]->processes() > 1);  // each was killed
     processes += servers[k]->processes();
     servers[k]->end();
     ps::Server core({k, kServers, "key", 17, nullptr, 0, servers[k]->memory(), "run"});
@@ -508,7 +514,6 @@ void pushes_count_once_while_servers_are_killed_at_any_instant() {
     for (size_t w = 0; w < kWorkers; ++w) CHECK(core.admission().fence("worker-" + std::to_string(w)).sequence == workers[w]->worker.sequence);
   }
   std::fprintf(stderr, "%ld pushes, %d processes killed\n", pushes, processes - static_cast<int>(kServers));
-  CHECK(processes > 2 * static_cast<int>(kServers));
 }
 
 // What is there is of no use: the server begins without it, and says why.
