@@ -8,12 +8,35 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 SEEDS = int(os.environ.get("ELASTICDL_CHURN_SEEDS", "0"))
 """How many seeds a churn test is to run; 0: as many as it runs among all others."""
 
 _LOOK_S = 0.05
+_PACED = """
+
+import time
+
+import keras
+
+
+class Paced(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep({pace_s})
+
+
+def callbacks():
+    return [Paced()]
+"""
+
+
+def write_paced(module: Path, folder: Path, name: str, pace_s: float) -> None:
+    """Put a copy of a model's module without callbacks into a folder. It waits after each step, so
+    that a fast machine does not end the job before the kills.
+    """
+    (folder / f"{name}.py").write_text(module.read_text() + _PACED.format(pace_s=pace_s))
 
 
 @dataclass(frozen=True)

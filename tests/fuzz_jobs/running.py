@@ -406,8 +406,6 @@ def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Ite
                 yield f"the receipt has {total[name]} {name}, and there are {count}"
     if total["lost"]:
         yield f"the receipt has {total['lost']} lost"
-    if receipt["updates"]["lost"]:
-        yield f"the receipt has {receipt['updates']['lost']} lost updates"
     most = run.kills * draft.batch * (draft.workers if draft.on_ring else 1)
     if run.alone:
         most = total["trained"]

@@ -14,6 +14,7 @@ import itertools
 import json
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,6 +54,9 @@ _VICTIM_LIMIT_S = 60.0
 _NAME = "job"
 _OF_ONE_MACHINE = ("job_name", "status_port", "tls")
 """Flags of a draft that mean something else on a cluster."""
+
+_MISSED = ("(NotFound)", "not found", "not running", "completed pod")
+"""What kubectl says of a pod or container that has just ended, or does not run yet."""
 
 Blow = Callable[[Job, str], None]
 
@@ -146,7 +150,9 @@ class Striker:
         self._choose = random.Random(draft.seed)
         self._had: set[tuple[str, str]] = set()
         self.story: list[str] = []
-        self.struck = self.killed_workers = 0
+        self.landed = self.struck = self.killed_workers = 0
+        self.too_late = False
+        """The job had ended before all was done."""
 
     def carry_out(self) -> None:
         """Until all are done, or the job has ended."""
@@ -159,6 +165,7 @@ class Striker:
                     self.story.append(f"nobody to {_words(strike.blow)} as {strike.role}")
                     break
                 time.sleep(0.5)
+        self.too_late = self._over()
 
     def _over(self) -> bool:
         return (self._job.directory / "receipt.json").exists()
@@ -171,11 +178,13 @@ class Striker:
         try:
             strike.blow(self._job, pod)
         except RuntimeError as error:
-            # It has just ended by itself, or its container does not run yet.
+            if strike.blow is lose_node or not any(words in str(error) for words in _MISSED):
+                raise
             self.story.append(f"missed {pod}: {str(error)[-80:]}")
             return False
         self._had.add(victim)
         self.story.append(f"{_words(strike.blow)} {pod.removeprefix(f'{_NAME}-')}")
+        self.landed += 1
         self.struck += strike.role is not Role.MASTER
         self.killed_workers += strike.role is Role.WORKER
         return True
@@ -213,6 +222,16 @@ def _words(blow: Blow) -> str:
     return blow.__name__.strip("_").replace("_", " ")
 
 
+_FAILURES = (
+    AssertionError,
+    RuntimeError,
+    OSError,
+    ValueError,
+    subprocess.SubprocessError,
+    ElasticDLError,
+)
+
+
 def run_job(place: TargetCluster, draft: Draft, folder: Path) -> Verdict:
     """Run it in a namespace of its own, in an empty folder, and look at what it left."""
     namespace = f"elasticdl-chaos-{uuid.uuid4().hex[:8]}"
@@ -222,16 +241,17 @@ def run_job(place: TargetCluster, draft: Draft, folder: Path) -> Verdict:
         with jobs_in(place, namespace, image.ZOO, folder / "volume") as jobs:
             files = prepared(draft, jobs.folder)
             arguments = [one.replace(str(jobs.folder), DATA) for one in files.arguments]
-            job = jobs.submit(_NAME, *arguments)
-            striker = Striker(job, draft)
-            verdict.story = striker.story
+            job: Job | None = None
             try:
+                job = jobs.submit(_NAME, *arguments)
+                striker = Striker(job, draft)
+                verdict.story = striker.story
                 striker.carry_out()
                 code, said = job.wait(_JOB_LIMIT_S)
                 verdict.problems += _found(files, striker, code, said)
-            except (AssertionError, RuntimeError, OSError, ValueError, ElasticDLError) as error:
+            except _FAILURES as error:
                 verdict.problems.append(f"{type(error).__name__}: {error}")
-            if verdict.problems:
+            if verdict.problems and job is not None:
                 verdict.problems.append(job.story())
     finally:
         place.kubectl("delete", "namespace", namespace, "--wait=false")
@@ -242,6 +262,8 @@ def run_job(place: TargetCluster, draft: Draft, folder: Path) -> Verdict:
 def _found(files: Prepared, striker: Striker, code: int, said: str) -> list[str]:
     if code != 0:
         return [f"exit code {code}: {said}"]
+    if not striker.landed and not striker.too_late:
+        return ["nothing happened to its pods"]
     run = Run(code, said, 0.0, kills=striker.killed_workers, struck=striker.struck)
     return problems(files, run, None)
 

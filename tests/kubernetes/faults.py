@@ -12,7 +12,6 @@ from typing import Any
 from elasticdl.cluster.kubernetes.labels import master_selector
 from tests.kubernetes.jobs import Job, make, until_seen
 from tests.kubernetes.target_cluster import TargetCluster
-from tests.waiting import until
 
 REPLACED_WITHIN_S = 60.0
 """From the taint of a node that fell silent until the Job has another master's pod."""
@@ -101,8 +100,8 @@ def lose_node(job: Job, first: str) -> None:
         job.continues()
     finally:
         own.start("kubelet")
+        job.jobs.place.wait_until_node_is_back()
     print(f"the Job replaced the master {took_s:.0f} s after the taint")
-    job.jobs.place.wait_until_node_is_back()
 
 
 def _nodes(job: Job) -> str:
@@ -217,11 +216,10 @@ def until_all_have_gone(place: TargetCluster, limit_s: float = 120) -> None:
     """Until no pod is on its way out: those of namespaces that tests before left have their grace,
     and their room, until then.
     """
-    until(
+    until_seen(
         "no pod is on its way out",
         lambda: not _leaving(place),
         limit_s,
-        every_s=0.5,
         context=lambda: _leaving(place),
     )
 

@@ -264,5 +264,5 @@ class Job:
         """What kubectl says, or why it does not: a container may not have started yet."""
         try:
             return self.jobs.place.kubectl("-n", self.jobs.namespace, *arguments)
-        except RuntimeError as error:
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
             return str(error)

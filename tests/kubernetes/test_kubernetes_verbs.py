@@ -26,8 +26,8 @@ import yaml
 
 from elasticdl.cluster.kubernetes.labels import master_selector
 from elasticdl.errors import ExitCode
+from tests.kubernetes.jobs import until_seen
 from tests.kubernetes.target_cluster import TargetCluster
-from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ class Commands:
         def context() -> str:
             return self.kubectl("describe", "jobs,pods")[-6000:]
 
-        return until(what, look, LIMIT_S, every_s=0.5, context=context)
+        return until_seen(what, look, LIMIT_S, context=context)
 
 
 @pytest.fixture(scope="module")

@@ -130,8 +130,12 @@ def test_all_servers_killed_in_the_final_evaluation_keep_their_weights_or_get_a_
     held = hold_job(num_workers=1, num_ps_pods=2)
     kill(held.job, "ps")
     held.job.wait_until("both servers are back", back, LIMIT_S)
-    told = [one["text"] for one in held.job.events() if one["kind"] == "server"]
-    assert len(told) == 2 and all("no update of its part was lost" in one for one in told), told
+
+    def told() -> list[str]:
+        return [one["text"] for one in held.job.events() if one["kind"] == "server"]
+
+    held.job.wait_until("the log has both", lambda _: len(told()) == 2, LIMIT_S)
+    assert all("no update of its part was lost" in one for one in told()), told()
     kill_with_memory(held.job)
     held.release()
     code, output = held.job.finish(LIMIT_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -31,19 +31,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 RECORDS, EPOCHS, MINIBATCH = 2400, 3, 8
 LIMIT_S = 240.0
 
-PACED = """
-import time
-
-
-class Paced(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(PACE_S)
-
-
-def callbacks():
-    return [Paced()]
-"""
-
 
 @pytest.fixture
 def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
@@ -51,9 +38,8 @@ def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
     (tmp_path / "ids.csv").write_text("\n".join(["id", *map(str, range(RECORDS))]) + "\n")
 
     def run(pace_s: float, **flags: object) -> Job:
-        shutil.copy(ROOT / "tests/fuzz_jobs/zoo/counting.py", tmp_path / "counted.py")
-        with (tmp_path / "counted.py").open("a") as module:
-            module.write(PACED.replace("PACE_S", str(pace_s)))
+        counting = ROOT / "tests/fuzz_jobs/zoo/counting.py"
+        churn.write_paced(counting, tmp_path, "counted", pace_s)
         return start_job(
             "train",
             model_zoo=tmp_path,
@@ -113,6 +99,22 @@ def kept(job: Job) -> set[int]:
     return {int(name) for name in names if name}
 
 
+def kill_twice(job: Job, choose: random.Random) -> None:
+    """Kill a server, and the next process of it as soon as it is there, before it is ready."""
+    before = set(job.pids("ps"))
+    job.kill("ps", choose)
+    following = until("its next process starts", lambda: set(job.pids("ps")) - before, LIMIT_S)
+    for pid in following:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_all_servers(job: Job) -> None:
+    pids = job.pids("ps")
+    assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 def moves(job: Job) -> list[str]:
     return [one["text"] for one in job.events() if "the parameters moved" in one["text"]]
 
@@ -142,6 +144,9 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
     code, output = job.finish()
     assert code == 0, output
     print(moves(job))
+    assert all("no update of its part was lost" in one["text"] for one in returns(job)), returns(
+        job
+    )
     check_weights(job, tmp_path, most_repeated=0)
 
 
@@ -151,14 +156,21 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     job = start(pace_s=0.05, checkpoint_steps=100, keep_checkpoint_max=0)
     job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
     choose = random.Random(5)
-    for role in ("ps", "master", "ps", "worker", "ps"):
+    kills: tuple[tuple[str, Callable[[], None]], ...] = (
+        ("a server", lambda: job.kill("ps", choose)),
+        ("the master", lambda: job.kill("master", choose)),
+        ("a server, and its next process", lambda: kill_twice(job, choose)),
+        ("a worker", lambda: job.kill("worker", choose)),
+        ("both servers", lambda: kill_all_servers(job)),
+    )
+    for killed, kill in kills:
         before = job.wait_until("it trains", lambda status: status["version"] > 0, LIMIT_S)
-        job.kill(role, choose)
+        kill()
 
         def further(status: dict[str, Any], before: int = before["version"]) -> bool:
             return bool(status["version"] > before + 10)
 
-        job.wait_until(f"it trains after a {role} was killed", further, LIMIT_S)
+        job.wait_until(f"it trains, without {killed}", further, LIMIT_S)
     code, output = job.finish()
     assert code == 0, output
     back = returns(job)

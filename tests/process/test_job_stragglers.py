@@ -19,7 +19,6 @@ import pytest
 
 from elasticdl.model.tensorflow_import import load_tensorflow
 from tests.conftest import ROOT, Job
-from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -52,9 +51,14 @@ def hang():
     # It holds the interpreter's lock. Unlike a sleep, it goes on after a signal.
     ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
-def is_first():
+def rest():
+    time.sleep(3600)
+
+HANGS = {1000: rest, 2000: hang}
+
+def is_first(record):
     try:
-        with open(os.environ["HANG_FILE"], "x") as file:
+        with open(os.environ["HANG_FILE"] + record, "x") as file:
             file.write(os.environ["ELASTICDL_PROCESS"])
     except FileExistsError:
         return False
@@ -62,8 +66,8 @@ def is_first():
 
 def number(text):
     # The check of the model reads the first records only.
-    if "HANG_FILE" in os.environ and int(text) == 2000 and is_first():
-        hang()
+    if "HANG_FILE" in os.environ and int(text) in HANGS and is_first(str(int(text))):
+        HANGS[int(text)]()
     return int(text)
 
 def feed(dataset, mode, metadata):
@@ -137,22 +141,36 @@ def in_training(status: dict[str, Any]) -> bool:
     return bool(status["records"]["trained"] > RECORDS // 8)
 
 
-def test_a_stopped_worker_and_one_whose_code_hangs_are_named_and_their_shards_go_to_others(
+def test_a_stopped_worker_and_those_whose_code_hangs_are_named_and_their_shards_go_to_others(
     start_counting: Callable[..., Job], tmp_path: Path
 ) -> None:
-    hang = tmp_path / "hang" / "there"
-    hang.parent.mkdir()
-    job = start_counting({"STEP_S": "0.2", "HANG_FILE": str(hang)}, records_per_task=4 * SIZE)
-    hung = until("a worker hangs", lambda: hang.exists() and hang.read_text(), 240.0)
+    folder = tmp_path / "hang"
+    folder.mkdir()
+    variables = {"STEP_S": "0.2", "HANG_FILE": f"{folder}/at-"}
+    job = start_counting(variables, records_per_task=4 * SIZE, num_workers=4)
+
+    def hanging() -> dict[str, str]:
+        """The function that does not return, by worker."""
+        names = {"at-1000": "rest", "at-2000": "hang"}
+        return {one.read_text(): names[one.name] for one in folder.iterdir()}
+
+    job.wait_until("two workers hang", lambda _: len(hanging()) == 2 and all(hanging()))
+    hung = hanging()
     job.wait_until("an eighth is trained", in_training)
-    stopped = "worker-1" if hung == "worker-0" else "worker-0"
+    stopped = next(name for name in ("worker-0", "worker-1", "worker-2") if name not in hung)
     os.kill(pid_of(job, stopped), signal.SIGSTOP)
     check_each_record_counts_once(job)
     assert any("SIGSTOP" in one["text"] for one in facts(job, "process", stopped))
     ended = [one for one in job.events() if one["cause"] == "hung"]
-    assert {one["process"] for one in ended} == {hung}, ended
-    [frames] = {one["details"].get("frames") for one in ended if one["details"].get("frames")}
-    assert [line.rpartition(", in ")[2] for line in frames.splitlines()] == ["number", "hang"]
+    assert {one["process"] for one in ended} == set(hung), ended
+    for name, function in hung.items():
+        [frames] = {
+            one["details"]["frames"]
+            for one in ended
+            if one["process"] == name and one["details"].get("frames")
+        }
+        last = [line.rpartition(", in ")[2] for line in frames.splitlines()]
+        assert last == ["number", function], frames
     told = why(job)
     assert f"at {tmp_path / 'counting.py'}:" in told, told
     assert "it was stopped (SIGSTOP)" in told

@@ -1,8 +1,7 @@
-"""`digits` on a ring with SIGKILL of a random member, rank 0 included, every five seconds from
-start to end.
+"""`digits` on a ring with SIGKILL of a random member, rank 0 included, about every five seconds.
 
-One seed among all tests, of a twelfth of the length; `make churn-ring` runs twenty whole ones and
-prints a line for each.
+Among all tests one seed runs, a twelfth as long and with at most two kills. `make churn-ring` runs
+twenty whole ones, with up to twelve kills, and prints a line for each.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pytest
 
 from model_zoo import make_data
 from tests import churn
-from tests.conftest import Job
+from tests.conftest import ROOT, Job
 
 pytestmark = pytest.mark.process
 
@@ -23,6 +22,9 @@ EPOCHS, MOST = (180, 12) if churn.SEEDS else (15, 2)
 RECORDS = 1437
 WORKERS = ("1:2", "1:3", "1:4", "2:4")
 EVERY_S = (3.5, 6.5)
+STEPS = EPOCHS * RECORDS // 32
+PACE_S = 0.0 if churn.SEEDS else 0.02
+"""The steps of the short job take 13 s at least."""
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +37,22 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
 def test_a_ring_whose_members_are_killed_all_the_time_trains_each_record_once(
-    seed: int, start_job: Callable[..., Job], digits: Path
+    seed: int, start_job: Callable[..., Job], digits: Path, tmp_path: Path
 ) -> None:
     choose = random.Random(seed)
     workers = choose.choice(WORKERS)
+    churn.write_paced(ROOT / "model_zoo/digits.py", tmp_path, "digits_paced", PACE_S)
     job = start_job(
-        model_def="digits",
+        model_zoo=tmp_path,
+        model_def="digits_paced",
         distribution_strategy="AllreduceStrategy",
         training_data=digits / "train.npz",
         validation_data=digits / "test.npz",
         minibatch_size=32,
         num_epochs=EPOCHS,
         num_workers=workers,
-        checkpoint_steps=1000,
-        evaluation_steps=2000,
+        checkpoint_steps=STEPS // 8,
+        evaluation_steps=STEPS // 4,
         seed=seed,
     )
     kills = churn.kill_until_it_ends(

@@ -9,8 +9,8 @@ time.
 - The receipt's updates are those in the weights of all servers, or of the ring. The lost ones are
   those that some server lacks.
 - What the journal has is enough to come to the same state again.
-- With --autoscale the numbers of workers and servers stay in their ranges, and change at most so
-  often.
+- With --autoscale the chosen numbers of workers and servers are in their ranges, and change at most
+  so often.
 """
 
 from __future__ import annotations
