@@ -33,8 +33,8 @@ def callbacks():
 
 
 def write_paced(module: Path, folder: Path, name: str, pace_s: float) -> None:
-    """Put a copy of a model's module without callbacks into a folder. It waits after each step, so
-    that a fast machine does not end the job before the kills.
+    """Put a copy of a model's module into a folder. It waits after each step instead of calling
+    the module's own callbacks, so a fast machine does not end the job before the kills.
     """
     (folder / f"{name}.py").write_text(module.read_text() + _PACED.format(pace_s=pace_s))
 

@@ -388,7 +388,7 @@ def test_the_live_page_is_used_with_the_keyboard_alone(
 def test_what_is_looked_at_survives_a_reload_and_a_phone_shows_all_of_it(
     running: Shown, open_window: Callable[..., Window]
 ) -> None:
-    # Other windows ask for less motion, which saves time. This one moves as it does for most people.
+    # Other windows ask for less motion, which saves time. This page moves as for most people.
     window = open_window(
         viewport={"width": 390, "height": 844}, has_touch=True, reduced_motion="no-preference"
     )

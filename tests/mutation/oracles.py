@@ -1,8 +1,8 @@
 """What may notice a mutant: tests that run its lines, the quickest first, then simulated jobs.
 
 All run in forks of one process that has imported everything, and collected the tests. A fork has a
-limit of CPU time, which does not depend on other work of the machine. Its wall-clock deadline is for
-those that wait forever.
+limit of CPU time, which does not depend on other work of the machine. Its deadline by the clock is
+for those that wait forever.
 """
 
 from __future__ import annotations
