@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,7 @@ pytestmark = pytest.mark.core
 LEDGER = "master.core.data.ledger"
 
 
-def check_jobs_notice() -> None:
-    """For a process without threads: it forks."""
+def check_what_jobs_notice() -> None:
     [mutant] = [
         one
         for one in mutants_of(LEDGER)
@@ -44,8 +42,6 @@ def check_jobs_notice() -> None:
 
 
 def check_limits() -> None:
-    """For a process without threads: it forks."""
-
     def loop() -> int:
         while True:
             pass
@@ -68,9 +64,12 @@ def check_limits() -> None:
     assert select.select([read], [], [], 60.0)[0] and os.read(read, 1) == b""
 
 
-@pytest.mark.parametrize("check", [check_jobs_notice, check_limits])
-def test_in_a_process_of_its_own(check: Callable[[], None]) -> None:
-    program = f"from tests.mutation import test_mutation as here; here.{check.__name__}()"
+def test_jobs_notice_records_that_are_not_booked_and_forks_have_limits() -> None:
+    """In a process without threads: it forks."""
+    program = (
+        "from tests.mutation import test_mutation as here;"
+        " here.check_what_jobs_notice(); here.check_limits()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600
     )

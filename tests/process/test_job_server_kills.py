@@ -144,9 +144,8 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
     code, output = job.finish()
     assert code == 0, output
     print(moves(job))
-    assert all("no update of its part was lost" in one["text"] for one in returns(job)), returns(
-        job
-    )
+    back = returns(job)
+    assert all("no update of its part was lost" in one["text"] for one in back), back
     check_weights(job, tmp_path, most_repeated=0)
 
 
@@ -170,7 +169,7 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
         def further(status: dict[str, Any], before: int = before["version"]) -> bool:
             return bool(status["version"] > before + 10)
 
-        job.wait_until(f"it trains, without {killed}", further, LIMIT_S)
+        job.wait_until(f"it trains after the kill of {killed}", further, LIMIT_S)
     code, output = job.finish()
     assert code == 0, output
     back = returns(job)

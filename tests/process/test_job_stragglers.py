@@ -54,7 +54,7 @@ def hang():
 def rest():
     time.sleep(3600)
 
-HANGS = {1000: rest, 2000: hang}
+HANGS = {1500: rest, 2000: hang}
 
 def is_first(record):
     try:
@@ -151,7 +151,7 @@ def test_a_stopped_worker_and_those_whose_code_hangs_are_named_and_their_shards_
 
     def hanging() -> dict[str, str]:
         """The function that does not return, by worker."""
-        names = {"at-1000": "rest", "at-2000": "hang"}
+        names = {"at-1500": "rest", "at-2000": "hang"}
         return {one.read_text(): names[one.name] for one in folder.iterdir()}
 
     job.wait_until("two workers hang", lambda _: len(hanging()) == 2 and all(hanging()))

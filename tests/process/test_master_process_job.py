@@ -469,6 +469,8 @@ def test_a_job_keeps_its_processes_and_its_run_in_the_tracker_when_its_master_is
     events = (job.directory / "events.jsonl").read_text()
     assert "killed by signal 9 (SIGKILL)" in events
     assert "another master continues the job" in events and "4 processes kept running" in events
+    # The first one was killed before it could say so.
+    assert "imported for nothing: []\n" in (job.directory / "logs/master-0.log").read_text()
     (run,) = (path.parent for path in store.glob("*/*/meta.yaml"))
     assert "status: 3" in (run / "meta.yaml").read_text(), "FINISHED"
     rows = map(json.loads, (job.directory / "metrics.jsonl").read_text().splitlines())
