@@ -256,12 +256,12 @@ def test_only_what_is_new_in_a_chain_is_read_again(
 
 @dataclass
 class Attaching:
-    """The client of a master that only hears what a server has loaded."""
+    """The client of a master that only hears what a server could not load."""
 
-    loaded: list[str] = field(default_factory=list)
+    not_loaded: list[str] = field(default_factory=list)
 
-    def attach(self, *, loaded: str) -> None:
-        self.loaded.append(loaded)
+    def attach(self, *, not_loaded: str) -> None:
+        self.not_loaded.append(not_loaded)
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_passed_over(
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_loaded_is_passed_over(
     assert not restoration.load(gone)
     client, told = Attaching(), list[Order]([Load(str(gone)), Finish()])
     assert _stand_by(restoration, cast("Any", client), iter(told), Event()) is ExitCode.DONE
-    assert client.loaded == [""], "the master does not count it as loaded"
+    assert client.not_loaded == [str(gone)], "the master does not count it as loaded"
     training.base = None
     directory = training.checkpoint()
     whole, _ = training.write(training.cut(), tmp_path / "whole", delta=False)
