@@ -18,7 +18,7 @@ from tests.fuzz_jobs.fuzzing import Plan, fuzz
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz_jobs", description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=300, help="no job begins after so many (default: 300)"
+        "--seconds", type=float, default=300, help="start no job after this many seconds (default: 300)"
     )
     parser.add_argument(
         "--seed",
@@ -31,7 +31,7 @@ def main() -> int:
         "--jobs",
         type=int,
         default=0,
-        help="at most so many (default: as many as there is time for)",
+        help="most jobs (default: as many as there is time for)",
     )
     parser.add_argument("--parallel", type=int, default=2, help="jobs at a time (default: 2)")
     parser.add_argument(

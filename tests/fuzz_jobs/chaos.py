@@ -19,7 +19,7 @@ from tests.fuzz_jobs.flags import Draft, Then
 from tests.fuzz_jobs.running import Act, processes
 
 _TRAINS_S = 12.0
-"""About so long does a job train: strikes find it at work."""
+"""Roughly how long a job trains, so that strikes come during training."""
 _LONGEST_PAUSE_S = 0.5
 _MOST_STRIKES = 6
 _MOST_OF_MASTER = 4

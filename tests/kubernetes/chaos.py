@@ -46,7 +46,7 @@ from tests.kubernetes.target_cluster import TargetCluster
 
 _LEAST_STEPS = 40
 _TRAINS_S, _TRAINS_WITHOUT_NODE_S = 40.0, 240.0
-"""About so long does a job train: strikes find it at work."""
+"""Roughly how long a job trains, so that strikes come during training."""
 _LONGEST_PAUSE_S = 6.0
 _MOST_STRIKES = 4
 _JOB_LIMIT_S = 600.0
@@ -287,10 +287,10 @@ def _one(place: TargetCluster, strategy: Strategy, seed: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kubernetes.chaos", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20, help="so many (default: 20)")
+    parser.add_argument("--jobs", type=int, default=20, help="number of jobs (default: 20)")
     parser.add_argument("--seed", type=int, default=None, help="of the first (default: by time)")
     parser.add_argument("--strategy", choices=[*Strategy, "both"], default="both")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin none after so many")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no job after this many seconds")
     given = parser.parse_args()
     if reason := target_cluster.why_not():
         sys.exit(reason)

@@ -25,7 +25,7 @@ CLAIM, DATA = "data", "/data"
 JOB_LIMIT_S = 400.0
 CALL_LIMIT_S, STEP_LIMIT_S, CAUSES_LIMIT_S = 180.0, 240.0, 60.0
 until_seen = partial(until, every_s=0.5)
-"""As `until`, for looks of which each is a process of `kubectl` or `elasticdl`."""
+"""As `until`, when each look starts a process of `kubectl` or `elasticdl`."""
 RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
 
