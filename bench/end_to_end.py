@@ -110,7 +110,11 @@ def rate(optimizer: str, batch: int, data: Path, workers: int = 2, seconds: floa
 
 
 def steady_rate(job: RunningJob, seconds: float) -> float:
-    """Return records per second, from 4 s after the first trained record."""
+    """Return records per second, from 4 s after the first trained record.
+
+    It is the slope of a line through all looks: workers report every two seconds, so differences
+    between two looks come in steps.
+    """
     seen: list[tuple[float, int]] = []
 
     def enough() -> bool | None:
@@ -119,10 +123,10 @@ def steady_rate(job: RunningJob, seconds: float) -> float:
             seen.append((time.perf_counter(), int(status["records"]["trained"])))
         return True if seen and seen[-1][0] - seen[0][0] > seconds + 4 else None
 
-    job.until("it had trained long enough", enough, look_s=0.5)
+    job.until("it had trained long enough", enough, look_s=0.25)
     steady = [point for point in seen if point[0] - seen[0][0] > 4]
-    rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(steady, steady[4:], strict=False)]
-    return statistics.median(rates)
+    times_s, records = zip(*steady, strict=True)
+    return statistics.linear_regression(times_s, records).slope
 
 
 def learn(
