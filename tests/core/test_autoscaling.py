@@ -135,6 +135,16 @@ class Running:
             assert self.job.t < end_s, self.decisions
             self.run(STEP_S)
 
+    def take_over(self) -> None:
+        """Another master continues from an image, and the journal leads to the same state."""
+        twin, spec = JobState(self.job.spec), self.job.spec
+        for event in self.journal:
+            twin.handle(event)
+        assert canonical(twin) == canonical(self.job.state)
+        image = json.loads(json.dumps(self.job.state.image(spec)))
+        started = present(self.job.state.started)
+        self.job.state = JobState.from_image(spec, Limits(), started, image)
+
     def _carry_out(self, command: c.Command) -> None:
         match command:
             case c.StartProcess(name=name) if name.role is Role.WORKER:
@@ -233,13 +243,7 @@ def test_another_master_goes_on_where_its_predecessor_was(bench: type[Bench]) ->
     job = running(bench, limit=2000.0).begin()
     for _ in range(12):
         job.run(11.0)
-        twin = JobState(job.job.spec)
-        for event in job.journal:
-            twin.handle(event)
-        assert canonical(twin) == canonical(job.job.state)
-        image = json.loads(json.dumps(job.job.state.image(job.job.spec)))
-        started = present(job.job.state.started)
-        job.job.state = JobState.from_image(job.job.spec, Limits(), started, image)
+        job.take_over()
     assert job.decisions[:4] == ["try_more", "keep", "try_more", "give_back"]
 
 
@@ -402,13 +406,7 @@ def test_another_master_continues_a_trial_of_servers(bench: type[Bench]) -> None
     job = on_servers(bench, per_server=1600.0)
     for _ in range(18):
         job.run(11.0)
-        twin = JobState(job.job.spec)
-        for event in job.journal:
-            twin.handle(event)
-        assert canonical(twin) == canonical(job.job.state)
-        image = json.loads(json.dumps(job.job.state.image(job.job.spec)))
-        started = present(job.job.state.started)
-        job.job.state = JobState.from_image(job.job.spec, Limits(), started, image)
+        job.take_over()
     assert job.decisions == ["try_more", "keep", "try_more", "keep"]
 
 
