@@ -40,7 +40,7 @@ VERBS = {
     "why": _Verb("why", "Explain what happened and what slowed it down."),
     "report": _Verb("report", "Save a job's status page as a single file."),
     "logs": _Verb("logs", "Print the logs of a job's processes."),
-    "scale": _Verb("scale", "Change the number of workers."),
+    "scale": _Verb("scale", "Change the number of workers or parameter servers."),
     "checkpoint": _Verb("checkpoint", "Take a checkpoint now."),
     "checkpoints": _Verb("checkpoints", "List or verify the checkpoints of a job."),
     "wait": _Verb("wait", "Wait for a job to end and exit with its exit code."),

@@ -360,6 +360,22 @@ class Story:
 
         Time between the job's end and a --resume is reported, but does not count as a wait.
         """
+        if "kept" not in event.details:
+            self._begun_anew(event)
+        away_s = event.number("away_s")
+        if not self._has_ended and away_s >= _AWAY_S:
+            text = "for a master: the previous one was gone"
+            self._put(
+                DiagnosisEntry(
+                    event.at - away_s, event.at_s - away_s, What.WAIT, text, seconds=away_s
+                )
+            )
+            self._waited_s[Awaited.MASTER] = self._waited_s.get(Awaited.MASTER, 0.0) + away_s
+        self._put(DiagnosisEntry(event.at, event.at_s, What.PHASE, event.text))
+        self._has_ended = False
+
+    def _begun_anew(self, event: JobEvent) -> None:
+        """Handle a master that took over no process: those before it ended with their master."""
         self._ending = self._worked = False
         for wait in self._waits.values():
             wait.open, wait.seconds = False, max(0.0, event.at_s - wait.at_s)
@@ -382,16 +398,6 @@ class Story:
                     event.at - away_s, event.at_s - away_s, What.NOTE, text, level="error"
                 )
             )
-        if not self._has_ended and away_s >= _AWAY_S:
-            text = "for a master: the previous one was gone"
-            self._put(
-                DiagnosisEntry(
-                    event.at - away_s, event.at_s - away_s, What.WAIT, text, seconds=away_s
-                )
-            )
-            self._waited_s[Awaited.MASTER] = self._waited_s.get(Awaited.MASTER, 0.0) + away_s
-        self._put(DiagnosisEntry(event.at, event.at_s, What.PHASE, event.text))
-        self._has_ended = False
 
     def _gone_with_master(self) -> list[str]:
         """Count the processes that ended with the master, and return their names."""

@@ -174,7 +174,7 @@ class Timeline:
                 return
 
     def _job(self, event: JobEvent) -> None:
-        if event.step == EventKind.BEGUN:
+        if event.step == EventKind.BEGUN and "kept" not in event.details:
             # Processes of an earlier master ended with it, or are different processes by now.
             for process in list(self._going):
                 self._close(process, event.at_s, _UNSEEN)

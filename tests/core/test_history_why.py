@@ -496,6 +496,30 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
     ]
 
 
+def test_processes_that_another_master_takes_over_have_not_ended() -> None:
+    timeline, story = Timeline(), Story()
+    details = meaning(EventKind.BEGUN, away_s=2.6, kept=1)
+    for one in (
+        JobEvent(
+            0,
+            1_000.0,
+            0.0,
+            "process",
+            "starting worker-0",
+            "worker-0",
+            details=meaning(EventKind.ORDERED),
+        ),
+        JobEvent(1, 1_040.0, 40.0, "job", "another master continues the job", details=details),
+    ):
+        timeline.add(one)
+        story.add(one)
+    assert [bar["ended_s"] for bar in timeline.as_dict(50.0)["bars"]] == [None]
+    told = story.as_dict()
+    assert told["totals"]["exits"] == {}
+    assert "another master continues the job" in told["entries"][-1]["text"]
+    assert not [entry for entry in told["entries"] if entry["level"] == "error"]
+
+
 def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told() -> None:
     story = Story()
     for seq, (at_s, kind, process, cause, details) in enumerate(

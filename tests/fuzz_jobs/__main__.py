@@ -18,7 +18,10 @@ from tests.fuzz_jobs.fuzzing import Plan, fuzz
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz_jobs", description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=300, help="start no job after this many seconds (default: 300)"
+        "--seconds",
+        type=float,
+        default=300,
+        help="start no job after this many seconds (default: 300)",
     )
     parser.add_argument(
         "--seed",

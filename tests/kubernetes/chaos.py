@@ -290,7 +290,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=20, help="number of jobs (default: 20)")
     parser.add_argument("--seed", type=int, default=None, help="of the first (default: by time)")
     parser.add_argument("--strategy", choices=[*Strategy, "both"], default="both")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no job after this many seconds")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no job after this many seconds"
+    )
     given = parser.parse_args()
     if reason := target_cluster.why_not():
         sys.exit(reason)

@@ -118,9 +118,13 @@ def spent_s() -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--mutants", type=int, default=300, help="number of mutants, drawn at random")
+    parser.add_argument(
+        "--mutants", type=int, default=300, help="number of mutants, drawn at random"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--only", default="", metavar="WORD", help="only modules whose names contain WORD")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="only modules whose names contain WORD"
+    )
     parser.add_argument("--list", action="store_true", help="print all, and try none")
     given = parser.parse_args()
     modules = [one for one in MODULES if given.only in one]

@@ -44,7 +44,7 @@ class Takeover:
             "job",
             f"another master continues the job after {event.away_s:.1f} s;"
             f" {amount(running, 'process', 'processes')} kept running",
-            details=meaning(EventKind.BEGUN, term=event.term, away_s=event.away_s),
+            details=meaning(EventKind.BEGUN, term=event.term, away_s=event.away_s, kept=running),
         )
         self._scaling.order_again()
         self._leasing.order_again()
