@@ -453,18 +453,17 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
     assert tuple(found.events) == tuple(record.chronicle)
 
 
+def ordered_worker(seq: int, at_s: float) -> JobEvent:
+    """The order to start worker-0."""
+    details = meaning(EventKind.ORDERED)
+    text = "starting worker-0"
+    return JobEvent(seq, 1_000.0 + at_s, at_s, "process", text, "worker-0", details=details)
+
+
 def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_path: Path) -> None:
     timeline, story = Timeline(), Story()
     lines = [
-        JobEvent(
-            0,
-            1_000.0,
-            0.0,
-            "process",
-            "starting worker-0",
-            "worker-0",
-            details=meaning(EventKind.ORDERED),
-        ),
+        ordered_worker(0, 0.0),
         JobEvent(
             1,
             1_040.0,
@@ -473,15 +472,7 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
             "job resumed after",
             details=meaning(EventKind.BEGUN, away_s=30.0),
         ),
-        JobEvent(
-            2,
-            1_040.0,
-            40.0,
-            "process",
-            "starting worker-0",
-            "worker-0",
-            details=meaning(EventKind.ORDERED),
-        ),
+        ordered_worker(2, 40.0),
     ]
     for one in lines:
         timeline.add(one)
@@ -500,15 +491,7 @@ def test_processes_that_another_master_takes_over_have_not_ended() -> None:
     timeline, story = Timeline(), Story()
     details = meaning(EventKind.BEGUN, away_s=2.6, kept=1)
     for one in (
-        JobEvent(
-            0,
-            1_000.0,
-            0.0,
-            "process",
-            "starting worker-0",
-            "worker-0",
-            details=meaning(EventKind.ORDERED),
-        ),
+        ordered_worker(0, 0.0),
         JobEvent(1, 1_040.0, 40.0, "job", "another master continues the job", details=details),
     ):
         timeline.add(one)
