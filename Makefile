@@ -1,7 +1,7 @@
 .PHONY: experiments fuzz horovod demo docs simulate chaos chaos-local chaos-cluster mutants test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
 BIN := .venv/bin
-# Many tests wait for processes: three use two cores better than two.
-WORKERS ?= 3
+# Many tests wait for processes: four use two cores better than two.
+WORKERS ?= 4
 CLUSTERS ?= 2
 EXPERIMENTS = edl1 edl2 elasticdl1 elasticdl1-gpu elasticdl2 elasticdl3 trials volcano
 # Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.

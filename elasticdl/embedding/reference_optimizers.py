@@ -38,18 +38,18 @@ def idle(spec: OptimizerSpec, last: int, steps: int, rate: float, values: _Float
         return
     rounded = values.dtype.type
     if spec.kind is OptimizerKind.SGD:
-        left = math.pow(ratio, steps)
+        left = _power(ratio, steps)
         moved = float(steps) if ratio == 1 else ratio * (1.0 - left) / (1.0 - ratio)
         values[0] += values[1] * rounded(ratio * moved if spec.nesterov else moved)
         values[1] *= rounded(left)
         return
     corrections = _corrections(spec, ratio)
     after, end = (corrections[min(s, len(corrections) - 1)] for s in (last, last + steps))
-    moved = rate * (after - math.pow(ratio, steps) * end)
+    moved = rate * (after - _power(ratio, steps) * end)
     second = values[3] if spec.amsgrad else values[2]
     values[0] -= values[1] * rounded(moved) / (np.sqrt(second) + rounded(spec.epsilon))
-    values[1] *= rounded(math.pow(spec.beta_1, steps))
-    values[2] *= rounded(math.pow(spec.beta_2, steps))
+    values[1] *= rounded(_power(spec.beta_1, steps))
+    values[2] *= rounded(_power(spec.beta_2, steps))
 
 
 def idle_ratio(spec: OptimizerSpec) -> float | None:
@@ -60,6 +60,12 @@ def idle_ratio(spec: OptimizerSpec) -> float | None:
         ratio = spec.beta_1 if spec.amsgrad else spec.beta_1 / math.sqrt(spec.beta_2)
         return ratio if 0 < ratio < 1 else None
     return None
+
+
+def _power(base: float, exponent: int) -> float:
+    """As native/idle.h has it: the product of two powers that are in tables there."""
+    low = exponent % 1024
+    return math.pow(base, low) * math.pow(base, exponent - low)
 
 
 @functools.lru_cache(maxsize=16)

@@ -14,22 +14,21 @@ double as_cast(double number) { return static_cast<double>(static_cast<float>(nu
 
 }  // namespace
 
-std::vector<double> IdleSteps::powers_of(double base) {
-  std::vector<double> powers(kPowers);
-  for (uint64_t k = 0; k < kPowers; ++k) powers[k] = std::pow(base, static_cast<double>(k));
-  return powers;
+IdleSteps::Powers::Powers(double base) : base_(base), low_(kPowers), high_(kPowers) {
+  for (uint64_t k = 0; k < kPowers; ++k) {
+    low_[k] = std::pow(base, static_cast<double>(k));
+    high_[k] = high(k);
+  }
 }
 
-double IdleSteps::power(const std::vector<double>& powers, uint64_t exponent) {
-  return exponent < kPowers ? powers[exponent] : std::pow(powers[1], static_cast<double>(exponent));
-}
+double IdleSteps::Powers::high(uint64_t times) const { return std::pow(base_, static_cast<double>(times * kPowers)); }
 
 IdleSteps::IdleSteps(const OptimizerSpec& spec) {
   if (spec.kind == OptimizerSpec::SGD && spec.momentum > 0.0) {
     any_ = true;
     ratio_ = as_cast(spec.momentum);
     nesterov_ = spec.nesterov;
-    momentum_ = powers_of(ratio_);
+    momentum_ = Powers(ratio_);
     return;
   }
   if (spec.kind != OptimizerSpec::ADAM) return;
@@ -37,9 +36,9 @@ IdleSteps::IdleSteps(const OptimizerSpec& spec) {
   ratio_ = spec.amsgrad ? spec.beta_1 : spec.beta_1 / std::sqrt(spec.beta_2);
   any_ = adam_ = ratio_ > 0.0 && ratio_ < 1.0;
   if (!any_) return;
-  momentum_ = powers_of(spec.beta_1);
-  second_ = powers_of(spec.beta_2);
-  movement_ = powers_of(ratio_);
+  momentum_ = Powers(spec.beta_1);
+  second_ = Powers(spec.beta_2);
+  movement_ = Powers(ratio_);
   // From the last step at which the correction is not 1 yet, backwards: H(s) = ratio * (c(s + 1) + H(s + 1)).
   uint64_t steps = 1;
   while (steps < kMostCorrections && std::pow(std::max(spec.beta_1, spec.beta_2), static_cast<double>(steps)) > kNegligible) steps *= 2;
@@ -55,13 +54,13 @@ IdleSteps::IdleSteps(const OptimizerSpec& spec) {
 double IdleSteps::corrections_after(uint64_t last) const { return corrections_[std::min<uint64_t>(last, corrections_.size() - 1)]; }
 
 Catchup IdleSteps::after(uint64_t last, uint64_t idle, double rate) const {
-  const double left = power(momentum_, idle);
-  if (!adam_) {
-    const double moved = ratio_ == 1.0 ? static_cast<double>(idle) : ratio_ * (1.0 - left) / (1.0 - ratio_);
-    return {nesterov_ ? ratio_ * moved : moved, left, 0.0};
-  }
-  const double moved = corrections_after(last) - power(movement_, idle) * corrections_after(last + idle);
-  return {rate * moved, left, power(second_, idle)};
+  return {movement(last, idle, rate), momentum_(idle), adam_ ? second_(idle) : 0.0};
+}
+
+double IdleSteps::movement(uint64_t last, uint64_t idle, double rate) const {
+  if (adam_) return rate * (corrections_after(last) - movement_(idle) * corrections_after(last + idle));
+  const double moved = ratio_ == 1.0 ? static_cast<double>(idle) : ratio_ * (1.0 - momentum_(idle)) / (1.0 - ratio_);
+  return nesterov_ ? ratio_ * moved : moved;
 }
 
 }  // namespace elasticdl

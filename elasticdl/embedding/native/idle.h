@@ -17,20 +17,34 @@ class IdleSteps {
   bool any() const { return any_; }
   // Of `idle` steps, at least 1, after step `last`. `rate` is the learning rate of that step; Adam's steps are taken at it, too.
   Catchup after(uint64_t last, uint64_t idle, double rate) const;
+  // Its movement alone, which is what a reader of weights needs.
+  double movement(uint64_t last, uint64_t idle, double rate) const;
 
  private:
-  static constexpr uint64_t kPowers = 1024;
+  // base^exponent by a product of two that std::pow gave. The reference in Python multiplies the same two: the bits are equal.
+  class Powers {
+   public:
+    Powers() = default;
+    explicit Powers(double base);
+    double operator()(uint64_t exponent) const {
+      return low_[exponent % kPowers] * (exponent / kPowers < kPowers ? high_[exponent / kPowers] : high(exponent / kPowers));
+    }
 
-  // 0^0, ratio^0, ... by powers that std::pow gives, so that the reference in Python gives the same bits.
-  static std::vector<double> powers_of(double base);
-  static double power(const std::vector<double>& powers, uint64_t exponent);
+   private:
+    static constexpr uint64_t kPowers = 1024;
+    double high(uint64_t times) const;
+
+    double base_ = 0.0;
+    std::vector<double> low_, high_;  // exponents 0, 1, ...; 0, kPowers, ...
+  };
+
   // The sum over j >= 1 of Adam's bias correction of step `last` + j times ratio^j.
   double corrections_after(uint64_t last) const;
 
   bool any_ = false, adam_ = false, nesterov_ = false;
   double ratio_ = 0.0;
-  std::vector<double> momentum_, second_, movement_;  // powers: of slot 0's factor, of slot 1's, of the ratio
-  std::vector<double> corrections_;                   // by step
+  Powers momentum_, second_, movement_;  // of slot 0's factor, of slot 1's, of the ratio
+  std::vector<double> corrections_;      // by step
 };
 
 }  // namespace elasticdl

@@ -117,23 +117,26 @@ inline RowUpdate row_update(const OptimizerSpec& spec) {
 }
 #undef ELASTICDL_ROW
 
+// The weights may be moved in place, which the compiler must be told: each value depends on those at its own place only.
 template <class T>
-inline void move_by_momentum(const Catchup& steps, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
+inline void move_by_momentum(double moved, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
                              const void* slot_2) {
   (void)epsilon, (void)slot_1, (void)slot_2;
-  const T movement = static_cast<T>(steps.movement);
+  const T movement = static_cast<T>(moved);
   T* to = static_cast<T*>(out);
   const T *w = static_cast<const T*>(weights), *s0 = static_cast<const T*>(slot_0);
+#pragma GCC ivdep
   for (size_t i = 0; i < n; ++i) to[i] = w[i] + s0[i] * movement;
 }
 
 // `kMost`: AMSGrad divides by the root of the greatest second moment so far.
 template <class T, bool kMost>
-inline void move_by_adam(const Catchup& steps, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
+inline void move_by_adam(double moved, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
                          const void* slot_2) {
-  const T movement = static_cast<T>(steps.movement), small = static_cast<T>(epsilon);
+  const T movement = static_cast<T>(moved), small = static_cast<T>(epsilon);
   T* to = static_cast<T*>(out);
   const T *w = static_cast<const T*>(weights), *s0 = static_cast<const T*>(slot_0), *s = static_cast<const T*>(kMost ? slot_2 : slot_1);
+#pragma GCC ivdep
   for (size_t i = 0; i < n; ++i) to[i] = w[i] - s0[i] * movement / (root(s[i]) + small);
 }
 

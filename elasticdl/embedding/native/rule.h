@@ -39,8 +39,8 @@ struct Catchup {
   double second;    // what is left of Adam's slot 1
 };
 
-// out = n weights after such steps, from a row whose slots are as above; `out` may be `weights`.
-using RowMovement = void (*)(const Catchup&, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
+// out = n weights after such steps, by their movement, from a row whose slots are as above; `out` may be `weights`.
+using RowMovement = void (*)(double movement, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
                              const void* slot_2);
 // The same for the slots, in place.
 using RowDecay = void (*)(const Catchup&, size_t n, void* slot_0, void* slot_1);

@@ -24,6 +24,8 @@ static_assert(Table::kViews == Views::kViews);
 // So about kAhead cache misses of each kind are in flight at any time.
 constexpr size_t kAhead = 16;
 constexpr size_t kRing = 2 * kAhead;  // a power of two
+// Readers look at a row's tag between the last two stages. They need the slots only of a row that has missed steps.
+constexpr size_t kTag = kAhead + kAhead / 2;
 constexpr size_t kLine = 64;
 
 // Common lengths inline; the rest through memcpy.
@@ -123,69 +125,90 @@ struct Table::State {
             tag.rate == 0 ? static_cast<float>(start_rate) : tag.rate};
   }
 
-  // Calls visit(steps) if a row with this tag has missed steps until `until`.
-  template <class Visit>
-  bool catch_up(const Rows& from, uint32_t row, uint64_t until, Visit visit) const {
-    if (!from.tagged()) return false;
+  uint64_t last_step(const Rows::Tag& tag) const { return tag.step == 0 ? start : tag.step; }
+
+  // Whether a row, which has a tag, has missed steps until `until`.
+  bool missed(const Rows& from, uint32_t row, uint64_t until) const { return last_step(from.tag(row)) < until; }
+
+  double rate(const Rows::Tag& tag) const { return tag.rate == 0 ? start_rate : tag.rate; }
+
+  void move(double moved, char* out, const char* w) const {
+    movement(moved, optimizer.epsilon, dim, out, w, w + weight_bytes, w + 2 * weight_bytes, w + 3 * weight_bytes);
+  }
+
+  // Brings the values of a row, which are at `w`, up to step `until`.
+  void settle(const Rows& from, uint32_t row, uint64_t until, char* w) const {
+    if (!from.tagged() || !missed(from, row, until)) return;
     const Rows::Tag tag = from.tag(row);
-    const uint64_t last = tag.step == 0 ? start : tag.step;
-    if (last >= until) return false;
-    visit(idle->after(last, until - last, tag.rate == 0 ? start_rate : tag.rate));
-    return true;
-  }
-
-  void move(const Catchup& steps, char* out, const char* w) const {
-    movement(steps, optimizer.epsilon, dim, out, w, w + weight_bytes, w + 2 * weight_bytes, w + 3 * weight_bytes);
-  }
-
-  // Brings a row with its slots up to a step, in place.
-  void settle(const Catchup& steps, char* w) const {
-    move(steps, w, w);
+    const uint64_t last = last_step(tag);
+    const Catchup steps = idle->after(last, until - last, rate(tag));
+    move(steps.movement, w, w);
     decay(steps, dim, w + weight_bytes, w + 2 * weight_bytes);
   }
 
   // The weights after step `until`.
   void copy_weights(const Rows& from, uint32_t row, uint64_t until, char* out) const {
     const char* w = from.values(row);
-    if (!catch_up(from, row, until, [&](const Catchup& steps) { move(steps, out, w); })) copy_bytes(out, w, weight_bytes);
+    if (!from.tagged() || !missed(from, row, until)) return copy_bytes(out, w, weight_bytes);
+    const Rows::Tag tag = from.tag(row);
+    const uint64_t last = last_step(tag);
+    move(idle->movement(last, until - last, rate(tag)), out, w);
   }
 
   // The whole row after step `until`.
   void copy_row(const Rows& from, uint32_t row, uint64_t until, char* out) const {
     std::memcpy(out, from.values(row), from.row_bytes());
-    catch_up(from, row, until, [&](const Catchup& steps) { settle(steps, out); });
+    settle(from, row, until, out);
   }
-
-  // Bytes of a row that a reader of weights needs.
-  size_t read_bytes() const { return rows.tagged() ? rows.row_bytes() : weight_bytes; }
 
   // Large rows: the hardware's own prefetcher goes on after the first lines. Inlined by force: GCC takes a function that
   // only prefetches for one without effect, and drops the call.
   template <bool kWrite>
-  [[gnu::always_inline]] void prefetch_row(uint32_t row, size_t needed) const {
-    const char* at = rows.values(row);
+  [[gnu::always_inline]] void prefetch_values(const char* at, size_t needed) const {
     const size_t bytes = std::min(needed, 8 * kLine);
-    __builtin_prefetch(&rows.id(row));
-    if (kWrite) {
-      changed.prefetch(row);
-      views.prefetch(row);
-    }
     for (size_t offset = 0; offset < bytes; offset += kLine) __builtin_prefetch(at + offset, kWrite);
     __builtin_prefetch(at + bytes - 1, kWrite);
   }
 
-  // Calls visit(i, row or kNone) for i = 0..n-1 in order; `bytes` of each row are about to be used. Visits may add
-  // rows: a row that another visit added after its station is found again here.
+  // The slots of a row that must catch up to step `until`.
+  [[gnu::always_inline]] void prefetch_slots(uint32_t row, uint64_t until) const {
+    if (row == Index::kNone || !missed(rows, row, until)) return;
+    prefetch_values<false>(rows.values(row) + weight_bytes, rows.row_bytes() - weight_bytes);
+  }
+
+  // Visits rows to write them: all their bytes are about to be used.
+  template <class Visit>
+  void walk_to_write(const int64_t* ids, size_t n, Visit visit) const {
+    walk<true>(ids, n, rows.row_bytes(), 0, visit);
+  }
+
+  // Visits rows to read their weights after step `until`.
+  template <class Visit>
+  void walk_to_read(const int64_t* ids, size_t n, uint64_t until, Visit visit) const {
+    walk<false>(ids, n, weight_bytes, until, visit);
+  }
+
+  // Calls visit(i, row or kNone) for i = 0..n-1 in order. Visits may add rows: a row that another visit added after
+  // its station is found again here.
   template <bool kWrite, class Visit>
-  void walk(const int64_t* ids, size_t n, size_t bytes, Visit visit) const {
+  [[gnu::always_inline]] void walk(const int64_t* ids, size_t n, size_t bytes, uint64_t until, Visit visit) const {
     uint64_t hashes[kRing];
     uint32_t found[kRing];
+    const bool tagged = rows.tagged();
     for (size_t i = 0; i < n + kRing; ++i) {
       if (i >= kRing) visit(i - kRing, confirmed(ids[i - kRing], hashes[i % kRing], found[i % kRing]));
+      if (!kWrite && tagged && i >= kTag && i < n + kTag) prefetch_slots(found[(i - kTag) % kRing], until);
       if (i >= kAhead && i < n + kAhead) {
         const size_t at = (i - kAhead) % kRing;
         found[at] = index.find(hashes[at], [](uint32_t) { return true; });
-        if (found[at] != Index::kNone) prefetch_row<kWrite>(found[at], bytes);
+        if (found[at] != Index::kNone) {
+          __builtin_prefetch(&rows.id(found[at]));
+          if (kWrite) {
+            changed.prefetch(found[at]);
+            views.prefetch(found[at]);
+          }
+          prefetch_values<kWrite>(rows.values(found[at]), bytes);
+        }
       }
       if (i < n) {
         hashes[i % kRing] = Index::hash(ids[i]);
@@ -204,7 +227,7 @@ struct Table::State {
   std::vector<size_t> copy_present(const int64_t* ids, size_t n, char* out) const {
     std::vector<size_t> missing;
     Reading reading(mutex);
-    walk<false>(ids, n, read_bytes(), [&](size_t i, uint32_t row) {
+    walk_to_read(ids, n, now, [&](size_t i, uint32_t row) {
       if (row == Index::kNone) return missing.push_back(i);
       copy_weights(rows, row, now, out + i * weight_bytes);
     });
@@ -253,7 +276,7 @@ void Table::lookup(const int64_t* ids, size_t n, void* rows) {
   std::vector<int64_t> missing_ids(missing.size());
   for (size_t k = 0; k < missing.size(); ++k) missing_ids[k] = ids[missing[k]];
   State::Writing writing(s.mutex);
-  s.walk<true>(missing_ids.data(), missing.size(), s.weight_bytes, [&](size_t k, uint32_t row) {
+  s.walk_to_write(missing_ids.data(), missing.size(), [&](size_t k, uint32_t row) {
     if (row == Index::kNone) row = s.make(missing_ids[k]);
     s.copy_weights(s.rows, row, s.now, out + missing[k] * s.weight_bytes);
   });
@@ -265,7 +288,7 @@ void Table::peek(const int64_t* ids, size_t n, void* rows, int view) const {
   State::Reading reading(s.mutex);
   const size_t count = s.count(view);
   const uint64_t step = s.step(view);
-  s.walk<false>(ids, n, s.read_bytes(), [&](size_t i, uint32_t row) {
+  s.walk_to_read(ids, n, step, [&](size_t i, uint32_t row) {
     char* to = out + i * s.weight_bytes;
     if (row == Index::kNone || row >= count) return initialise_weights(s.initializer, s.scalar, s.seed, ids[i], s.dim, to);
     const auto [rows, place] = s.frozen(view, row);
@@ -286,7 +309,7 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
   const uint64_t step = static_cast<uint64_t>(context.step);
   const auto update = [&](size_t i, uint32_t row) {
     char* w = s.rows.values(row);
-    s.catch_up(s.rows, row, step - 1, [&](const Catchup& steps) { s.settle(steps, w); });
+    s.settle(s.rows, row, step - 1, w);
     s.update(constants, s.dim, w, w + s.weight_bytes, w + 2 * s.weight_bytes, w + 3 * s.weight_bytes, sums + i * s.weight_bytes);
     // Updates may come out of order: the row has moved in a later step already.
     if (s.rows.tagged() && s.rows.tag(row).step < step) s.tag(row, step, context.learning_rate);
@@ -294,13 +317,13 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
   State::Writing writing(s.mutex);
   const size_t row_bytes = s.rows.row_bytes();
   if (progress == nullptr || s.head() == nullptr) {
-    s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) { update(i, written(i, row)); });
+    s.walk_to_write(ids, n, [&](size_t i, uint32_t row) { update(i, written(i, row)); });
     return s.advance(step, context.learning_rate);
   }
   static const RowCopy copy = row_copy();
   Undo& undo = *s.undo();
   undo.begin(progress->serial);
-  s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
+  s.walk_to_write(ids, n, [&](size_t i, uint32_t row) {
     row = written(i, row);
     const uint64_t item = progress->first + i + 1;
     copy(undo.values(), s.rows.values(row), row_bytes);
@@ -439,7 +462,7 @@ void Table::insert_stored(const int64_t* ids, size_t n, const RowTag* tags, cons
   const char* from = static_cast<const char*>(values);
   const size_t row_bytes = s.rows.row_bytes();
   State::Writing writing(s.mutex);
-  s.walk<true>(ids, n, row_bytes, [&](size_t i, uint32_t row) {
+  s.walk_to_write(ids, n, [&](size_t i, uint32_t row) {
     const bool missing = row == Index::kNone;
     if (missing) row = s.rows.next(ids[i]);
     else s.views.preserve(s.rows, row);
