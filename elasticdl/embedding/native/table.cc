@@ -185,19 +185,20 @@ struct Table::State {
   // Visits rows to read their weights after step `until`.
   template <class Visit>
   void walk_to_read(const int64_t* ids, size_t n, uint64_t until, Visit visit) const {
-    walk<false>(ids, n, weight_bytes, until, visit);
+    // A row that fits a line comes whole.
+    const bool late = rows.tagged() && rows.row_bytes() > kLine;
+    walk<false>(ids, n, late ? weight_bytes : std::min(rows.row_bytes(), kLine), late ? until : 0, visit);
   }
 
-  // Calls visit(i, row or kNone) for i = 0..n-1 in order. Visits may add rows: a row that another visit added after
-  // its station is found again here.
+  // Calls visit(i, row or kNone) for i = 0..n-1 in order. `bytes` of each row are about to be used, and its slots if it has
+  // missed steps until `until`. Visits may add rows: a row that another visit added after its station is found again here.
   template <bool kWrite, class Visit>
   [[gnu::always_inline]] void walk(const int64_t* ids, size_t n, size_t bytes, uint64_t until, Visit visit) const {
     uint64_t hashes[kRing];
     uint32_t found[kRing];
-    const bool tagged = rows.tagged();
     for (size_t i = 0; i < n + kRing; ++i) {
       if (i >= kRing) visit(i - kRing, confirmed(ids[i - kRing], hashes[i % kRing], found[i % kRing]));
-      if (!kWrite && tagged && i >= kTag && i < n + kTag) prefetch_slots(found[(i - kTag) % kRing], until);
+      if (!kWrite && until != 0 && i >= kTag && i < n + kTag) prefetch_slots(found[(i - kTag) % kRing], until);
       if (i >= kAhead && i < n + kAhead) {
         const size_t at = (i - kAhead) % kRing;
         found[at] = index.find(hashes[at], [](uint32_t) { return true; });
