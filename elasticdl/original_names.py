@@ -85,7 +85,6 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
 
 _READERS: Final = "see “A reader of your own” in the documentation"
 _TABLES: Final = "name a table of SQLite, sqlite:///PATH?table=NAME, or export to Parquet"
-_FEATURES: Final = "use keras.utils.FeatureSpace or Keras' preprocessing layers"
 
 IMPORTS: Final[Mapping[str, str]] = {
     "Mode": "from elasticdl.model.mode import Mode",
@@ -114,7 +113,7 @@ IMPORTS: Final[Mapping[str, str]] = {
             "SparseEmbedding",
         )
     },
-    "feature_column": _FEATURES,
+    "feature_column": "from elasticdl.preprocessing import feature_column",
 }
 """What to import instead, by name."""
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from elasticdl.preprocessing import ConcatenateWithOffset, Hashing, Normalizer, ToNumber
+from elasticdl.preprocessing import ConcatenateWithOffset, ToNumber
 
 NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 MEAN = (39.5, 8.5, 450.0, 100.0, 40.0)
@@ -30,7 +30,7 @@ LABEL = "income_bracket"
 def custom_model(dim=8, hidden=32):
     """{name of a column: string[n, 1]} -> logit [n, 1]."""
     columns = inputs()
-    ids = [Hashing(bins)(columns[name]) for name, bins in CATEGORIES.items()]
+    ids = [layers.Hashing(bins)(columns[name]) for name, bins in CATEGORIES.items()]
     embedding = layers.Embedding(sum(CATEGORIES.values()), dim, name="categories")
     values = layers.Concatenate()([layers.Flatten()(embedding(joined(ids))), numbers(columns)])
     for units in (hidden, hidden // 2):
@@ -55,7 +55,7 @@ def numbers(columns):
     """Normalized numbers, float32[n, 5]."""
     values = layers.Concatenate()([ToNumber()(columns[name]) for name in NUMBERS])
     variance = [deviation * deviation for deviation in DEVIATION]
-    return Normalizer(mean=MEAN, variance=variance)(values)
+    return layers.Normalization(mean=MEAN, variance=variance)(values)
 
 
 def loss(labels, predictions):

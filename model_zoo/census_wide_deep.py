@@ -17,7 +17,7 @@ from census_dnn import (  # noqa: F401
 )
 from keras import layers, ops
 
-from elasticdl.preprocessing import Discretization, Hashing, ToNumber
+from elasticdl.preprocessing import ToNumber
 
 AGES = [18, 25, 30, 35, 40, 45, 50, 55, 60, 65]
 CROSSES = (("education", "occupation"), ("education", "marital_status"), ("age", "occupation"))
@@ -26,14 +26,14 @@ CROSSES = (("education", "occupation"), ("education", "marital_status"), ("age",
 def custom_model(dim=8, hidden=32, hash_bins=1000):
     """{name of a column: string[n, 1]} -> logit [n, 1]."""
     columns = inputs()
-    ids = joined([Hashing(bins)(columns[name]) for name, bins in CATEGORIES.items()])
+    ids = joined([layers.Hashing(bins)(columns[name]) for name, bins in CATEGORIES.items()])
     known = sum(CATEGORIES.values())
     embedded = layers.Embedding(known, dim, name="deep")(ids)
     deep = layers.Concatenate()([layers.Flatten()(embedded), numbers(columns)])
     for units in (hidden, hidden // 2):
         deep = layers.Dense(units, activation="relu")(deep)
 
-    age = Discretization(bin_boundaries=AGES)(ToNumber()(columns["age"]))
+    age = layers.Discretization(bin_boundaries=AGES)(ToNumber()(columns["age"]))
     crossed = {**columns, "age": age}
     bins = [
         layers.HashedCrossing(hash_bins)(tuple(crossed[name] for name in pair)) for pair in CROSSES

@@ -69,7 +69,7 @@ def check_model(model: object, module: ModelModule) -> None:
 def inputs_of(model: keras.Model, features: Structure | None, module: ModelModule) -> Structure:
     """Create the model's variables and return its inputs as specs."""
     if getattr(model, "inputs", None):
-        return input_specs(model.inputs[0] if isinstance(model, keras.Sequential) else model.input)
+        return input_specs(_own_inputs(model))
     if features is None:
         raise NeedsFeatures(
             f"{place(module.custom_model)}: {type(model).__name__} has no inputs before its first"
@@ -91,6 +91,26 @@ def inputs_of(model: keras.Model, features: Structure | None, module: ModelModul
         else:
             model(tf.nest.map_structure(_symbolic, specs))
     return specs
+
+
+def outputs_of(model: keras.Model, features: Structure, *, training: bool) -> Structure:
+    """Call the model.
+
+    A dict of one feature fits a model with one input, whatever its name, as in Keras 2.
+    """
+    if (
+        isinstance(features, Mapping)
+        and len(features) == 1
+        and len(getattr(model, "inputs", None) or ()) == 1
+        and not isinstance(_own_inputs(model), Mapping)
+    ):
+        (features,) = features.values()
+    return model(features, training=training)
+
+
+def _own_inputs(model: keras.Model) -> Structure:
+    """The Keras inputs of a model that has some."""
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def _symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:

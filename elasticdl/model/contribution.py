@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.model.building import Variable
+from elasticdl.model.building import Variable, outputs_of
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.packing import wide
 from elasticdl.model.ring_model import RingModel
@@ -76,7 +76,7 @@ class Contributions:
             with keras.StatelessScope(
                 [*self._random(control), *self._regularised()], collect_losses=True
             ) as scope:
-                outputs = self._model.model(features, training=True)
+                outputs = outputs_of(self._model.model, features, training=True)
                 losses = list(self._model.model.losses)
             value, examples = self._mean_loss(labels, outputs)
             total = tf.add_n(

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from elasticdl.errors import UserError
 from elasticdl.model import embedding_hooks
+from elasticdl.model.building import outputs_of
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ps_model import PsModel
@@ -102,7 +103,7 @@ def trace_ids(
         graphs.append(tf.compat.v1.get_default_graph())
         features = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)
         with embedding_hooks.lookups(record), keras.StatelessScope():
-            ps_model.model(features, training=training)
+            outputs_of(ps_model.model, features, training=training)
         return []
 
     wrapped = tf.compat.v1.wrap_function(call, tf.nest.flatten(specs, expand_composites=True))

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, final
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from elasticdl.errors import UserError
 from elasticdl.model.embedding_hooks import Tensor
@@ -178,10 +179,15 @@ def _metric(name: str, value: object, where: str) -> keras.metrics.Metric:
 
 
 def _flat(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Cast the values of the user's function, of any numeric or boolean type, to float32."""
+    """Cast the values of the user's function, of any numeric or boolean type, to float32.
+
+    Values of unknown rank, as of `tf.squeeze` without an axis, become a vector: Keras cannot
+    average them.
+    """
 
     def values(labels: Structure, predictions: Structure) -> Tensor:
-        return keras.ops.cast(function(labels, predictions), "float32")
+        made = keras.ops.cast(function(labels, predictions), "float32")
+        return made if made.shape.rank is not None else tf.reshape(made, [-1])
 
     return values
 

@@ -19,6 +19,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from elasticdl.errors import UserError
 from elasticdl.formatting import amount
 from elasticdl.model import embedding_hooks
+from elasticdl.model.building import outputs_of
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.ids import LookupSite
 from elasticdl.model.metrics import Metrics
@@ -278,7 +279,7 @@ class Tracer:
             keras.StatelessScope(mapping, collect_losses=True) as scope,
             embedding_hooks.lookups(look_up),
         ):
-            outputs = self._ps_model.model(given.features, training=training)
+            outputs = outputs_of(self._ps_model.model, given.features, training=training)
             losses = list(self._ps_model.model.losses)
         if len(given.looked_up) != len(self._batches.sites):
             raise UserError(

@@ -106,6 +106,12 @@ _ADVICE = {
     ),
     "Cannot take the length of shape with unknown rank": _RANK_ADVICE,
     "as_list() is not defined on an unknown TensorShape": _RANK_ADVICE,
+    "A KerasTensor cannot be used as input to a TensorFlow function": (
+        "use keras.ops or a layer, or `import elasticdl.model.tensorflow_functions` in the module"
+    ),
+    "has no attribute 'DenseFeatures'": (
+        "from elasticdl.preprocessing import feature_column: it has DenseFeatures, and the columns"
+    ),
     _MISSING_INPUT: (
         "name the model's inputs as feed names its features: keras.Input(..., name='KEY')"
     ),

@@ -1,15 +1,12 @@
-"""Preprocessing layers of the original ElasticDL, for Keras 3.
+"""Preprocessing layers of the original ElasticDL, for Keras 3, with its names and arguments.
 
-`Hashing`, `Discretization`, `IndexLookup` and `Normalizer` are names of Keras' own layers. The
-others are what Keras does not have.
+`feature_column` has columns and the layer `DenseFeatures`.
 """
 
-from keras.layers import Discretization, Hashing
-from keras.layers import Normalization as Normalizer
-from keras.layers import StringLookup as IndexLookup
-
+from elasticdl.preprocessing import feature_column
 from elasticdl.preprocessing.collecting import ConcatenateWithOffset, ToRagged, ToSparse
 from elasticdl.preprocessing.embedding import SparseEmbedding
+from elasticdl.preprocessing.lookup import Discretization, Hashing, IndexLookup, Normalizer
 from elasticdl.preprocessing.numeric import LogRound, RoundIdentity, ToNumber
 from elasticdl.preprocessing.statistics import ColumnStatistics, Statistics
 
@@ -27,4 +24,5 @@ __all__ = [
     "ToNumber",
     "ToRagged",
     "ToSparse",
+    "feature_column",
 ]

@@ -65,9 +65,7 @@ class ToSparse(Layer):  # type: ignore[misc]
         """A SparseTensor of the same shape; sparse inputs as they are."""
         if isinstance(inputs, tf.SparseTensor):
             return inputs
-        inputs = tf.convert_to_tensor(inputs)
-        indices = tf.where(tf.not_equal(inputs, _ignored(self.ignore_value, inputs.dtype)))
-        return tf.SparseTensor(indices, tf.gather_nd(inputs, indices), tf.shape(inputs, tf.int64))
+        return without(self.ignore_value, tf.convert_to_tensor(inputs))
 
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401
         """The same shape and type, sparse."""
@@ -108,6 +106,12 @@ class ToRagged(Layer):  # type: ignore[misc]
     def get_config(self) -> dict[str, Any]:
         """Keras's config."""
         return {**super().get_config(), "sep": self.sep, "ignore_value": self.ignore_value}
+
+
+def without(value: float | str | None, tensor: Tensor) -> Tensor:
+    """A dense tensor as a sparse one without `value`; None: "" or -1."""
+    indices = tf.where(tf.not_equal(tensor, _ignored(value, tensor.dtype)))
+    return tf.SparseTensor(indices, tf.gather_nd(tensor, indices), tf.shape(tensor, tf.int64))
 
 
 def _moved(ids: Tensor, offset: int, mixed: bool) -> Tensor:

@@ -51,12 +51,12 @@ class ColumnStatistics:
 
     @property
     def variance(self) -> float:
-        """The variance of the population, for `Normalizer(mean=…, variance=…)`."""
+        """The variance of the population, for `keras.layers.Normalization`."""
         return float(self._fact("variance"))
 
     @property
     def std(self) -> float:
-        """The square root of the variance."""
+        """The square root of the variance: the divisor of a `Normalizer`."""
         return float(self._fact("std"))
 
     def bin_boundaries(self, bins: int) -> list[float]:
@@ -77,7 +77,7 @@ class ColumnStatistics:
         return sorted({float(quantiles[at]) for at in range(step - 1, parts - 1, step)})
 
     def vocabulary(self, size: int | None = None, *, min_count: int = 1) -> list[Any]:
-        """The most frequent values, texts or integers, for `IndexLookup` or `IntegerLookup`.
+        """The most frequent values, texts or integers, for `IndexLookup` or Keras' lookups.
 
         The most frequent is first. `size` takes the first ones, `min_count` those that occur so
         often.

@@ -88,17 +88,17 @@ def test_layers_take_the_statistics(tmp_path: Path) -> None:
     age, word = statistics["age"], statistics["word"]
     assert statistics.records == 8 and (word.count, word.missing) == (7, 1)
     assert (age.min, age.max) == (1, 50) and age.std == pytest.approx(ages.std())
-    layer = Normalizer(mean=age.mean, variance=age.variance)
+    layer = Normalizer(age.mean, age.std)
     adapted = keras.layers.Normalization(axis=None)
     adapted.adapt(ages.astype("float32"))
     given = ages.astype("float32")
     assert np.allclose(layer(given), adapted(given), atol=1e-5)
     assert age.bin_boundaries(4) == [2, 3, 30]
     assert age.bin_boundaries(2) == [3]
-    binned = Discretization(bin_boundaries=age.bin_boundaries(4))(ages)
+    binned = Discretization(age.bin_boundaries(4))(ages)
     assert np.asarray(binned).tolist() == [0, 1, 1, 2, 2, 3, 3, 3]
-    looked = IndexLookup(vocabulary=word.vocabulary())(np.array(["b", "a", "c", "z"]))
-    assert np.asarray(looked).tolist() == [1, 2, 3, 0]
+    looked = IndexLookup(word.vocabulary())(np.array(["b", "a", "c", "z"]))
+    assert np.asarray(looked).tolist() == [0, 1, 2, 3]
     assert word.vocabulary(1) == ["b"] and word.vocabulary(min_count=2) == ["b", "a"]
     assert age.vocabulary(1) == [2]
     for wrong, message in (

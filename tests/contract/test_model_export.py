@@ -63,6 +63,20 @@ def custom_model():
     ids = keras.Input((3,), dtype="int64", name="ids")
     return keras.Model(ids, layers.Dense(1, name="logit")(layers.Flatten()(Embedding(4)(ids))))
 """
+COLUMNS = """
+import elasticdl.model.tensorflow_functions
+from elasticdl.preprocessing import feature_column as fc
+def custom_model():
+    inputs = {
+        "ids": keras.Input((3,), dtype="int64", name="ids"),
+        "text": keras.Input((1,), dtype="string", name="text"),
+    }
+    words = fc.categorical_column_with_vocabulary_list("text", ["a", "b"], num_oov_buckets=1)
+    ids = fc.categorical_column_with_hash_bucket("ids", 50)
+    columns = [fc.embedding_column(column, 4) for column in (words, ids)]
+    out = layers.Dense(1)(fc.DenseFeatures(columns)(inputs))
+    return keras.Model(inputs, {"logit": out, "other": tf.sigmoid(out)})
+"""
 SUBCLASSED = """
 class custom_model(keras.Model):
     def __init__(self):
@@ -133,9 +147,9 @@ def expected(
     return step.predict(features, lookups, Pulled((1,), dense, tuple(rows)))
 
 
-def served_and_predicted(folder: Path) -> tuple[Any, Any]:
+def served_and_predicted(folder: Path, body: str = BOUNDED) -> tuple[Any, Any]:
     """What an exported bounded model serves, and what its step predicts."""
-    module = module_with(folder, BOUNDED)
+    module = module_with(folder, body)
     ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
     dense, tables = trained(ps_model, 50)
     export(ps_model, dense, paged(tables), folder / "export")
@@ -145,8 +159,9 @@ def served_and_predicted(folder: Path) -> tuple[Any, Any]:
     return theirs, ours
 
 
-def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path) -> None:
-    theirs, ours = served_and_predicted(tmp_path)
+@pytest.mark.parametrize("body", [BOUNDED, COLUMNS], ids=["layers", "columns"])
+def test_a_bounded_model_serves_what_the_step_predicts(tmp_path: Path, body: str) -> None:
+    theirs, ours = served_and_predicted(tmp_path, body)
     assert set(theirs) == {"logit", "other"}
     np.testing.assert_allclose(theirs["logit"], ours["logit"], rtol=1e-5)
 

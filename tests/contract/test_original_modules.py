@@ -68,9 +68,10 @@ def checked(zoo: Path, monkeypatch: pytest.MonkeyPatch, text: str, **how: Any) -
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(zoo / "cache"))
     written(zoo, {"made.py": text, "data.csv": "a,b,y\n1,2,0\n3,4,1\n5,6,0\n"})
     action, data = how.pop("action", Action.TRAIN), str(zoo / "data.csv")
-    flags = {"model_zoo": str(zoo), "model_def": "made", "checkpoint_dir_for_init": "x"}
+    processes = how.pop("processes", False)
+    flags = {**how, "model_zoo": str(zoo), "model_def": "made", "checkpoint_dir_for_init": "x"}
     flags |= {f"{kind}_data": data for kind in ("training", "validation", "prediction")}
-    return check(JobSpec.from_flags(action, flags), **how)
+    return check(JobSpec.from_flags(action, flags), processes=processes)
 
 
 def line(text: str, part: str) -> int:
@@ -181,14 +182,64 @@ def test_a_processor_that_fails_is_found_by_the_check_with_its_line(
     assert "PredictionOutputsProcessor.process raised AssertionError" in found["error"]
 
 
-def test_a_metric_of_unknown_rank_is_named_with_its_line(
+CENSUS = """
+import elasticdl.model.tensorflow_functions
+from elasticdl.preprocessing import feature_column
+def custom_model():
+    numbers = [feature_column.numeric_column("a")]
+    numbers += [feature_column.bucketized_column(numbers[0], [2, 4])]
+    words = feature_column.categorical_column_with_hash_bucket("b", 64)
+    columns = [*numbers, feature_column.embedding_column(words, 16)]
+    inputs = {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), dtype="string", name="b")}
+    MODEL
+def feed(dataset, mode, metadata):
+    def parse(record):
+        values = tf.strings.to_number(record)
+        features = {"a": values[0], "b": record[1]}
+        return features if mode == "prediction" else (features, values[2:])
+    return dataset.map(parse)
+"""
+MODELS = {
+    "functional": """x = feature_column.DenseFeatures(columns)(inputs)
+    x = tf.concat([x, tf.square(x)], 1)
+    return keras.Model(inputs, layers.Dense(1, activation="sigmoid")(x))""",
+    "sequential": """dense = layers.Dense(1, activation="sigmoid")
+    return keras.Sequential([feature_column.DenseFeatures(columns), dense])""",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_embedding_columns_become_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    text = HEADER + CENSUS.replace("MODEL", MODELS[model])
+    found = checked(tmp_path, monkeypatch, text, embedding_threshold_bytes=0)
+    assert found["ok"], found
+    [table] = found["model"]["tables"]
+    assert table["dim"] == 16 and "b_embedding" in table["name"]
+
+
+def test_a_metric_of_unknown_rank_averages_all_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metric = """
+def right(labels, predictions):
+    return tf.cast(tf.squeeze(tf.round(predictions)), tf.int32) == tf.cast(labels[:, 0], tf.int32)
+def eval_metrics_fn(): return {"share": right}
+"""
+    found = checked(tmp_path, monkeypatch, HEADER + DENSE + FEED + metric)
+    assert found["ok"], found
+    assert "share" in found["model"]["metrics"]
+
+
+def test_a_metric_that_needs_a_rank_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (
         HEADER
         + DENSE
         + FEED
-        + "def right(labels, predictions): return tf.squeeze(predictions) > 0.5\n"
+        + "def right(labels, predictions): return len(tf.squeeze(predictions).shape)\n"
         + "def eval_metrics_fn(): return {'share': right}\n"
     )
     found = checked(tmp_path, monkeypatch, text)
@@ -197,11 +248,25 @@ def test_a_metric_of_unknown_rank_is_named_with_its_line(
     assert "give tf.squeeze its axis" in found["hint"]
 
 
-def test_a_dict_for_an_input_without_a_name_names_its_line(
+def test_a_dict_of_one_feature_fits_an_input_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = re.sub(r"\(values\[:2\],", '({"point": values[:2]},', FEED)
-    text = HEADER + DENSE + feed
+    feed = re.sub(r"return values\[:2\] .*", 'return {"point": values[:2]}, values[2:]', FEED)
+    found = checked(tmp_path, monkeypatch, HEADER + DENSE + feed)
+    assert found["ok"], found
+
+
+def test_a_dict_for_inputs_without_names_names_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = '{"point": values[:1], "other": values[1:2]}'
+    feed = re.sub(r"return values\[:2\] .*", f"return {both}, values[2:]", FEED)
+    dense = """
+def custom_model():
+    x = [keras.Input((1,)), keras.Input((1,))]
+    return keras.Model(x, layers.Dense(1, activation="sigmoid")(layers.Concatenate()(x)))
+"""
+    text = HEADER + dense + feed
     found = checked(tmp_path, monkeypatch, text)
     assert found["error"].startswith(f"{tmp_path}/made.py:{line(text, 'keras.Input')}: ")
     assert "'point'" in found["error"] and "keras.Input(..., name='KEY')" in found["hint"]

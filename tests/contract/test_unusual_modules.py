@@ -166,11 +166,6 @@ UNKNOWN_RANK = {
         "    return keras.losses.binary_crossentropy(labels, predictions)\n",
         "return keras.losses",
     ),
-    "metric": (
-        f"def same(labels, predictions): return {NUMPY.format('labels', 'float32')}\n"
-        "def eval_metrics_fn(): return {'same': same}\n",
-        "def same",
-    ),
     "model": (
         "def custom_model():\n"
         '    ids = keras.Input((2,), dtype="int64")\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,7 +13,10 @@ import tensorflow as tf
 from elasticdl import preprocessing
 from elasticdl.preprocessing import (
     ConcatenateWithOffset,
+    Discretization,
+    IndexLookup,
     LogRound,
+    Normalizer,
     RoundIdentity,
     SparseEmbedding,
     ToNumber,
@@ -29,6 +33,10 @@ CASES: list[tuple[Any, list[list[Any]], list[list[Any]]]] = [
     (ToNumber("int64", 0.0), [["", "1"]], [[0, 1]]),
     (RoundIdentity(5), [[1.2, 1.6], [4.9, -1.0]], [[1, 2], [0, 0]]),
     (RoundIdentity(5, 3), [[float("nan"), float("inf"), 4.4]], [[3, 3, 4]]),
+    (IndexLookup(["a", "b"]), [["b", "z"], ["a", ""]], [[1, 2], [0, 2]]),
+    (Discretization([0.0, 2.0]), [[-1.0, 0.0], [1.9, 2.0]], [[0, 1], [1, 2]]),
+    (Discretization([2, 4]), [[1, 2], [3, 9]], [[0, 1], [1, 2]]),
+    (Normalizer(2, 4), [[2, 4], [-2, 6]], [[0, 0.5], [-1, 1]]),
     (LogRound(16, base=2), [[1.2, 1.6, 0.2], [3.1, 100.0, 0.0]], [[0, 1, 0], [2, 7, 0]]),
     (LogRound(3), [[2.8, 7.4, 1e9]], [[1, 2, 0]]),
 ]
@@ -82,13 +90,35 @@ def test_ids_of_several_types_are_moved_apart_as_int64() -> None:
     """Keras' StringLookup gives int64, and its Discretization int32."""
     text, number = keras.Input((1,), dtype="string"), keras.Input((1,))
     ids = [
-        preprocessing.IndexLookup(vocabulary=["a", "b"])(ToSparse()(text)),
-        preprocessing.Discretization([1.0, 2.0])(ToSparse()(number)),
+        keras.layers.StringLookup(vocabulary=["a", "b"])(text),
+        keras.layers.Discretization([1.0, 2.0])(number),
     ]
     model = keras.Model([text, number], ConcatenateWithOffset([0, 3], axis=1)(ids))
     out = model([tf.constant([["b"], ["c"]]), tf.constant([[1.5], [0.5]])])
     assert out.dtype == tf.int64
-    np.testing.assert_array_equal(tf.sparse.to_dense(out), [[2, 4], [0, 3]])
+    np.testing.assert_array_equal(out, [[2, 4], [0, 3]])
+
+
+def test_sparse_ids_of_a_functional_model_are_moved_apart() -> None:
+    text, number = keras.Input((1,), dtype="string"), keras.Input((1,))
+    ids = [
+        preprocessing.Hashing(1)(ToSparse()(text)),
+        IndexLookup(["a", "b"])(ToSparse()(text)),
+        Discretization([1.0, 2.0])(ToSparse(0)(number)),
+    ]
+    model = keras.Model([text, number], ConcatenateWithOffset([0, 1, 4], axis=1)(ids))
+    out = model([tf.constant([["b"], [""]]), tf.constant([[1.5], [0.5]])])
+    np.testing.assert_array_equal(tf.sparse.to_dense(out, -1), [[0, 2, 5], [-1, -1, 4]])
+
+
+def test_a_lookup_reads_a_file_and_refuses_a_word_that_is_there_twice(tmp_path: Path) -> None:
+    file = tmp_path / "words"
+    file.write_text("Oslo\nRome \n")
+    lookup = IndexLookup(str(file), num_oov_tokens=3)
+    assert lookup(tf.constant(["Rome"])).numpy() == [1] and lookup.vocab_size() == 5
+    assert 2 <= int(lookup(tf.constant(["Bonn"]))[0]) < 5
+    with pytest.raises(ValueError, match="the vocabulary has 'a' more than once"):
+        IndexLookup(["a", "b", "a"])
 
 
 def test_ignored_values_are_left_out() -> None:

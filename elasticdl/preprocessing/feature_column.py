@@ -1,0 +1,170 @@
+"""Feature columns, and the layer `DenseFeatures` that Keras 3 lacks.
+
+The functions have the names, ids and defaults of those of `tf.feature_column`. An embedding column
+is an `elasticdl.model.layers.Embedding`, so a large one lives on the parameter servers.
+
+Keras' `FeatureSpace` hashes, looks up, discretizes and crosses single values; it has no embeddings
+and no features of several values, and it must see data first unless all vocabularies are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self, final
+
+import keras
+import tensorflow as tf
+
+from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.preprocessing.columns import (
+    BucketizedColumn,
+    CategoricalColumn,
+    ConcatenatedColumn,
+    DenseColumn,
+    EmbeddingColumn,
+    Features,
+    HashedColumn,
+    IdentityColumn,
+    IndicatorColumn,
+    NumericColumn,
+    VocabularyColumn,
+)
+
+_Layer: Any = keras.layers.Layer
+_registered: Any = keras.saving.register_keras_serializable("elasticdl")
+
+
+def numeric_column(key: str, shape: Sequence[int] = (1,)) -> NumericColumn:
+    """The numbers of a feature; `shape` is that of one example."""
+    return NumericColumn(key, tuple(shape))
+
+
+def bucketized_column(
+    source_column: NumericColumn, boundaries: Sequence[float]
+) -> BucketizedColumn:
+    """The bucket of each number: one-hot, or an id for `embedding_column`.
+
+    Each boundary, ascending, begins a bucket.
+    """
+    _check(source_column, NumericColumn, "a numeric_column")
+    return BucketizedColumn(source_column, tuple(float(one) for one in boundaries))
+
+
+def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int) -> HashedColumn:
+    """The hash of each string or integer, below `hash_bucket_size`."""
+    return HashedColumn(key, hash_bucket_size)
+
+
+def categorical_column_with_identity(
+    key: str, num_buckets: int, default_value: int | None = None
+) -> IdentityColumn:
+    """Integers from 0 to `num_buckets` - 1 as ids.
+
+    Others get `default_value`, by default no id; TensorFlow fails without a default.
+    """
+    return IdentityColumn(key, num_buckets, default_value)
+
+
+def categorical_column_with_vocabulary_list(
+    key: str,
+    vocabulary_list: Sequence[str | int],
+    default_value: int = -1,
+    num_oov_buckets: int = 0,
+) -> VocabularyColumn:
+    """The place of each string or integer in a list.
+
+    Others get `default_value`, by default no id, or one of `num_oov_buckets` ids after the list.
+    """
+    words = tuple(str(word) for word in vocabulary_list)
+    return VocabularyColumn(key, words, default_value, num_oov_buckets)
+
+
+def concatenated_categorical_column(
+    categorical_columns: Sequence[CategoricalColumn],
+) -> ConcatenatedColumn:
+    """The ids of several columns, moved so that they do not clash, for one embedding."""
+    for column in categorical_columns:
+        _check(column, CategoricalColumn, "a categorical column")
+    return ConcatenatedColumn(tuple(categorical_columns))
+
+
+def embedding_column(
+    categorical_column: CategoricalColumn,
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Any = None,  # noqa: ANN401 - a Keras initializer
+    trainable: bool = True,
+) -> EmbeddingColumn:
+    """The embeddings of an example's ids, combined by sum, mean or sqrtn; zeros without an id.
+
+    The default initializer is a truncated normal distribution of deviation 1 / sqrt(`dimension`).
+    """
+    _check(categorical_column, CategoricalColumn, "a categorical column")
+    if initializer is None:
+        initializer = keras.initializers.TruncatedNormal(stddev=1 / math.sqrt(dimension))
+    return EmbeddingColumn(categorical_column, dimension, combiner, initializer, trainable)
+
+
+def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
+    """How often an example has each id: one-hot for one id."""
+    _check(categorical_column, CategoricalColumn, "a categorical column")
+    return IndicatorColumn(categorical_column)
+
+
+@_registered
+@final
+class DenseFeatures(_Layer):  # type: ignore[misc]
+    """The columns' values, [batch, width], in the order of their names, from a dict of features.
+
+    Features are dense [batch] or [batch, any], sparse or ragged. Those that no column has are not
+    used. Raises ValueError for two columns of one name.
+    """
+
+    def __init__(
+        self,
+        feature_columns: DenseColumn | Sequence[DenseColumn],
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(**options)
+        # Otherwise Keras casts float64 to float32.
+        self.autocast = False
+        given = [feature_columns] if isinstance(feature_columns, DenseColumn) else feature_columns
+        for column in given:
+            _check(column, DenseColumn, "a column of elasticdl.preprocessing.feature_column")
+        self.columns = tuple(sorted(given, key=lambda column: column.name))
+        names = [column.name for column in self.columns]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two feature columns have the name {twice[0]!r}")
+        made = {owner: layer for column in self.columns for owner, layer in column.layers().items()}
+        self.owners, self.parts = tuple(made), [*made.values()]
+
+    def build(self, input_shape: object = None) -> None:
+        """Create the weights; Keras does before it loads values."""
+        del input_shape
+        for part in self.parts:
+            part.build(None)
+        self.built = True
+
+    def call(self, features: Features) -> Tensor:
+        """[batch, width], of the layer's type. Raises ValueError for a missing feature."""
+        # A dict of layers by column is no attribute: Keras saves only dicts with names.
+        layers = dict(zip(self.owners, self.parts, strict=True))
+        values = [column.values(features, layers) for column in self.columns]
+        return tf.concat([tf.cast(one, self.compute_dtype) for one in values], -1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras's config."""
+        columns = [keras.saving.serialize_keras_object(column) for column in self.columns]
+        return {**super().get_config(), "feature_columns": columns}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The layer of `get_config`."""
+        columns = [keras.saving.deserialize_keras_object(one) for one in config["feature_columns"]]
+        return cls(**{**config, "feature_columns": columns})
+
+
+def _check(column: object, kind: type, expected: str) -> None:
+    if not isinstance(column, kind):
+        raise TypeError(f"{column!r} is a {type(column).__name__}, expected {expected}")
