@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 from urllib.parse import urlsplit
 
 from elasticdl.errors import SpecError
@@ -34,8 +35,13 @@ def kind_and_uri(tracker: str) -> tuple[str, str]:
 _FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+GRPC: Final = "grpc"
 _OVER_HTTP = "http/protobuf"
-_EXPORTER = "opentelemetry-exporter-otlp-proto-http"
+_EXPORTERS: Final = {
+    GRPC: "opentelemetry-exporter-otlp-proto-grpc",
+    _OVER_HTTP: "opentelemetry-exporter-otlp-proto-http",
+}
+"""The package for each protocol."""
 
 
 def what_to_send(spec: JobSpec) -> tuple[Sent, ...]:
@@ -53,21 +59,27 @@ def endpoint_of(environment: Mapping[str, str]) -> str | None:
     return next((environment[name] for name in _ENDPOINTS if environment.get(name)), None)
 
 
+def protocol_of(environment: Mapping[str, str]) -> str:
+    """Return the protocol of traces, by OpenTelemetry's variables."""
+    return next((environment[name] for name in _PROTOCOLS if environment.get(name)), _OVER_HTTP)
+
+
 def why_no_traces(environment: Mapping[str, str]) -> str | None:
     """Return why traces cannot be sent from here, and what to do; None if they can.
 
     No reason to refuse a job: a cluster may set these variables for all of its pods.
     """
-    try:
-        version(_EXPORTER)
-    except PackageNotFoundError:
-        return f"no traces: {_EXPORTER} is not installed; pip install 'elasticdl[otel]'"
-    protocol = next((environment[name] for name in _PROTOCOLS if environment.get(name)), _OVER_HTTP)
-    if protocol != _OVER_HTTP:
+    protocol = protocol_of(environment)
+    if protocol not in _EXPORTERS:
         return (
-            f"no traces: the protocol {protocol} is not supported; set"
-            f" OTEL_EXPORTER_OTLP_PROTOCOL={_OVER_HTTP}, and the endpoint's port for it, often 4318"
+            f"no traces: the protocol {protocol} is not supported; set OTEL_EXPORTER_OTLP_PROTOCOL"
+            f" to {_OVER_HTTP} or {GRPC}, and the endpoint's port for it, often 4318 or 4317"
         )
+    package = _EXPORTERS[protocol]
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return f"no traces: {package} is not installed; pip install 'elasticdl[otel]'"
     return None
 
 

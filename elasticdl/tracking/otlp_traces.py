@@ -1,4 +1,4 @@
-"""A job's spans, sent by OTLP over HTTP, as OpenTelemetry's own environment variables say."""
+"""A job's spans, sent by OTLP over HTTP or gRPC, as OpenTelemetry's variables say."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from elasticdl.errors import TransientError
-from elasticdl.tracking.choice import endpoint_of
+from elasticdl.tracking.choice import GRPC, endpoint_of, protocol_of
 from elasticdl.tracking.spans import Span, span_id, trace_id
 from elasticdl.tracking.tracker import Run, RunEnd
 
 if TYPE_CHECKING:
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 _JOB = "job"
 _MOST = 256
@@ -28,7 +28,7 @@ class OtlpTraces:
     name = "OTLP"
 
     def __init__(self) -> None:
-        self._exporter: OTLPSpanExporter | None = None
+        self._exporter: SpanExporter | None = None
         self._resource: Resource | None = None
         self._run = ""
         self._sampled = True
@@ -36,11 +36,10 @@ class OtlpTraces:
     def open(self, run: Run) -> str:
         """See `Tracker`."""
         os.environ.setdefault("OTEL_SERVICE_NAME", "elasticdl")
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
-        self._run, self._exporter = run.key, OTLPSpanExporter()
+        self._run, self._exporter = run.key, _exporter()
         self._resource = Resource.create(
             {"elasticdl.job": run.name, "elasticdl.job_dir": str(run.job_dir)}
         )
@@ -86,3 +85,14 @@ class OtlpTraces:
             start_time=round(span.begin * 1e9),
             end_time=round(span.end * 1e9),
         )
+
+
+def _exporter() -> SpanExporter:
+    """An exporter for the environment's protocol; it reads the other variables itself."""
+    if protocol_of(os.environ) == GRPC:
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
+
+        return over_grpc.OTLPSpanExporter()
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http
+
+    return over_http.OTLPSpanExporter()

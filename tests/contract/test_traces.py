@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from elasticdl.history.job_event import EventKind, meaning
@@ -139,3 +141,34 @@ def test_a_trace_that_is_not_sampled_sends_nothing(
     )
     code, said = processes.end(version=3)
     assert code == 0 and len(said) == 1 and not receiver.paths
+
+
+def test_a_trace_goes_over_grpc(processes: Processes) -> None:
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+    requests: list[Any] = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+        def Export(self, request: Any, context: Any) -> Any:
+            del context
+            requests.append(request)
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        processes.what = "traces"
+        processes.write_job("")
+        write(processes.folder, 0, "job", EventKind.BEGUN, term=1, away_s=0.0)
+        write(processes.folder, 12, "job", EventKind.ENDED, exit_code=0)
+        processes.start(
+            OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}",
+            OTEL_EXPORTER_OTLP_PROTOCOL="grpc",
+        )
+        assert processes.end(version=3)[0] == 0
+    finally:
+        server.stop(None).wait(LIMIT_S)
+    [span] = requests[0].resource_spans[0].scope_spans[0].spans
+    assert span.name == "job" and len(requests) == 1

@@ -101,5 +101,6 @@ def test_the_standard_variables_decide(
 
 def test_a_protocol_that_is_not_spoken_is_named() -> None:
     assert why_no_traces(HERE) is None
-    why = why_no_traces({**HERE, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
-    assert why is not None and "http/protobuf" in why
+    assert why_no_traces({**HERE, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) is None
+    why = why_no_traces({**HERE, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
+    assert why is not None and "http/protobuf or grpc" in why
