@@ -109,6 +109,14 @@ def test_the_kind_of_an_error_is_said_once(error: Exception, said: str) -> None:
             " scope and cannot be used here. Please see",
             "from an earlier call",
         ),
+        (
+            "A KerasTensor cannot be used as input to a TensorFlow function. A KerasTensor is",
+            "import elasticdl.model.tensorflow_functions",
+        ),
+        (
+            "module 'tensorflow.keras.layers' has no attribute 'DenseFeatures'",
+            "from elasticdl.preprocessing import feature_column",
+        ),
     ],
 )
 def test_a_message_that_names_no_cause_gets_advice(message: str, advice: str) -> None:
