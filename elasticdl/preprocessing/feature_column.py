@@ -3,8 +3,8 @@
 The functions have the names, ids and defaults of those of `tf.feature_column`. An embedding column
 is an `elasticdl.model.layers.Embedding`, so a large one lives on the parameter servers.
 
-Keras' `FeatureSpace` hashes, looks up, discretizes and crosses single values; it has no embeddings
-and no features of several values, and it must see data first unless all vocabularies are given.
+Keras' `FeatureSpace` hashes, looks up, buckets and crosses features too. It has no embeddings, does
+not leave padding out, and needs a pass over data for vocabularies and means.
 """
 
 from __future__ import annotations
