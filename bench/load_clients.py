@@ -11,25 +11,25 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.call_client import CallClient
+from elasticdl.rpc.call_frames import METHODS, CallFailed
+from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.elasticdl_pb2_grpc import (
-    MasterStub,
     ParameterServerServicer,
     add_ParameterServerServicer_to_server,
 )
 from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.tokens import process_token, proof_to_master
 
-T = TypeVar("T")
 LEASE_S = 5.0
 """How long a client works on a lease unless it is told otherwise, give or take a fifth."""
 CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
@@ -78,15 +78,12 @@ class Client:
         self.name = ProcessName.parse(name)
         self._lease_s = lease_s
         self._credentials = Credentials(proof_to_master(process_token(token, name)), name)
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
-        self._stub: Any = MasterStub(self._channel)
+        self._client = CallClient(address, self._credentials, None, "")
         self._measured = measured
         self._random = random.Random(name)
         self._attaching, self._reporting = asyncio.Lock(), asyncio.Lock()
         self._request: Any = None
         self._lease: Any = None
-        self._stream: Any = None
-        self._answer: asyncio.Future[Any] | None = None
         self._revocation = self._reports = self._sequence = 0
         self._heartbeat_s = 2.0
         self.term = 0
@@ -111,19 +108,19 @@ class Client:
 
     async def close(self) -> None:
         """Close the connection to the master."""
-        await self._channel.close(None)
+        await self._client.close()
 
     async def run(self, request: Any = None) -> None:
         """Attach, and work until the master says that the job is over."""
         self._request = request or pb.AttachRequest()
         try:
-            reply = await self._call(self._stub.Attach, self._request)
+            reply = await self._call("Attach", self._request)
             self._attached(reply)
             parts = [self._follow_orders(), self._beat()]
             if self.name.role is Role.WORKER:
                 parts.append(self._work())
             await _until_one_ends(parts)
-        except (Refused, grpc.aio.AioRpcError, TimeoutError) as error:
+        except (Refused, CallFailed, TimeoutError) as error:
             self.failure = str(error) or repr(error)
             self.error = error
 
@@ -159,7 +156,7 @@ class Client:
         while True:
             self._sequence += 1
             request = pb.LeaseRequest(wait_s=POLL_S, sequence=self._sequence)
-            reply = await self._call(self._stub.RequestLease, request, POLL_S + CALL_S)
+            reply = await self._call("RequestLease", request, POLL_S + CALL_S)
             if (lease := self._leased(reply, began_s)) is not None:
                 return lease
 
@@ -183,9 +180,7 @@ class Client:
             if asks:
                 self._sequence += 1
                 request.lease.sequence = self._sequence
-            reply = await self._report_on_stream(request)
-            if reply is None:
-                reply = await self._call(self._stub.Report, request)
+            reply = await self._call("Report", request)
             if asks:
                 # Before another report leaves: another master is told of this lease.
                 lease = self._lease = self._leased(reply.lease, began_s)
@@ -211,66 +206,38 @@ class Client:
         while True:
             term = self.term
             try:
-                stream = self._stub.Orders(metadata=self._credentials.metadata(term))
+                stream = self._client.stream(METHODS["Orders"], pb.OrdersRequest(), term=term)
                 async for order in stream:
-                    attempt, self._stream = 0, stream
+                    attempt = 0
                     match order.WhichOneof("order"):
-                        case "reported":
-                            self._reported(order.reported)
                         case "finish" | "drain":
                             raise Released("the master ended this client")
                         case "revoke":
                             self._revocation = max(self._revocation, order.revoke.revocation)
                 away_s = time.monotonic()
-            except grpc.aio.AioRpcError as error:
+            except CallFailed as error:
                 await self._survive(error, term, time.monotonic() - away_s if attempt else 0.0)
-            finally:
-                self._stream = None
-                self._reported(pb.ReportReply())
             away_s = away_s if attempt else time.monotonic()
             attempt += 1
             await self._pause(attempt)
 
-    def _reported(self, reply: Any) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(reply)
-
-    async def _report_on_stream(self, request: Any) -> Any:
-        """Return the answer; None if the report has to be repeated as a call."""
-        if self._stream is None:
-            return None
-        self._answer = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(CALL_S):
-                await self._stream.write(request)
-                reply = await self._answer
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-            return None
-        if not reply.taken:
-            return None
-        self.answered_s = time.monotonic()
-        return reply
-
-    async def _call(
-        self, method: Callable[..., Awaitable[T]], request: object, timeout_s: float = CALL_S
-    ) -> T:
+    async def _call(self, method: str, request: object, timeout_s: float = CALL_S) -> Any:
         """Call the master; repeat the call while it is away."""
         began_s, attempt = time.monotonic(), 0
         while True:
             term = self.term
-            metadata = self._credentials.metadata(term)
             try:
-                reply = await method(
-                    request, timeout=timeout_s, metadata=metadata, wait_for_ready=True
+                reply = await self._client.call(
+                    METHODS[method], request, term=term, timeout_s=timeout_s
                 )
                 self.answered_s = time.monotonic()
                 return reply
-            except grpc.aio.AioRpcError as error:
+            except CallFailed as error:
                 await self._survive(error, term, time.monotonic() - began_s)
             attempt += 1
             await self._pause(attempt)
 
-    async def _survive(self, error: grpc.aio.AioRpcError, term: int, away_s: float) -> None:
+    async def _survive(self, error: CallFailed, term: int, away_s: float) -> None:
         if error.code() is grpc.StatusCode.ABORTED:
             await self._attach_again(term)
         elif error.code() not in _PASSING or away_s > GIVE_UP_S:
@@ -294,8 +261,8 @@ class Client:
                         round=self._lease.round,
                     )
                 )
-            metadata = self._credentials.metadata(term)
-            self._attached(await self._stub.Attach(request, timeout=CALL_S, metadata=metadata))
+            again = self._client.call(METHODS["Attach"], request, term=term, timeout_s=CALL_S)
+            self._attached(await again)
             self.answered_s = time.monotonic()
 
     async def _pause(self, attempt: int) -> None:

@@ -7,6 +7,7 @@ The figures are set against those of another server, GO_SERVER: it needs Go, so 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import statistics
@@ -15,13 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 
 from elasticdl.cluster.local.kept_memory import KeptMemories, path_of
@@ -37,14 +36,14 @@ from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.native import _native
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
-from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import Applied, ShardId
 from elasticdl.tls import MASTER_NAME
 from elasticdl.tls.authority import Authority
-from elasticdl.tokens import bulk_key, bulk_token
+from elasticdl.tls.contexts import server_context
+from elasticdl.tokens import bulk_key, bulk_token, proof_to_master
+from tests.served_calls import ServedCalls
 
 ROOT = Path(__file__).parent.parent
 ROWS, DIM = 1_000_000, 16
@@ -69,7 +68,7 @@ KEPT_AIM = 0.95
 """Of the throughput without kept memory."""
 
 
-class Master(MasterServicer):
+class Master:
     """The part of a master that a server needs to start."""
 
     def __init__(self, authority: Authority | None) -> None:
@@ -79,7 +78,7 @@ class Master(MasterServicer):
         flags = {"model_zoo": "z", "model_def": "m", "training_data": "t"}
         self._job = JobSpec.from_flags(Action.TRAIN, flags).model_dump_json()
 
-    def Attach(self, request: Any, context: Any) -> Any:
+    async def Attach(self, request: Any, call: Any) -> Any:
         if request.bulk_address:
             self.attached.put(request.bulk_address)
         certificate = (
@@ -97,11 +96,11 @@ class Master(MasterServicer):
             places=1,
         )
 
-    def Report(self, request: Any, context: Any) -> Any:
+    async def Report(self, request: Any, call: Any) -> Any:
         return pb.ReportReply()
 
-    def Orders(self, request: Any, context: Any) -> Iterator[Any]:
-        self.over.wait()
+    async def Orders(self, request: Any, call: Any) -> AsyncGenerator[Any]:
+        await asyncio.to_thread(self.over.wait)
         yield pb.Order(finish=pb.Done())
 
 
@@ -114,15 +113,16 @@ def server_process(
     `memory` is the descriptor of the file that keeps its memory; None: it is private.
     """
     master = Master(authority)
-    control = grpc.server(ThreadPoolExecutor(4))
-    add_MasterServicer_to_server(master, control)
-    certified = authority.certified_key([MASTER_NAME]) if authority is not None else None
-    port = bound_port(control, "127.0.0.1:0", certified)
-    control.start()
+    context = None
+    if authority is not None:
+        certified = authority.certified_key([MASTER_NAME])
+        context = server_context(certified.certificate, certified.key)
+    proof = proof_to_master("bench")
+    served = ServedCalls(master, lambda caller: proof, context)
     with tempfile.TemporaryDirectory() as directory:
         environment = {
             **os.environ,
-            "ELASTICDL_MASTER": f"127.0.0.1:{port}",
+            "ELASTICDL_MASTER": served.address,
             "ELASTICDL_TOKEN": "bench",
             "ELASTICDL_PROCESS": "ps-0",
             "ELASTICDL_JOB_DIR": directory,
@@ -142,7 +142,7 @@ def server_process(
             process.kill()
             process.wait()
             master.over.set()
-            control.stop(None)
+            served.close()
 
 
 def resident_bytes(process: subprocess.Popen[bytes]) -> int:

@@ -46,7 +46,7 @@ from elasticdl.master.gateway.copy_holders import CopyHolders
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
-from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.gateway.servicer import MasterService, Welcome
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.job_record import JobRecord
 from elasticdl.master.journal.copies import CopiedJournal
@@ -62,6 +62,7 @@ from elasticdl.master.preflight import Preflight
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.job_view import JobView, job_status
 from elasticdl.master.status.server import StatusServer
+from elasticdl.rpc.call_server import CallServer
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous
 from elasticdl.shard import Source, Task
@@ -131,7 +132,7 @@ class Master:
         self._gateway = self._process_gateway()
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._sources: tuple[Source, ...] = ()
-        self._server = self._master_server()
+        self._server = self._call_server()
         self._view = self._job_view()
         self._page = self._status_server()
         self._begun = asyncio.Event()
@@ -147,24 +148,22 @@ class Master:
         return GrpcServerControl(str(name), address, token, self._term, environment.trusted)
 
     def _process_gateway(self) -> ProcessGateway:
-        context = self._certificates.rendezvous
         return ProcessGateway(
             self.queue,
             self._registry,
             self._fences,
             _MAIN_TASK[self._spec.action],
             self.core,
-            partial(RingCoordinator, rendezvous=Rendezvous(context=context))
+            partial(RingCoordinator, rendezvous=Rendezvous(context=self._certificates.own))
             if self._spec.trains_on_ring
             else None,
         )
 
-    def _master_server(self) -> MasterServer:
+    def _call_server(self) -> CallServer:
         service = MasterService(
             self.queue, self._gateway, self._welcome(), self.status_json, self.core
         )
-        reuse_port = self._environment.port in self._environment.reserved
-        return MasterServer(service, self._certificates.own, reuse_port=reuse_port)
+        return CallServer(service, service.proof, service.refusal, self._certificates.own)
 
     def _status_server(self) -> StatusServer:
         environment = self._environment
@@ -222,7 +221,11 @@ class Master:
         end with the job.
         """
         environment, directory = self._environment, self._environment.directory
-        port = await self._server.start(environment.host, environment.port)
+        port = await self._server.start(
+            environment.host.strip("[]"),
+            environment.port,
+            reuse_port=environment.port in environment.reserved,
+        )
         journal = self._journal = self._open_journal()
         try:
             if self._gateway.ring is not None:

@@ -68,7 +68,7 @@ def control_server(
     control = grpc.server(
         ThreadPoolExecutor(_CONTROL_THREADS),
         interceptors=[checks],
-        options=server_options(half=True),
+        options=server_options(),
     )
     add_ParameterServerServicer_to_server(service, control)
     add_JournalCopiesServicer_to_server(JournalCopyService(guard.is_replaced), control)

@@ -6,12 +6,11 @@ import logging
 import resource
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias, final
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 
 from elasticdl.tokens import MOST_TERM, same
@@ -24,11 +23,8 @@ _NAME = "x-elasticdl-name"
 _TERM = "x-elasticdl-term"
 _INSTANCE = "x-elasticdl-instance"
 _MOST_DETAILS_BYTES = 2000
-_OWN_FILES = 1024
-"""Open files that a server keeps for other things than calls: files, its page, other servers."""
 
 Options: TypeAlias = list[tuple[str, int | str]]
-AsyncContext: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 _SHARED: Options = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -61,23 +57,22 @@ def channel_options() -> Options:
     ]
 
 
-def server_options(*, reuse_port: bool = False, half: bool = False) -> Options:
+def server_options() -> Options:
     """Options of servers: allow the clients' pings.
 
-    A port belongs to one process only, unless another one holds it for this (`reuse_port`).
-    Strangers cannot take the last open files, and lose connections on which they say nothing. A
-    peer that vanished without a word is noticed within 15 s, as by clients. `half`: the bulk plane
-    has the other half of the open files.
+    A port belongs to one process only. Strangers lose connections on which they say nothing, and
+    take half of the open files at most: the bulk plane has the other half. A peer that vanished
+    without a word is noticed within 15 s, as by clients.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(files // 2 if half else files - _OWN_FILES, files // 2, 64)
+    most = max(files // 2, 64)
     return [
         *_SHARED,
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", int(reuse_port)),
+        ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", 1_000),
         ("grpc.max_metadata_size", 16 << 10),
         ("grpc.server_handshake_timeout_ms", 10_000),
@@ -171,7 +166,9 @@ Check = Callable[[Caller, str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class Refusal:
+    """The status of a call that is refused, and why."""
+
     code: grpc.StatusCode
     details: str
 
@@ -218,22 +215,23 @@ def _log_undecodable_messages_once() -> None:
 Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"
 
 
-def _refusal(proof: Proof, check: Check, call: grpc.HandlerCallDetails) -> _Refusal | None:
+def refusal_of(proof: Proof, check: Check, call: grpc.HandlerCallDetails) -> Refusal | None:
+    """Return why a call is refused; None if it is not."""
     metadata = tuple(call.invocation_metadata or ())
     try:
         caller = caller_of(metadata)
     except ValueError:
         words = f"{_TERM} is not a number from 0 to {MOST_TERM}"
-        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, words)
+        return Refusal(grpc.StatusCode.INVALID_ARGUMENT, words)
     given = [str(value) for key, value in metadata if key == _AUTHORIZATION]
     if len(given) != 1 or not same(given[0], f"Bearer {proof(caller)}"):
         words = "the token is missing or wrong, or another process's"
-        return _Refusal(grpc.StatusCode.UNAUTHENTICATED, words)
+        return Refusal(grpc.StatusCode.UNAUTHENTICATED, words)
     reason = check(caller, call.method.rpartition("/")[2])
     if not reason:
         return None
     code = reason.code if isinstance(reason, CallDenied) else CallDenied.code
-    return _Refusal(code, str(reason))
+    return Refusal(code, str(reason))
 
 
 @final
@@ -253,36 +251,12 @@ class SyncChecks(grpc.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        refusal = _refusal(self._proof, self._check, handler_call_details)
+        refusal = refusal_of(self._proof, self._check, handler_call_details)
         if refusal is None:
             return continuation(handler_call_details)
 
         # As a stream, whatever the method is: the server of a unary call reads the message first.
         def refuse(requests: Iterator[object], context: grpc.ServicerContext) -> NoReturn:
             context.abort(refusal.code, refusal.details)
-
-        return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-@final
-class AsyncChecks(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The same for `grpc.aio.server`. `check` runs on the loop."""
-
-    def __init__(self, proof: Proof, check: Check) -> None:
-        self._proof = proof
-        self._check = check
-        _log_undecodable_messages_once()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        refusal = _refusal(self._proof, self._check, handler_call_details)
-        if refusal is None:
-            return await continuation(handler_call_details)
-
-        async def refuse(requests: AsyncIterator[object], context: AsyncContext) -> NoReturn:
-            await context.abort(refusal.code, refusal.details)
 
         return grpc.stream_stream_rpc_method_handler(refuse)

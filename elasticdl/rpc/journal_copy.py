@@ -121,7 +121,7 @@ def serve_copy(
     server = grpc.server(
         ThreadPoolExecutor(_THREADS),
         interceptors=[SyncChecks(guard.proof, guard.check)],
-        options=server_options(half=True),
+        options=server_options(),
     )
     add_JournalCopiesServicer_to_server(JournalCopyService(guard.is_replaced), server)
     port = bound_port(server, listen_address, certified)

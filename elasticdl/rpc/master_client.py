@@ -10,9 +10,9 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import grpc
 
@@ -22,20 +22,14 @@ from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
+from elasticdl.rpc.call_thread import ThreadedCalls
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke, Settled
-from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
-from elasticdl.rpc.report_stream import ReportStream
 from elasticdl.rpc.retry import delay_s, mapped, retrying
-from elasticdl.rpc.secured import connected
 from elasticdl.shard import Applied, Lease, ReceivedLease, Source
 from elasticdl.tls import MASTER_NAME
-from elasticdl.tls.contexts import handshake_problem
 from elasticdl.tokens import proof_to_master
 
-T = TypeVar("T")
-
-_STREAM_S = 3600.0
 _LONG_POLL_SLACK_S = 10.0
 _ATTACH_AGAIN_S = 5.0
 _CALL_S = 15.0
@@ -72,9 +66,7 @@ class MasterClient:
         self._away_s = away_s
         self._term = 0
         self._closed = threading.Event()
-        self._authority = authority
-        self._channel = connected(address, authority, MASTER_NAME)
-        self._stub: Any = MasterStub(self._channel)
+        self._calls = ThreadedCalls(address, self._credentials, authority, MASTER_NAME)
         self._report_lock = threading.Lock()
         self._reports = 0
         self._lease_lock = threading.Lock()
@@ -84,8 +76,6 @@ class MasterClient:
         self._attached: pb.AttachRequest | None = None
         self._received: deque[ReceivedLease] = deque(maxlen=_RECEIVED_KEPT)
         self._revocation = 0
-        self._stream: ReportStream | None = None
-        """The newest stream of orders."""
         self._unsettled: set[int] = set()
         """Pushes of synchronous steps whose outcome is not known."""
 
@@ -94,7 +84,7 @@ class MasterClient:
 
         `name` is then that one's. Blocks while the master does not know that it has ended.
         """
-        reply = self._call(self._stub.Who, pb.WhoRequest(), "question who it is")
+        reply = self._call("Who", pb.WhoRequest(), "question who it is")
         return ProcessName.parse(reply.name)
 
     def attach(
@@ -132,7 +122,7 @@ class MasterClient:
             loaded=loaded,
             not_loaded=not_loaded,
         )
-        reply = self._call(self._stub.Attach, request, "attach")
+        reply = self._call("Attach", request, "attach")
         with self._attach_lock:
             self._term, self._attached = reply.term, request
         return _attached(reply)
@@ -157,7 +147,7 @@ class MasterClient:
             request.wait_s, request.sequence = wait_s, self._leases + 1
             while True:
                 reply, term = self._call_of_term(
-                    self._stub.RequestLease, request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S
+                    "RequestLease", request, "lease", attempt_s=wait_s + _LONG_POLL_SLACK_S
                 )
                 try:
                     answer = messages.lease_answer_from_wire(reply)
@@ -186,7 +176,7 @@ class MasterClient:
         """
         request = pb.TurnRequest(wait_s=wait_s, number=number, epoch=epoch, revocation=revocation)
         reply = self._call(
-            self._stub.TakeTurn, request, "turn", attempt_s=wait_s + _LONG_POLL_SLACK_S
+            "TakeTurn", request, "turn", attempt_s=wait_s + _LONG_POLL_SLACK_S
         )
         return reply.step, reply.wait_reason
 
@@ -207,7 +197,7 @@ class MasterClient:
             applied=messages.applied_to_wire(applied),
             last=last,
         )
-        reply = self._call(self._stub.EndTurn, request, "end of a turn")
+        reply = self._call("EndTurn", request, "end of a turn")
         if not reply.accepted:
             with self._attach_lock:
                 self._unsettled.discard(sequence)
@@ -243,31 +233,21 @@ class MasterClient:
             request = messages.report_to_wire(report, self._reports + 1)
             if lease is not None:
                 request.lease.CopyFrom(lease)
-            answered = self._report_on_stream(request) or self._call_of_term(
-                self._stub.Report, request, "report", attempt_s=_CALL_S
-            )
+            answered = self._call_of_term("Report", request, "report", attempt_s=_CALL_S)
             # After the answer: the master counts a repeated number once.
             self._reports += 1
             return answered
 
-    def _report_on_stream(self, request: pb.ReportRequest) -> tuple[pb.ReportReply, int] | None:
-        """Report on the open stream of orders; None: repeat the report as a call."""
-        if (stream := self._stream) is None:
-            return None
-        reply = stream.report(request, _CALL_S)
-        return (reply, stream.term) if reply is not None else None
-
     def orders(self) -> Iterator[Order]:
         """The master's orders, as they come; ends when this client is closed.
 
-        The first order after (re)connecting is always `Servers`. Reports travel on the same stream
-        while this iterates.
+        The first order after (re)connecting is always `Servers`.
         """
         attempt, away_since_s = 0, time.monotonic()
         while not self._closed.is_set():
             term = self._term
             try:
-                for message in self._messages(term):
+                for message in self._calls.stream("Orders", pb.OrdersRequest(), term=term):
                     attempt = 0
                     order = messages.order_from_wire(message)
                     self._note(order)
@@ -280,19 +260,6 @@ class MasterClient:
             away_since_s = away_since_s if attempt else time.monotonic()
             attempt += 1
             self._closed.wait(delay_s(attempt))
-
-    def _messages(self, term: int) -> Iterator[pb.Order]:
-        """The messages of one stream, except the answers to reports. Raises grpc.RpcError."""
-        stream = self._stream = ReportStream(term)
-        try:
-            for message in self._stub.Orders(
-                stream.requests(), **self._with(_STREAM_S, wait_for_ready=False)
-            ):
-                if stream.came(message):
-                    with stream.unread():
-                        yield message
-        finally:
-            stream.close()
 
     def _note(self, order: Order) -> None:
         """Keep what another master would have to know."""
@@ -310,7 +277,7 @@ class MasterClient:
 
         Raises PermanentError if the master is of an older version, whose status lacks fields.
         """
-        reply = self._call(self._stub.Status, pb.StatusRequest(), "status")
+        reply = self._call("Status", pb.StatusRequest(), "status")
         try:
             return JobStatus.from_json(json.loads(reply.status))
         except ValueError as error:
@@ -318,74 +285,53 @@ class MasterClient:
 
     def stop(self, reason: str) -> None:
         """Request the end of the job: workers drain, a checkpoint is taken."""
-        self._call(self._stub.Stop, pb.StopRequest(reason=reason), "stop")
+        self._call("Stop", pb.StopRequest(reason=reason), "stop")
 
     def scale(self, min_workers: int, max_workers: int) -> None:
         """Change the number of workers."""
         self._call(
-            self._stub.Scale,
+            "Scale",
             pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers),
             "scale",
         )
 
     def scale_servers(self, number: int) -> None:
         """Change the number of parameter servers."""
-        self._call(self._stub.Scale, pb.ScaleRequest(servers=number), "scale")
+        self._call("Scale", pb.ScaleRequest(servers=number), "scale")
 
     def checkpoint(self) -> None:
         """Request a checkpoint now."""
-        self._call(self._stub.Checkpoint, pb.CheckpointRequest(), "checkpoint")
+        self._call("Checkpoint", pb.CheckpointRequest(), "checkpoint")
 
     def close(self) -> None:
         """Close the connection. Calls in progress raise TransientError; `orders` ends."""
         self._closed.set()
-        self._channel.close()
+        self._calls.close()
 
     def _what(self, call: str) -> str:
         return f"{call} of {self._credentials.name} at master {self._address}"
 
-    def _with(self, timeout_s: float, *, wait_for_ready: bool = True) -> dict[str, Any]:
-        return {
-            "timeout": timeout_s,
-            "metadata": self._credentials.metadata(self._term),
-            "wait_for_ready": wait_for_ready,
-        }
-
-    def _call(
-        self, method: Callable[..., T], request: object, what: str, *, attempt_s: float = _CALL_S
-    ) -> T:
+    def _call(self, method: str, request: Any, what: str, *, attempt_s: float = _CALL_S) -> Any:
         reply, _ = self._call_of_term(method, request, what, attempt_s=attempt_s)
         return reply
 
     def _call_of_term(
-        self, method: Callable[..., T], request: object, what: str, *, attempt_s: float
-    ) -> tuple[T, int]:
+        self, method: str, request: Any, what: str, *, attempt_s: float
+    ) -> tuple[Any, int]:
         """Return the reply, and the term of the master that it is from."""
 
-        def attempt(timeout_s: float) -> tuple[T, int]:
+        def attempt(timeout_s: float) -> tuple[Any, int]:
             term = self._term
             try:
-                return method(request, **self._with(timeout_s)), term
+                return self._calls.call(method, request, term=term, timeout_s=timeout_s), term
             except grpc.RpcError as error:
                 if isinstance(mapped(error, what), MasterReplaced):
                     self._attach_again(term)
                 raise
 
-        try:
-            return retrying(
-                attempt,
-                self._away_s,
-                self._what(what),
-                attempt_s=attempt_s,
-                closed=self._closed,
-            )
-        except TransientError as error:
-            # gRPC only says that time was up.
-            if self._authority is not None and not self._closed.is_set():
-                problem = handshake_problem(self._address, self._authority, MASTER_NAME)
-                if problem:
-                    raise TransientError(f"{error.message}: {problem}") from error
-            raise
+        return retrying(
+            attempt, self._away_s, self._what(what), attempt_s=attempt_s, closed=self._closed
+        )
 
     def _attach_again(self, term: int) -> None:
         """Attach to the master that has replaced the one of `term`, unless that was done before.
@@ -400,7 +346,9 @@ class MasterClient:
             request.again, request.revocation = True, self._revocation
             request.received.extend(map(messages.received_to_wire, self._received))
             request.unsettled.extend(sorted(self._unsettled))
-            reply = self._stub.Attach(request, **self._with(_ATTACH_AGAIN_S))
+            reply = self._calls.call(
+                "Attach", request, term=term, timeout_s=_ATTACH_AGAIN_S
+            )
             self._term = reply.term
 
     def _survive(self, error: grpc.RpcError | ValueError, away_s: float, term: int) -> None:

@@ -34,7 +34,7 @@ _PASSING = (
     grpc.StatusCode.INTERNAL,
 )
 _FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 2.0
+_LONGEST_DELAY_S = 1.0
 # One attempt waits no longer than this for a connection, so that a half-open one is replaced.
 _LONGEST_ATTEMPT_S = 15.0
 
@@ -97,10 +97,3 @@ def retrying(
                     f"{last.message} (gave up after {attempt} attempts in {deadline_s:g} s)"
                 ) from error
             closed.wait(wait_s)
-        except ValueError as error:
-            # gRPC raises this if another thread of this process has closed the channel.
-            if closed.is_set():
-                raise TransientError(
-                    f"{what}: the connection was closed by this process"
-                ) from error
-            raise

@@ -18,25 +18,15 @@ def _options(name: str) -> Options:
     return [*channel_options(), ("grpc.ssl_target_name_override", name)]
 
 
-def connected(address: str, authority: str | None, name: str) -> grpc.Channel:
-    """A channel to the process `name`, verified by `authority` (PEM); None: clear text."""
-    if authority is None:
-        return grpc.insecure_channel(address, options=channel_options())
-    credentials = grpc.ssl_channel_credentials(authority.encode())
-    return grpc.secure_channel(address, credentials, options=_options(name))
-
-
 def connected_async(address: str, authority: str | None, name: str) -> grpc.aio.Channel:
-    """The same for asyncio."""
+    """A channel to the process `name`, verified by `authority` (PEM); None: clear text."""
     if authority is None:
         return grpc.aio.insecure_channel(address, options=channel_options())
     credentials = grpc.ssl_channel_credentials(authority.encode())
     return grpc.aio.secure_channel(address, credentials, options=_options(name))
 
 
-def bound_port(
-    server: grpc.Server | grpc.aio.Server, address: str, certified: CertifiedKey | None
-) -> int:
+def bound_port(server: grpc.Server, address: str, certified: CertifiedKey | None) -> int:
     """Have a server listen with this certificate; None: in clear text. Returns the port."""
     if certified is None:
         return int(server.add_insecure_port(address))

@@ -39,9 +39,10 @@ from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.snapshots import CutLimits, Snapshots
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
-from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.gateway.servicer import MasterService, Welcome
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import AsyncChecks, server_options
+from elasticdl.rpc.call_server import CallServer
+from elasticdl.rpc.channel import refusal_of, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import (
     ParameterServerServicer,
     add_ParameterServerServicer_to_server,
@@ -51,6 +52,7 @@ from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.tls import CertifiedKey
+from elasticdl.tls.contexts import server_context
 from elasticdl.tokens import process_token
 
 TOKEN = "the-token-of-this-job"
@@ -135,6 +137,23 @@ class ListJournal:
         self.safe += self._pending
         self.log += [type(event).__name__ for event in self._pending]
         self._pending = []
+
+
+class Guarded(grpc.aio.ServerInterceptor):
+    """`channel.SyncChecks` for a server on a loop."""
+
+    def __init__(self, guard: TermGuard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Any, call: Any) -> Any:
+        refusal = refusal_of(self._guard.proof, self._guard.check, call)
+        if refusal is None:
+            return await continuation(call)
+
+        async def refuse(requests: Any, context: Any) -> None:
+            await context.abort(refusal.code, refusal.details)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class ScriptedServer(ParameterServerServicer):
@@ -299,9 +318,14 @@ class Stage:
             self.core,
         )
         self._service = service
-        self._master = MasterServer(service, self._certified)
+        self._master = self._call_server()
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', port)}"
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster.observe()))
+
+    def _call_server(self) -> CallServer:
+        service, certified = self._service, self._certified
+        context = certified and server_context(certified.certificate, certified.key)
+        return CallServer(service, service.proof, service.refusal, context)
 
     def status_json(self) -> str:
         names = [name for name, _ in self.gateway.sessions]
@@ -313,7 +337,7 @@ class Stage:
         """Start a scripted server of that name. Return its address."""
         guard = TermGuard(process_token(TOKEN, str(name)))
         server = grpc.aio.server(
-            interceptors=[AsyncChecks(guard.proof, guard.check)], options=server_options()
+            interceptors=[Guarded(guard)], options=server_options()
         )
         self.servers[name] = ScriptedServer()
         add_ParameterServerServicer_to_server(self.servers[name], server)
@@ -327,7 +351,7 @@ class Stage:
         await self._master.close()
 
     async def come_back(self) -> None:
-        self._master = MasterServer(self._service, self._certified)
+        self._master = self._call_server()
         await self._master.start("127.0.0.1", int(self.address.rpartition(":")[2]))
 
     def replace_master(self, presence: Presence) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -19,6 +17,7 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.gateway.heartbeats import SILENCE_S
 from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.call_frames import METHODS
 from elasticdl.rpc.conversation import (
     Drain,
     Failure,
@@ -31,7 +30,6 @@ from elasticdl.rpc.conversation import (
     Summary,
     Wait,
 )
-from elasticdl.rpc.elasticdl_pb2_grpc import MasterStub
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Applied, ShardId, Task
 from elasticdl.tokens import process_token
@@ -80,16 +78,6 @@ def test_a_wrong_token_is_refused_and_nothing_is_acted_on(stage: Stage, token: s
             call()
     assert not stage.core.of(happened.ProcessAttached)
     assert not stage.core.of(happened.StopRequested)
-
-
-def test_a_call_without_any_metadata_is_unauthenticated(stage: Stage) -> None:
-    with grpc.insecure_channel(stage.address) as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            MasterStub(channel).Status(pb.StatusRequest(), timeout=5)
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        with pytest.raises(grpc.RpcError) as caught:
-            next(MasterStub(channel).Orders(iter(()), timeout=5))
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_second_process_that_claims_a_name_is_refused(stage: Stage) -> None:
@@ -245,8 +233,8 @@ def test_the_end_of_the_work_is_told(stage: Stage) -> None:
 def test_a_lease_granted_to_a_call_that_was_cancelled_goes_back(stage: Stage) -> None:
     client = stage.worker()
     request = pb.LeaseRequest(wait_s=20, sequence=1)
-    call = client._stub.RequestLease.future(
-        request, timeout=20, metadata=client._credentials.metadata(TERM)
+    call = client._calls._run(
+        client._calls._client.call(METHODS["RequestLease"], request, term=TERM, timeout_s=20)
     )
     stage.core.wait_for(happened.LeaseRequested)
     call.cancel()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
 from elasticdl.clock import SystemClock
@@ -16,10 +15,13 @@ from elasticdl.master.core.ps.steps import Contribution, Outlook, Steps, Trainin
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import PsRegistry
-from elasticdl.master.gateway.servicer import MasterServer, MasterService, Welcome
+from elasticdl.master.gateway.servicer import MasterService, Welcome
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Credentials, channel_options
+from elasticdl.rpc.call_client import CallClient
+from elasticdl.rpc.call_frames import METHODS, CallFailed
+from elasticdl.rpc.call_server import CallServer
+from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.conversation import Settled
 from elasticdl.shard import ShardId
 from elasticdl.tokens import process_token, proof_to_master
@@ -90,23 +92,21 @@ def test_numbers_that_no_worker_has_are_refused(tmp_path: Path, method: str, req
         async with staged(tmp_path) as stage:
             stage.gateway.train_in_steps(stage.turns)
             welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
-            server = MasterServer(
-                MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
-            )
+            service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
+            server = CallServer(service, service.proof, service.refusal)
             port = await server.start("127.0.0.1", 0)
             proof = proof_to_master(process_token(TOKEN, "worker-0"))
-            metadata = Credentials(proof, "worker-0", "one").metadata(1)
+            credentials = Credentials(proof, "worker-0", "one")
+            client = CallClient(f"127.0.0.1:{port}", credentials, None, "")
             try:
-                address, options = f"127.0.0.1:{port}", channel_options()
-                async with grpc.aio.insecure_channel(address, options=options) as channel:
-                    for name, message in (("Attach", pb.AttachRequest()), (method, request_)):
-                        call = channel.unary_unary(f"/elasticdl.Master/{name}", None, None)
-                        await call(message.SerializeToString(), timeout=10, metadata=metadata)
+                for name, message in (("Attach", pb.AttachRequest()), (method, request_)):
+                    await client.call(METHODS[name], message, term=1, timeout_s=10)
                 pytest.fail("it was not refused")
-            except grpc.aio.AioRpcError as error:
+            except CallFailed as error:
                 assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
-                assert "worker-0" in str(error.details())
+                assert "worker-0" in error.details()
             finally:
+                await client.close()
                 await server.close()
 
     asyncio.run(story())

@@ -13,12 +13,9 @@ import signal
 import socket
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-import grpc
 
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.cluster.local.supervisor.channel import FrameParser, read
@@ -26,8 +23,9 @@ from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.rpc.call_server import Call
 from elasticdl.tokens import new_token, proof_to_master, viewer_token
+from tests.served_calls import ServedCalls
 from tests.waiting import until
 
 STATUS: dict[str, Any] = {
@@ -65,35 +63,32 @@ STATUS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Scripted(MasterServicer):
+class Scripted:
     """Answers people; keeps what they asked for in asked.jsonl."""
 
-    def __init__(self, directory: Path, token: str, wake: threading.Event, heedless: bool) -> None:
-        self.directory, self.token, self.wake, self.heedless = directory, token, wake, heedless
+    def __init__(self, directory: Path, wake: threading.Event, heedless: bool) -> None:
+        self.directory, self.wake, self.heedless = directory, wake, heedless
 
-    def heard(self, context: grpc.ServicerContext, what: object) -> None:
-        proof = proof_to_master(self.token)
-        if ("authorization", f"Bearer {proof}") not in context.invocation_metadata():
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "token")
+    def heard(self, what: object) -> None:
         with (self.directory / "asked.jsonl").open("a") as file:
             file.write(json.dumps(what) + "\n")
 
-    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        self.heard(context, "status")
+    async def Status(self, request: pb.StatusRequest, call: Call) -> pb.StatusReply:
+        self.heard("status")
         return pb.StatusReply(status=json.dumps(STATUS))
 
-    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.Done:
-        self.heard(context, ["stop", request.reason])
+    async def Stop(self, request: pb.StopRequest, call: Call) -> pb.Done:
+        self.heard(["stop", request.reason])
         if not self.heedless:
             self.wake.set()
         return pb.Done()
 
-    def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.Done:
-        self.heard(context, ["scale", request.min_workers, request.max_workers])
+    async def Scale(self, request: pb.ScaleRequest, call: Call) -> pb.Done:
+        self.heard(["scale", request.min_workers, request.max_workers])
         return pb.Done()
 
-    def Checkpoint(self, request: pb.CheckpointRequest, context: grpc.ServicerContext) -> pb.Done:
-        self.heard(context, ["checkpoint"])
+    async def Checkpoint(self, request: pb.CheckpointRequest, call: Call) -> pb.Done:
+        self.heard(["checkpoint"])
         return pb.Done()
 
 
@@ -162,12 +157,9 @@ def main() -> int:
     if script == "returns" and restart:
         until("the test lets it go on", (directory / "go").exists)
     asked_to_stop = threading.Event()
-    server = grpc.server(ThreadPoolExecutor(4))
-    add_MasterServicer_to_server(
-        Scripted(directory, token, asked_to_stop, script == "hangs"), server
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    proof = proof_to_master(token)
+    scripted = Scripted(directory, asked_to_stop, script == "hangs")
+    served = ServedCalls(scripted, lambda caller: proof)
     signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
     threading.Thread(target=hear_supervisor, daemon=True).start()
     with (directory / "events.jsonl").open("a") as events:
@@ -184,7 +176,7 @@ def main() -> int:
     temporary.write_text(
         json.dumps(
             {
-                "address": f"127.0.0.1:{port}",
+                "address": served.address,
                 "page": page,
                 "token": token,
                 "pid": os.getpid(),

@@ -12,13 +12,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -32,14 +31,15 @@ from elasticdl.job_choices import Action
 from elasticdl.job_status import CheckpointStatus
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import Caller, SyncChecks
-from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from elasticdl.rpc.call_server import Call
+from elasticdl.rpc.channel import Caller
 from elasticdl.rpc.parameters import Pulled, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.rpc.ps_control import GrpcServerControl, ServerCut, ServerSaved
 from elasticdl.shard import Applied, ShardId, SnapshotId
 from elasticdl.tokens import MOST_TERM, bulk_key, process_token, proof_to_master
 from tests.contract.ps_stage import as_ids, counting_spec, shown, update
+from tests.served_calls import ServedCalls
 
 pytestmark = pytest.mark.process
 
@@ -53,7 +53,7 @@ def _proof(caller: Caller) -> str:
     return proof_to_master(process_token(TOKEN, caller.name))
 
 
-class Master(MasterServicer):
+class Master:
     """What servers need of a master."""
 
     def __init__(self, job: str, restore_from: str, servers: int) -> None:
@@ -64,17 +64,13 @@ class Master(MasterServicer):
         self.finish = threading.Event()
         self.asked: queue.Queue[str] = queue.Queue()
         self.status = JobState(JobSpec.model_validate_json(job)).status()
-        self._server = grpc.server(
-            ThreadPoolExecutor(16), interceptors=[SyncChecks(_proof, lambda caller, method: "")]
-        )
-        add_MasterServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
+        self._served = ServedCalls(self, _proof)
+        self.address = self._served.address
 
-    def Attach(self, request: Any, context: Any) -> Any:
+    async def Attach(self, request: Any, call: Call) -> Any:
         if request.bulk_address:
-            self.attached.put((self._name(context), request))
-        index = int(self._name(context).removeprefix("ps-").partition(".")[0])
+            self.attached.put((call.caller.name, request))
+        index = int(call.caller.name.removeprefix("ps-").partition(".")[0])
         return pb.AttachReply(
             term=3,
             heartbeat_s=0.2,
@@ -86,22 +82,22 @@ class Master(MasterServicer):
             places=self.servers,
         )
 
-    def Report(self, request: Any, context: Any) -> Any:
+    async def Report(self, request: Any, call: Call) -> Any:
         with self.reported:
-            self.reports[self._name(context)] = request
+            self.reports[call.caller.name] = request
             self.reported.notify_all()
         return pb.ReportReply()
 
-    def Orders(self, request: Any, context: Any) -> Iterator[Any]:
+    async def Orders(self, request: Any, call: Call) -> AsyncGenerator[Any]:
         yield pb.Order(servers=pb.Servers(addresses=[]))
-        self.finish.wait(LIMIT_S)
+        await asyncio.to_thread(self.finish.wait, LIMIT_S)
         yield pb.Order(finish=pb.Done())
 
-    def Status(self, request: Any, context: Any) -> Any:
+    async def Status(self, request: Any, call: Call) -> Any:
         return pb.StatusReply(status=json.dumps(self.status.to_json()))
 
-    def Checkpoint(self, request: Any, context: Any) -> Any:
-        self.asked.put(self._name(context))
+    async def Checkpoint(self, request: Any, call: Call) -> Any:
+        self.asked.put(call.caller.name)
         return pb.Done()
 
     def report_of(self, name: str, version: int) -> Any:
@@ -113,10 +109,7 @@ class Master(MasterServicer):
 
     def close(self) -> None:
         self.finish.set()
-        self._server.stop(None).wait(LIMIT_S)
-
-    def _name(self, context: Any) -> str:
-        return str(dict(context.invocation_metadata())["x-elasticdl-name"])
+        self._served.close()
 
 
 class Job:

@@ -1,17 +1,16 @@
-"""The master's gRPC service: access checks, and conversion of messages to values and back.
+"""The calls of processes and people to the master: access checks, and conversion of messages to values and back.
 
 It makes no decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol, final
 
 import grpc
-import grpc.aio
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import Refused, TransientError
@@ -26,27 +25,14 @@ from elasticdl.master.core.events import (
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.ps.steps import Contribution
 from elasticdl.master.event_queue import EventQueue
-from elasticdl.master.gateway.order_writer import OrderWriter
 from elasticdl.master.gateway.process_gateway import ProcessGateway, Returning
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
-from elasticdl.rpc.channel import (
-    AsyncChecks,
-    AsyncContext,
-    AttachAgain,
-    CallDenied,
-    Caller,
-    Superseded,
-    caller_of,
-    server_options,
-    status_details,
-)
+from elasticdl.rpc.call_server import Call
+from elasticdl.rpc.channel import AttachAgain, CallDenied, Caller, Superseded
 from elasticdl.rpc.conversation import Servers
-from elasticdl.rpc.elasticdl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from elasticdl.rpc.secured import bound_port
 from elasticdl.shard import ShardId, Source
-from elasticdl.tls import CertifiedKey
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
 if TYPE_CHECKING:
@@ -55,7 +41,6 @@ if TYPE_CHECKING:
 _LONGEST_POLL_S = 60.0
 _MOST_EXAMPLES = 1 << 53
 """Servers weigh gradients with examples, so sums of them must stay exact and finite."""
-_CLOSE_S = 1.0
 _ATTACHED = frozenset({"RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"})
 _MAY: Mapping[Role | None, frozenset[str]] = {
     None: frozenset({"Status", "Stop", "Scale", "Checkpoint"}),
@@ -124,10 +109,6 @@ class RequestChecks(Protocol):
         """Return why no checkpoint can be taken, or ''."""
 
 
-def _caller(context: AsyncContext) -> Caller:
-    return caller_of(context.invocation_metadata())
-
-
 def _process(caller: Caller) -> ProcessName | None:
     """Return the name of a process; None for people."""
     try:
@@ -136,13 +117,13 @@ def _process(caller: Caller) -> ProcessName | None:
         return None
 
 
-def _name(context: AsyncContext) -> ProcessName:
+def _name(call: Call) -> ProcessName:
     """Return the sender's name, which the access check has validated."""
-    return ProcessName.parse(_caller(context).name)
+    return ProcessName.parse(call.caller.name)
 
 
 @final
-class MasterService(MasterServicer):
+class MasterService:
     """The service; one instance per master."""
 
     def __init__(
@@ -191,15 +172,15 @@ class MasterService(MasterServicer):
             )
         return self._gateway.sessions.refusal(name, caller.instance)
 
-    async def Who(self, request: pb.WhoRequest, context: AsyncContext) -> pb.WhoReply:
+    async def Who(self, request: pb.WhoRequest, call: Call) -> pb.WhoReply:
         try:
-            name = self._gateway.who(_name(context))
+            name = self._gateway.who(_name(call))
         except TransientError as unknown:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, status_details(unknown.message))
+            call.abort(grpc.StatusCode.UNAVAILABLE, unknown.message)
         return pb.WhoReply(name=str(name))
 
-    async def Attach(self, request: pb.AttachRequest, context: AsyncContext) -> pb.AttachReply:
-        caller = _caller(context)
+    async def Attach(self, request: pb.AttachRequest, call: Call) -> pb.AttachReply:
+        caller = call.caller
         try:
             with _valid():
                 event = self._attached(caller, request)
@@ -224,9 +205,9 @@ class MasterService(MasterServicer):
                     not_loaded=request.not_loaded,
                 )
         except _InvalidMessage as error:
-            await _invalid(context, error)
+            _invalid(call, error)
         except Refused as refused:
-            await _refuse(context, refused)
+            _refuse(call, refused)
         servers = self._gateway.orders.servers
         place, stands_by = self._checks.place_of(event.name.index)
         is_server = event.name.role is Role.PS
@@ -246,16 +227,16 @@ class MasterService(MasterServicer):
             certificate=certificate,
         )
 
-    async def RequestLease(self, request: pb.LeaseRequest, context: AsyncContext) -> pb.LeaseReply:
-        name = _name(context)
+    async def RequestLease(self, request: pb.LeaseRequest, call: Call) -> pb.LeaseReply:
+        name = _name(call)
         if not request.wait_s >= 0:
-            await context.abort(
+            call.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{name} requested a lease with wait_s={request.wait_s}; expected at least 0",
             )
         wait_s, number = min(request.wait_s, _LONGEST_POLL_S), request.ring_number
         if number < 0:
-            await context.abort(
+            call.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{name} requested item {number} of the ring; expected at least 0",
             )
@@ -264,10 +245,10 @@ class MasterService(MasterServicer):
         )
         return messages.lease_answer_to_wire(answer)
 
-    async def TakeTurn(self, request: pb.TurnRequest, context: AsyncContext) -> pb.TurnReply:
-        name, turns = await self._of_steps(context)
+    async def TakeTurn(self, request: pb.TurnRequest, call: Call) -> pb.TurnReply:
+        name, turns = await self._of_steps(call)
         if not request.wait_s >= 0 or request.number < 1 or request.epoch < 0:
-            await _invalid(context, ValueError(f"{name} asked for a turn with {request}"))
+            _invalid(call, ValueError(f"{name} asked for a turn with {request}"))
         step, reason = await turns.take(
             name,
             request.number,
@@ -277,10 +258,10 @@ class MasterService(MasterServicer):
         )
         return pb.TurnReply(step=step, wait_reason=reason)
 
-    async def EndTurn(self, request: pb.EndTurnRequest, context: AsyncContext) -> pb.EndTurnReply:
-        name, turns = await self._of_steps(context)
+    async def EndTurn(self, request: pb.EndTurnRequest, call: Call) -> pb.EndTurnReply:
+        name, turns = await self._of_steps(call)
         if not 0 <= request.examples <= _MOST_EXAMPLES or min(request.number, request.sequence) < 0:
-            await _invalid(context, ValueError(f"{name} ended a turn with {request}"))
+            _invalid(call, ValueError(f"{name} ended a turn with {request}"))
         made = None
         if request.sequence:
             made = Contribution(name, request.sequence, request.examples)
@@ -288,13 +269,13 @@ class MasterService(MasterServicer):
         accepted = await turns.end(name, request.number, made, lease, last=request.last)
         return pb.EndTurnReply(accepted=accepted)
 
-    async def Report(self, request: pb.ReportRequest, context: AsyncContext) -> pb.ReportReply:
+    async def Report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
         try:
-            return await self._reported(_name(context), request)
+            return await self._reported(_name(call), request)
         except _InvalidMessage as error:
-            await _invalid(context, error)
+            _invalid(call, error)
         except Refused as refused:
-            await _refuse(context, refused)
+            _refuse(call, refused)
 
     async def _reported(self, name: ProcessName, request: pb.ReportRequest) -> pb.ReportReply:
         """Handle a report, and the request for a lease that it may carry.
@@ -315,78 +296,61 @@ class MasterService(MasterServicer):
         return pb.ReportReply(
             heartbeat_s=self._gateway.told_period_s(name),
             lease=messages.lease_answer_to_wire(answer) if answer is not None else None,
-            sequence=request.sequence,
-            taken=True,
         )
 
-    async def Orders(
-        self, requests: AsyncIterator[pb.ReportRequest], context: AsyncContext
-    ) -> None:
-        name, stream = _name(context), OrderWriter(context)
-        async with (
-            stream.reading(self._take_reports(name, requests, stream)),
-            aclosing(self._gateway.stream(name)) as orders,
-        ):
+    async def Orders(self, request: pb.OrdersRequest, call: Call) -> AsyncGenerator[pb.Order]:
+        name = _name(call)
+        async with aclosing(self._gateway.stream(name)) as orders:
             async for order in orders:
                 message = messages.order_to_wire(order)
                 if isinstance(order, Servers) and name.role is Role.WORKER:
                     message.servers.bulk_tokens.extend(self._bulk_tokens(name, order))
-                await stream.write(message)
+                yield message
 
-    async def _take_reports(
-        self, name: ProcessName, requests: AsyncIterator[pb.ReportRequest], stream: OrderWriter
-    ) -> None:
-        async for request in requests:
-            try:
-                reply = await self._reported(name, request)
-            except (_InvalidMessage, Refused):
-                reply = pb.ReportReply(sequence=request.sequence)
-            await stream.write(pb.Order(reported=reply))
-
-    async def Status(self, request: pb.StatusRequest, context: AsyncContext) -> pb.StatusReply:
+    async def Status(self, request: pb.StatusRequest, call: Call) -> pb.StatusReply:
         return pb.StatusReply(status=self._status())
 
-    async def Stop(self, request: pb.StopRequest, context: AsyncContext) -> pb.Done:
+    async def Stop(self, request: pb.StopRequest, call: Call) -> pb.Done:
         await self._queue.post(
             StopRequested(self._queue.at_s(), request.reason or "no reason given")
         )
         return pb.Done()
 
-    async def Scale(self, request: pb.ScaleRequest, context: AsyncContext) -> pb.Done:
+    async def Scale(self, request: pb.ScaleRequest, call: Call) -> pb.Done:
         if request.servers:
-            return await self._scale_servers(request.servers, context)
+            return await self._scale_servers(request.servers, call)
         low, high = request.min_workers, request.max_workers
         if not 1 <= low <= high <= MAX_WORKERS:
-            await context.abort(
+            call.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"workers {low}:{high}: expected 1 <= MIN <= MAX <= {MAX_WORKERS}",
             )
         if why_not := self._checks.why_not_scale(low, high):
             text = f"cannot change the number of workers to {low}:{high}: {why_not}"
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
+            call.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         await self._queue.post(ScaleRequested(self._queue.at_s(), low, high))
         return pb.Done()
 
-    async def _scale_servers(self, number: int, context: AsyncContext) -> pb.Done:
+    async def _scale_servers(self, number: int, call: Call) -> pb.Done:
         if not 1 <= number <= MAX_SERVERS:
-            await context.abort(
+            call.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{number} parameter servers: expected 1 to {MAX_SERVERS}",
             )
         if why_not := self._checks.why_not_scale_servers():
             text = f"cannot change the number of parameter servers to {number}: {why_not}"
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
+            call.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         await self._queue.post(ScaleServersRequested(self._queue.at_s(), number))
         return pb.Done()
 
-    async def Checkpoint(self, request: pb.CheckpointRequest, context: AsyncContext) -> pb.Done:
-        leaving = _process(_caller(context))
+    async def Checkpoint(self, request: pb.CheckpointRequest, call: Call) -> pb.Done:
+        leaving = _process(call.caller)
         why_not = self._checks.why_not_checkpoint()
         if leaving or not why_not:
             # The job reports what a leaving server loses, even if it can save nothing.
             await self._queue.post(CheckpointRequested(self._queue.at_s(), leaving))
         if why_not:
-            await context.abort(
+            call.abort(
                 grpc.StatusCode.OUT_OF_RANGE, f"cannot take a checkpoint: {why_not}"
             )
         return pb.Done()
@@ -400,11 +364,11 @@ class MasterService(MasterServicer):
         for position in range(len(servers.addresses)):
             yield bulk_token(bulk_key(token, servers.first + position), str(name))
 
-    async def _of_steps(self, context: AsyncContext) -> tuple[ProcessName, StepTurns]:
+    async def _of_steps(self, call: Call) -> tuple[ProcessName, StepTurns]:
         """The worker that calls, and the turns of a job that trains in steps."""
-        name, turns = _name(context), self._gateway.turns
+        name, turns = _name(call), self._gateway.turns
         if name.role is not Role.WORKER or turns is None:
-            await context.abort(
+            call.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{name} asked for a turn; expected a worker of a job with --sync",
             )
@@ -439,41 +403,9 @@ class MasterService(MasterServicer):
         )
 
 
-async def _refuse(context: AsyncContext, refused: Refused) -> NoReturn:
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, status_details(refused.message))
+def _refuse(call: Call, refused: Refused) -> NoReturn:
+    call.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
 
 
-async def _invalid(context: AsyncContext, error: Exception) -> NoReturn:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, status_details(str(error)))
-
-
-@final
-class MasterServer:
-    """The master's gRPC server."""
-
-    def __init__(
-        self,
-        service: MasterService,
-        certified: CertifiedKey | None = None,
-        *,
-        reuse_port: bool = False,
-    ) -> None:
-        """`certified` is the master's; None: clear text. `reuse_port`: as for `server_options`."""
-        self._certified = certified
-        checks = AsyncChecks(service.proof, service.refusal)
-        options = server_options(reuse_port=reuse_port)
-        self._server = grpc.aio.server(interceptors=[checks], options=options)
-        add_MasterServicer_to_server(service, self._server)
-
-    async def start(self, host: str, port: int) -> int:
-        """Listen and return the port; the system chooses it if `port` is 0.
-
-        Raises RuntimeError if the port is taken.
-        """
-        bound = bound_port(self._server, f"{host}:{port}", self._certified)
-        await self._server.start()
-        return bound
-
-    async def close(self) -> None:
-        """Stop listening; calls in progress get a second."""
-        await self._server.stop(_CLOSE_S)
+def _invalid(call: Call, error: Exception) -> NoReturn:
+    call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -1,0 +1,143 @@
+"""The frames that calls to a master travel in, over TCP or TLS; docs/adr/0038 says why.
+
+Both ends send GREETING first. Then a client says who it is, in a frame with the method HELLO, and
+makes calls: a call has a number, and so has each answer. A call is answered with one message, or
+with many (`MORE`) and an end, or with a status and why. All numbers are little endian.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.channel import MAX_MESSAGE_BYTES
+
+GREETING: Final = b"elasticdl master calls 1\n"
+REQUEST: Final = struct.Struct("<IIBq")
+"""Bytes of the message that follows, number of the call, method, the master's term."""
+REPLY: Final = struct.Struct("<IIB")
+"""Bytes of the message that follows, number of the call, outcome: a gRPC status, or MORE."""
+HELLO: Final = 255
+CANCEL: Final = 0
+"""As a method: nobody waits for the answer any more."""
+OK: Final = 0
+MORE: Final = 255
+"""As an outcome: a message of a stream, and others may follow."""
+
+_SILENCE_S: Final = 10
+_PROBE_S: Final = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of the service, with the classes of its messages."""
+
+    number: int
+    name: str
+    request: Any
+    reply: Any
+    streams: bool
+    """Whether the answer is a stream."""
+
+
+METHODS: Final = {
+    method.name: Method(
+        number,
+        method.name,
+        GetMessageClass(method.input_type),
+        GetMessageClass(method.output_type),
+        method.server_streaming,
+    )
+    for number, method in enumerate(pb.DESCRIPTOR.services_by_name["Master"].methods, 1)
+}
+"""By name; the number is the place in the .proto file."""
+
+
+@final
+class CallFailed(grpc.RpcError):
+    """A call that has no answer, as of gRPC: its code says why."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "") -> None:
+        super().__init__(details)
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status."""
+        return self._code
+
+    def details(self) -> str:
+        """Return the reason in words."""
+        return self._details
+
+
+class NotOurProtocol(ValueError):
+    """The peer does not begin with GREETING."""
+
+
+@final
+class Frames:
+    """Cuts what arrives at one end of a connection into frames."""
+
+    def __init__(self, header: struct.Struct) -> None:
+        self._header = header
+        self._rest = bytearray(0)
+        self.greeted = False
+        """Whether the peer's greeting has come."""
+
+    def feed(self, data: bytes | bytearray) -> list[tuple[tuple[int, ...], bytes]]:
+        """Return the frames that are complete now: the header's fields after its size, and the
+        message.
+
+        Raises ValueError for a frame that is too large, and NotOurProtocol.
+        """
+        if self._rest:
+            self._rest += data
+            data = self._rest
+        position = 0
+        if not self.greeted:
+            if bytes(data[: len(GREETING)]) != GREETING[: len(data)]:
+                raise NotOurProtocol("the peer speaks another protocol")
+            if len(data) < len(GREETING):
+                self._keep(data, 0)
+                return []
+            self.greeted, position = True, len(GREETING)
+        frames, header = [], self._header
+        while len(data) - position >= header.size:
+            size, *fields = header.unpack_from(data, position)
+            if size > MAX_MESSAGE_BYTES:
+                raise ValueError(f"a message of {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
+            begin = position + header.size
+            if len(data) - begin < size:
+                break
+            position = begin + size
+            frames.append((tuple(fields), bytes(data[begin:position])))
+        self._keep(data, position)
+        return frames
+
+    def _keep(self, data: bytes | bytearray, position: int) -> None:
+        if data is self._rest:
+            del self._rest[:position]
+        elif position < len(data):
+            self._rest = bytearray(data[position:])
+
+
+def notice_vanished_peers(connection: socket.socket) -> None:
+    """Have the system break a connection whose peer vanished without a word, within 15 s.
+
+    Its kernel answers these probes, so they say nothing of the process itself.
+    """
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _SILENCE_S),
+        (socket.TCP_KEEPINTVL, _PROBE_S),
+        (socket.TCP_KEEPCNT, 1),
+        (socket.TCP_USER_TIMEOUT, 1000 * (_SILENCE_S + _PROBE_S)),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

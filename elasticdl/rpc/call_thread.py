@@ -1,0 +1,108 @@
+"""Calls to a master, from threads: a loop in a thread of its own makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar, final
+
+import grpc
+
+from elasticdl.rpc.call_client import CallClient
+from elasticdl.rpc.call_frames import METHODS, CallFailed
+from elasticdl.rpc.channel import Credentials
+
+T = TypeVar("T")
+
+
+@final
+class ThreadedCalls:
+    """The calls of `CallClient`, thread-safe. The thread starts with the first call."""
+
+    def __init__(
+        self, address: str, credentials: Credentials, authority: str | None, name: str
+    ) -> None:
+        """See `CallClient`."""
+        self._client = CallClient(address, credentials, authority, name)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def call(self, name: str, request: Any, *, term: int, timeout_s: float) -> Any:
+        """Call the method of that name. Blocks for at most `timeout_s`. Raises CallFailed."""
+        work = self._client.call(METHODS[name], request, term=term, timeout_s=timeout_s)
+        try:
+            return self._run(work).result()
+        except CancelledError:
+            raise _closed() from None
+
+    def stream(self, name: str, request: Any, *, term: int) -> Iterator[Any]:
+        """Yield the answers of a method that streams. Raises CallFailed."""
+        came: SimpleQueue[Any] = SimpleQueue()
+        reading = self._run(self._read(name, request, term, came.put))
+        try:
+            while (message := came.get()) is not None:
+                if isinstance(message, CallFailed):
+                    raise message
+                yield message
+        finally:
+            reading.cancel()
+
+    def close(self) -> None:
+        """Close the connection, and end the thread. Calls in progress and later ones fail."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop, self._loop)
+
+    async def _read(
+        self, name: str, request: Any, term: int, put: Callable[[Any], None]
+    ) -> None:
+        try:
+            async for message in self._client.stream(METHODS[name], request, term=term):
+                put(message)
+            put(None)
+        except CallFailed as failed:
+            put(failed)
+        except asyncio.CancelledError:
+            put(_closed())
+            raise
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> Any:
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise _closed()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                serve = partial(_serve, self._loop)
+                threading.Thread(target=serve, name="calls to the master", daemon=True).start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
+        ending = loop.create_task(self._end())
+        ending.add_done_callback(lambda _: loop.stop())
+
+    async def _end(self) -> None:
+        """Fail what is in progress."""
+        await self._client.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    loop.close()
+
+
+def _closed() -> CallFailed:
+    return CallFailed(grpc.StatusCode.CANCELLED, "the connection was closed by this process")
