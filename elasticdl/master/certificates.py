@@ -30,4 +30,4 @@ def certificates(environment: MasterEnvironment) -> Certificates:
         return Certificates(own, own)
     # Browsers get the user's certificate; our command line asks for the master by its name.
     page = server_context(of_user.certificate, of_user.key, {MASTER_NAME: own})
-    return Certificates(own, context, page)
+    return Certificates(own, page)

@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, final
+from typing import Final, final
 
 import grpc
+from google.protobuf.message import Message
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_frames import (
@@ -19,6 +20,7 @@ from elasticdl.rpc.call_frames import (
     OK,
     REPLY,
     REQUEST,
+    Answer,
     CallFailed,
     Frames,
     Method,
@@ -57,9 +59,11 @@ class CallClient:
         self._connecting = asyncio.Lock()
         self._closed = False
 
-    async def call(self, method: Method, request: Any, *, term: int, timeout_s: float) -> Any:
+    async def call(
+        self, method: Method, request: Message, *, term: int, timeout_s: float
+    ) -> Answer:
         """Return the answer of a method that does not stream."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def take(outcome: int, message: bytes | CallFailed) -> None:
             if answer.done():
@@ -84,7 +88,9 @@ class CallClient:
             if connection is not None:
                 connection.end(number)
 
-    async def stream(self, method: Method, request: Any, *, term: int) -> AsyncGenerator[Any]:
+    async def stream(
+        self, method: Method, request: Message, *, term: int
+    ) -> AsyncGenerator[Answer]:
         """Yield the answers of a method that streams, until the master ends it."""
         came: deque[bytes | CallFailed | None] = deque()
         wake = asyncio.Event()
@@ -114,6 +120,8 @@ class CallClient:
         self._closed = True
         if self._connection is not None:
             self._connection.abort()
+            while not self._connection.lost:  # the loop says so in its next turn
+                await asyncio.sleep(0)
 
     async def _connected(self) -> _Connection:
         if (connection := self._connection) is not None and connection.open:
@@ -166,6 +174,11 @@ class _Connection(asyncio.Protocol):
         """What became of it, for those who wait."""
 
     @property
+    def lost(self) -> bool:
+        """Whether it is over."""
+        return self._transport is None
+
+    @property
     def open(self) -> bool:
         """Whether calls can be made."""
         return self._transport is not None and not self._transport.is_closing()
@@ -211,7 +224,7 @@ class _Connection(asyncio.Protocol):
     def begin(
         self,
         method: Method,
-        request: Any,
+        request: Message,
         term: int,
         take: Callable[[int, bytes | CallFailed], None],
     ) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -32,6 +32,10 @@ MORE: Final = 255
 
 _SILENCE_S: Final = 10
 _PROBE_S: Final = 5
+
+
+Answer: TypeAlias = Any
+"""A message of the class that a method answers with."""
 
 
 @final

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any, Final, NoReturn, TypeAlias, final
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_frames import (
@@ -102,6 +102,8 @@ class CallServer:
         for connection in tuple(self._connections):
             connection.abort()
         await asyncio.gather(*calls, return_exceptions=True)
+        while self._connections:  # the loop calls each one's connection_lost in its next turn
+            await asyncio.sleep(0)
 
     def handler(self, method: Method) -> _Handler | None:
         """Return the handler of a method; None if this service has none."""
@@ -246,7 +248,7 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     async def _handle(
-        self, number: int, method: Method, handler: _Handler, request: Any, call: Call
+        self, number: int, method: Method, handler: _Handler, request: Message, call: Call
     ) -> None:
         """Answer one call, whatever happens in its handler."""
         try:

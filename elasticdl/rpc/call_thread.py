@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, final
 
 import grpc
+from google.protobuf.message import Message
 
 from elasticdl.rpc.call_client import CallClient
-from elasticdl.rpc.call_frames import METHODS, CallFailed
+from elasticdl.rpc.call_frames import METHODS, Answer, CallFailed
 from elasticdl.rpc.channel import Credentials
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class ThreadedCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    def call(self, name: str, request: Any, *, term: int, timeout_s: float) -> Any:
+    def call(self, name: str, request: Message, *, term: int, timeout_s: float) -> Answer:
         """Call the method of that name. Blocks for at most `timeout_s`. Raises CallFailed."""
         work = self._client.call(METHODS[name], request, term=term, timeout_s=timeout_s)
         try:
@@ -40,7 +41,7 @@ class ThreadedCalls:
         except CancelledError:
             raise _closed() from None
 
-    def stream(self, name: str, request: Any, *, term: int) -> Iterator[Any]:
+    def stream(self, name: str, request: Message, *, term: int) -> Iterator[Answer]:
         """Yield the answers of a method that streams. Raises CallFailed."""
         came: SimpleQueue[Any] = SimpleQueue()
         reading = self._run(self._read(name, request, term, came.put))
@@ -62,7 +63,7 @@ class ThreadedCalls:
                 self._loop.call_soon_threadsafe(self._stop, self._loop)
 
     async def _read(
-        self, name: str, request: Any, term: int, put: Callable[[Any], None]
+        self, name: str, request: Message, term: int, put: Callable[[Any], None]
     ) -> None:
         try:
             async for message in self._client.stream(METHODS[name], request, term=term):
@@ -74,7 +75,7 @@ class ThreadedCalls:
             put(_closed())
             raise
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> Any:
+    def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:
             if self._closed:
                 work.close()

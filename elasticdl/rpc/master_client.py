@@ -12,9 +12,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, final
+from typing import final
 
 import grpc
+from google.protobuf.message import Message
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import MasterReplaced, PermanentError, TransientError
@@ -22,6 +23,7 @@ from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
+from elasticdl.rpc.call_frames import Answer
 from elasticdl.rpc.call_thread import ThreadedCalls
 from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.conversation import Attached, LeaseAnswer, Order, Report, Revoke, Settled
@@ -175,9 +177,7 @@ class MasterClient:
         number gets the same turn.
         """
         request = pb.TurnRequest(wait_s=wait_s, number=number, epoch=epoch, revocation=revocation)
-        reply = self._call(
-            "TakeTurn", request, "turn", attempt_s=wait_s + _LONG_POLL_SLACK_S
-        )
+        reply = self._call("TakeTurn", request, "turn", attempt_s=wait_s + _LONG_POLL_SLACK_S)
         return reply.step, reply.wait_reason
 
     def end_turn(
@@ -311,16 +311,18 @@ class MasterClient:
     def _what(self, call: str) -> str:
         return f"{call} of {self._credentials.name} at master {self._address}"
 
-    def _call(self, method: str, request: Any, what: str, *, attempt_s: float = _CALL_S) -> Any:
+    def _call(
+        self, method: str, request: Message, what: str, *, attempt_s: float = _CALL_S
+    ) -> Answer:
         reply, _ = self._call_of_term(method, request, what, attempt_s=attempt_s)
         return reply
 
     def _call_of_term(
-        self, method: str, request: Any, what: str, *, attempt_s: float
-    ) -> tuple[Any, int]:
+        self, method: str, request: Message, what: str, *, attempt_s: float
+    ) -> tuple[Answer, int]:
         """Return the reply, and the term of the master that it is from."""
 
-        def attempt(timeout_s: float) -> tuple[Any, int]:
+        def attempt(timeout_s: float) -> tuple[Answer, int]:
             term = self._term
             try:
                 return self._calls.call(method, request, term=term, timeout_s=timeout_s), term
@@ -346,9 +348,7 @@ class MasterClient:
             request.again, request.revocation = True, self._revocation
             request.received.extend(map(messages.received_to_wire, self._received))
             request.unsettled.extend(sorted(self._unsettled))
-            reply = self._calls.call(
-                "Attach", request, term=term, timeout_s=_ATTACH_AGAIN_S
-            )
+            reply = self._calls.call("Attach", request, term=term, timeout_s=_ATTACH_AGAIN_S)
             self._term = reply.term
 
     def _survive(self, error: grpc.RpcError | ValueError, away_s: float, term: int) -> None:

@@ -336,9 +336,7 @@ class Stage:
     async def serve(self, name: ProcessName) -> str:
         """Start a scripted server of that name. Return its address."""
         guard = TermGuard(process_token(TOKEN, str(name)))
-        server = grpc.aio.server(
-            interceptors=[Guarded(guard)], options=server_options()
-        )
+        server = grpc.aio.server(interceptors=[Guarded(guard)], options=server_options())
         self.servers[name] = ScriptedServer()
         add_ParameterServerServicer_to_server(self.servers[name], server)
         port = server.add_insecure_port("127.0.0.1:0")

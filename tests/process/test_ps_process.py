@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

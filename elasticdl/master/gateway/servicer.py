@@ -1,4 +1,4 @@
-"""The calls of processes and people to the master: access checks, and conversion of messages to values and back.
+"""The calls of processes and people to the master: access checks, and messages to values and back.
 
 It makes no decisions.
 """
@@ -350,9 +350,7 @@ class MasterService:
             # The job reports what a leaving server loses, even if it can save nothing.
             await self._queue.post(CheckpointRequested(self._queue.at_s(), leaving))
         if why_not:
-            call.abort(
-                grpc.StatusCode.OUT_OF_RANGE, f"cannot take a checkpoint: {why_not}"
-            )
+            call.abort(grpc.StatusCode.OUT_OF_RANGE, f"cannot take a checkpoint: {why_not}")
         return pb.Done()
 
     def _bulk_tokens(self, name: ProcessName, servers: Servers) -> Iterator[str]:

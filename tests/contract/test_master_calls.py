@@ -1,0 +1,310 @@
+"""The connections that calls to a master travel on: who is heard, and what breaks them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from elasticdl.rpc import call_server
+from elasticdl.rpc import elasticdl_pb2 as pb
+from elasticdl.rpc.call_client import CallClient
+from elasticdl.rpc.call_frames import (
+    GREETING,
+    HELLO,
+    METHODS,
+    REPLY,
+    REQUEST,
+    CallFailed,
+    Frames,
+    NotOurProtocol,
+)
+from elasticdl.rpc.call_server import Call, CallServer
+from elasticdl.rpc.channel import MAX_MESSAGE_BYTES, Caller, Credentials
+
+pytestmark = pytest.mark.contract
+
+TOKEN = "token"
+LIMIT_S = 20.0
+
+
+class Service:
+    """Answers some calls, and remembers whose."""
+
+    def __init__(self) -> None:
+        self.acted: list[str] = []
+        self.cancelled = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.sent = 0
+
+    async def Status(self, request: Any, call: Call) -> Any:
+        self.acted.append(f"{call.caller.name} {call.caller.instance} {call.caller.term}")
+        return pb.StatusReply(status="fine")
+
+    async def RequestLease(self, request: Any, call: Call) -> Any:
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return pb.LeaseReply(wait_reason=str(request.sequence))
+
+    async def Stop(self, request: Any, call: Call) -> Any:
+        raise KeyError(request.reason)
+
+    async def Checkpoint(self, request: Any, call: Call) -> Any:
+        self.acted.append("a checkpoint")
+        return pb.Done()
+
+    async def Scale(self, request: Any, call: Call) -> Any:
+        call.abort(grpc.StatusCode.OUT_OF_RANGE, "too late")
+
+    async def Orders(self, request: Any, call: Call) -> AsyncGenerator[Any]:
+        try:
+            while True:
+                yield pb.Order(drain="x" * 65_536)
+                self.sent += 1
+                await asyncio.sleep(0)
+        finally:
+            self.cancelled.set()
+
+
+class Undecodable:
+    def SerializeToString(self) -> bytes:
+        return b"\xff\xff\xff"
+
+
+def check(caller: Caller, method: str) -> str:
+    return "not now" if method == "Checkpoint" else ""
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Service, CallServer, str]]:
+    service = Service()
+    server = CallServer(service, lambda caller: TOKEN + caller.name, check)
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    try:
+        yield service, server, address
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def client(address: str, proof: str = TOKEN + "w", name: str = "w") -> AsyncIterator[Any]:
+    made = CallClient(address, Credentials(proof, name, "one"), None, "")
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def status(one: CallClient, term: int = 3) -> Any:
+    return await one.call(METHODS["Status"], pb.StatusRequest(), term=term, timeout_s=LIMIT_S)
+
+
+async def failure(work: Coroutine[Any, Any, Any]) -> CallFailed:
+    with pytest.raises(CallFailed) as caught:
+        await work
+    return caught.value
+
+
+def test_a_call_says_who_makes_it() -> None:
+    async def story() -> None:
+        async with served() as (service, _, address), client(address) as one:
+            assert (await status(one)).status == "fine"
+            await status(one, 4)
+            assert service.acted == ["w one 3", "w one 4"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("proof", "name"), [("", "w"), (TOKEN, "w"), (TOKEN + "w", "v"), (TOKEN + "w", "")]
+)
+def test_who_does_not_prove_its_name_is_refused(proof: str, name: str) -> None:
+    async def story() -> None:
+        async with served() as (service, _, address), client(address, proof, name) as one:
+            failed = await failure(status(one))
+            assert failed.code() is grpc.StatusCode.UNAUTHENTICATED and "token" in failed.details()
+            stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
+            assert (await failure(anext(stream))).code() is grpc.StatusCode.UNAUTHENTICATED
+            assert not service.acted
+
+    asyncio.run(story())
+
+
+def test_a_call_that_cannot_be_answered_has_a_status_and_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        async with served() as (_, _, address), client(address) as one:
+
+            async def code(name: str, request: Any, term: int = 3) -> str:
+                call = one.call(METHODS[name], request, term=term, timeout_s=LIMIT_S)
+                return (await failure(call)).code().name
+
+            assert await code("Scale", pb.ScaleRequest()) == "OUT_OF_RANGE"
+            assert await code("Stop", pb.StopRequest(reason="a bug")) == "UNKNOWN"
+            assert await code("Who", pb.WhoRequest()) == "UNIMPLEMENTED"
+            assert await code("Status", pb.StatusRequest(), -1) == "INVALID_ARGUMENT"
+            assert await code("Checkpoint", pb.CheckpointRequest()) == "FAILED_PRECONDITION"
+            assert await code("Status", Undecodable()) == "INVALID_ARGUMENT"
+            assert (await status(one)).status == "fine"
+
+    asyncio.run(story())
+    assert [record for record in caplog.records if record.exc_info], "the bug is in the log"
+
+
+def test_who_hangs_up_or_waits_no_more_ends_its_calls() -> None:
+    async def story() -> None:
+        request = pb.LeaseRequest(sequence=1)
+        async with served() as (service, _, address):
+            async with client(address) as one:
+                lease = one.call(METHODS["RequestLease"], request, term=3, timeout_s=0.2)
+                assert (await failure(lease)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
+                service.cancelled.clear()
+                lease = one.call(METHODS["RequestLease"], request, term=3, timeout_s=LIMIT_S)
+                waiting = asyncio.ensure_future(lease)
+                await status(one)
+            await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
+            assert (await failure(waiting)).code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(story())
+
+
+def test_a_connection_with_many_calls_is_read_again_when_some_are_answered() -> None:
+    async def story() -> None:
+        async with served() as (service, _, address), client(address) as one:
+
+            async def lease(number: int) -> str:
+                request = pb.LeaseRequest(sequence=number)
+                reply = await one.call(METHODS["RequestLease"], request, term=3, timeout_s=LIMIT_S)
+                return str(reply.wait_reason)
+
+            leases = [asyncio.ensure_future(lease(number)) for number in range(300)]
+            await asyncio.sleep(0.1)
+            service.go_on.set()
+            assert await asyncio.gather(*leases) == [str(number) for number in range(300)]
+
+    asyncio.run(story())
+
+
+def test_orders_wait_for_a_client_that_does_not_read() -> None:
+    async def story() -> None:
+        async with served() as (service, _, address):
+            hello = pb.Hello(proof=TOKEN + "w", name="w").SerializeToString()
+            said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
+            order = REQUEST.pack(0, 1, METHODS["Orders"].number, 3)
+            async with connected(address, said + order):
+                before = -1
+                while service.sent != before:
+                    before = service.sent
+                    await asyncio.sleep(0.2)
+                assert 0 < before < 1000
+            await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
+
+    asyncio.run(story())
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(address: str, sent: bytes = b"") -> AsyncIterator[Streams]:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(sent)
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        GREETING + REQUEST.pack(0, 1, METHODS["Status"].number, 3),
+        GREETING + REQUEST.pack(MAX_MESSAGE_BYTES + 1, 0, HELLO, 0),
+        GREETING + REQUEST.pack(5000, 0, HELLO, 0) + bytes(5000),
+        GREETING + REQUEST.pack(3, 0, HELLO, 0) + b"\xff\xff\xff",
+        b"",
+    ],
+)
+def test_a_stranger_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_server, "_HELLO_S", 0.3)
+
+    async def story() -> None:
+        async with served() as (_, _, address):
+            async with connected(address, sent) as (reader, _):
+                with suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), LIMIT_S) == GREETING
+            async with client(address) as one:
+                await status(one)
+
+    asyncio.run(story())
+
+
+def test_strangers_make_room_for_each_other_and_for_who_proves_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (128, 128))
+
+    async def story() -> None:
+        async with served() as (_, _, address), AsyncExitStack() as silent:
+            first, _ = await silent.enter_async_context(connected(address))
+            for _ in range(40):
+                await silent.enter_async_context(connected(address))
+            async with client(address) as one:
+                await status(one)
+                with suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(first.read(), LIMIT_S) == GREETING
+
+    asyncio.run(story())
+
+
+def test_a_connection_on_which_nothing_comes_is_replaced() -> None:
+    """As when the machine of a master is stopped: its kernel still answers."""
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as stopped:
+            address = f"127.0.0.1:{stopped.getsockname()[1]}"
+            async with client(address) as one:
+                for _ in range(2):
+                    call = one.call(METHODS["Status"], pb.StatusRequest(), term=3, timeout_s=0.2)
+                    assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            stopped.settimeout(LIMIT_S)
+            for _ in range(2):
+                stopped.accept()[0].close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("header", [REQUEST, REPLY])
+def test_frames_may_arrive_in_any_pieces(header: Any) -> None:
+    choose = random.Random(7)
+    messages = [choose.randbytes(choose.choice([0, 1, 30, 5000])) for _ in range(50)]
+    rest = (5, 3) if header is REQUEST else (5,)
+    stream = GREETING + b"".join(header.pack(len(one), 1, *rest) + one for one in messages)
+    for most in (1, 7, 300, 100_000):
+        frames, came, position = Frames(header), [], 0
+        while position < len(stream):
+            piece = stream[position : position + choose.randint(1, most)]
+            came += frames.feed(piece)
+            position += len(piece)
+        assert came == [((1, *rest), one) for one in messages]
+
+
+@pytest.mark.parametrize("begin", [b"x", b"elasticdl master calls 2\n", b"HTTP/1.1 400 Bad Re"])
+def test_another_protocol_is_known_by_its_first_bytes(begin: bytes) -> None:
+    with pytest.raises(NotOurProtocol):
+        Frames(REPLY).feed(begin)
