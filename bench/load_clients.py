@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.rpc import elasticdl_pb2 as pb
@@ -221,7 +222,7 @@ class Client:
             attempt += 1
             await self._pause(attempt)
 
-    async def _call(self, method: str, request: object, timeout_s: float = CALL_S) -> Any:
+    async def _call(self, method: str, request: Message, timeout_s: float = CALL_S) -> Any:
         """Call the master; repeat the call while it is away."""
         began_s, attempt = time.monotonic(), 0
         while True:

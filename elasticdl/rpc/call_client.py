@@ -150,8 +150,8 @@ class CallClient:
         except TimeoutError:
             why = f"no connection within {_CONNECT_S:g} s"
         except OSError as error:
-            named = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
-            why = refusal_of(error) or named
+            number = error.errno or 0
+            why = refusal_of(error) or (os.strerror(number) if number > 0 else str(error))
         else:
             return connection
         raise CallFailed(grpc.StatusCode.UNAVAILABLE, why)

@@ -76,7 +76,7 @@ class CallServer:
         self._service, self._context = service, context
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = max(files - _OWN_FILES, files // 2, 64)
-        self._connections: set[_Connection | Handshake] = set()
+        self._connections: set[_Connection] = set()
         self._strangers: dict[_Connection | Handshake, None] = {}
         """Those who have not shown who they are, by age."""
         self._server: asyncio.Server | None = None
@@ -129,8 +129,9 @@ class CallServer:
 
     def leave(self, connection: _Connection | Handshake) -> None:
         """Forget a connection that has ended."""
-        self._connections.discard(connection)
         self._strangers.pop(connection, None)
+        if isinstance(connection, _Connection):
+            self._connections.discard(connection)
 
     def _expect_hello(self, connection: _Connection) -> None:
         if connection in self._strangers:

@@ -139,7 +139,7 @@ class ListJournal:
         self._pending = []
 
 
-class Guarded(grpc.aio.ServerInterceptor):
+class Guarded(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """`channel.SyncChecks` for a server on a loop."""
 
     def __init__(self, guard: TermGuard) -> None:

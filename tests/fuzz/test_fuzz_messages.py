@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -102,7 +102,7 @@ async def status_of(address: str, method: str, data: bytes, name: str) -> Any:
     proof = proof_to_master(TOKEN if name == "cli" else process_token(TOKEN, name))
     client = CallClient(address, Credentials(proof, name, "one"), None, "")
     try:
-        await client.call(METHODS[method], Bytes(data), term=1, timeout_s=5)
+        await client.call(METHODS[method], cast("Any", Bytes(data)), term=1, timeout_s=5)
     except CallFailed as error:
         return error.code(), error.details()
     finally:

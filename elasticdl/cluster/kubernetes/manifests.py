@@ -125,7 +125,7 @@ def _master_pod(plan: JobPlan, spec: ProcessSpec) -> Json:
         from_field("ELASTICDL_JOB_UID", "metadata.labels['batch.kubernetes.io/controller-uid']"),
     ]
     master["containers"][0]["ports"] = [
-        {"name": "grpc", "containerPort": MASTER_PORT},
+        {"name": "calls", "containerPort": MASTER_PORT},
         {"name": "page", "containerPort": STATUS_PORT},
     ]
     # The Secret is absent at the first start, when the master creates it. A later master finds it
@@ -212,9 +212,10 @@ def services(owner: Owner, *, secured: bool = False) -> tuple[Json, Json]:
     )
     master["spec"]["ports"] = [
         {
-            "name": "grpc",
+            "name": "calls",
             "port": MASTER_PORT,
-            "appProtocol": "https" if secured else "kubernetes.io/h2c",
+            # The server speaks first in our own protocol: a service mesh must not guess it.
+            "appProtocol": "tls" if secured else "tcp",
         },
         # Members of a ring find each other here.
         {"name": "rendezvous", "port": RENDEZVOUS_PORT},
