@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 import sys
 import time
 from collections.abc import Coroutine, Sequence
@@ -20,6 +21,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.paused_collection import collect_rarely
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_client import CallClient
 from elasticdl.rpc.call_frames import METHODS, CallFailed
@@ -34,6 +36,7 @@ from elasticdl.tokens import process_token, proof_to_master
 LEASE_S = 5.0
 """How long a client works on a lease unless it is told otherwise, give or take a fifth."""
 CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
+LOOK_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _PASSING = (
     grpc.StatusCode.UNAVAILABLE,
@@ -64,6 +67,32 @@ class Unexpected(Refused):
     """The master has given this client up."""
 
 
+class Away:
+    """Tells the clients of this process when a master that was away listens again.
+
+    Clients of a job look by themselves, each on its own machine. Thousands that look from one
+    process would take the cores that the next master needs to start.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = host, int(port)
+        self._looking: asyncio.Task[None] | None = None
+
+    async def over(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look())
+        await asyncio.shield(self._looking)
+
+    async def _look(self) -> None:
+        end_s = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < end_s:
+            with socket.socket() as probe:
+                if probe.connect_ex(self._address) == 0:
+                    return
+            await asyncio.sleep(LOOK_S)
+
+
 class Client:
     """A worker; a parameter server is one that reports, and leases nothing."""
 
@@ -74,13 +103,13 @@ class Client:
     """
 
     def __init__(
-        self, address: str, token: str, name: str, measured: Measured, lease_s: float
+        self, address: str, token: str, name: str, measured: Measured, lease_s: float, away: Away
     ) -> None:
         self.name = ProcessName.parse(name)
         self._lease_s = lease_s
         self._credentials = Credentials(proof_to_master(process_token(token, name)), name)
         self._client = CallClient(address, self._credentials, None, "")
-        self._measured = measured
+        self._measured, self._away = measured, away
         self._random = random.Random(name)
         self._attaching, self._reporting = asyncio.Lock(), asyncio.Lock()
         self._request: Any = None
@@ -245,6 +274,8 @@ class Client:
             unexpected = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             kind = Unexpected if unexpected else Refused
             raise kind(f"{error.code().name}: {error.details()}") from error
+        elif error.code() is grpc.StatusCode.UNAVAILABLE:
+            await self._away.over()
 
     async def _attach_again(self, term: int) -> None:
         async with self._attaching:
@@ -300,6 +331,7 @@ class Clients:
 
     def __init__(self, address: str, token: str, lease_s: float) -> None:
         self._address, self._token, self._lease_s = address, token, lease_s
+        self._away = Away(address)
         self._measured = Measured()
         self._clients: list[Client] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -317,7 +349,7 @@ class Clients:
                 print(json.dumps(self._told()), flush=True)
 
     async def _start(self, name: str) -> None:
-        client = Client(self._address, self._token, name, self._measured, self._lease_s)
+        client = Client(self._address, self._token, name, self._measured, self._lease_s, self._away)
         self._clients.append(client)
         await client.serve()
 
@@ -345,4 +377,5 @@ async def main() -> None:
 
 if __name__ == "__main__":
     raise_file_limit()
+    collect_rarely()
     asyncio.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from elasticdl.cluster.local.parent_death import die_with_parent
-from elasticdl.paused_collection import paused_collection
+from elasticdl.paused_collection import collect_rarely, paused_collection
 
 
 def main() -> int:
@@ -13,6 +13,7 @@ def main() -> int:
     die_with_parent()
     with paused_collection():
         from elasticdl.master.lifecycle import run
+    collect_rarely()
     return run()
 
 

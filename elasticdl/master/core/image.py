@@ -13,8 +13,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
-from typing import Any, Protocol, TypeAlias, TypeGuard, final, runtime_checkable
+from functools import cache, lru_cache
+from typing import Any, Protocol, TypeAlias, TypeGuard, final
 
 from pydantic import BaseModel
 
@@ -37,11 +37,11 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 _NUMBERS = _SCALARS - {str}
 _LONG = 256
 """Shorter text is written as it is, even if it is a constant."""
+_NO_DEFAULT = object()
 _OMITTED = frozenset({"_story"})
 """Fields that are for developers only: the last events."""
 
 
-@runtime_checkable
 class Derives(Protocol):
     """An object with fields that follow from its others and are too large for an image."""
 
@@ -83,6 +83,7 @@ def constants_of(spec: JobSpec, started: JobStarted) -> dict[str, object]:
     }
 
 
+@cache
 def _class_name(kind: type[Any]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -130,18 +131,22 @@ def _defaults(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
     return {name: default for name, default in found if name in names and type(default) in _SCALARS}
 
 
-def _same(one: object, other: object) -> bool:
-    return type(one) is type(other) and one == other
+@cache
+def _names_and_defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...] | None:
+    """The fields of a dataclass that an image has, with their plain defaults or _NO_DEFAULT."""
+    names = _field_names(kind)
+    defaults = _defaults(kind)
+    return names and tuple((name, defaults.get(name, _NO_DEFAULT)) for name in names)
 
 
 def _state(value: object) -> dict[str, Any]:
     kind: Any = type(value)
-    if (names := _field_names(kind)) is not None:
-        defaults, state = _defaults(kind), {}
-        for name in names:
+    if (names := _names_and_defaults(kind)) is not None:
+        state = {}
+        for name, default in names:
             item = getattr(value, name)
             if type(item) in _SCALARS:
-                if name in defaults and _same(item, defaults[name]):
+                if type(item) is type(default) and item == default:
                     continue
             elif callable(item):
                 continue
@@ -163,6 +168,7 @@ class _Encoder:
         self._numbers: dict[int, int] = {}
         self._objects: list[Any] = []
         self._todo: deque[tuple[int, object]] = deque()
+        self._processes: dict[ProcessName, Plain] = {}
 
     def image(self, root: object) -> Plain:
         self._number(root)
@@ -188,33 +194,53 @@ class _Encoder:
         kind = type(value)
         if kind in _NUMBERS or (kind is str and len(value) < _LONG):
             return value
+        if kind is ProcessName:
+            if (plain := self._processes.get(value)) is None:
+                plain = self._processes[value] = ["process", str(value)]
+            return plain
         if (name := self._constants.get(id(value))) is not None:
             return ["constant", name]
         if kind is str:
             return value
-        if kind is ProcessName:
-            return ["process", str(value)]
         if (tag := _SEQUENCES.get(kind)) is not None:
             return [tag, *map(self._plain, value)]
-        if isinstance(value, dict):
-            pairs = [[self._plain(key), self._plain(item)] for key, item in value.items()]
-            return ["counter" if kind is Counter else "dict", *pairs]
-        return self._of_class(value, kind)
+        # Which one is looked up by the class: there are hundreds of thousands of values.
+        match _sort_of(kind):
+            case "dict":
+                pairs = [[self._plain(key), self._plain(item)] for key, item in value.items()]
+                return ["counter" if kind is Counter else "dict", *pairs]
+            case "enum":
+                return _enum_plain(value)
+            case "deque":
+                return ["deque", value.maxlen, *map(self._plain, value)]
+            case "model":
+                made_of = {name: self._plain(item) for name, item in value}
+                return ["model", _class_name(kind), made_of]
+            case "value":
+                made_of = {name: self._plain(getattr(value, name)) for name in _init_fields(kind)}
+                return ["value", _class_name(kind), made_of]
+            case _:
+                return ["object", self._number(value)]
 
-    def _of_class(self, value: Any, kind: Any) -> Plain:  # noqa: ANN401
-        if isinstance(value, Enum):
-            return ["enum", _class_name(kind), value.value]
-        if kind is deque:
-            return ["deque", value.maxlen, *map(self._plain, value)]
-        if isinstance(value, BaseModel):
-            made_of = {name: self._plain(item) for name, item in value}
-            return ["model", _class_name(kind), made_of]
-        if _is_value(kind):
-            made_of = {name: self._plain(getattr(value, name)) for name in _init_fields(kind)}
-            return ["value", _class_name(kind), made_of]
-        if not kind.__module__.startswith(_PACKAGE):
-            raise TypeError(f"the core's state has a {kind}: use plain values")
-        return ["object", self._number(value)]
+
+@cache
+def _sort_of(kind: type[Any]) -> str:
+    """What an image writes for values of a class. Raises TypeError if it can write nothing."""
+    for base, sort in ((dict, "dict"), (Enum, "enum"), (BaseModel, "model")):
+        if issubclass(kind, base):
+            return sort
+    if kind is deque:
+        return "deque"
+    if _is_value(kind):
+        return "value"
+    if not kind.__module__.startswith(_PACKAGE):
+        raise TypeError(f"the core's state has a {kind}: use plain values")
+    return "object"
+
+
+@lru_cache(maxsize=None, typed=True)  # members of different classes may be equal
+def _enum_plain(value: Enum) -> Plain:
+    return ["enum", _class_name(type(value)), value.value]
 
 
 @final
@@ -225,9 +251,10 @@ class _Decoder:
         self._objects: dict[int, Any] = {}
         self._wired: set[int] = set()
         """Objects that `root` was made with."""
+        process = cache(ProcessName.parse)
         self._of_tag: dict[str, Callable[[list[Any]], Any]] = {
             "constant": lambda rest: self._constants[rest[0]],
-            "process": lambda rest: ProcessName.parse(rest[0]),
+            "process": lambda rest: process(rest[0]),
             "dict": lambda rest: {self._value(key): self._value(item) for key, item in rest},
             "counter": lambda rest: Counter(dict(self._of_tag["dict"](rest))),
             "enum": lambda rest: _class_of(rest[0], Enum)(rest[1]),
@@ -249,7 +276,7 @@ class _Decoder:
                 if name not in state:
                     setattr(instance, name, default)
         for instance in self._objects.values():
-            if isinstance(instance, Derives):
+            if hasattr(instance, "DERIVED"):
                 instance.derive()
 
     def _compare(self, instance: object, number: int, state: Mapping[str, Plain]) -> None:

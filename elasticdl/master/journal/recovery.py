@@ -17,6 +17,7 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Extent, Image, Segment
+from elasticdl.paused_collection import paused_collection
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,17 +87,18 @@ def _newest_of(directory: Path, run_name: str) -> Segment | None:
 
 def _replayed(directory: Path, run: int, spec: JobSpec, limits: Limits) -> Recovered | None:
     parts = _parts(directory, run)
-    core, events = _from_image(directory, parts, spec, limits) or (
-        JobState(spec, limits),
-        _all_events(directory, parts),
-    )
     records: list[tuple[float, Command]] = []
-    for event in events:
-        records += [
-            (event.at_s, one)
-            for one in core.handle(event)
-            if isinstance(one, Announce | RecordMetrics)
-        ]
+    with paused_collection():
+        core, events = _from_image(directory, parts, spec, limits) or (
+            JobState(spec, limits),
+            _all_events(directory, parts),
+        )
+        for event in events:
+            records += [
+                (event.at_s, one)
+                for one in core.handle(event)
+                if isinstance(one, Announce | RecordMetrics)
+            ]
     if not core.begun:
         return None
     last = parts[-1]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from elasticdl.errors import MasterSuperseded
 from elasticdl.master.core.events import Event, JobStarted, SnapshotSaved, StopRequested
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Header
+from elasticdl.master.journal.image_process import ImageProcess
 from elasticdl.master.tenure import SoleMaster, Tenure
 from elasticdl.private_file import make_private, replace_atomically
 
@@ -32,7 +34,9 @@ class JournalLimits:
 
     `kept_bytes` limits all runs together, in whole segments, so that a long job does not fill the
     disk. An image is due after `image_events`, which bounds the replay, and after `image_times` the
-    time that the last image took, which bounds its share of the master's time.
+    time that the last image took, which bounds its share of the master's time. After one of
+    `beside_bytes` a child process writes the next, and another is due after `beside_times` its
+    time.
 
     With `sync_every_s` 0 each batch of events waits for the disk: the next master may run on
     another machine. With `math.inf` no event does: the next master reads no disk of this one.
@@ -43,6 +47,8 @@ class JournalLimits:
     sync_every_s: float = 0.25
     image_events: int = 2_500
     image_times: float = 100.0
+    beside_bytes: int = 1 << 20
+    beside_times: float = 5.0
     retry_s: float = 10.0
     """Time between attempts to continue on a disk that had failed."""
 
@@ -90,7 +96,10 @@ class JournalFile:
         self._waiting: list[bytes] = []
         self._dirty = self._urgent = self._unconfirmed = False
         self._synced_s = self._failed_s = now_s()
-        self._since_image, self._image_s, self._took_s = 0, now_s(), 0.0
+        self._since_image, self._image_s, self._pause_s = 0, now_s(), 0.0
+        self._writing: ImageProcess | None = None
+        """Another process that writes an image."""
+        self._failed_beside = False
         self._gap = False
         self._file = self._next_segment()
 
@@ -138,6 +147,10 @@ class JournalFile:
                 self._sync()
             except OSError as error:
                 self._failed(error)
+        if self._writing is not None:
+            self._writing.stop()
+            self._forget_images()
+            self._writing = None
         os.close(self._file)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -170,10 +183,12 @@ class JournalFile:
 
     async def _maintain(self) -> None:
         """Continue after a gap, put an image, and begin another segment, where that is due."""
+        if self._writing is not None:
+            self._await_image(self._writing)
         if self._gap:
             self._continue()
         elif self._image_due():
-            self._put_image()
+            self._begin_image()
         if os.fstat(self._file).st_size >= self._limits.segment_bytes:
             self._sync()
             self._rotate()
@@ -195,10 +210,10 @@ class JournalFile:
         return not self._gap
 
     def _image_due(self) -> bool:
-        pause_s = self._limits.image_times * self._took_s
         return (
-            self._since_image >= self._limits.image_events
-            and self._now_s() - self._image_s >= pause_s
+            self._writing is None
+            and self._since_image >= self._limits.image_events
+            and self._now_s() - self._image_s >= self._pause_s
         )
 
     def _rotate(self) -> None:
@@ -208,21 +223,51 @@ class JournalFile:
         full, self._file = self._file, self._next_segment()
         os.close(full)
 
+    def _begin_image(self) -> None:
+        """Write the state after all that is in the file, or have another process do that."""
+        newest = files.images(self._directory)[-1:]
+        large = any(one.path.stat().st_size >= self._limits.beside_bytes for one in newest)
+        if not large or self._failed_beside:
+            self._failed_beside = False
+            self._put_image()
+            return
+        self._since_image = 0
+        offset = os.fstat(self._file).st_size
+        path = files.image_path(self._directory, self._run, self._segment, offset)
+        files.code_fingerprint()  # Once for all children.
+        self._writing = ImageProcess(partial(_write_image, path, self._image), self._now_s())
+
+    def _await_image(self, writing: ImageProcess) -> None:
+        """See whether the other process has ended."""
+        if (succeeded := writing.succeeded(self._now_s())) is None:
+            return
+        self._writing, self._image_s = None, self._now_s()
+        self._pause_s = self._limits.beside_times * (self._image_s - writing.begun_s)
+        self._forget_images()
+        if not succeeded:
+            self._failed_beside = True
+            _LOG.warning("a process could not write an image of the job's state")
+
     def _put_image(self) -> bool:
         """Write the state after all that is in the file. False if there is none yet."""
         self._since_image, begin_s = 0, self._now_s()
-        if (image := self._image()) is None:
-            return False
-        code = files.line({"format": files.FORMAT, "code": files.code_fingerprint()})
         offset = os.fstat(self._file).st_size
         path = files.image_path(self._directory, self._run, self._segment, offset)
-        # Not durable: after a crash of the machine the image before may have to do.
-        replace_atomically(path, code + files.line(image), durable=False)
+        if not _write_image(path, self._image):
+            return False
         self._image_s = self._now_s()
-        self._took_s = self._image_s - begin_s
+        large = path.stat().st_size >= self._limits.beside_bytes
+        times = self._limits.beside_times if large else self._limits.image_times
+        self._pause_s = times * (self._image_s - begin_s)
+        self._forget_images()
+        return True
+
+    def _forget_images(self) -> None:
+        """Remove all but the newest two, and what a process has left that was killed."""
         for older in files.images(self._directory)[:-2]:
             older.path.unlink(missing_ok=True)
-        return True
+        for half in self._directory.glob(".run-*.image.*"):
+            half.unlink(missing_ok=True)
 
     def _keep_start(self, event: JobStarted) -> None:
         with suppress(OSError):  # Without it images cannot be read; the segments can.
@@ -306,6 +351,16 @@ class JournalFile:
                 files.gap_path(self._directory, one.run).unlink(missing_ok=True)
                 for term in files.terms(self._directory, one.run):
                     files.term_path(self._directory, one.run, term).unlink(missing_ok=True)
+
+
+def _write_image(path: Path, image: Callable[[], Any]) -> bool:
+    """Write an image of the present state. False if there is none yet."""
+    if (plain := image()) is None:
+        return False
+    code = files.line({"format": files.FORMAT, "code": files.code_fingerprint()})
+    # Not durable: after a crash of the machine the image before may have to do.
+    replace_atomically(path, code + files.line(plain), durable=False)
+    return True
 
 
 def _write(file: int, data: bytes) -> None:

@@ -1,0 +1,63 @@
+"""Writes an image of the state in a child process, which has the state as it was at its start.
+
+A large image takes a second, in which the master would answer nobody. The child shares its memory
+until one of the two changes it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from typing import Final, final
+
+_LONGEST_S: Final = 60.0
+"""A child that takes longer is killed."""
+_FIRST_FILE: Final = 3
+
+
+@final
+class ImageProcess:
+    """A child of this process that does one thing, and ends."""
+
+    def __init__(self, work: Callable[[], object], now_s: float) -> None:
+        """Begin. Raises OSError if the system allows no more processes."""
+        self.begun_s = now_s
+        self._pid = os.fork()
+        if self._pid == 0:
+            _run(work)
+
+    def succeeded(self, now_s: float) -> bool | None:
+        """Return whether it has done its work; None: it has not ended yet."""
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            return status == 0
+        if now_s - self.begun_s > _LONGEST_S:
+            return self.stop()
+        return None
+
+    def stop(self) -> bool:
+        """Kill it; return whether it had done its work before."""
+        os.kill(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        return status == 0
+
+
+def _run(work: Callable[[], object]) -> None:
+    """Do the work, and end without anything that the parent does at its end.
+
+    No other thread of the parent is here, so nothing may wait for one: `work` computes and writes
+    files. The parent's connections must end with it, so this process keeps none of them.
+    """
+    status = 1
+    try:
+        gc.disable()  # It would change, and so copy, the memory that both share.
+        os.closerange(_FIRST_FILE, os.sysconf("SC_OPEN_MAX"))
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        work()
+        status = 0
+    finally:
+        os._exit(status)
