@@ -5,3 +5,6 @@ import os
 # gRPC's own log has a line for each failed TLS handshake, so strangers could fill the job's volume.
 # What goes wrong with a call is in its error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# A child of a master closes all files, and gRPC's handler of a fork aborts without its own. The
+# child uses no gRPC: master/journal/image_process.py.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

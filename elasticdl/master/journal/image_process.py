@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import traceback
 from collections.abc import Callable
 from typing import Final, final
 
@@ -59,5 +60,7 @@ def _run(work: Callable[[], object]) -> None:
             signal.signal(number, signal.SIG_DFL)
         work()
         status = 0
+    except Exception:  # noqa: BLE001 - the top of a process
+        traceback.print_exc()
     finally:
         os._exit(status)
