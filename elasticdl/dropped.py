@@ -67,6 +67,7 @@ _COUNTERS = (
     ("repeated_pushes", DropCause.REPEATED_PUSH),
 )
 """Gauges with counts, and their causes; the last is a server's."""
+_NAMES = frozenset(name for name, _ in _COUNTERS)
 _MOST = 1 << 53
 """Floats are exact up to this value."""
 
@@ -77,6 +78,8 @@ def drops_in(gauges: Mapping[str, float]) -> dict[DropCause, int]:
     Other gauges are ignored.
     """
     counts: dict[DropCause, int] = {}
+    if gauges.keys().isdisjoint(_NAMES):
+        return counts
     for name, cause in _COUNTERS:
         count = gauges.get(name, 0.0)
         if 1 <= count <= _MOST:

@@ -71,6 +71,7 @@ LOST = "lost"
 """The class of what a process that died had not reported; the cause is that of its end."""
 COMPUTE = TimeUse.STEP.kind
 _COUNTERS = tuple((f"{GAUGE_PREFIX}{use}", use) for use in TimeUse)
+_NAMES = frozenset(name for name, _ in _COUNTERS)
 _MOST_S = 1e9
 
 
@@ -79,6 +80,8 @@ def spent_in(gauges: Mapping[str, float]) -> dict[str, float]:
 
     Other gauges are ignored, and what cannot be a number of seconds.
     """
+    if gauges.keys().isdisjoint(_NAMES):
+        return {}
     return {
         use.value: seconds
         for name, use in _COUNTERS

@@ -81,7 +81,10 @@ def _text(text: str) -> str:
 
 
 def _numbers(values: Mapping[str, float], what: str) -> dict[str, float]:
-    if len(values) > _MAX_NAMES or any(not name or len(name) > _MAX_NAME_CHARS for name in values):
+    lengths = list(map(len, values))
+    if lengths and not (
+        len(lengths) <= _MAX_NAMES and min(lengths) and max(lengths) <= _MAX_NAME_CHARS
+    ):
         raise ValueError(
             f"{what}: expected at most {_MAX_NAMES} names of 1 to {_MAX_NAME_CHARS} characters"
         )
@@ -437,11 +440,7 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         export_problem=_text(message.export_problem),
         stop_asked=_text(message.stop_asked),
         version=_count(message.version, "version"),
-        gauges={
-            name: value
-            for name, value in _numbers(message.gauges, "gauges").items()
-            if math.isfinite(value)
-        },
+        gauges=_gauges(message.gauges),
         ring=ring.report_from_wire(message.ring) if message.HasField("ring") else None,
         ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
         ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),
@@ -451,6 +450,13 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         activity=_activity_from_wire(message.activity) if message.HasField("activity") else None,
         state=_state_told_from_wire(message.state) if message.HasField("state") else None,
     )
+
+
+def _gauges(values: Mapping[str, float]) -> dict[str, float]:
+    gauges = _numbers(values, "gauges")
+    if all(map(math.isfinite, gauges.values())):
+        return gauges
+    return {name: value for name, value in gauges.items() if math.isfinite(value)}
 
 
 def _start_parts(parts: Iterable[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from elasticdl.master.core import events
 Decode: TypeAlias = Callable[[Any], Any]
 
 _SCALARS = (bool, int, float, str)
+_PLAIN = frozenset((*_SCALARS, type(None)))
 
 
 def event_plain(event: events.Event) -> dict[str, Any]:
@@ -63,12 +64,16 @@ def _field_names(kind: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - any typ
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - of any field's type
     kind: Any = type(value)
-    if kind in _SCALARS:
+    if kind in _PLAIN:
         return value
+    if (names := _field_names(kind)) is not None:
+        made_of = {}
+        for name in names:
+            item = getattr(value, name)
+            made_of[name] = item if type(item) in _PLAIN else _plain(item)
+        return made_of
     if isinstance(value, Enum):
         return value.value
-    if (names := _field_names(kind)) is not None:
-        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

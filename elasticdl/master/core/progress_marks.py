@@ -9,6 +9,8 @@ from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Phase
 
+_PLACES = {phase: place for place, phase in enumerate(Phase)}
+
 Mark: TypeAlias = tuple[tuple[int, int], ...]
 """Each pair grows with progress: the phase, records booked, evaluation, the newest checkpoint."""
 
@@ -36,7 +38,7 @@ class ProgressMarks:
             held = current.ledger.held.values()
             evaluated = current.ledger.booked + sum(one.offset for one in held)
         return (
-            (list(Phase).index(self._context.phase), 0),
+            (_PLACES[self._context.phase], 0),
             (self._booked(), 0),
             (results[-1].round + 1 if results else 0, evaluated),
             (saved[-1].version if saved else -1, 0),

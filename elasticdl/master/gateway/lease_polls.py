@@ -104,10 +104,10 @@ class LeasePolls:
         Returns False if nobody waits for it.
         """
         self._asked.discard(worker)
-        if isinstance(answer, Lease):
-            # The lease and a revocation travel on two streams; the number tells the worker their
+        if isinstance(answer, Lease) and (revocation := self._eras.get(worker, 0)):
+            # The lease and a revocation take two ways; the number tells the worker their
             # order.
-            answer = replace(answer, revocation=self._eras.get(worker, 0))
+            answer = replace(answer, revocation=revocation)
         poll = self._polls.get(worker)
         if poll is None or poll.answer.done():
             self._return(worker, answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, NoReturn, Protocol, final
 
 import grpc
@@ -109,17 +110,24 @@ class RequestChecks(Protocol):
         """Return why no checkpoint can be taken, or ''."""
 
 
-def _process(caller: Caller) -> ProcessName | None:
-    """Return the name of a process; None for people."""
+@lru_cache(MAX_WORKERS)  # of callers that are connected
+def _process_of(name: str) -> ProcessName | None:
     try:
-        return ProcessName.parse(caller.name)
+        return ProcessName.parse(name)
     except ValueError:
         return None
 
 
+def _process(caller: Caller) -> ProcessName | None:
+    """Return the name of a process; None for people."""
+    return _process_of(caller.name)
+
+
 def _name(call: Call) -> ProcessName:
     """Return the sender's name, which the access check has validated."""
-    return ProcessName.parse(call.caller.name)
+    name = _process(call.caller)
+    assert name is not None
+    return name
 
 
 @final

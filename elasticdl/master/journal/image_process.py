@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable
 from typing import Final, final
 
+from elasticdl.cluster.local.parent_death import die_with_parent
+
 _LONGEST_S: Final = 60.0
 """A child that takes longer is killed."""
 _FIRST_FILE: Final = 3
@@ -25,9 +27,10 @@ class ImageProcess:
     def __init__(self, work: Callable[[], object], now_s: float) -> None:
         """Begin. Raises OSError if the system allows no more processes."""
         self.begun_s = now_s
+        parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _run(work)
+            _run(work, parent)
 
     def succeeded(self, now_s: float) -> bool | None:
         """Return whether it has done its work; None: it has not ended yet."""
@@ -45,7 +48,7 @@ class ImageProcess:
         return status == 0
 
 
-def _run(work: Callable[[], object]) -> None:
+def _run(work: Callable[[], object], parent: int) -> None:
     """Do the work, and end without anything that the parent does at its end.
 
     No other thread of the parent is here, so nothing may wait for one: `work` computes and writes
@@ -55,6 +58,7 @@ def _run(work: Callable[[], object]) -> None:
     try:
         gc.disable()  # It would change, and so copy, the memory that both share.
         os.closerange(_FIRST_FILE, os.sysconf("SC_OPEN_MAX"))
+        die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)

@@ -1,9 +1,13 @@
-"""Sample the job once a second: always for its curves, and for changes while anyone watches."""
+"""Sample the job once a second: always for its curves, and for changes while anyone watches.
+
+The job of thousands of workers is sampled less often: see `_TIMES`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias, final
@@ -16,6 +20,8 @@ from elasticdl.master.status.job_view import JobView
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 _LOOK_ON_S = 30.0
+_TIMES, _TIMES_WATCHED = 100.0, 20.0
+"""A look is due after so many times what the last one took: unwatched, and watched."""
 """Keep publishing for this long after the last browser left, since browsers reconnect."""
 _MOST_EVENTS = 200
 """Limit per frame; further events come with the next frame."""
@@ -123,17 +129,22 @@ class ChangeFeed:
         self.feed.close()
 
     async def _run(self) -> None:
+        took_s = 0.0
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            # With thousands of workers a look takes a tenth of a second.
+            pause_s = took_s * (_TIMES_WATCHED if self._watchers else _TIMES)
+            await asyncio.sleep(max(LOOK_EVERY_S, pause_s))
+            begun_s = time.monotonic()
             try:
-                self._tick()
+                self._tick(max(LOOK_EVERY_S, pause_s))
             except Exception:  # noqa: BLE001 - the top of a task: an error in the page must not reach the job
                 _LOG.exception("the page is no longer updated")
+            took_s = time.monotonic() - begun_s
 
-    def _tick(self) -> None:
+    def _tick(self, since_s: float) -> None:
         collector = self._view.collector
         collector.look(self._view.reading().status)
-        self._idle_s = 0.0 if self._watchers else self._idle_s + LOOK_EVERY_S
+        self._idle_s = 0.0 if self._watchers else self._idle_s + since_s
         if self._idle_s < _LOOK_ON_S:
             self._publish([])
         if self._saving is None or self._saving.done():
