@@ -10,7 +10,6 @@ a proof, perhaps at the address of a process that died, can use it nowhere else.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 
@@ -25,7 +24,7 @@ def new_token() -> str:
 
 def derived(token: str, label: str) -> str:
     """64 hexadecimal digits. Labels name the purpose first, so that no two purposes share one."""
-    return hmac.new(token.encode(), label.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(token.encode(), label.encode(), "sha256").hex()
 
 
 def process_token(job_token: str, process: str) -> str:

@@ -204,14 +204,17 @@ class MasterService:
                     event.control_address,
                 ),
             )
-            if not known:
-                await self._gateway.attach(
-                    event,
-                    caller.instance,
-                    request.memory,
-                    loaded=request.loaded,
-                    not_loaded=request.not_loaded,
-                )
+            if known:
+                # It has been told the rest, and thousands come at once.
+                period_s = self._gateway.told_period_s(event.name)
+                return pb.AttachReply(term=self._welcome.term, heartbeat_s=period_s)
+            await self._gateway.attach(
+                event,
+                caller.instance,
+                request.memory,
+                loaded=request.loaded,
+                not_loaded=request.not_loaded,
+            )
         except _InvalidMessage as error:
             _invalid(call, error)
         except Refused as refused:
