@@ -41,6 +41,7 @@ PROCESSES = 4
 """Processes that the clients share; one more has the client that is killed."""
 SHARDS, SHARD_RECORDS = 1_000_000, 100
 LOOK_S, ANSWER_S, NOTICE_S, TAKEOVER_S = 0.25, 60.0, 300.0, 120.0
+SETTLED_LEASES = 2.0
 MASTER = (sys.executable, "-m", "bench.load_master_process")
 
 
@@ -312,6 +313,8 @@ async def measured(clients: int, seconds: float, lease_s: float = LEASE_S) -> Me
                 f" {master.cpu_s():.1f} s of the master's CPU time",
                 flush=True,
             )
+            # All have had a lease then, and no longer ask in step.
+            await asyncio.sleep(SETTLED_LEASES * lease_s)
             for process in measurement.processes:
                 process.send({"window": True})
             cpu_s, window_s = master.cpu_s(), time.monotonic()

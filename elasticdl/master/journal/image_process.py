@@ -18,6 +18,8 @@ from elasticdl.cluster.local.parent_death import die_with_parent
 _LONGEST_S: Final = 60.0
 """A child that takes longer is killed."""
 _FIRST_FILE: Final = 3
+_NICE: Final = 5
+"""The master's own work comes first."""
 
 
 @final
@@ -59,6 +61,7 @@ def _run(work: Callable[[], object], parent: int) -> None:
         gc.disable()  # It would change, and so copy, the memory that both share.
         os.closerange(_FIRST_FILE, os.sysconf("SC_OPEN_MAX"))
         die_with_parent(parent)
+        os.nice(_NICE)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
