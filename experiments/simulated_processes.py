@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from bench.load_clients import Client, Measured, Released, Unexpected
+from bench.load_clients import Away, Client, Measured, Released, Unexpected
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes import pods
@@ -90,7 +90,7 @@ class Worker(Client):
         self, job: JobProcesses, token: str, name: ProcessName, enough: asyncio.Event
     ) -> None:
         address = f"{job.address}:{MASTER_PORT}"
-        super().__init__(address, token, str(name), Measured(), job.cost.shard_s)
+        super().__init__(address, token, str(name), Measured(), job.cost.shard_s, Away(address))
         self._job, self._enough = job, enough
 
     async def may_work(self) -> None:

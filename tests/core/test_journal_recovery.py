@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from elasticdl.master.tenure import Tenure
 from tests.core.random_history import SPEC, Script, canonical
-from tests.waiting import at_once
+from tests.waiting import at_once, until
 
 pytestmark = pytest.mark.core
 
@@ -98,6 +99,61 @@ def test_the_state_comes_back_from_the_newest_image_and_the_events_after_it(
         recovered = equal(life.next(), life.state)
         assert (recovered.run, recovered.term) == (1, 3)
     assert 1 <= len(files.images(tmp_path)) <= 2
+    life.journal.close()
+
+
+BESIDE = replace(OFTEN, beside_bytes=1, beside_times=0.0)
+"""Another process writes all images but the first."""
+
+
+def newest_image(directory: Path) -> tuple[int, int]:
+    newest = files.images(directory)[-1]
+    return newest.segment, newest.offset
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_image_is_written_by_a_process_that_goes_on_from_no_later_event(
+    tmp_path: Path, seed: int
+) -> None:
+    life = Life(tmp_path, seed, limits=BESIDE)
+    life.live(60)
+    for _ in range(3):
+        before = newest_image(tmp_path)
+
+        def written(before: tuple[int, int] = before) -> bool:
+            life.live(3)
+            return newest_image(tmp_path) > before
+
+        until("a process has written an image", written)
+        equal(life.next(), life.state)
+    life.journal.close()
+    equal(life.next(), life.state)
+    assert not list(tmp_path.glob(".*")), "what a killed process has left"
+
+
+def test_what_a_process_cannot_write_is_written_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life, here = Life(tmp_path, limits=BESIDE), os.getpid()
+    life.live(60)
+    image = life.state.image
+
+    def only_here(spec: Any) -> Any:
+        if os.getpid() != here:
+            raise OSError("no space left")
+        return image(spec)
+
+    monkeypatch.setattr(life.state, "image", only_here, raising=False)
+    for _ in range(2):
+        before = newest_image(tmp_path)
+
+        def written(before: tuple[int, int] = before) -> bool:
+            life.live(3)
+            return newest_image(tmp_path) > before
+
+        until("an image is written", written)
+        equal(life.next(), life.state)
+    assert "a process could not write an image" in caplog.text
     life.journal.close()
 
 

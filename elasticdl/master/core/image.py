@@ -84,7 +84,7 @@ def constants_of(spec: JobSpec, started: JobStarted) -> dict[str, object]:
 
 
 @cache
-def _class_name(kind: type[Any]) -> str:
+def _class_name(kind: Any) -> str:  # noqa: ANN401 - a class
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -132,11 +132,12 @@ def _defaults(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
 
 
 @cache
-def _names_and_defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...] | None:
+def _names_and_defaults(kind: Any) -> tuple[tuple[str, Any], ...] | None:  # noqa: ANN401 - a class
     """The fields of a dataclass that an image has, with their plain defaults or _NO_DEFAULT."""
-    names = _field_names(kind)
+    if (names := _field_names(kind)) is None:
+        return None
     defaults = _defaults(kind)
-    return names and tuple((name, defaults.get(name, _NO_DEFAULT)) for name in names)
+    return tuple((name, defaults.get(name, _NO_DEFAULT)) for name in names)
 
 
 def _state(value: object) -> dict[str, Any]:
@@ -179,7 +180,8 @@ class _Encoder:
                 name: item if type(item) in _NUMBERS else self._plain(item)
                 for name, item in _state(value).items()
             }
-            self._objects[number] = [_class_name(type(value)), state]
+            kind: Any = type(value)
+            self._objects[number] = [_class_name(kind), state]
         return self._objects
 
     def _number(self, value: object) -> int:
@@ -191,7 +193,7 @@ class _Encoder:
         return number
 
     def _plain(self, value: Any) -> Plain:  # noqa: ANN401 - of any field's type
-        kind = type(value)
+        kind: Any = type(value)
         if kind in _NUMBERS or (kind is str and len(value) < _LONG):
             return value
         if kind is ProcessName:
@@ -224,7 +226,7 @@ class _Encoder:
 
 
 @cache
-def _sort_of(kind: type[Any]) -> str:
+def _sort_of(kind: Any) -> str:  # noqa: ANN401 - a class
     """What an image writes for values of a class. Raises TypeError if it can write nothing."""
     for base, sort in ((dict, "dict"), (Enum, "enum"), (BaseModel, "model")):
         if issubclass(kind, base):
@@ -240,7 +242,8 @@ def _sort_of(kind: type[Any]) -> str:
 
 @lru_cache(maxsize=None, typed=True)  # members of different classes may be equal
 def _enum_plain(value: Enum) -> Plain:
-    return ["enum", _class_name(type(value)), value.value]
+    kind: Any = type(value)
+    return ["enum", _class_name(kind), value.value]
 
 
 @final

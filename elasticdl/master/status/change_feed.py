@@ -141,7 +141,7 @@ class ChangeFeed:
                 _LOG.exception("the page is no longer updated")
             took_s = time.monotonic() - begun_s
 
-    def _tick(self, since_s: float) -> None:
+    def _tick(self, since_s: float = LOOK_EVERY_S) -> None:
         collector = self._view.collector
         collector.look(self._view.reading().status)
         self._idle_s = 0.0 if self._watchers else self._idle_s + since_s
