@@ -136,14 +136,13 @@ def test_what_a_process_cannot_write_is_written_here(
 ) -> None:
     life, here = Life(tmp_path, limits=BESIDE), os.getpid()
     life.live(60)
-    image = life.state.image
 
-    def only_here(spec: Any) -> Any:
+    def only_here() -> Any:
         if os.getpid() != here:
             raise OSError("no space left")
-        return image(spec)
+        return life.state.image(SPEC)
 
-    monkeypatch.setattr(life.state, "image", only_here, raising=False)
+    monkeypatch.setattr(life.journal, "_image", only_here)
     for _ in range(2):
         before = newest_image(tmp_path)
 
