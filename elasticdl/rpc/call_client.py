@@ -198,28 +198,28 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += 1
         try:
-            frames = self._frames.feed(data)
+            for (number, outcome), message in self._frames.feed(data):
+                self._answered(number, outcome, message)
         except NotOurProtocol:
             self._problem = (
                 grpc.StatusCode.UNAVAILABLE,
                 "what listens there is no master of this version of elasticdl",
             )
             self.abort()
-            return
         except ValueError as error:
             self._problem = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
             self.abort()
+
+    def _answered(self, number: int, outcome: int, message: bytes) -> None:
+        if (take := self._waiting.get(number)) is None:
             return
-        for (number, outcome), message in frames:
-            if (take := self._waiting.get(number)) is None:
-                continue
-            if outcome in (OK, MORE):
-                take(outcome, message)
-            else:
-                code = _CODES.get(outcome, grpc.StatusCode.UNKNOWN)
-                take(outcome, CallFailed(code, message.decode("utf-8", "replace")))
-            if outcome != MORE:
-                del self._waiting[number]
+        if outcome in (OK, MORE):
+            take(outcome, message)
+        else:
+            code = _CODES.get(outcome, grpc.StatusCode.UNKNOWN)
+            take(outcome, CallFailed(code, message.decode("utf-8", "replace")))
+        if outcome != MORE:
+            self._waiting.pop(number, None)
 
     def begin(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
@@ -89,15 +90,17 @@ class NotOurProtocol(ValueError):
 class Frames:
     """Cuts what arrives at one end of a connection into frames."""
 
-    def __init__(self, header: struct.Struct) -> None:
+    def __init__(self, header: struct.Struct, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._header = header
+        self.most_bytes = most_bytes
+        """The largest message that may come next."""
         self._rest = bytearray(0)
         self.greeted = False
         """Whether the peer's greeting has come."""
 
-    def feed(self, data: bytes | bytearray) -> list[tuple[tuple[int, ...], bytes]]:
-        """Return the frames that are complete now: the header's fields after its size, and the
-        message.
+    def feed(self, data: bytes | bytearray) -> Iterator[tuple[tuple[int, ...], bytes]]:
+        """Yield the frames that are complete now: the header's fields after its size, and the
+        message. Take all of them before the next data.
 
         Raises ValueError for a frame that is too large, and NotOurProtocol.
         """
@@ -110,20 +113,19 @@ class Frames:
                 raise NotOurProtocol("the peer speaks another protocol")
             if len(data) < len(GREETING):
                 self._keep(data, 0)
-                return []
+                return
             self.greeted, position = True, len(GREETING)
-        frames, header = [], self._header
+        header = self._header
         while len(data) - position >= header.size:
             size, *fields = header.unpack_from(data, position)
-            if size > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
+            if size > self.most_bytes:
+                raise ValueError(f"a message of {size} bytes; the limit is {self.most_bytes}")
             begin = position + header.size
             if len(data) - begin < size:
                 break
             position = begin + size
-            frames.append((tuple(fields), bytes(data[begin:position])))
+            yield tuple(fields), bytes(data[begin:position])
         self._keep(data, position)
-        return frames
 
     def _keep(self, data: bytes | bytearray, position: int) -> None:
         if data is self._rest:

@@ -28,7 +28,14 @@ from elasticdl.rpc.call_frames import (
     Method,
     notice_vanished_peers,
 )
-from elasticdl.rpc.channel import CallDenied, Caller, Check, Proof, status_details
+from elasticdl.rpc.channel import (
+    MAX_MESSAGE_BYTES,
+    CallDenied,
+    Caller,
+    Check,
+    Proof,
+    status_details,
+)
 from elasticdl.tls.acceptor import Handshake, accepting
 from elasticdl.tokens import MOST_TERM, same
 
@@ -144,7 +151,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: CallServer) -> None:
         self._server = server
-        self._frames = Frames(REQUEST)
+        self._frames = Frames(REQUEST, _MOST_HELLO_BYTES)
         self._transport: asyncio.Transport | None = None
         self._caller: Caller | None = None
         """Who it is, once it has said so."""
@@ -210,12 +217,13 @@ class _Connection(asyncio.Protocol):
             self._call(number, method, term, message)
 
     def _hello(self, method: int, message: bytes) -> None:
-        if method != HELLO or len(message) > _MOST_HELLO_BYTES:
+        if method != HELLO:
             raise ValueError("the client does not say who it is")
         hello = pb.Hello.FromString(message)
         self._caller = Caller(hello.name, 0, hello.instance)
         if same(hello.proof, self._server.proof(self._caller)):
             self._server.showed_proof(self)
+            self._frames.most_bytes = MAX_MESSAGE_BYTES
         else:
             # It remains a stranger, so it has to go soon.
             self._refusal = "the token is missing or wrong, or another process's"
