@@ -305,15 +305,20 @@ class Server:
 
     def drop(self, snapshot: int) -> None: ...
     def save(
-        self, snapshot: int, path: str, header: str, delta: bool = False
-    ) -> tuple[int, int, tuple[int, int, float] | None]:
-        """Write a view to a file, durably; (bytes, CRC-32C, None). Raises OSError.
+        self, snapshot: int, path: str, header: str, delta: bool = False, pause_s: float = 0.0
+    ) -> tuple[int, int, float, tuple[int, int, float] | None]:
+        """Write a view to a file, durably; (bytes, CRC-32C, seconds of pauses, None).
 
-        `delta`: of the tables only the rows that were changed since the view's base.
+        `delta`: of the tables only the rows that were changed since the view's base. `pause_s`: of
+        pauses for each byte at most; they leave a tenth of a processor to it, and end when half of
+        the rows were written again, or with `hurry`. Raises OSError.
 
         At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1,
         index in the dense vector), and its value.
         """
+
+    def hurry(self, snapshot: int) -> None:
+        """Have this view written without further pauses; nothing if there is none."""
 
     def begin_restore(self, spec: ParametersSpec) -> None: ...
     def restore_dense(self, path: str, offset: int, section: int, at: int, count: int) -> None:

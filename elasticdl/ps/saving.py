@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.checkpoint.layout import part_name
-from elasticdl.checkpoint.part import PartHeader
+from elasticdl.checkpoint.part import Part, PartHeader
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError, TransientError
 from elasticdl.native import _native
@@ -32,7 +32,10 @@ class ServerPart:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A file that was written. `rows` are those of the view, written or not."""
+    """A file that was written. `rows` are those of the view, written or not.
+
+    `paused_s` of the time it took were pauses.
+    """
 
     name: str
     bytes: int
@@ -41,6 +44,7 @@ class Saved:
     rows: int
     parameters: str
     delta: bool
+    paused_s: float
 
 
 def save(
@@ -49,11 +53,13 @@ def save(
     snapshot: int,
     directory: Path,
     base: int | None = None,
+    pause_s: float = 0.0,
 ) -> Saved:
     """Write the view `snapshot` below an existing directory, durably, beside pulls and pushes.
 
     Of the tables it writes only the rows that were changed since the view `base`, if this process
-    has noted them since then.
+    has noted them since then. It pauses for `pause_s` in all at most, as long as it takes more than
+    a tenth of a processor, until `hurry`.
     Raises TransientError with the system's message if the disk fails, and Diverged with the first
     weight that is NaN or infinite, since such a checkpoint is useless. No file is left then.
     """
@@ -73,7 +79,7 @@ def save(
         delta=facts["delta"],
     )
     path = directory / part_name(place.server, place.servers)
-    size, checksum = _written(server, snapshot, header, path)
+    size, checksum, paused_s = _written(server, snapshot, header, path, pause_s)
     return Saved(
         path.name,
         size,
@@ -82,18 +88,25 @@ def save(
         sum(facts["rows"]),
         facts["spec"],
         header.delta,
+        paused_s,
     )
 
 
 def _written(
-    server: _native.Server, snapshot: int, header: PartHeader, path: Path
-) -> tuple[int, str]:
-    """Write a complete file or none; return its bytes and its checksum. Raises as `save`."""
+    server: _native.Server, snapshot: int, header: PartHeader, path: Path, pause_s: float
+) -> tuple[int, str, float]:
+    """Write a complete file or none; return its bytes, its checksum and the seconds of pauses.
+
+    Raises as `save`.
+    """
     making = path.with_suffix(".making")
+    a_byte_s = pause_s / max(1, Part(header, 0).bytes)
     try:
         # Releases before deltas read a file without the new fields.
         text = header.model_dump_json(exclude_defaults=True)
-        size, crc, bad = server.save(snapshot, str(making), text, header.delta)
+        size, crc, paused_s, bad = server.save(
+            snapshot, str(making), text, header.delta, pause_s=a_byte_s
+        )
         if bad is not None:
             making.unlink(missing_ok=True)
             table, at, value = bad
@@ -105,4 +118,4 @@ def _written(
     except OSError as error:
         making.unlink(missing_ok=True)
         raise TransientError(f"cannot write {path}: {error.strerror or error}") from error
-    return size, f"crc32c:{crc:08x}"
+    return size, f"crc32c:{crc:08x}", paused_s

@@ -157,7 +157,9 @@ class ControlService(ParameterServerServicer):
         directory = Path(request.directory)
         saved = self._do(
             context,
-            lambda: save(self._server, self._place, request.snapshot, directory, base),
+            lambda: save(
+                self._server, self._place, request.snapshot, directory, base, request.pause_s
+            ),
         )
         return pb.SaveReply(
             files=[pb.SavedFile(name=saved.name, bytes=saved.bytes, checksum=saved.checksum)],
@@ -165,7 +167,12 @@ class ControlService(ParameterServerServicer):
             rows=saved.rows,
             parameters=saved.parameters,
             delta=saved.delta,
+            paused_s=saved.paused_s,
         )
+
+    def Hurry(self, request: pb.HurryRequest, context: grpc.ServicerContext) -> pb.Done:
+        self._do(context, lambda: self._server.hurry(request.snapshot))
+        return pb.Done()
 
     def Drop(self, request: pb.DropRequest, context: grpc.ServicerContext) -> pb.Done:
         if request.saved:

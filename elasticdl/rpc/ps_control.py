@@ -60,6 +60,7 @@ class ServerSaved:
     """What one server wrote of a view. `parameters` is the job's `ParametersSpec` as JSON.
 
     `rows` are those of the view. `delta`: the file has only those changed since the base.
+    `paused_s` of the time it took were pauses.
     """
 
     files: tuple[SavedFile, ...]
@@ -67,6 +68,7 @@ class ServerSaved:
     rows: int
     parameters: str
     delta: bool = False
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +147,17 @@ class ServerControl(Protocol):
         snapshot: SnapshotId,
         directory: str,
         base: SnapshotId | None = None,
+        pause_s: float = 0.0,
         *,
         timeout_s: float,
     ) -> ServerSaved:
-        """Write a view below an existing directory, as a delta of the view `base` if it can."""
+        """Write a view below an existing directory, as a delta of the view `base` if it can.
+
+        It pauses for `pause_s` in all at most, so that training keeps the processors.
+        """
+
+    async def hurry(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        """Have this view written without further pauses; does nothing if there is none."""
 
     async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
         """Release a view; does nothing if there is none.
@@ -244,13 +253,21 @@ class GrpcServerControl:
         snapshot: SnapshotId,
         directory: str,
         base: SnapshotId | None = None,
+        pause_s: float = 0.0,
         *,
         timeout_s: float,
     ) -> ServerSaved:
-        request = pb.SaveRequest(snapshot=snapshot, directory=directory, base=base)
+        request = pb.SaveRequest(
+            snapshot=snapshot, directory=directory, base=base, pause_s=pause_s
+        )
         reply: pb.SaveReply = await self._call("Save", request, timeout_s)
         files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
-        return ServerSaved(files, reply.version, reply.rows, reply.parameters, reply.delta)
+        return ServerSaved(
+            files, reply.version, reply.rows, reply.parameters, reply.delta, reply.paused_s
+        )
+
+    async def hurry(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        await self._call("Hurry", pb.HurryRequest(snapshot=snapshot), timeout_s)
 
     async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
         await self._call("Drop", pb.DropRequest(snapshot=snapshot, saved=saved), timeout_s)

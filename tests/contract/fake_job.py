@@ -33,6 +33,7 @@ from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import JobStarted, ProcessAttached
 from elasticdl.master.core.state import JobState
 from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
@@ -92,10 +93,13 @@ class CountingServer:
         snapshot: SnapshotId,
         directory: str,
         base: SnapshotId | None = None,
+        pause_s: float = 0.0,
         *,
         timeout_s: float,
     ) -> Any:
         raise PermanentError("nothing is kept here")
+
+    async def hurry(self, snapshot: SnapshotId, *, timeout_s: float) -> None: ...
 
     async def recent_steps(self, *, timeout_s: float) -> Any:
         raise PermanentError("nothing is applied here")
@@ -119,7 +123,7 @@ async def no_preflight() -> None:
 
 
 class NoArchive:
-    async def save(self, command: object, snapshots: object) -> tuple[str, int, str]:
+    async def save(self, command: object, snapshots: object) -> SavedCheckpoint:
         raise PermanentError("nothing is kept here")
 
     def keep_scale(self, low: int, high: int) -> None: ...

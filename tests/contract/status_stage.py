@@ -29,6 +29,7 @@ from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
@@ -64,7 +65,7 @@ async def no_preflight() -> None:
 
 
 class NoArchive:
-    async def save(self, command: do.SaveSnapshot, snapshots: Any) -> tuple[str, int, str]:
+    async def save(self, command: do.SaveSnapshot, snapshots: Any) -> SavedCheckpoint:
         raise PermanentError("no space left on device")
 
     def keep_scale(self, low: int, high: int) -> None: ...

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -68,6 +69,78 @@ def test_a_checkpoint_that_takes_long_is_taken_seldom(bench: type[Bench]) -> Non
     saved(job, cut(job, 6))
     job.put(e.VersionAdvanced(0, 7))
     assert ordered(job, 60), "the newest one counts"
+
+
+def ordinary(job: Bench, version: int = 5) -> c.SaveSnapshot:
+    """A checkpoint that is due by time, and is being written."""
+    assert ordered(job, 60)
+    return cut(job, version)
+
+
+def test_servers_leave_the_processors_to_training_while_nobody_waits(bench: type[Bench]) -> None:
+    assert ordinary(begun(bench, checkpoint_seconds=60)).pause_s == 30
+    assert ordinary(begun(bench, checkpoint_seconds=60, checkpoint_steps=99)).pause_s == 30
+    job = begun(bench, checkpoint_seconds=7)
+    assert ordered(job, 7) and cut(job, 5).pause_s == 3.5, "half of the interval"
+    job = begun(bench, checkpoint_seconds=0, checkpoint_steps=10)
+    job.put(e.VersionAdvanced(0, 10))
+    assert cut(job, 10).pause_s == 30
+
+
+def test_the_pauses_of_servers_are_not_what_a_checkpoint_takes(bench: type[Bench]) -> None:
+    """Neither for the next one, nor for the interval."""
+    job = begun(bench, checkpoint_seconds=60)
+    save = ordinary(job)
+    job.tick(22)
+    job.put(e.SnapshotSaved(0, save.snapshot, 5, "version-5", 9, paused_s=20))
+    job.put(e.VersionAdvanced(0, 6))
+    assert ordered(job, 100 - 20), "50 times two seconds"
+
+
+def test_servers_do_not_pause_while_somebody_waits(bench: type[Bench]) -> None:
+    def person(job: Bench) -> c.SaveSnapshot:
+        job.put(e.CheckpointRequested(0))
+        return cut(job, 5)
+
+    def person_after_the_order(job: Bench) -> c.SaveSnapshot:
+        assert ordered(job, 60)
+        job.put(e.CheckpointRequested(0))
+        return cut(job, 5)
+
+    def end(job: Bench) -> c.SaveSnapshot:
+        job.tick(70)
+        saved(job, cut(job, 5))
+        job.train_all()
+        return cut(job, 7)
+
+    def failure(job: Bench) -> c.SaveSnapshot:
+        job.put(e.SnapshotFailed(0, ordinary(job).snapshot, "disk full"))
+        job.tick(5)
+        return cut(job, 5)
+
+    for story in (person, person_after_the_order, end, failure):
+        assert story(begun(bench, checkpoint_seconds=60)).pause_s == 0, story.__name__
+
+
+@pytest.mark.parametrize("who", ["person", "server", "end", "next"])
+def test_servers_stop_to_pause_when_somebody_waits(bench: type[Bench], who: str) -> None:
+    job = begun(bench, checkpoint_seconds=60, checkpoint_steps=10)
+    save = ordinary(job)
+    job.tick(1)
+    assert not job.of(c.HurrySnapshot)
+    match who:
+        case "person":
+            job.put(e.CheckpointRequested(0))
+        case "server":
+            job.put(e.CheckpointRequested(0, ProcessName.parse("ps-0")))
+        case "end":
+            job.train_all()
+        case "next":
+            job.put(e.VersionAdvanced(0, 10))
+    assert [one.snapshot for one in job.of(c.HurrySnapshot)] == [save.snapshot]
+    saved(job, save)
+    assert (cut(job, 11).pause_s > 0) == (who == "next"), "nobody waits for that one"
+    assert len(job.of(c.HurrySnapshot)) == 1
 
 
 def test_one_by_steps_or_at_a_persons_request_begins_the_interval(bench: type[Bench]) -> None:

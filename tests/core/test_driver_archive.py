@@ -27,7 +27,7 @@ from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.core.data.resuming import counts_of
 from elasticdl.master.core.data.sharding import ShardPlan
-from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, SavedCheckpoint
 from elasticdl.master.executor.snapshots import Snapshots
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, ServerSaved
@@ -45,6 +45,7 @@ class Writer:
         self.problem: ElasticDLError | None = None
         self.checksum = ""
         self.notes_changes = False
+        self.pauses_s = 0.0
         self.bases: list[SnapshotId | None] = []
 
     async def save(
@@ -52,6 +53,7 @@ class Writer:
         snapshot: SnapshotId,
         directory: str,
         base: SnapshotId | None = None,
+        pause_s: float = 0.0,
         *,
         timeout_s: float,
     ) -> ServerSaved:
@@ -63,7 +65,10 @@ class Writer:
         rows = 1 if delta else 10
         path.write_bytes(b"row" * rows)
         file = SavedFile(path.name, 3 * rows, self.checksum or store.checksum(path))
-        return ServerSaved((file,), 0, 7, self.parameters, delta)
+        return ServerSaved((file,), 0, 7, self.parameters, delta, min(pause_s, self.pauses_s))
+
+    async def hurry(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        raise NotImplementedError
 
     async def fence(self, worker: str, *, timeout_s: float) -> Fenced:
         raise NotImplementedError
@@ -120,20 +125,27 @@ class Bench:
         self, version: int, ledger: str = "{}", *, hurried: bool = False, held: str = ""
     ) -> tuple[str, int]:
         saving = self.saving(version, ledger, hurried=hurried, held=held)
-        path, size, not_copied = asyncio.run(saving)
-        assert not not_copied
-        return path, size
+        saved = asyncio.run(saving)
+        assert not saved.not_copied
+        return saved.directory, saved.bytes
 
     async def saving(
-        self, version: int, ledger: str = "{}", *, hurried: bool = False, held: str = ""
-    ) -> tuple[str, int, str]:
+        self,
+        version: int,
+        ledger: str = "{}",
+        *,
+        hurried: bool = False,
+        held: str = "",
+        pause_s: float = 0.0,
+    ) -> SavedCheckpoint:
         count = len(self.writers)
         names = [ProcessName.parse(f"ps-{index}") for index in range(count)]
         roster = PsRegistry(count, lambda name, _: self.writers[name.index])
         for name in names:
             roster.attach(name, "x")
         return await self.archive.save(
-            SaveSnapshot(SnapshotId(version), version, ledger, hurried, (held,)), Snapshots(roster)
+            SaveSnapshot(SnapshotId(version), version, ledger, hurried, (held,), pause_s),
+            Snapshots(roster),
         )
 
     def names(self) -> list[str]:
@@ -238,9 +250,18 @@ def test_a_checkpoint_that_cannot_be_copied_counts_all_the_same(
     monkeypatch.setattr("elasticdl.checkpoint.copies.upload", full)
     bench = Bench(tmp_path, keep_checkpoint_max=1, checkpoint_dir="s3://bucket/copies")
     for version in (1, 2):
-        path, _, not_copied = asyncio.run(bench.saving(version))
-    assert not_copied == ("cannot copy version-2 to s3://bucket/copies: the store does not answer")
-    assert bench.names() == ["version-2"] and bench.archive.restore_from == path
+        saved = asyncio.run(bench.saving(version))
+    why = "cannot copy version-2 to s3://bucket/copies: the store does not answer"
+    assert saved.not_copied == why
+    assert bench.names() == ["version-2"] and bench.archive.restore_from == saved.directory
+
+
+def test_the_pauses_of_a_checkpoint_are_those_of_all_its_servers(tmp_path: Path) -> None:
+    """While one of them works, training has less of the processors."""
+    bench = Bench(tmp_path)
+    bench.writers[0].pauses_s, bench.writers[1].pauses_s = 4.0, 3.0
+    assert asyncio.run(bench.saving(1)).paused_s == 0.0
+    assert asyncio.run(bench.saving(2, pause_s=30.0)).paused_s == 3.0
 
 
 def test_a_checkpoint_that_servers_load_is_removed_after_that(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core import events as e
-from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.core.commands import FinishJob, TakeSnapshot
 from elasticdl.master.core.state import JobState
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.shutdown_checkpoint import LIMIT_S, checkpoint_in_time
@@ -194,6 +194,29 @@ def test_a_master_that_leaves_waits_for_a_checkpoint(tmp_path: Path) -> None:
         await asyncio.sleep(0.15)
         assert not leaving.done()
         stage.core.handle(e.SnapshotSaved(7.0, snapshot, 3, "/c/version-3", 10))
+        await leaving
+
+    asyncio.run(story())
+
+
+def test_a_checkpoint_that_was_cut_before_is_not_the_last_one_of_a_master(tmp_path: Path) -> None:
+    async def story() -> None:
+        stage = Stage(tmp_path)
+        (order,) = [
+            one for one in stage.core.handle(e.CheckpointRequested(1.0)) if hasattr(one, "snapshot")
+        ]
+        stage.core.handle(e.SnapshotCut(2.0, order.snapshot, 3, {}))
+        stage.core.handle(e.VersionAdvanced(4.0, 9))
+        stage.clock.advance(5.0)
+        leaving = asyncio.ensure_future(stage.leave())
+        (entry,) = await stage.inbox.take()
+        stage.core.handle(entry.event)
+        commands = stage.core.handle(e.SnapshotSaved(6.0, order.snapshot, 3, "/c/version-3", 10))
+        await asyncio.sleep(0.15)
+        assert not leaving.done()
+        (again,) = [one.snapshot for one in commands if isinstance(one, TakeSnapshot)]
+        stage.core.handle(e.SnapshotCut(7.0, again, 9, {}))
+        stage.core.handle(e.SnapshotSaved(8.0, again, 9, "/c/version-9", 10))
         await leaving
 
     asyncio.run(story())

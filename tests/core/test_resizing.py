@@ -156,6 +156,16 @@ def test_a_checkpoint_that_others_asked_for_is_loaded_too() -> None:
     assert [one.seal for one in of(c.TakeSnapshot, load(job, again))] == [True]
 
 
+def test_new_servers_do_not_wait_for_the_pauses_of_a_checkpoint() -> None:
+    job = training(checkpoint_seconds=60)
+    (due,) = of(c.TakeSnapshot, job.tick(60))
+    (save,) = of(c.SaveSnapshot, job.put(e.SnapshotCut(0, due.snapshot, 1, {})))
+    assert save.pause_s > 0 and not of(c.HurrySnapshot, asked(job))
+    commands = stand_by(job, 2, 3, 4)
+    assert of(c.HurrySnapshot, commands) == [c.HurrySnapshot(save.snapshot)]
+    assert not of(c.TakeSnapshot, commands)
+
+
 def test_what_new_servers_load_and_what_they_load_next_is_not_removed() -> None:
     job = training()
     (order,) = of(c.LoadServers, written(job, standing(job), "version-1"))

@@ -20,7 +20,7 @@ from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
-from elasticdl.master.executor.checkpoint_archive import Saver
+from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint, Saver
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
@@ -121,15 +121,16 @@ class Archive:
         self._world = world
         self.restore_from = ""
 
-    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int, str]:
+    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> SavedCheckpoint:
         path = f"version-{command.version}.{next(self._world.numbers)}"
         await asyncio.sleep(self._world.plan.save_s * self._world.scheduler.random.random())
         if self._world.disk.fails():
             raise TransientError("No space left on device")
-        await snapshots.save(command.snapshot, path)
+        parts = await snapshots.save(command.snapshot, path, pause_s=command.pause_s)
         self._world.truth.saved(command, path)
         self.restore_from = path
-        return path, 1, ""
+        paused_s = min((part.paused_s for part in parts), default=0.0)
+        return SavedCheckpoint(path, 1, paused_s=paused_s)
 
     def keep_scale(self, low: int, high: int) -> None:
         """Nobody resumes."""

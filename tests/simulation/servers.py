@@ -92,6 +92,8 @@ class Server:
         self.log: list[Key] = []
         self.workers: dict[str, _Pushes] = {}
         self.views: dict[SnapshotId, View] = {}
+        self.hurried: set[SnapshotId] = set()
+        """Views that are written without further pauses."""
         self._held: list[_Waiting] = []
         self._opens_at_s = -1.0
         self._admit_until: Mapping[str, int] = {}
@@ -427,9 +429,12 @@ class Control:
         snapshot: SnapshotId,
         directory: str,
         base: SnapshotId | None = None,
+        pause_s: float = 0.0,
         *,
         timeout_s: float,
     ) -> ServerSaved:
+        paused_s = 0.0
+
         def write() -> ServerSaved:
             view = self._server.views.get(snapshot)
             if view is None:
@@ -444,10 +449,18 @@ class Control:
                 view.version,
                 0,
                 "{}",
+                paused_s=paused_s,
             )
 
-        await asyncio.sleep(self._world.plan.save_s * self._world.scheduler.random.random())
+        save_s = self._world.plan.save_s
+        await asyncio.sleep(save_s * self._world.scheduler.random.random())
+        while paused_s < min(pause_s, 9 * save_s) and snapshot not in self._server.hurried:
+            await asyncio.sleep(save_s)
+            paused_s += save_s
         return await self._call(timeout_s, write)
+
+    async def hurry(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
+        await self._call(timeout_s, lambda: self._server.hurried.add(snapshot))
 
     async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
         await self._call(timeout_s, lambda: self._server.views.pop(snapshot, None))

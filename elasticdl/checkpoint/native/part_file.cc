@@ -18,12 +18,15 @@ namespace elasticdl::checkpoint {
 namespace {
 
 constexpr size_t kRowsAtOnce = 1024;
+// Its checksum leaves a piece in the cache from which the system copies it.
+constexpr size_t kPieceBytes = size_t{256} << 10;
 
 [[noreturn]] void problem(const std::string& path) { throw std::system_error(errno, std::generic_category(), path); }
 
 }  // namespace
 
-Writer::Writer(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+Writer::Writer(const std::string& path, Pace* pace)
+    : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)), pace_(pace) {
   if (fd_ < 0) problem(path_);
 }
 
@@ -32,9 +35,17 @@ Writer::~Writer() {
 }
 
 void Writer::put(const void* data, size_t bytes) {
-  crc_ = data::crc32c(data, bytes, crc_);
-  bytes_ += bytes;
   const char* at = static_cast<const char*>(data);
+  for (size_t piece; bytes > 0; at += piece, bytes -= piece) {
+    piece = std::min(bytes, kPieceBytes);
+    put_piece(at, piece);
+    if (pace_ != nullptr) pace_->rest(piece);
+  }
+}
+
+void Writer::put_piece(const char* at, size_t bytes) {
+  crc_ = data::crc32c(at, bytes, crc_);
+  bytes_ += bytes;
   while (bytes > 0) {
     ssize_t written = ::write(fd_, at, bytes);
     if (written < 0 && errno == EINTR) continue;

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 
+#include "elasticdl/checkpoint/native/pace.h"
 #include "elasticdl/embedding/native/table.h"
 
 namespace elasticdl::checkpoint {
@@ -22,8 +23,8 @@ constexpr uint64_t kBlockRows = 16384;
 // Writes from front to back and keeps the CRC-32C of all of it. I/O errors throw std::system_error.
 class Writer {
  public:
-  // Creates or replaces `path`.
-  explicit Writer(const std::string& path);
+  // Creates or replaces `path`. Pauses at `pace`; null: never.
+  explicit Writer(const std::string& path, Pace* pace = nullptr);
   ~Writer();
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -35,8 +36,11 @@ class Writer {
   uint32_t crc() const { return crc_; }
 
  private:
+  void put_piece(const char* data, size_t bytes);
+
   std::string path_;
   int fd_;
+  Pace* pace_;
   uint64_t bytes_ = 0;
   uint32_t crc_ = 0;
 };

@@ -400,6 +400,11 @@ size_t Table::view_rows(int view) const {
   return state_->count(view);
 }
 
+size_t Table::copied_rows(int view) const {
+  State::Reading reading(state_->mutex);
+  return state_->views.at(view).copied_rows();
+}
+
 size_t Table::read(int view, size_t first_row, size_t max_rows, int64_t* ids, void* values) const {
   const State& s = *state_;
   char* out = static_cast<char*>(values);

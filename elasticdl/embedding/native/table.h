@@ -69,6 +69,7 @@ class Table {
   void end_view(int view);
   // These throw std::out_of_range for a view that does not exist.
   size_t view_rows(int view) const;  // < 0: live
+  size_t copied_rows(int view) const;  // written since
   // Copies rows first_row .. first_row + max_rows - 1, in insertion order, as far as there are any: ids[count],
   // values[count, row_floats]. Returns count.
   size_t read(int view, size_t first_row, size_t max_rows, int64_t* ids, void* values) const;

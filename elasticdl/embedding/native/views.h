@@ -25,6 +25,7 @@ class View {
 
   size_t rows() const { return rows_; }
   uint64_t step() const { return step_; }
+  size_t copied_rows() const { return copies_.size(); }
   // Since the table's base, up to this view.
   const Changes& changed() const { return changed_; }
   // Since this view.

@@ -228,6 +228,17 @@ class SaveSnapshot(Command):
     """
     held: tuple[str, ...] = ()
     """Older checkpoints that are not removed yet: servers load them."""
+    pause_s: float = 0.0
+    """Of pauses that each server may make in all while it writes, so that training keeps the
+    processors; 0: somebody waits for the checkpoint.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class HurrySnapshot(Command):
+    """Have the servers write a view without further pauses: somebody waits for it now."""
+
+    snapshot: SnapshotId
 
 
 @dataclass(frozen=True, slots=True)

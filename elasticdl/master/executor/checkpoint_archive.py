@@ -55,12 +55,30 @@ class Saver(Protocol):
     """Writes the parts of a view: the servers, or the ring's worker with the copy."""
 
     async def save(
-        self, snapshot: SnapshotId, directory: str, base: SnapshotId | None = None
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        pause_s: float = 0.0,
     ) -> tuple[ServerSaved, ...]:
         """Write every part of a view below `directory`. Raises ElasticDLError.
 
-        A part may be a delta of the view `base`.
+        A part may be a delta of the view `base`. Who writes it pauses for `pause_s` at most.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A complete checkpoint.
+
+    `not_copied`: why there is no copy in --checkpoint-dir; '' if there is, or if none is wanted.
+    `paused_s`: of the time it took, each server paused for as long as this or longer.
+    """
+
+    directory: str
+    bytes: int
+    not_copied: str = ""
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +187,10 @@ class CheckpointArchive:
                 hint="free disk space, or choose another --job-dir",
             ) from error
 
-    async def save(self, command: SaveSnapshot, snapshots: Saver) -> tuple[str, int, str]:
+    async def save(self, command: SaveSnapshot, snapshots: Saver) -> SavedCheckpoint:
         """Save all parts of a view, add the manifest, and remove old checkpoints.
 
-        Returns path, bytes, and why there is no copy in --checkpoint-dir; '' if there is, or if
-        none is wanted. A failure leaves earlier checkpoints in place. Raises ElasticDLError.
+        A failure leaves earlier checkpoints in place. Raises ElasticDLError.
         """
         try:
             making = await asyncio.to_thread(store.begin, self._checkpoints)
@@ -181,7 +198,7 @@ class CheckpointArchive:
             raise TransientError(
                 f"cannot write to {self._checkpoints}: {error.strerror or error}"
             ) from error
-        manifest = await self._parts(command, snapshots, making)
+        manifest, paused_s = await self._parts(command, snapshots, making)
         try:
             # If the job ends meanwhile, the thread continues. Do not remove the files that it
             # completes.
@@ -204,7 +221,7 @@ class CheckpointArchive:
         problem = ""
         if self._spec.checkpoint_dir and not command.hurried:
             problem = await asyncio.to_thread(self._copy, directory, manifest)
-        return str(directory), manifest.bytes, problem
+        return SavedCheckpoint(str(directory), manifest.bytes, problem, paused_s)
 
     def _copy(self, directory: Path, manifest: Manifest) -> str:
         """Copy a checkpoint to --checkpoint-dir; return why that failed, '' if it did not."""
@@ -225,11 +242,14 @@ class CheckpointArchive:
         """Save the number of servers that a user changed the job to, for a resume."""
         keep_servers(JobDirectory(self._checkpoints.parent), self._servers, number)
 
-    async def _parts(self, command: SaveSnapshot, snapshots: Saver, making: Path) -> Manifest:
+    async def _parts(
+        self, command: SaveSnapshot, snapshots: Saver, making: Path
+    ) -> tuple[Manifest, float]:
+        """Have all parts written; their manifest, and for how long every server has paused."""
         whole = False
         try:
             links, base = await asyncio.to_thread(self._linked, making, command)
-            parts = await snapshots.save(command.snapshot, str(making), base)
+            parts = await snapshots.save(command.snapshot, str(making), base, command.pause_s)
             manifest = manifest_of(command, parts)
             if any(part.delta for part in parts):
                 if len(parts) != len(links[-1].files):
@@ -242,7 +262,7 @@ class CheckpointArchive:
             else:
                 await asyncio.to_thread(store.unlink, making, links)
             whole = True
-            return manifest
+            return manifest, min((part.paused_s for part in parts), default=0.0)
         finally:
             if not whole:
                 await asyncio.to_thread(store.abandon, making)

@@ -16,7 +16,7 @@ from elasticdl.errors import ElasticDLError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.event_queue import EventQueue
-from elasticdl.master.executor.checkpoint_archive import Saver
+from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint, Saver
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
 from elasticdl.master.executor.snapshots import Snapshots
@@ -47,12 +47,8 @@ NEVER_STARTED = ExitStatus(reason="NeverStarted", asked=True)
 class Archive(Protocol):
     """Checkpoints on disk."""
 
-    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> tuple[str, int, str]:
-        """Write a cut view as a complete checkpoint.
-
-        Returns its directory, its size in bytes, and why it has no copy in --checkpoint-dir; ''
-        if it has, or needs none. Raises ElasticDLError.
-        """
+    async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> SavedCheckpoint:
+        """Write a cut view as a complete checkpoint. Raises ElasticDLError."""
 
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers for a resumed job. A full disk loses only that."""
@@ -119,7 +115,13 @@ class Executor:
                 self._queue.spawn("ring check", self._look_again(after_s))
             case do.PublishServers():
                 self._gateway.publish(command.addresses, command.first)
-            case do.TakeSnapshot() | do.SaveSnapshot() | do.DropSnapshot() | do.KeepSnapshots():
+            case (
+                do.TakeSnapshot()
+                | do.SaveSnapshot()
+                | do.HurrySnapshot()
+                | do.DropSnapshot()
+                | do.KeepSnapshots()
+            ):
                 self._snapshot(command)
             case (
                 do.LoadServers()
@@ -168,13 +170,19 @@ class Executor:
 
     def _snapshot(
         self,
-        command: do.TakeSnapshot | do.SaveSnapshot | do.DropSnapshot | do.KeepSnapshots,
+        command: do.TakeSnapshot
+        | do.SaveSnapshot
+        | do.HurrySnapshot
+        | do.DropSnapshot
+        | do.KeepSnapshots,
     ) -> None:
         match command:
             case do.TakeSnapshot():
                 self._queue.spawn(f"cut of view {command.snapshot}", self._cut(command))
             case do.SaveSnapshot():
                 self._queue.spawn(f"save of view {command.snapshot}", self._save(command))
+            case do.HurrySnapshot(snapshot):
+                self._queue.spawn(f"hurry for view {snapshot}", self._deps.snapshots.hurry(snapshot))
             case do.KeepSnapshots(snapshots):
                 self._queue.spawn(
                     "views of an earlier master", self._deps.snapshots.keep(snapshots)
@@ -269,7 +277,7 @@ class Executor:
 
     async def _save(self, command: do.SaveSnapshot) -> None:
         try:
-            path, size_bytes, not_copied = await self._deps.archive.save(
+            written = await self._deps.archive.save(
                 command, self._gateway.ring or self._deps.snapshots
             )
         except ElasticDLError as error:
@@ -281,9 +289,10 @@ class Executor:
                 self._queue.at_s(),
                 command.snapshot,
                 command.version,
-                path,
-                size_bytes,
-                not_copied,
+                written.directory,
+                written.bytes,
+                written.not_copied,
+                written.paused_s,
             )
             self._queue.post(saved)
 

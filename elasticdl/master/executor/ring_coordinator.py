@@ -131,11 +131,15 @@ class RingCoordinator:
             self._orders.put(worker, RingDrop(snapshot))
 
     async def save(
-        self, snapshot: SnapshotId, directory: str, base: SnapshotId | None = None
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        pause_s: float = 0.0,
     ) -> tuple[ServerSaved, ...]:
         """Have the worker write its copy below `directory`. Raises TransientError on failure.
 
-        A ring writes all its weights: `base` changes nothing.
+        A ring writes all its weights without pauses: `base` and `pause_s` change nothing.
         """
         holder = self._copies.get(snapshot)
         if holder is None:

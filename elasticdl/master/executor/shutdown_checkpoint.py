@@ -37,7 +37,13 @@ async def checkpoint_in_time(
         queue.post(CheckpointRequested(asked_at_s))
     while not running.done() and queue.at_s() - asked_at_s < LIMIT_S:
         status = core.status()
-        taken = bool(status.checkpoints) and status.checkpoints[-1].at_s >= asked_at_s
+        newest = status.checkpoints[-1] if status.checkpoints else None
+        # One of an earlier cut may complete first.
+        taken = (
+            newest is not None
+            and newest.at_s >= asked_at_s
+            and newest.version >= before.version
+        )
         about_to_end = status.exit_code is not None or status.phase in (
             Phase.CHECKPOINTING,
             Phase.EXPORTING,

@@ -186,18 +186,34 @@ class Snapshots:
         return None
 
     async def save(
-        self, snapshot: SnapshotId, directory: str, base: SnapshotId | None = None
+        self,
+        snapshot: SnapshotId,
+        directory: str,
+        base: SnapshotId | None = None,
+        pause_s: float = 0.0,
     ) -> tuple[ServerSaved, ...]:
         """Have every server write its part of a view below `directory`.
 
-        Servers that know what was changed since the view `base` write only that. Returns results in
-        index order. Raises ElasticDLError.
+        Servers that know what was changed since the view `base` write only that. Each pauses for
+        `pause_s` at most. Returns results in index order. Raises ElasticDLError.
         """
         calls = [
-            server.control.save(snapshot, directory, base, timeout_s=self._limits.save_s)
+            server.control.save(snapshot, directory, base, pause_s, timeout_s=self._limits.save_s)
             for server in self._registry.everyone()
         ]
         return tuple(await _all(calls))
+
+    async def hurry(self, snapshot: SnapshotId) -> None:
+        """Have all servers write a view without further pauses. One that fails pauses as before."""
+        calls = [
+            server.control.hurry(snapshot, timeout_s=self._limits.drop_s)
+            for server in self._registry.attached()
+        ]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(error, ElasticDLError):
+                _LOG.warning("hurry for view %d: %s", snapshot, error)
+            elif error is not None:
+                raise error
 
     async def drop(self, snapshot: SnapshotId, *, saved: bool = False) -> None:
         """Release a view at all servers; `saved` makes it the base of the next checkpoint.

@@ -149,23 +149,31 @@ std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, cons
   return bad;
 }
 
-// Returns (bytes, crc32c, the weight that is not finite: (table or -1, id or index, value)) of the file, whole if there is none.
-nb::tuple save(NativeServer& native, int64_t snapshot, const std::string& path, const std::string& header, bool delta) {
+// Returns (bytes, crc32c, seconds of pauses, the weight that is not finite: (table or -1, id or index, value)) of the file, whole if
+// there is none. `pause_s`: of pauses at most, for each byte.
+nb::tuple save(NativeServer& native, int64_t snapshot, const std::string& path, const std::string& header, bool delta, double pause_s) {
   std::optional<checkpoint::NonFinite> bad;
   uint64_t bytes = 0;
   uint32_t crc = 0;
+  double paused_s = 0;
   {
     nb::gil_scoped_release released;
     auto view = native.core.views().get(snapshot);
-    checkpoint::Writer writer(path);
+    checkpoint::Pace pace(view->haste, pause_s, [&] { return view->is_large(); });
+    checkpoint::Writer writer(path, &pace);
     checkpoint::write_header(writer, header);
     bad = write_view(writer, *view, delta);
     if (!bad) writer.finish();
     bytes = writer.bytes();
     crc = writer.crc();
+    paused_s = pace.paused_s();
   }
-  if (!bad) return nb::make_tuple(bytes, crc, nb::none());
-  return nb::make_tuple(bytes, crc, nb::make_tuple(bad->table, bad->at, bad->value));
+  if (!bad) return nb::make_tuple(bytes, crc, paused_s, nb::none());
+  return nb::make_tuple(bytes, crc, paused_s, nb::make_tuple(bad->table, bad->at, bad->value));
+}
+
+void hurry(NativeServer& native, int64_t snapshot) {
+  if (auto view = native.core.views().find(snapshot)) view->haste.hurry();
 }
 
 void begin_restore(NativeServer& native, const Spec& spec) {
@@ -257,7 +265,8 @@ void bind_ps(nb::module_& m) {
       .def("view", &view_facts, "snapshot"_a, "base"_a = -1)
       .def("set_base", &set_base, "snapshot"_a, Released())
       .def("drop", [](NativeServer& native, int64_t snapshot) { native.core.views().drop(snapshot); }, "snapshot"_a, Released())
-      .def("save", &save, "snapshot"_a, "path"_a, "header"_a, "delta"_a = false)
+      .def("save", &save, "snapshot"_a, "path"_a, "header"_a, "delta"_a = false, "pause_s"_a = 0.0)
+      .def("hurry", &hurry, "snapshot"_a, Released())
       .def("begin_restore", &begin_restore, "spec"_a, Released())
       .def("restore_dense", &restore_dense, "path"_a, "offset"_a, "section"_a, "at"_a, "count"_a, Released())
       .def("restore_rows", &restore_rows, "path"_a, "offset"_a, "rows"_a, "table"_a, "tagged"_a, Released())

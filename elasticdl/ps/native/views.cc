@@ -14,6 +14,16 @@ View::~View() {
   release_(slot_);
 }
 
+bool View::is_large() const {
+  size_t copied = 0, all = 0;
+  for (size_t t = 0; t < model_->tables(); ++t) {
+    const Table& table = model_->table(t);
+    copied += table.copied_rows(slot_) * table.row_bytes();
+    all += table.view_rows(slot_) * table.row_bytes();
+  }
+  return 2 * copied > all;
+}
+
 std::shared_ptr<View> Views::freeze(const std::shared_ptr<Model>& model) {
   int slot = 0;
   {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "elasticdl/checkpoint/native/pace.h"
 #include "elasticdl/ps/native/admission.h"
 #include "elasticdl/ps/native/model.h"
 
@@ -22,10 +23,13 @@ class View {
   const Model& model() const { return *model_; }
   const Dense& dense() const { return *dense_; }
   int slot() const { return slot_; }  // the view's index in the tables
+  // Whether the tables' rows that were written since take half as much memory in it as all rows do.
+  bool is_large() const;
 
   int64_t version = 0;
   int64_t step_base = 0;
   std::map<std::string, Pushes> pushes;
+  checkpoint::Haste haste;  // of those who write it
 
  private:
   std::shared_ptr<Model> model_;

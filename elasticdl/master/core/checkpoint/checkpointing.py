@@ -13,7 +13,7 @@ from elasticdl.formatting import size
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
-from elasticdl.master.core.commands import DropSnapshot, Purpose, SaveSnapshot
+from elasticdl.master.core.commands import DropSnapshot, HurrySnapshot, Purpose, SaveSnapshot
 from elasticdl.master.core.events import SnapshotSaved
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.updates import NOTHING, UpdateMark
@@ -27,7 +27,12 @@ A cause that fails this often fails the next try too, so nothing is tried until 
 is due.
 """
 _PAUSE_FACTOR = 50.0
-"""The pause after a checkpoint, in its duration: those by time take at most 2 % of a job's time."""
+"""The pause after a checkpoint, in its duration: those by time take at most 2 % of a job's time.
+
+Servers that leave the processors to training while they write take no time from it.
+"""
+_MOST_PAUSED_S = 30.0
+"""Of each server while it writes a checkpoint that nobody waits for; less for short intervals."""
 _WHAT_TO_DO = (
     "fix the cause (free disk space; if the model diverged, stop the job and --resume with a"
     " smaller learning rate), then run `elasticdl checkpoint`"
@@ -46,6 +51,8 @@ class Saving:
     final: bool
     ledger: str
     mark: UpdateMark
+    paced: bool = False
+    """Whether servers pause while they write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,8 @@ class Checkpointing:
         self._retry_at_s = 0.0
         self._hurried: SnapshotId | None = None
         """The newest cut that others wait for."""
+        self._awaited = False
+        """Whether somebody waits for the checkpoint that is wanted or under way."""
         self._cut_is_final = False
         self._final_done = False
         self._begun_s = 0.0
@@ -127,6 +136,8 @@ class Checkpointing:
         if why_not:
             return
         self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
+        self._awaited = True
+        self.hurry()
         if leaving and self._cut is not None:
             # That server may have acknowledged updates since it made its part of the cut.
             self._wanted_after_cut = f"{leaving} leaves"
@@ -165,11 +176,19 @@ class Checkpointing:
     def request(self, why: str) -> None:
         """Request a checkpoint as soon as possible."""
         self.wanted = self.wanted or why
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Have servers pause no longer while they write: somebody waits until they are done."""
+        if self.saving is not None and self.saving.paced:
+            self.saving = replace(self.saving, paced=False)
+            self._context.orders.give(HurrySnapshot(self.saving.id))
 
     def begin_final(self) -> None:
         """Request the last checkpoint, of the weights at the end of the work."""
         self._failures, self._retry_at_s = 0, self._context.now_s
         self.wanted = "end of training"
+        self.hurry()
 
     @property
     def final_saved(self) -> bool:
@@ -294,7 +313,7 @@ class Checkpointing:
         self._slow = None
         if self.saving is not None:
             saving = self.saving
-            self.saving = replace(saving, since_s=self._context.now_s)
+            self.saving = replace(saving, since_s=self._context.now_s, paced=False)
             self._context.orders.give(SaveSnapshot(saving.id, saving.version, saving.ledger))
 
     def version_changed(self) -> None:
@@ -330,10 +349,23 @@ class Checkpointing:
             self._anchor_version = max(self._anchor_version, version)
         now_s = self._context.now_s
         delays_s = now_s if self._ordered_s is None else self._ordered_s
-        self.saving = Saving(snapshot, version, now_s, delays_s, self._cut_is_final, ledger, mark)
-        hurried = snapshot == self._hurried
+        hurried, final = snapshot == self._hurried, self._cut_is_final
+        pause_s = 0.0 if hurried or final else self._pause_s
+        self.saving = Saving(
+            snapshot, version, now_s, delays_s, final, ledger, mark, paced=pause_s > 0
+        )
         held = self._context.loading
-        self._context.orders.give(SaveSnapshot(snapshot, version, ledger, hurried, held))
+        self._context.orders.give(SaveSnapshot(snapshot, version, ledger, hurried, held, pause_s))
+
+    @property
+    def _pause_s(self) -> float:
+        """For how long servers may pause while they write the checkpoint that was cut."""
+        # A ring writes a copy of its weights, which is small. After a failure the job has been
+        # without a checkpoint for longer.
+        on_ring, failed = self._ordered_s is None, bool(self._failures) or self._given_up
+        if self._awaited or self.wanted or on_ring or failed:
+            return 0.0
+        return min(_MOST_PAUSED_S, self._seconds / 2 if self._seconds else _MOST_PAUSED_S)
 
     def completed(self, event: SnapshotSaved) -> None:
         """Note a checkpoint on disk, even one that was given up as too slow."""
@@ -342,12 +374,13 @@ class Checkpointing:
             took_s = event.at_s - self.saving.since_s
             written, late = self.saving, False
             self._final_done = self.saving.final
-            self._pause_after(self.saving)
+            self._pause_after(self.saving, event.paused_s)
             self.saving = None
             self._failures, self._given_up = 0, False
+            self._awaited = self._awaited and bool(self.wanted)
         elif self._slow is not None and self._slow.id == event.snapshot:
             written = self._slow
-            self._pause_after(self._slow)
+            self._pause_after(self._slow, event.paused_s)
             self._slow = None
         self._list(event, written, late=late)
         self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
@@ -362,11 +395,12 @@ class Checkpointing:
         """Whether intervals begin with it; with --checkpoint-dir only with those copied there."""
         return snapshot != self._hurried or not self._context.spec.checkpoint.checkpoint_dir
 
-    def _pause_after(self, saving: Saving) -> None:
+    def _pause_after(self, saving: Saving, paused_s: float = 0.0) -> None:
         self._over_s = self._context.now_s
         if self._is_counted(saving.id):
-            self._counts_from_s = self._over_s
-            self._took_s = self._over_s - saving.delays_s
+            # As if servers had not paused: else the next one would come later.
+            self._counts_from_s = self._over_s - paused_s
+            self._took_s = self._counts_from_s - saving.delays_s
 
     def _list(self, event: SnapshotSaved, written: Saving | None, *, late: bool) -> None:
         """List a checkpoint; it replaces one of the same path, as on disk.
@@ -427,6 +461,7 @@ class Checkpointing:
             )
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
+        self._awaited = False
         self._over_s = self._counts_from_s = self._context.now_s
 
     def tick(self) -> None:

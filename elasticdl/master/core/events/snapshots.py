@@ -35,6 +35,8 @@ class SnapshotSaved(Event):
     bytes: int
     not_copied: str = ""
     """Why there is no copy in --checkpoint-dir; '' if there is, or if none is wanted."""
+    paused_s: float = 0.0
+    """Of the time it took, each server paused for as long as this or longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,10 @@ class Resizing:
 
     def _prepare(self, move: Move) -> None:
         """Take a checkpoint for the new servers, or seal if another one gains nothing."""
-        if move.waits or move.snapshot is not None or not self._checkpointing.possible():
+        if move.waits or move.snapshot is not None:
+            return
+        if not self._checkpointing.possible():
+            self._checkpointing.hurry()
             return
         if not move.worth_a_round:
             self._cut(move)
