@@ -281,6 +281,8 @@ class ScaleStatus:
     """The number of workers that `--autoscale` chose; None without it."""
     reason: str | None = None
     """Its newest decision, with what it measured; None before the first."""
+    holds_back: str | None = None
+    """Why it tries no other number now; None in a trial, and before it has looked."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Files of a job that only its owner reads, and how a file is replaced safely.
+"""Files of a job that only its owner reads, and how a file is replaced and kept safely.
 
 Others may be able to write to a job's directory. So no name of a temporary file can be guessed, no
 link is followed, and no existing file is taken over.
@@ -28,6 +28,15 @@ def make_private(directory: Path) -> None:
     Raises OSError.
     """
     directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+
+
+def sync_entry(path: Path) -> None:
+    """Have the disk keep a file's content, or the names in a directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def temporary_name(path: Path) -> Path:

@@ -25,7 +25,7 @@ from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
-from elasticdl.private_file import make_private, private
+from elasticdl.private_file import make_private, private, sync_entry
 
 _LOG = logging.getLogger(__name__)
 _MAKING = ".making-"
@@ -101,7 +101,7 @@ def complete(making: Path, manifest: Manifest) -> Path:
         file.flush()
         os.fsync(file.fileno())
     # The files' names must be durable before the directory gets its final name.
-    _sync(making)
+    sync_entry(making)
     final = making.parent / directory_name(manifest.version)
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():
@@ -111,7 +111,7 @@ def complete(making: Path, manifest: Manifest) -> Path:
         final.rename(replaced)
     making.rename(final)
     # Only now is the rename durable; `replaced` may go after that and not before.
-    _sync(making.parent)
+    sync_entry(making.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
@@ -257,11 +257,3 @@ def _versions(checkpoints: Path) -> Sequence[tuple[int, Path]]:
             if name and (directory / MANIFEST).exists():
                 numbered.append((int(name.group(1)), not name.group(2), directory))
     return [(version, directory) for version, _, directory in sorted(numbered, reverse=True)]
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

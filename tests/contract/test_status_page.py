@@ -265,7 +265,7 @@ def test_what_is_asked_for_while_the_job_ends_is_refused_with_its_reason(tmp_pat
             (
                 "scale",
                 {"servers": 2},
-                "cannot change the number of parameter servers to 2: it is being stopped",
+                "cannot change the number of parameter servers to 2: the job is being stopped",
             ),
             ("checkpoint", {}, "cannot take a checkpoint: the job is being stopped"),
             (

@@ -339,12 +339,31 @@ def test_a_worker_that_leaves_does_not_count_against_servers(bench: type[Bench])
     assert job.decisions[:2] == ["try_more", "keep"]
 
 
+def test_the_status_says_why_no_other_number_is_tried(bench: type[Bench]) -> None:
+    job = on_servers(bench, per_server=1e9)
+    assert job.scale.holds_back is None
+    job.run(24.0)
+    assert job.scale.holds_back == "1 parameter server: being measured"
+    job.run(16.0)
+    assert job.scale.holds_back == (
+        "1 parameter server: workers wait for servers 0 % of their time, too little for one more"
+    )
+    both = on_servers(bench, per_server=1600.0, num_workers="4:5").run(40.0)
+    assert both.scale.holds_back is None, "there is a trial"
+    both.run(120.0)
+    assert both.scale.holds_back == (
+        "5 workers: the most that the range allows; 2 parameter servers: one more was tried and did"
+        " not pay, so the next trial is later"
+    )
+
+
 def test_a_job_in_synchronous_steps_says_why_it_keeps_its_servers(bench: type[Bench]) -> None:
     job = on_servers(bench, per_server=1000.0)
     job.job.state._context.spec = job.job.spec.replace(sync=True)
     job.run(100.0)
     told = [one.text for one in job.job.of(c.Announce) if "keeping" in one.text]
-    assert len(told) == 1 and "keeping 1 parameter server: it trains with synchronous" in told[0]
+    assert len(told) == 1 and "keeping 1 parameter server: the job trains with synch" in told[0]
+    assert "1 parameter server: the job trains with synch" in (job.scale.holds_back or "")
 
 
 def test_a_person_who_changes_the_servers_ends_the_choice(bench: type[Bench]) -> None:

@@ -105,6 +105,8 @@ def lines(report: Report) -> list[str]:
         shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
     if status.processes_left_out:
         shown.append(f"and {status.processes_left_out:,} more that have not ended")
+    if status.scale.holds_back and not over:
+        shown.append(f"autoscale: {plain(status.scale.holds_back)}")
     shown += [f"waiting: {plain(reason)}" for reason in status.waiting]
     shown += [
         f"checkpoint: version {one.version}, {one_line(one.path)}"

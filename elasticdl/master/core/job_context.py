@@ -118,6 +118,8 @@ class JobContext:
     """The number of workers that autoscaling wants; None without it."""
     autoscale_reason: str = ""
     """The newest decision of autoscaling, in words."""
+    autoscale_holds_back: str = ""
+    """Why autoscaling tries no other number now, in words; '' in a trial."""
     work: Ledger | None = None
     """The training or prediction ledger. None for evaluation, and before the data is counted."""
     validation: tuple[Source, ...] = ()

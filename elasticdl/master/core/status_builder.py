@@ -259,6 +259,7 @@ def _scale(context: JobContext) -> ScaleStatus:
         sum(process.up for process in workers),
         None if context.autoscaled is None else context.most_workers,
         context.autoscale_reason or None,
+        context.autoscale_holds_back or None,
     )
 
 

@@ -20,7 +20,7 @@ from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.image_process import ImageProcess
 from elasticdl.master.tenure import SoleMaster, Tenure
-from elasticdl.private_file import make_private, replace_atomically
+from elasticdl.private_file import make_private, replace_atomically, sync_entry
 
 _LOG = logging.getLogger(__name__)
 _SYNCED = (JobStarted, SnapshotSaved, StopRequested)
@@ -327,11 +327,7 @@ class JournalFile:
         try:
             _write(file, self._header.line())
             # The directory entry must be as durable as the lines.
-            directory = os.open(self._directory, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync_entry(self._directory)
         except OSError:
             os.close(file)
             raise

@@ -193,6 +193,8 @@ class AutoscalePolicy:
         self._usual: tuple[int, float] | None = None
         """The processes, and their rate when they were first measured after the last change."""
         self._changes: deque[float] = deque(maxlen=MOST_CHANGES)
+        self.holds_back = f"{self._many(limits.low)}: not measured yet"
+        """Why no trial begins now, in words; of no meaning in a trial."""
 
     @property
     def in_trial(self) -> bool:
@@ -277,6 +279,7 @@ class AutoscalePolicy:
             self._base = Window(interval.processes)
         base, at_s = self._base, interval.at_s
         base.add(interval)
+        self.holds_back = f"{self._many(base.processes)}: being measured"
         # With fewer than wanted the cluster is the limit, and more would not come.
         if interval.processes != self.wanted or base.count < FEWEST or base.rate <= 0.0:
             return None
@@ -285,9 +288,13 @@ class AutoscalePolicy:
             return None
         rest_s = interval.left / base.rate
         if rest_s < max(_WORTH_S, self._repaid_s) or not self._may_change(at_s):
+            self.holds_back = f"{self._many(self.wanted)}: the job ends before a trial would pay"
+            if rest_s >= max(_WORTH_S, self._repaid_s):
+                self.holds_back = f"{self._many(self.wanted)}: their number has changed often"
             return None
         low, high, enough = self._low, self._high, base.count >= _ENOUGH
         quiet = enough or base.error <= _QUIET * base.rate
+        self.holds_back = self._why_no_more(base, at_s)
         more = _hopeful(min(high - self.wanted, self._more.size), base, _may_gain)
         if more and at_s >= self._more_at_s and quiet:
             return self._begin(self.wanted + more, at_s)
@@ -295,6 +302,17 @@ class AutoscalePolicy:
         if fewer and at_s >= self._fewer_at_s and enough:
             return self._begin(self.wanted - fewer, at_s)
         return None
+
+    def _why_no_more(self, base: Window, at_s: float) -> str:
+        now = self._many(self.wanted)
+        if self.wanted >= self._high:
+            return f"{now}: the most that the range allows"
+        if base.waiting is not None and not _may_gain(base, 1):
+            waits = percent_words(round(base.waiting, 3))
+            return f"{now}: workers wait for servers {waits} of their time, too little for one more"
+        if at_s < self._more_at_s:
+            return f"{now}: one more was tried and did not pay, so the next trial is later"
+        return f"{now}: their rate still varies too much for a trial"
 
     def _has_shifted(self, at_s: float) -> bool:
         """Whether the same processes have become much faster or slower, which ends a pause."""

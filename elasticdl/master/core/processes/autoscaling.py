@@ -156,6 +156,20 @@ class Autoscaling:
         settles = pause is not None and pause is not Pause.SETTLING
         self._start = self._begin(work, now_pause or (Pause.SETTLING if settles else None))
         self._observe(interval)
+        self._context.autoscale_holds_back = self._holds_back()
+
+    def _holds_back(self) -> str:
+        """Why no other number of processes is tried now, in words; '' in a trial."""
+        context, reasons = self._context, []
+        if self._workers.in_trial or self._servers.in_trial:
+            return ""
+        if context.workers.is_open:
+            reasons.append(self._workers.holds_back)
+        if context.spec.autoscales_servers and context.server_range.is_open:
+            why_not = self._resizing.why_not()
+            keeps = f"{amount(context.servers, 'parameter server')}: {why_not}"
+            reasons.append(keeps if why_not else self._servers.holds_back)
+        return "; ".join(reasons)
 
     def _observe(self, interval: Interval) -> None:
         self._follow_servers(interval.at_s)

@@ -90,23 +90,23 @@ class Resizing:
         """Why the number of servers cannot be changed, in words; '' if it can."""
         spec = self._context.spec
         if not self._context.servers:
-            return "it has no parameter servers"
+            return "the job has no parameter servers"
         if spec.action is not Action.TRAIN:
-            return "it does not train"
+            return "the job does not train"
         if spec.gang_workers:
             # A pod that is replaced later needs the whole group, which has the old servers.
-            return "it has --gang, which places its servers together with its workers"
+            return "the job has --gang, which places its servers together with its workers"
         if not spec.keeps_checkpoints:
             return "--job-dir is not on a --volume, so the servers share no storage"
         if late := self._context.late():
-            return f"it {late}"
+            return f"the job {late}"
         if self._context.phase is not Phase.WORKING:
-            return f"it is {self._context.phase}"
+            return f"the job is {self._context.phase}"
         if spec.trains_in_steps:
             # Only the preflight knows it of a job with momentum.
             return (
-                "it trains with synchronous steps (--sync); stop it, and resume it with another"
-                " --num-ps-pods"
+                "the job trains with synchronous steps (--sync); stop it, and resume it with"
+                " another --num-ps-pods"
             )
         return ""
 
