@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from elasticdl.cli.jobs.job import JobQuery, Kind
 from elasticdl.cli.jobs.local_jobs import local_jobs
 from elasticdl.cli.jobs.resolve_job import resolve_job
 from elasticdl.cli.main import run
+from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.cluster.kubernetes.kubeconfig import contexts, no_cluster
 from elasticdl.errors import ExitCode, PermanentError, SpecError
@@ -185,6 +187,23 @@ def test_a_young_job_without_a_master_is_starting_and_an_old_one_was_killed(here
     aged(directory, 3600.0)
     outcome = job.outcome()
     assert outcome is not None and outcome.exit_code == 1 and "was killed" in outcome.message
+
+
+def test_status_names_the_process_of_a_local_master(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DirectoryJob, "status", lambda _: unknown_status("trains"))
+    directory = made(here / "j")
+    environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory)}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        try:
+            address = {"address": "127.0.0.1:1", "pid": process.pid, "term": 1, "token": "secret"}
+            (directory / "master.json").write_text(json.dumps(address))
+            shown = lines(DirectoryJob(JobDirectory(directory)).report())
+        finally:
+            process.kill()
+    assert any(line.split() == ["master-0", "ready", "pid", str(process.pid)] for line in shown)
+    assert "pid" not in "".join(lines(DirectoryJob(JobDirectory(directory)).report()))
 
 
 def test_what_was_known_of_a_killed_job_is_read_once(

@@ -275,7 +275,11 @@ class DirectoryJob:
 
     def _report(self, state: str, status: JobStatus, outcome: Outcome | None = None) -> Report:
         age_s = time.time() - (began_at(self.directory.events) or made_wall_s(self.directory))
-        return Report.of(self, state, age_s, status, outcome)
+        report = Report.of(self, state, age_s, status, outcome)
+        master = read_master(self.directory) if outcome is None else None
+        if master is None or not master.token or not master.runs(self.directory):
+            return report
+        return replace(report, master=f"pid {master.pid}")
 
     def _where(self, restart_s: float = RESTART_S) -> MasterAddress:
         """Return the address of the job's master; wait `restart_s` for one that restarts.

@@ -48,6 +48,8 @@ class Report:
     exit_code: int | None = None
     outcome: str = ""
     hint: str = ""
+    master: str = ""
+    """Where the master of a local job runs, as `ProcessStatus.where`; '' if it does not."""
 
     @classmethod
     def of(

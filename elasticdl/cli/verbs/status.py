@@ -101,6 +101,8 @@ def lines(report: Report) -> list[str]:
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
     rows = [(p.name, p.state, p.where or "", p.cause or "", _what(p)) for p in status.processes]
+    if report.master:
+        rows.insert(0, ("master-0", "ready", report.master, "", ""))
     if rows:
         shown += progress.table([("PROCESS", "STATE", "WHERE", "CAUSE", "WHAT"), *rows])
     if status.processes_left_out:
