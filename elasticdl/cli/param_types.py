@@ -98,6 +98,15 @@ def server_number(number: object) -> int:
     return number
 
 
+def typed_server_number(text: str) -> int:
+    """Parse a number of parameter servers. Raises SpecError."""
+    stripped = text.strip()
+    if stripped.isascii() and stripped.isdigit():
+        return server_number(int(stripped))
+    hint = "use one number: --autoscale chooses in the range that the job was started with"
+    raise SpecError(f"invalid number of parameter servers: {text!r}", hint=hint)
+
+
 def typed_range(text: str) -> tuple[int, int]:
     """Parse `N` or `MIN:MAX`. Raises SpecError."""
     low, colon, high = text.strip().partition(":")

@@ -257,9 +257,7 @@ class GrpcServerControl:
         *,
         timeout_s: float,
     ) -> ServerSaved:
-        request = pb.SaveRequest(
-            snapshot=snapshot, directory=directory, base=base, pause_s=pause_s
-        )
+        request = pb.SaveRequest(snapshot=snapshot, directory=directory, base=base, pause_s=pause_s)
         reply: pb.SaveReply = await self._call("Save", request, timeout_s)
         files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
         return ServerSaved(

@@ -322,6 +322,32 @@ def test_a_checkpoint_is_whole_though_those_before_it_are_removed(
     same(training.stage, restored(open_stage(3), Path(moved)), tmp_path)
 
 
+def test_pauses_change_nothing_in_a_file_and_end_when_somebody_waits(
+    training: Training, tmp_path: Path
+) -> None:
+    server, part = training.stage.servers[0], place(training.stage, 0)
+
+    def written(snapshot: int, pause_s: float) -> tuple[str, bool]:
+        found = save(server, part, snapshot, tmp_path, pause_s=pause_s)
+        return found.checksum, found.paused_s > 0
+
+    for _ in range(9):
+        training.push()
+    first = training.cut()
+    checksum, pauses = written(first, 0.0)
+    assert not pauses
+    assert written(first, 60.0) == (checksum, True)
+    server.hurry(first)
+    assert written(first, 60.0) == (checksum, False)
+    server.hurry(1000)
+    # Most of the rows are copied by now: the pauses would cost ever more memory.
+    large = training.cut()
+    checksum, _ = written(large, 0.0)
+    for _ in range(40):
+        training.push()
+    assert written(large, 60.0) == (checksum, False)
+
+
 def test_a_chain_ends_after_many_deltas_and_after_many_bytes(training: Training) -> None:
     for _ in range(20):
         training.push(200)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job_choices import Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.data.ledger import Ids, Ledger
+from elasticdl.master.core.data.ledger import Count, Ids, Ledger
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.data.sharding import ShardPlan, shard_records
 from elasticdl.shard import Applied, ShardId, Source, Task
@@ -79,6 +79,12 @@ def taken(ledger: Ledger, worker: ProcessName) -> HeldShard:
 
 def make(records: int = 40, size: int = 20, epochs: int = 1, task: Task = Task.TRAINING) -> Ledger:
     return Ledger(ShardPlan((Source("a", records),), size, epochs), Ids(), task=task)
+
+
+def test_the_totals_are_the_sums_of_all_epochs() -> None:
+    ledger = make()
+    ledger.counts = [Count(0, 10, 20, 30, 40, 50, 60, 70), Count(1, 1, 2, 3, 4, 5, 6, 7)]
+    assert ledger.totals() == Count(2, 11, 22, 33, 44, 55, 66, 77)
 
 
 def adds_up(ledger: Ledger) -> bool:

@@ -334,6 +334,15 @@ def test_a_job_that_runs_on_a_cluster_and_whose_volume_is_seen_here_is_asked_the
     assert caught.value.hint == "run `elasticdl status digits --namespace team`"
 
 
+@pytest.mark.parametrize("asked", ["1:2", "0", "many", "-1"])
+def test_scale_takes_one_number_of_servers(
+    here: Path, asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(here / "jobs" / "j")
+    assert run(["scale", "digits", f"--num-ps-pods={asked}"]) == ExitCode.USAGE
+    assert "invalid number of parameter servers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", [("scale", "--num-workers", "2"), ("checkpoint",), ("dashboard",)])
 def test_a_job_that_has_ended_cannot_be_told_anything(
     verb: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]

@@ -38,6 +38,14 @@ def test_a_state_from_an_image_is_equal_and_decides_alike(seed: int) -> None:
         script.heard(commands)
 
 
+def test_an_image_goes_into_the_objects_that_a_state_was_made_with() -> None:
+    """Others refer to them: a second ledger of the same state would drift away from the first."""
+    image, twin = image_of(JobState(SPEC), CONSTANTS), JobState(SPEC)
+    before = {name: id(part) for name, part in vars(twin._parts).items()}
+    restore(twin, image, CONSTANTS)
+    assert {name: id(part) for name, part in vars(twin._parts).items()} == before
+
+
 def test_an_image_of_another_version_is_refused() -> None:
     image = image_of(JobState(SPEC), CONSTANTS)
     image[0][1]["unknown"] = 1

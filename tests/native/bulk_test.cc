@@ -499,7 +499,19 @@ void large_blocks_are_used_again_and_by_one_at_a_time() {
 
 }  // namespace
 
+// Wherever the writer is when somebody begins to wait.
+void pauses_end_when_somebody_waits_for_the_file() {
+  for (int round = 0; round < 20; ++round) {
+    checkpoint::Haste haste;
+    std::thread writing([&] { CHECK(haste.pause(3600) < 3600); });
+    haste.hurry();
+    writing.join();
+    CHECK(haste.pause(3600) == 0);
+  }
+}
+
 int main() {
+  pauses_end_when_somebody_waits_for_the_file();
   a_share_that_is_not_taken_goes_to_the_next();
   large_blocks_are_used_again_and_by_one_at_a_time();
   specs_survive_their_encoding_and_nothing_else_does();

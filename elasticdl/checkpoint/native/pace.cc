@@ -26,8 +26,9 @@ void Haste::hurry() {
 }
 
 double Haste::pause(double seconds) {
-  const auto begin = std::chrono::steady_clock::now();
   std::unique_lock<std::mutex> lock(mutex_);
+  if (hurried_) return 0;
+  const auto begin = std::chrono::steady_clock::now();
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return hurried_; });
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }

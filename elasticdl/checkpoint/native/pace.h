@@ -14,7 +14,7 @@ class Haste {
  public:
   // From now on nobody pauses.
   void hurry();
-  // Returns after this time, or as soon as somebody waits. Returns the seconds that passed.
+  // Waits for this time, or until somebody waits for the file. Returns the seconds that passed.
   double pause(double seconds);
 
  private:

@@ -182,7 +182,9 @@ class Executor:
             case do.SaveSnapshot():
                 self._queue.spawn(f"save of view {command.snapshot}", self._save(command))
             case do.HurrySnapshot(snapshot):
-                self._queue.spawn(f"hurry for view {snapshot}", self._deps.snapshots.hurry(snapshot))
+                self._queue.spawn(
+                    f"hurry for view {snapshot}", self._deps.snapshots.hurry(snapshot)
+                )
             case do.KeepSnapshots(snapshots):
                 self._queue.spawn(
                     "views of an earlier master", self._deps.snapshots.keep(snapshots)

@@ -40,9 +40,7 @@ async def checkpoint_in_time(
         newest = status.checkpoints[-1] if status.checkpoints else None
         # One of an earlier cut may complete first.
         taken = (
-            newest is not None
-            and newest.at_s >= asked_at_s
-            and newest.version >= before.version
+            newest is not None and newest.at_s >= asked_at_s and newest.version >= before.version
         )
         about_to_end = status.exit_code is not None or status.phase in (
             Phase.CHECKPOINTING,
