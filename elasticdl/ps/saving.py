@@ -59,7 +59,7 @@ def save(
 
     Of the tables it writes only the rows that were changed since the view `base`, if this process
     has noted them since then. It pauses for `pause_s` in all at most, as long as it takes more than
-    a tenth of a processor, until `hurry`.
+    a twentieth of a processor, until `hurry`.
     Raises TransientError with the system's message if the disk fails, and Diverged with the first
     weight that is NaN or infinite, since such a checkpoint is useless. No file is left then.
     """

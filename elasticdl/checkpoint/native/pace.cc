@@ -8,8 +8,8 @@
 namespace elasticdl::checkpoint {
 namespace {
 
-// Pauses of so many times the work: a tenth of a processor remains for it.
-constexpr double kPauses = 9;
+// Pauses of so many times the work: a twentieth of a processor remains for it.
+constexpr double kPauses = 19;
 
 double thread_s() {
   timespec spent{};

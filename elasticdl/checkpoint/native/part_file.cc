@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kRowsAtOnce = 1024;
 // Its checksum leaves a piece in the cache from which the system copies it.
 constexpr size_t kPieceBytes = size_t{256} << 10;
+constexpr uint64_t kFlushBytes = uint64_t{8} << 20;
 
 [[noreturn]] void problem(const std::string& path) { throw std::system_error(errno, std::generic_category(), path); }
 
@@ -39,6 +40,7 @@ void Writer::put(const void* data, size_t bytes) {
   for (size_t piece; bytes > 0; at += piece, bytes -= piece) {
     piece = std::min(bytes, kPieceBytes);
     put_piece(at, piece);
+    begin_flush();
     if (pace_ != nullptr) pace_->rest(piece);
   }
 }
@@ -53,6 +55,14 @@ void Writer::put_piece(const char* at, size_t bytes) {
     at += written;
     bytes -= static_cast<size_t>(written);
   }
+}
+
+// Without it all is left to `finish`, and training would share disk and processors with all of it at once. Errors show in
+// `finish`, if they last.
+void Writer::begin_flush() {
+  if (bytes_ - flushing_ < kFlushBytes) return;
+  ::sync_file_range(fd_, static_cast<off_t>(flushing_), static_cast<off_t>(bytes_ - flushing_), SYNC_FILE_RANGE_WRITE);
+  flushing_ = bytes_;
 }
 
 void Writer::finish() {

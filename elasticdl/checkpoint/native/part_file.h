@@ -37,11 +37,13 @@ class Writer {
 
  private:
   void put_piece(const char* data, size_t bytes);
+  void begin_flush();
 
   std::string path_;
   int fd_;
   Pace* pace_;
   uint64_t bytes_ = 0;
+  uint64_t flushing_ = 0;  // the disk has begun to take so many
   uint32_t crc_ = 0;
 };
 
