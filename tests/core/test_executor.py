@@ -1,0 +1,153 @@
+"""Whom the executor asks for each command of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.errors import ExitCode
+from elasticdl.master.core import commands as do
+from elasticdl.master.executor.executor import Executor, ExecutorDeps
+from elasticdl.rpc.conversation import (
+    Drain,
+    Finish,
+    Finished,
+    Load,
+    Restore,
+    Revoke,
+    TellState,
+    Wait,
+)
+from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
+
+pytestmark = pytest.mark.core
+
+WORKER, SERVER = ProcessName(Role.WORKER, 0), ProcessName(Role.PS, 0)
+LEASE = Lease(Task.SUMMARY, None, 0)
+ITEM = WorkItem(1, None)
+RING = do.PublishRing(1, (WORKER,), (), 1)
+
+
+class Asked:
+    """Notes what is asked of it, and of its parts, by its dotted name."""
+
+    def __init__(self, name: str, calls: list[tuple[Any, ...]]) -> None:
+        self._name, self._calls = name, calls
+
+    def __getattr__(self, part: str) -> Asked:
+        return Asked(f"{self._name}.{part}" if self._name else part, self._calls)
+
+    def __call__(self, *given: Any, **named: Any) -> Asked:
+        tasks = [one for one in given if isinstance(one, Coroutine)]
+        for task in tasks:
+            task.close()
+        plain = [one for one in given if one not in tasks and not isinstance(one, Asked)]
+        self._calls.append((self._name, *plain, *named.values()))
+        return self
+
+    def __contains__(self, name: object) -> bool:
+        return name in (WORKER, SERVER)
+
+
+def asked(command: do.Command) -> list[tuple[Any, ...]]:
+    """Calls that carry out a command."""
+    calls: list[tuple[Any, ...]] = []
+    queue, gateway, deps = (cast("Any", Asked(name, calls)) for name in ("queue", "", "deps"))
+    Executor(queue, gateway, cast("ExecutorDeps", deps)).carry_out(command)
+    return [call for call in calls if not call[0].startswith("queue.at")]
+
+
+@pytest.mark.parametrize(
+    ("command", "calls"),
+    [
+        (do.StartProcess(WORKER), [("queue.spawn", "start of worker-0")]),
+        (do.FenceWorker(WORKER), [("queue.spawn", "fence of worker-0")]),
+        (RING, [("ring.publish", RING)]),
+        (do.WithdrawRing(1), [("ring.withdraw",)]),
+        (do.LookAgain(2.0), [("queue.spawn", "ring check")]),
+        (do.PublishServers(("a", "b"), 2), [("publish", ("a", "b"), 2)]),
+        (do.TakeSnapshot(SnapshotId(3), do.Purpose.EXPORT), [("queue.spawn", "cut of view 3")]),
+        (do.SaveSnapshot(SnapshotId(3), 4, "{}"), [("queue.spawn", "save of view 3")]),
+        (do.DropSnapshot(SnapshotId(3)), [("ring.drop", 3)]),
+        (do.KeepScale(1, 2), [("deps.archive.keep_scale", 1, 2)]),
+        (do.KeepServers(3), [("deps.archive.keep_servers", 3)]),
+        (do.LoadServers((SERVER,), "d"), [("orders.put", SERVER, Load("d"))]),
+        (do.RestoreServers((SERVER,), "d"), [("orders.put", SERVER, Restore("d"))]),
+        (do.FinishServers((SERVER,)), [("orders.put", SERVER, Finish())]),
+        (do.AskState(WORKER), [("orders.put", WORKER, TellState())]),
+        (do.AskState(ProcessName(Role.WORKER, 7)), []),
+        (
+            do.GrantLease(WORKER, LEASE),
+            [("throughput.granted", LEASE), ("leases.answer", WORKER, LEASE)],
+        ),
+        (do.GrantItem(WORKER, ITEM), [("give_item", WORKER, ITEM)]),
+        (do.NoLeaseNow(WORKER, "idle"), [("leases.answer", WORKER, Wait("idle"))]),
+        (do.WorkFinished(WORKER), [("leases.answer", WORKER, Finished())]),
+        (
+            do.StopProcess(WORKER, 5.0, "scaled"),
+            [
+                ("orders.put", WORKER, Drain("scaled")),
+                ("deps.launcher.stop", WORKER, 5.0, False),
+                ("queue.spawn", "stop of worker-0"),
+            ],
+        ),
+        (
+            do.StopProcess(SERVER, 5.0, "scaled"),
+            [("deps.launcher.stop", SERVER, 5.0, False), ("queue.spawn", "stop of ps-0")],
+        ),
+        (
+            do.StopProcess(WORKER, 0.0, "hung"),
+            [("deps.launcher.stop", WORKER, 0.0, False), ("queue.spawn", "stop of worker-0")],
+        ),
+    ],
+)
+def test_a_command_goes_to_who_carries_it_out(
+    command: do.Command, calls: list[tuple[Any, ...]]
+) -> None:
+    assert asked(command) == calls
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (do.RunPreflight(), ["deps.preflight", "queue.spawn"]),
+        (do.HurrySnapshot(SnapshotId(3)), ["deps.snapshots.hurry", "queue.spawn"]),
+        (do.KeepSnapshots((SnapshotId(3),)), ["deps.snapshots.keep", "queue.spawn"]),
+        (do.UnsealServers(SnapshotId(3)), ["deps.snapshots.unseal", "queue.spawn"]),
+        (do.RevokeLeases(WORKER, "slow"), ["leases.revoked", "turns.revoked", "orders.put"]),
+    ],
+)
+def test_what_takes_time_is_a_task(command: do.Command, names: list[str]) -> None:
+    assert [call[0] for call in asked(command)] == names
+
+
+def test_a_row_of_metrics_has_its_time_and_its_values() -> None:
+    calls: list[tuple[Any, ...]] = []
+    executor = Executor(
+        cast("Any", Clocked()),
+        cast("Any", Asked("", calls)),
+        cast("ExecutorDeps", Asked("deps", calls)),
+    )
+    executor.carry_out(do.RecordMetrics("loss", 4, 64, {"loss": 0.5}))
+    row = {"kind": "loss", "version": 4, "records": 64, "values": {"loss": 0.5}}
+    assert calls == [("deps.metrics.append", {"at": 7.0, "at_s": 2.0, **row})]
+
+
+def test_the_last_command_is_kept_for_the_driver() -> None:
+    calls: list[tuple[Any, ...]] = []
+    queue, gateway, deps = (cast("Any", Asked(name, calls)) for name in ("queue", "", "deps"))
+    executor, end = Executor(queue, gateway, deps), do.FinishJob(ExitCode.DONE, "done")
+    executor.carry_out(end)
+    assert executor.finish == end
+
+
+class Clocked:
+    """A queue's time."""
+
+    def __init__(self) -> None:
+        self.at_s: Callable[[], float] = lambda: 2.0
+        self.clock = self
+        self.wall_s: Callable[[], float] = lambda: 7.0
