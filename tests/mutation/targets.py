@@ -41,13 +41,16 @@ TESTS = (
         f"tests/core/test_{name}.py"
         for name in (
             "awaited",
+            "backup_leases",
             "dropped_messages",
+            "executor",
             "exporting",
             "goodput",
             "driver_archive",
             "journal_recovery",
             "journal_replay",
             "lease_polls",
+            "lease_rules",
             "leases",
             "ledger_shards",
             "master_corners",
@@ -72,6 +75,7 @@ TESTS = (
         )
     ),
     "tests/contract/test_driver_grpc.py",
+    "tests/contract/test_driver_servers.py",
     "tests/contract/test_driver_takeover.py",
 )
 """Files of tests that say most about these modules; simulated jobs are asked about the rest."""

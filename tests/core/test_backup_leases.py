@@ -1,0 +1,68 @@
+"""How long a slow worker needs for its last shards, and how long they take if others help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticdl.shard import Source, Task
+from tests.core.conftest import Bench, worker
+from tests.present import present
+
+pytestmark = pytest.mark.core
+
+USUAL_S, BATCH, HANDOVER_S = 0.1, 8, 3.0
+
+
+def late(
+    bench: type[Bench],
+    *,
+    pace_s: float | None = 0.5,
+    slow_times: float = 0.0,
+    offsets: tuple[int, ...] = (100, 400),
+    idle: int = 1,
+    keeps_progress: bool = True,
+) -> tuple[float, float] | None:
+    """Seconds alone and with help, of a worker with shards of 1,000 records."""
+    job = bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
+    job.up(2, training=(Source("a", 4000),))
+    for _ in offsets:
+        job.lease(0)
+    job.tick(50.0)
+    parts: Any = job.state._parts
+    ledger = present(parts.context.work)
+    shards, process = ledger.held_by(worker(0)), parts.context.worker(worker(0))
+    for shard, offset, since_s in zip(shards, offsets, (10.0, 30.0), strict=False):
+        shard.offset, shard.since_s = offset, since_s
+    process.slow_times, process.busy_since_s = slow_times, 20.0
+    for _ in range(4 if pace_s else 0):
+        parts.leasing.paces.saw(worker(0), Task.TRAINING, 100 * (pace_s or 0.0), 100)
+    ledger.keeps_progress = keeps_progress
+    found = parts.backup_leases._late(ledger, process, shards, USUAL_S, idle)
+    return None if found is None else (found.left_s, found.after_s)
+
+
+def test_others_take_all_but_the_largest_shard_of_a_worker(bench: type[Bench]) -> None:
+    assert late(bench) == pytest.approx((0.5 * 1500, 0.5 * 900 + 0.5 * BATCH + HANDOVER_S))
+    assert late(bench, offsets=(100,)) == pytest.approx((450, 450 + 0.5 * BATCH + HANDOVER_S))
+
+
+@pytest.mark.parametrize(("idle", "others_s"), [(1, 0.1 * 1500), (2, 0.1 * 900)])
+def test_a_worker_that_is_slow_gets_none_of_them_again(
+    bench: type[Bench], idle: int, others_s: float
+) -> None:
+    expected = (0.4 * 1500, others_s + 0.4 * BATCH + HANDOVER_S)
+    assert late(bench, pace_s=None, slow_times=4.0, idle=idle) == pytest.approx(expected)
+
+
+def test_what_a_worker_took_counts_more_than_what_is_known_of_others(bench: type[Bench]) -> None:
+    expected = (0.5 * 1500, 150 + 0.5 * BATCH + HANDOVER_S)
+    assert late(bench, slow_times=4.0) == pytest.approx(expected)
+    assert late(bench, pace_s=None) is None, "it has just begun"
+
+
+def test_a_worker_that_reports_whole_shards_is_about_to_report_one(bench: type[Bench]) -> None:
+    """It may have done what it could since its last report; the next worker begins anew."""
+    found = late(bench, keeps_progress=False)
+    assert found == pytest.approx((0.5 * 1500 - (50.0 - 20.0), 0.5 * 900 + HANDOVER_S))

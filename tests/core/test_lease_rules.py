@@ -1,0 +1,264 @@
+"""Parts of the rules of leases, each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticdl.dropped import DropCause
+from elasticdl.job_choices import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.pieces import Blame, Stage
+from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.shard import Applied, ShardId, Task
+from tests.core.conftest import Bench, worker
+from tests.present import present
+
+pytestmark = pytest.mark.core
+
+
+def parts_of(job: Bench, index: int = 0) -> tuple[Leasing, Process]:
+    parts: Any = job.state._parts
+    return parts.leasing, present(parts.context.worker(worker(index)))
+
+
+# a lease for a worker whose ring stands still
+
+
+def test_a_worker_whose_ring_stands_still_gets_two_leases_for_itself(bench: type[Bench]) -> None:
+    job = bench(Action.EVALUATE, num_workers=2, minibatch_size=4, records_per_task=4)
+    job.up(2)
+    (leasing, process), orders = parts_of(job), job.state._parts.context.orders
+    process.revoked, process.busy_since_s = True, 1.0
+    assert leasing.apart(e.LeaseRequested(7.0, worker(0)))
+    assert [type(one) for one in orders.take()] == [c.GrantLease]
+    assert (process.revoked, process.busy_since_s) == (False, 7.0)
+    assert leasing.apart(e.LeaseRequested(9.0, worker(0)))
+    assert process.busy_since_s == 7.0, "it is still at the first one"
+    assert leasing.leases_of(worker(0)) == 2
+    assert not leasing.apart(e.LeaseRequested(10.0, worker(0))), "it has two"
+    assert not leasing.apart(e.LeaseRequested(10.0, worker(5))), "nobody knows it"
+    assert [type(one) for one in orders.take()] == [c.GrantLease]
+
+
+def test_a_worker_whose_ring_stands_still_gets_no_shard_of_training(bench: type[Bench]) -> None:
+    job = bench()
+    job.up()
+    leasing, process = parts_of(job)
+    process.revoked = True
+    assert not leasing.apart(e.LeaseRequested(7.0, worker(0)))
+    assert process.revoked and leasing.leases_of(worker(0)) == 0
+
+
+# a slow worker
+
+
+def test_a_slow_worker_is_told_so_while_there_is_something_to_lease(bench: type[Bench]) -> None:
+    job = bench()
+    job.up()
+    leasing, process = parts_of(job)
+    assert leasing._slow_reason(process) == ""
+    process.slow_times = 4.0
+    reason = "worker-0 is slow: the others finish what is left sooner without it"
+    assert leasing._slow_reason(process) == reason
+
+
+def test_a_slow_worker_is_told_so_before_the_last_epoch_is_opened(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, num_epochs=2)
+    job.up(2)
+    for index in (0, 0, 1, 1):
+        job.lease(index)
+    leasing, process = parts_of(job)
+    process.slow_times = 4.0
+    work = present(job.state._parts.context.work)
+    assert (work.available, work.epochs_left) == (0, 1)
+    assert "is slow" in leasing._slow_reason(process)
+
+
+def test_a_slow_worker_hears_nothing_of_it_where_nothing_is_left(bench: type[Bench]) -> None:
+    job = bench(num_workers=2)
+    job.up(2)
+    for index in (0, 0, 1, 1):
+        job.lease(index)
+    leasing, process = parts_of(job)
+    process.slow_times = 4.0
+    assert leasing._slow_reason(process) == ""
+    evaluating = bench(Action.EVALUATE)
+    evaluating.up()
+    leasing, process = parts_of(evaluating)
+    process.slow_times = 4.0
+    assert leasing._slow_reason(process) == ""
+
+
+# progress
+
+
+def test_new_records_are_booked_by_who_did_them(bench: type[Bench]) -> None:
+    job = bench(num_workers=2)
+    job.up(2)
+    (leasing, process), (_, other) = parts_of(job), parts_of(job, 1)
+    seen: list[Any] = []
+    parts: Any = job.state._parts
+    parts.leasing.paces = SimpleNamespace(saw=lambda *one: seen.append(one))
+    parts.context.budgets = SimpleNamespace(progressed=lambda: seen.append("progressed"))
+    process.busy_since_s = 2.0
+    applied = Applied(ShardId(1), 0, 8)
+    report = e.ProgressReported(5.0, worker(0), Task.TRAINING, applied)
+    leasing.gained(report, process, 8, (worker(0),))
+    assert seen == [(worker(0), Task.TRAINING, 3.0, 8), "progressed"]
+    assert (process.done_records, process.busy_since_s) == (8, 5.0)
+    assert process.works and not other.works
+    report = replace(report, at_s=9.0)
+    leasing.gained(report, process, 8, (worker(0), worker(1), worker(5)))
+    assert seen[2:] == [(None, Task.TRAINING, 4.0, 8), "progressed"], "nobody did it alone"
+    assert (process.done_records, process.busy_since_s, other.works) == (16, 9.0, True)
+    told = [one.process for one in parts.context.orders.take() if "first progress" in one.text]
+    assert told == ["worker-0", "worker-1"], "once each"
+
+
+# failures
+
+
+def failed(job: Bench, index: int = 0, task: Task | None = Task.TRAINING, **more: Any) -> Any:
+    """A failure of user code, in shard 1 unless `task` is None; the job's parts after it."""
+    shard = ShardId(1) if task is Task.TRAINING else None
+    job.put(e.TaskFailed(0, worker(index), task, shard, 0, "ValueError: no", **more))
+    return job.state._parts
+
+
+def test_a_worker_whose_code_failed_is_about_to_end(bench: type[Bench]) -> None:
+    job = bench()
+    job.up()
+    job.tick(10.0)
+    parts = failed(job, task=None)
+    _, process = parts_of(job)
+    assert process.failure_reported
+    assert (process.life, process.deadline_s) == (Life.STOPPING, 70.0)
+    assert parts.context.budgets.user_errors == 1 and job.state.status().exit_code is None
+    (told,) = [one for one in job.of(c.Announce) if one.kind == "task"]
+    assert (told.text, told.cause, told.level) == (
+        "worker-0: ValueError: no",
+        "user_error",
+        "error",
+    )
+
+
+def test_a_failure_of_a_worker_that_leaves_does_not_give_it_more_time(bench: type[Bench]) -> None:
+    job = bench(num_workers="1:2")
+    job.up(2)
+    job.put(e.ScaleRequested(0, 1, 1))
+    _, leaving = parts_of(job, 1)
+    assert leaving.life is Life.STOPPING
+    deadline_s = leaving.deadline_s
+    job.tick(5.0)
+    failed(job, 1, None)
+    assert leaving.failure_reported and leaving.deadline_s == deadline_s
+
+
+def test_a_failure_of_nobody_is_dropped(bench: type[Bench]) -> None:
+    job = bench(max_relaunches=0)
+    job.up()
+    parts = failed(job, 7, None)
+    assert parts.context.dropped == {DropCause.ENDED_PROCESS: 1}
+    assert not [one for one in job.of(c.Announce) if one.kind == "task"]
+    assert job.state.status().exit_code is None
+
+
+def test_a_failure_that_ends_the_job_counts_against_nothing_else(bench: type[Bench]) -> None:
+    job = bench(max_relaunches=0)
+    job.up()
+    parts = failed(job, task=None, fatal=True)
+    assert (parts.context.outcome.message, parts.context.budgets.user_errors) == (
+        "ValueError: no",
+        0,
+    )
+    job = bench(max_relaunches=0)
+    job.up()
+    parts = failed(job, task=None)
+    assert "--max-relaunches 0" in parts.context.outcome.message
+    assert "fix the model module" in parts.context.outcome.hint
+
+
+def test_a_failure_in_a_shard_counts_against_the_shard_alone(bench: type[Bench]) -> None:
+    job = bench(max_relaunches=0, max_failed_shards=1)
+    job.up()
+    lease = job.lease()
+    shard = present(lease.shard).id
+    job.put(e.TaskFailed(0, worker(0), Task.TRAINING, shard, 0, "ValueError: no"))
+    parts: Any = job.state._parts
+    assert parts.context.budgets.user_errors == 0
+    assert parts.leasing._reconciliation.open[worker(0)].blame == Blame(
+        "worker-0: ValueError: no", shard
+    )
+
+
+def test_a_shard_that_ends_short_too_often_is_given_up(bench: type[Bench]) -> None:
+    job = bench(max_failed_shards=1)
+    job.up()
+    for attempt in range(3):
+        assert not job.state._parts.context.given_up
+        lease = job.lease()
+        assert lease.attempt == attempt
+        job.progress(0, lease, 8 + attempt, done=True)
+    assert len(job.state._parts.context.given_up) == 1
+
+
+# workers that are gone
+
+
+def gone(job: Bench, blame: Blame | None, index: int = 0) -> tuple[bool, list[Any], list[Any]]:
+    """Whether it is counted; stages of what it holds afterwards; commands."""
+    parts: Any = job.state._parts
+    counted = parts.leasing._reconciliation.lost(parts.context.worker(worker(index)), blame)
+    work = parts.context.work
+    stages = [one.stage for one in work.held_by(worker(index))] if work else []
+    given = [one for one in parts.context.orders.take() if not isinstance(one, c.Announce)]
+    return counted, stages, given
+
+
+BLAME = Blame("it ended", None)
+FENCE = c.FenceWorker(worker(0))
+
+
+def test_what_a_lost_worker_trained_is_asked_of_the_servers(bench: type[Bench]) -> None:
+    for blame in (BLAME, None):
+        job = bench()
+        job.up()
+        job.lease()
+        assert gone(job, blame) == (blame is not None, [Stage.SETTLING], [FENCE])
+    job = bench()
+    job.up()
+    assert gone(job, BLAME) == (False, [], [FENCE]), "a push may be on its way"
+    job = bench()
+    job.up()
+    parts_of(job)[1].finished = True
+    assert gone(job, BLAME) == (False, [], [])
+
+
+def test_what_a_lost_worker_predicted_is_taken_back_at_once(bench: type[Bench]) -> None:
+    for blame in (BLAME, None):
+        job = bench(Action.PREDICT)
+        job.up()
+        lease = job.lease()
+        assert gone(job, blame) == (blame is not None, [], [])
+        work = present(job.state._parts.context.work)
+        assert present(lease.shard).id in [one.shard.id for one in work.returned]
+    job = bench(Action.PREDICT)
+    job.up()
+    assert gone(job, BLAME) == (False, [], []), "it held nothing"
+
+
+def test_who_never_attached_or_has_no_work_holds_nothing(bench: type[Bench]) -> None:
+    job = bench()
+    job.up()
+    job.lease()
+    parts_of(job)[1].attached = False
+    assert gone(job, BLAME) == (False, [Stage.LEASED], [])
+    evaluating = bench(Action.EVALUATE)
+    evaluating.up()
+    assert gone(evaluating, BLAME) == (False, [], [])
