@@ -310,8 +310,8 @@ class Server:
         """Write a view to a file, durably; (bytes, CRC-32C, seconds of pauses, None).
 
         `delta`: of the tables only the rows that were changed since the view's base. `pause_s`: of
-        pauses for each byte at most; they leave a twentieth of a processor to it, and end when half of
-        the rows were written again, or with `hurry`. Raises OSError.
+        pauses for each byte at most; they leave a twentieth of a processor to it, and end when half
+        of the rows were written again, or with `hurry`. Raises OSError.
 
         At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1,
         index in the dense vector), and its value.

@@ -17,7 +17,6 @@ from elasticdl.rpc.conversation import (
     Finished,
     Load,
     Restore,
-    Revoke,
     TellState,
     Wait,
 )
