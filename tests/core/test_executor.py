@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
 
+from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as do
+from elasticdl.master.core.events import Tick
+from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.rpc.conversation import (
     Drain,
@@ -141,6 +145,18 @@ def test_the_last_command_is_kept_for_the_driver() -> None:
     executor, end = Executor(queue, gateway, deps), do.FinishJob(ExitCode.DONE, "done")
     executor.carry_out(end)
     assert executor.finish == end
+
+
+def test_a_look_at_the_ring_is_a_tick() -> None:
+    async def scene() -> None:
+        queue, nobody = EventQueue(ManualClock()), cast("Any", Asked("", []))
+        Executor(queue, nobody, nobody).carry_out(do.LookAgain(0.0))
+        async with asyncio.timeout(60):
+            (entry,) = await queue.take()
+        assert entry.event == Tick(0.0)
+        await queue.close()
+
+    asyncio.run(scene())
 
 
 class Clocked:

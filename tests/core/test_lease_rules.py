@@ -253,6 +253,25 @@ def test_what_a_lost_worker_predicted_is_taken_back_at_once(bench: type[Bench]) 
     assert gone(job, BLAME) == (False, [], []), "it held nothing"
 
 
+def test_a_cause_that_comes_later_is_counted_once(bench: type[Bench]) -> None:
+    job = bench(max_failed_shards=1)
+    job.up()
+    shard = present(job.lease().shard).id
+    reconciliation = job.state._parts.leasing._reconciliation
+    job.die(worker(0))
+    pending = reconciliation.open[worker(0)]
+    pending.blame = None
+    for reason in ("hung", "silent"):
+        reconciliation.blame(worker(0), Blame(reason, shard))
+    assert pending.blame == Blame("hung", shard)
+    job.fenced(0, None)
+    for reason in ("first", "second"):
+        reconciliation.blame(worker(0), Blame(reason, shard))
+    assert [one.split(":")[0] for one in job.state._parts.context.given_up] == [
+        f"training shard {shard} (a records 0 to 16) failed 3 times"
+    ]
+
+
 def test_who_never_attached_or_has_no_work_holds_nothing(bench: type[Bench]) -> None:
     job = bench()
     job.up()

@@ -87,6 +87,19 @@ def test_the_totals_are_the_sums_of_all_epochs() -> None:
     assert ledger.totals() == Count(2, 11, 22, 33, 44, 55, 66, 77)
 
 
+def test_what_is_left_is_neither_trained_nor_given_up() -> None:
+    count = Count(0, 10, 1, trained=3, repeated=9, bad=2, parked=1, forgone=4)
+    assert count.left == 10 + 4 - 3 - 2 - count.lost
+
+
+def test_records_that_are_done_were_foretold_no_longer() -> None:
+    ledger = make()
+    held = present(ledger.take(A, 0.0))
+    held.bad_ahead = {4: 1, 8: 2, 12: 3}
+    ledger.advance(held, 8, 0)
+    assert held.bad_ahead == {8: 2, 12: 3}
+
+
 def adds_up(ledger: Ledger) -> bool:
     count = ledger.counts[0]
     waiting = sum(piece.rest for piece in ledger.returned) + sum(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from elasticdl.dropped import DropCause
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from tests.core.conftest import Bench, ps, worker
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -37,6 +39,20 @@ def test_servers_are_asked_again_about_a_lost_worker_and_not_so_soon_after(
     assert job.of(c.FenceWorker, job.tick(11)) == [c.FenceWorker(worker(0))]
     job.fenced(0, None)
     assert not job.of(c.FenceWorker, taken_over(job))
+
+
+def test_a_worker_that_comes_back_has_time_from_now_on(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, num_ps_pods=1)
+    job.up(2)
+    job.tick(50)
+    taken_over(job)
+    context = job.state._parts.context
+    process = present(context.worker(worker(0)))
+    process.busy_since_s = 1.0
+    job.put(e.ProcessReturned(0, worker(0)))
+    assert process.busy_since_s == 50.0 and not context.dropped
+    job.put(e.ProcessReturned(0, worker(7)))
+    assert context.dropped == {DropCause.ENDED_PROCESS: 1}
 
 
 def test_another_range_of_workers_is_kept_again_and_only_then(bench: type[Bench]) -> None:

@@ -25,6 +25,24 @@ EQUIVALENT = (
         "without a ledger nothing is held: the condition is for the type checker",
     ),
     Equivalent(
+        "master.core.data.lease_limits:LeaseLimits.singleton_limit_s",
+        "return self._paces.limit_s(Task.SUMMARY, 0, warm=True) if summary else 0.0",
+        "0 becomes 1",
+        "the limit of a summary does not depend on a number of records",
+    ),
+    Equivalent(
+        "master.core.data.backup_leases:BackupLeases._lease_again",
+        'details = {"saved_s": round(late.gain_s, 3), "shards": len(shards), "records": rest}',
+        "3 becomes 4",
+        "one more decimal in a detail of the event log",
+    ),
+    Equivalent(
+        "master.driver:Driver._handle",
+        "for entry, commands in zip(entries, decided, strict=True):",
+        "True becomes False",
+        "both have the same length",
+    ),
+    Equivalent(
         "master.executor.executor:Executor._stamp",
         'return {"at": round(self._queue.clock.wall_s(), 3), "at_s": round(self._queue.at_s(), 3)}',
         "3 becomes 4",

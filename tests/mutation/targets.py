@@ -72,6 +72,7 @@ TESTS = (
             "steps",
             "stragglers",
             "takeover",
+            "update_account",
         )
     ),
     "tests/contract/test_driver_grpc.py",
