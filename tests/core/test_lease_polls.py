@@ -50,6 +50,18 @@ def on_loop(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], 
     return run
 
 
+@on_loop
+async def test_revocations_go_on_from_what_an_earlier_master_counted(bench: Bench) -> None:
+    bench.polls.restore(WORKER, 0)
+    poll = bench.poll(1)
+    await asyncio.sleep(0)
+    bench.polls.answer(WORKER, lease(1))
+    assert await poll == lease(1), "none before it"
+    bench.polls.restore(WORKER, 3)
+    bench.polls.restore(WORKER, 2)
+    assert bench.polls.revoked(WORKER) == 4
+
+
 async def settle() -> None:
     """Let every task go as far as it can."""
     for _ in range(5):

@@ -26,7 +26,7 @@ from typing import Protocol, TypeAlias, final
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
 from elasticdl.flag import is_address
 from elasticdl.jobdir.output_folder import RUN_PREFIX, export_number
-from elasticdl.private_file import FILE_MODE, temporary_name
+from elasticdl.private_file import FILE_MODE, sync_entry, temporary_name
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
 from elasticdl.storage.store import store_of
@@ -197,7 +197,7 @@ class _LocalFolders(_Folders):
                 # An earlier attempt at the same view, or another job, was faster.
                 if not self._is_ours(number):
                     continue  # it has been removed since
-            _sync_one(self._place)
+            sync_entry(self._place)
             return
         raise OSError(errno.EBUSY, "other jobs write and remove this folder", str(target))
 
@@ -419,12 +419,4 @@ def _no_user_error() -> Iterator[None]:
 def _sync(folder: Path) -> None:
     """Write all that is below a folder to the disk."""
     for path in (folder, *folder.rglob("*")):
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_entry(path)
