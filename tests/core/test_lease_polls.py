@@ -51,6 +51,27 @@ def on_loop(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], 
 
 
 @on_loop
+async def test_thousands_that_wait_are_asked_for_in_turns(bench: Bench) -> None:
+    workers = [ProcessName(Role.WORKER, index) for index in range(40)]
+    polls = [asyncio.create_task(bench.polls.poll(one, 1, 5.0)) for one in workers]
+    await asyncio.sleep(0)
+    for one in workers:
+        bench.polls.answer(one, Wait("nothing to do"))
+    bench.asked.clear()
+    bench.polls.work_appeared()
+    assert len(bench.asked) == 32, "some at once"
+    bench.polls.tick()
+    assert sorted(bench.asked) == workers, "the others soon"
+    for one in workers:
+        bench.polls.answer(one, Wait("nothing to do"))
+    bench.polls.tick()
+    assert len(bench.asked) == 40
+    for poll in polls:
+        poll.cancel()
+    await asyncio.gather(*polls, return_exceptions=True)
+
+
+@on_loop
 async def test_revocations_go_on_from_what_an_earlier_master_counted(bench: Bench) -> None:
     bench.polls.restore(WORKER, 0)
     poll = bench.poll(1)

@@ -53,6 +53,13 @@ def test_an_image_of_another_version_is_refused() -> None:
         restore(JobState(SPEC), image, CONSTANTS)
 
 
+def test_an_image_without_one_of_its_objects_is_refused() -> None:
+    image = image_of(JobState(SPEC), CONSTANTS)
+    image[0][1]["_context"] = ["object", len(image)]
+    with pytest.raises(ValueError, match="not an image of this version"):
+        restore(JobState(SPEC), image, CONSTANTS)
+
+
 @pytest.mark.parametrize("name", ["os:system", "elasticdl.master.core.state:os", "nowhere:None"])
 def test_an_image_names_classes_of_this_package_only(name: str) -> None:
     image = image_of(JobState(SPEC), CONSTANTS)

@@ -7,6 +7,7 @@ import pytest
 from elasticdl.dropped import DropCause
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.presence import presence_of
 from tests.core.conftest import Bench, ps, worker
 from tests.present import present
 
@@ -39,6 +40,16 @@ def test_servers_are_asked_again_about_a_lost_worker_and_not_so_soon_after(
     assert job.of(c.FenceWorker, job.tick(11)) == [c.FenceWorker(worker(0))]
     job.fenced(0, None)
     assert not job.of(c.FenceWorker, taken_over(job))
+
+
+def test_who_has_ended_is_gone_for_the_next_master_and_nobody_else(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, num_ps_pods=1)
+    job.up(2)
+    job.die(worker(1))
+    parts = job.state._parts
+    found = presence_of(parts.context, parts.coordination, parts.checkpointing)
+    assert (found.gone, found.fenced) == ((worker(1),), (worker(1),))
+    assert {one.name for one in found.attached} == {ps(0), worker(0)}
 
 
 def test_a_worker_that_comes_back_has_time_from_now_on(bench: type[Bench]) -> None:
