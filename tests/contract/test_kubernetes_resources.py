@@ -120,7 +120,7 @@ def test_all_masters_of_a_job_with_tls_have_one_authority(
     assert (own["ca.crt"], own["ca.key"]) == (first.authority.certificate, first.authority.key)
     assert viewer["ca.crt"] == own["ca.crt"] and "ca.key" not in viewer
     ports = cluster.objects[f"{CORE}/services/iris-master"]["spec"]["ports"]
-    assert [port.get("appProtocol") for port in ports] == ["https", None, "https"]
+    assert [port.get("appProtocol") for port in ports] == ["tls", None, "https"]
     for key, text in own.items():
         (tmp_path / key).write_text(text)
     assert provide(cluster, tmp_path, secured=True).authority == first.authority

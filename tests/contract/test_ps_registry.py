@@ -26,8 +26,8 @@ def registry() -> PsRegistry:
     return PsRegistry(2, lambda name, address: control, RETURNS_S)
 
 
-def ps(index: int) -> ProcessName:
-    return ProcessName(Role.PS, index)
+def ps(index: int, incarnation: int = 0) -> ProcessName:
+    return ProcessName(Role.PS, index, incarnation)
 
 
 def test_calls_one_after_another_wait_for_one_absence_together() -> None:
@@ -60,4 +60,28 @@ def test_servers_of_an_earlier_master_are_expected() -> None:
         assert not waiting.done()
         assert servers.attach(ps(1), "there") is await waiting
 
+    asyncio.run(story())
+
+
+def test_calls_to_a_server_end_with_it_even_if_its_next_process_came_before() -> None:
+    class Noted(Control):
+        def __init__(self, name: ProcessName) -> None:
+            self.name = name
+
+        async def close(self) -> None:
+            closed.append(self.name)
+
+    def connect(name: ProcessName, address: str) -> Any:
+        return Noted(name)
+
+    async def story() -> None:
+        servers = PsRegistry(1, connect, RETURNS_S)
+        servers.attach(ps(0), "here")
+        newer = servers.attach(ps(0, 1), "there")
+        await servers.leave(ps(0))
+        assert closed == [ps(0)] and servers.attached() == (newer,)
+        await servers.close()
+        assert closed == [ps(0), ps(0, 1)] and not servers.attached()
+
+    closed: list[ProcessName] = []
     asyncio.run(story())

@@ -111,6 +111,11 @@ STEPS = (
         (82, 160, 269),
         "After a takeover steps got old numbers again if the servers had lost their memory.",
     ),
+    Defect(
+        "sync",
+        (1620378,),
+        "A checkpoint waited for a server that had ended after its next process attached.",
+    ),
 )
 DEFECTS = (*RING, *SERVERS, *STEPS)
 

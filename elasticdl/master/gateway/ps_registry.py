@@ -66,6 +66,8 @@ class PsRegistry:
         self.returns_s = returns_s
         self._connect = connect
         self._servers: dict[int, Server] = {}
+        self._replaced: list[Server] = []
+        """Servers whose next process attached before their end was known."""
         self._memories: dict[int, int] = {}
         self._back_by_s: dict[int, float] = {}
         self._arrival = asyncio.Event()
@@ -83,6 +85,7 @@ class PsRegistry:
         old = self._servers.get(name.index)
         if old is not None:
             old.gone.set()
+            self._replaced.append(old)
         kept = bool(memory) and self._memories.get(name.index) == memory
         self._memories[name.index] = memory
         server = Server(name, self._connect(name, address), memory, kept)
@@ -123,6 +126,10 @@ class PsRegistry:
 
     async def leave(self, name: ProcessName) -> None:
         """Remove an ended or given-up server: calls to it end."""
+        ended = [one for one in self._replaced if one.name == name]
+        self._replaced = [one for one in self._replaced if one.name != name]
+        for one in ended:
+            await one.control.close()
         server = self._servers.get(name.index)
         if server is None or server.name != name:
             return
@@ -147,5 +154,5 @@ class PsRegistry:
 
     async def close(self) -> None:
         """Drop every connection."""
-        for server in self.attached():
+        for server in (*self._replaced, *self.attached()):
             await self.leave(server.name)
