@@ -57,6 +57,8 @@ class Running:
     """They `start`, `end` at once, or `never` start."""
     full: bool = False
     """Nothing more starts: the cluster has no room."""
+    paced: list[c.SaveSnapshot] | None = None
+    """Checkpoints that servers write with pauses; None: all are written at once."""
 
     def put(self, event: e.Event) -> list[c.Command]:
         commands = self.job.put(event)
@@ -83,6 +85,8 @@ class Running:
                 self.put(e.ServerStandsBy(0, name))
             case c.TakeSnapshot(snapshot=snapshot):
                 self.put(e.SnapshotCut(0, snapshot, 1, {}))
+            case c.SaveSnapshot(pause_s=pause_s) if pause_s and self.paced is not None:
+                self.paced.append(command)
             case c.SaveSnapshot(snapshot=snapshot):
                 self.put(e.SnapshotSaved(0, snapshot, 1, f"version-{snapshot}", 9))
             case c.LoadServers(servers=servers, directory=directory):
@@ -216,6 +220,24 @@ def test_a_job_begins_with_the_fewest_workers_and_takes_more_while_they_pay(
     assert job.decisions == ["try_more", "keep", "try_more", "keep"]
     assert (job.scale.autoscaled, job.scale.observed) == (4, 4)
     assert "keeping 4 workers: the last 2 added 100" in present(job.scale.reason)
+
+
+def test_checkpoints_that_servers_write_with_pauses_do_not_disturb_trials(
+    bench: type[Bench],
+) -> None:
+    """One is under way at nearly any time, and one ends in each interval."""
+    job = running(bench, checkpoint_steps=1).begin()
+    job.paced, ended = [], 0
+    for version in range(2, 150):
+        job.put(e.VersionAdvanced(0, version))
+        job.run(1.0)
+        for save in job.paced:
+            path = f"version-{version}"
+            job.put(e.SnapshotSaved(0, save.snapshot, version, path, 9, paused_s=0.9))
+        ended += len(job.paced)
+        job.paced.clear()
+    assert ended > 140
+    assert job.decisions == ["try_more", "keep", "try_more", "keep"]
 
 
 def test_a_worker_that_adds_nothing_is_given_back_within_a_minute(bench: type[Bench]) -> None:

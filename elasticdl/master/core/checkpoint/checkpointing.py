@@ -101,7 +101,7 @@ class Checkpointing:
         self._final_done = False
         self._begun_s = 0.0
         self._resumed = False
-        self._over_s = 0.0
+        self._delayed_s = 0.0
         self._counts_from_s = 0.0
         """Where intervals by time begin."""
         self._took_s = 0.0
@@ -114,15 +114,20 @@ class Checkpointing:
         return self._cut is not None or self.saving is not None
 
     @property
-    def over_s(self) -> float:
-        """When the newest checkpoint was complete or given up; at first, when the job began."""
-        return self._over_s
+    def delays(self) -> bool:
+        """Whether a checkpoint is being cut, or written without pauses."""
+        return self._cut is not None or (self.saving is not None and not self.saving.paced)
+
+    @property
+    def delayed_s(self) -> float:
+        """When the newest one that was written without pauses ended; at first the job's begin."""
+        return self._delayed_s
 
     def start(self, version: int) -> None:
         """Count versions from here."""
         self._anchor_version = self._begun_version = version
         self._resumed = bool(version)
-        self._begun_s = self._over_s = self._counts_from_s = self._context.now_s
+        self._begun_s = self._delayed_s = self._counts_from_s = self._context.now_s
 
     def asked(self, leaving: ProcessName | None = None) -> None:
         """Request a checkpoint, if possible: for a person, or before the server `leaving` goes."""
@@ -396,10 +401,12 @@ class Checkpointing:
         return snapshot != self._hurried or not self._context.spec.checkpoint.checkpoint_dir
 
     def _pause_after(self, saving: Saving, paused_s: float = 0.0) -> None:
-        self._over_s = self._context.now_s
+        now_s = self._context.now_s
+        if not saving.paced:
+            self._delayed_s = now_s
         if self._is_counted(saving.id):
             # As if servers had not paused: else the next one would come later.
-            self._counts_from_s = self._over_s - paused_s
+            self._counts_from_s = now_s - paused_s
             self._took_s = self._counts_from_s - saving.delays_s
 
     def _list(self, event: SnapshotSaved, written: Saving | None, *, late: bool) -> None:
@@ -462,7 +469,7 @@ class Checkpointing:
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
         self._awaited = False
-        self._over_s = self._counts_from_s = self._context.now_s
+        self._delayed_s = self._counts_from_s = self._context.now_s
 
     def tick(self) -> None:
         """Give up a save that takes too long."""

@@ -48,7 +48,7 @@ class _Start:
     live_changes: int
     rounds: int
     next_export: int
-    checkpoint_s: float
+    delayed_s: float
     server_back_s: float
     first_server: int
     pause: Pause | None
@@ -135,7 +135,7 @@ class Autoscaling:
             self._context.processes.live_changes,
             self._evaluation.rounds,
             self._context.next_export,
-            self._checkpointing.over_s,
+            self._checkpointing.delayed_s,
             self._context.server_back_s,
             self._context.server_map.first,
             pause,
@@ -252,7 +252,7 @@ class Autoscaling:
             return Pause.MEMBERS
         if self._evaluation.round is not None:
             return Pause.EVALUATION
-        if self._checkpointing.under_way:
+        if self._checkpointing.delays:
             return Pause.CHECKPOINT
         if self._context.export is not None:
             return Pause.EXPORT
@@ -267,7 +267,7 @@ class Autoscaling:
             return Pause.MEMBERS
         if end.rounds != start.rounds:
             return Pause.EVALUATION
-        if end.checkpoint_s != start.checkpoint_s:
+        if end.delayed_s != start.delayed_s:
             return Pause.CHECKPOINT
         if end.next_export != start.next_export:
             return Pause.EXPORT
