@@ -356,6 +356,23 @@ def test_a_slow_server_is_replaced_after_a_checkpoint(bench: type[Bench]) -> Non
     assert ps(1, 1) in [one.name for one in job.of(c.StartProcess)]
 
 
+def test_a_slow_server_does_not_wait_for_the_pauses_of_a_checkpoint(bench: type[Bench]) -> None:
+    job = bench(num_ps_pods=2, num_workers=2, checkpoint_seconds=60)
+    job.up(2, training=LARGE)
+    job.put(e.VersionAdvanced(0, 5))
+    [take] = job.of(c.TakeSnapshot, job.tick(60))
+    [save] = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, take.snapshot, 5, {})))
+    assert save.pause_s > 0
+    job.put(e.ServerDelayed(0, 1, 400.0, 4.0))
+    pass_time(job, 19)
+    assert not job.of(c.HurrySnapshot)
+    pass_time(job, 3)
+    assert job.of(c.HurrySnapshot) == [c.HurrySnapshot(save.snapshot)]
+    job.put(e.SnapshotSaved(0, save.snapshot, 5, "version-5", 1000))
+    pass_time(job, 2)
+    assert len(job.of(c.TakeSnapshot)) == 2
+
+
 def test_a_server_stays_without_a_checkpoint(bench: type[Bench]) -> None:
     job = bench(num_ps_pods=2, num_workers=2, stall_seconds=600)
     job.up(2, training=LARGE)

@@ -73,13 +73,16 @@ class SlowServers:
             self._begin(process)
 
     def _begin(self, process: Process) -> None:
-        if self._context.phase is not Phase.WORKING or self._checkpointing.under_way:
+        if self._context.phase is not Phase.WORKING:
             return
         why_not = self._checkpointing.why_not()
         if self._replaced.get(process.name.index, 0) >= _MOST:
             why_not = f"{_MOST} replacements did not help"
         if why_not:
             self._stays(process, why_not)
+            return
+        if self._checkpointing.under_way:
+            self._checkpointing.hurry()
             return
         self._saving_since_s = self._context.now_s
         announce_slowness(
