@@ -199,14 +199,19 @@ def test_a_master_that_leaves_waits_for_a_checkpoint(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_checkpoint_that_was_cut_before_is_not_the_last_one_of_a_master(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [9, 3, 2])
+def test_a_checkpoint_that_was_cut_before_is_not_the_last_one_of_a_master(
+    tmp_path: Path, version: int
+) -> None:
+    """Even if the status has no newer version, or a server came back with an older one."""
+
     async def story() -> None:
         stage = Stage(tmp_path)
         (order,) = [
             one for one in stage.core.handle(e.CheckpointRequested(1.0)) if hasattr(one, "snapshot")
         ]
         stage.core.handle(e.SnapshotCut(2.0, order.snapshot, 3, {}))
-        stage.core.handle(e.VersionAdvanced(4.0, 9))
+        stage.core.handle(e.VersionAdvanced(4.0, max(3, version)))
         stage.clock.advance(5.0)
         leaving = asyncio.ensure_future(stage.leave())
         (entry,) = await stage.inbox.take()
@@ -215,8 +220,9 @@ def test_a_checkpoint_that_was_cut_before_is_not_the_last_one_of_a_master(tmp_pa
         await asyncio.sleep(0.15)
         assert not leaving.done()
         (again,) = [one.snapshot for one in commands if isinstance(one, TakeSnapshot)]
-        stage.core.handle(e.SnapshotCut(7.0, again, 9, {}))
-        stage.core.handle(e.SnapshotSaved(8.0, again, 9, "/c/version-9", 10))
+        stage.core.handle(e.SnapshotCut(7.0, again, version, {}))
+        path = f"/c/version-{version}"
+        stage.core.handle(e.SnapshotSaved(8.0, again, version, path, 10))
         await leaving
 
     asyncio.run(story())

@@ -161,6 +161,11 @@ class JobState:
         """Why a person cannot request a checkpoint; '' if they can."""
         return self._checkpointing.why_not()
 
+    @property
+    def newest_cut_s(self) -> float:
+        """When the newest cut was made of which a checkpoint is complete; below 0 there is none."""
+        return self._checkpointing.newest_cut_s
+
     def shards(self, wish: ShardQuery) -> ShardPage:
         """A page of the shards, for people."""
         ledgers = status_builder.ledgers(self._context, self._evaluation)

@@ -81,6 +81,8 @@ class Checkpointing:
         self._slow: Saving | None = None
         """A save that was given up as too slow; it may still complete."""
         self.saved: list[Saved] = []
+        self.newest_cut_s = -1.0
+        """When the newest cut was made of which a checkpoint is complete; below 0 there is none."""
         self.last_problem = ""
         self._cut: SnapshotId | None = None
         self._wanted_after_cut = ""
@@ -387,6 +389,8 @@ class Checkpointing:
             written = self._slow
             self._pause_after(self._slow, event.paused_s)
             self._slow = None
+        if written is not None:
+            self.newest_cut_s = max(self.newest_cut_s, written.since_s)
         self._list(event, written, late=late)
         self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
