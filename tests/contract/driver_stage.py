@@ -170,6 +170,8 @@ class ScriptedServer(ParameterServerServicer):
         self.fail: dict[str, grpc.StatusCode] = {}
         self.hang: set[str] = set()
         self.admitted: dict[str, int] = {}
+        self.hurried = asyncio.Event()
+        """Ends the pauses of a `Save`."""
         self._changed = threading.Condition()
 
     def wait_for_call(self, name: str, number: int = 1) -> None:
@@ -210,6 +212,17 @@ class ScriptedServer(ParameterServerServicer):
     async def Ungate(self, request: Any, context: Any) -> Any:
         self.gated = False
         await self._called("Ungate", context)
+        return pb.Done()
+
+    async def Save(self, request: Any, context: Any) -> Any:
+        await self._called("Save", context)
+        if request.pause_s:
+            await self.hurried.wait()
+        return pb.SaveReply(files=[pb.SavedFile(name="part")], version=self.version)
+
+    async def Hurry(self, request: Any, context: Any) -> Any:
+        await self._called("Hurry", context)
+        self.hurried.set()
         return pb.Done()
 
     async def Drop(self, request: Any, context: Any) -> Any:

@@ -195,6 +195,15 @@ def test_a_save_that_fails_is_an_event_and_the_job_goes_on(stage: Stage) -> None
     stage.worker().report(Report())
 
 
+def test_a_server_that_cannot_save_ends_the_pauses_of_the_others(stage: Stage) -> None:
+    stage.attach_servers()
+    stage.servers[PS[0]].fail["Save"] = grpc.StatusCode.UNAVAILABLE
+    snapshots = Snapshots(stage.roster, CutLimits(save_s=10.0))
+    with pytest.raises(TransientError, match="Save was told to fail"):
+        stage.call(snapshots.save(SnapshotId(6), "/checkpoints/making", pause_s=30.0))
+    assert stage.servers[PS[1]].calls == ["Save", "Hurry"]
+
+
 def test_a_view_is_dropped_everywhere_though_one_server_fails_for_a_moment(stage: Stage) -> None:
     stage.attach_servers()
     failing = stage.servers[PS[0]]

@@ -195,13 +195,24 @@ class Snapshots:
         """Have every server write its part of a view below `directory`.
 
         Servers that know what was changed since the view `base` write only that. Each pauses for
-        `pause_s` at most. Returns results in index order. Raises ElasticDLError.
+        `pause_s` at most, and no longer once a server has failed. Returns results in index order.
+        Raises ElasticDLError.
         """
-        calls = [
-            server.control.save(snapshot, directory, base, pause_s, timeout_s=self._limits.save_s)
-            for server in self._registry.everyone()
-        ]
-        return tuple(await _all(calls))
+        limit_s, failed = self._limits.save_s, asyncio.Event()
+
+        async def save_at(server: Server) -> ServerSaved:
+            try:
+                return await server.control.save(
+                    snapshot, directory, base, pause_s, timeout_s=limit_s
+                )
+            except ElasticDLError:
+                # The checkpoint has failed: the next try waits until the other servers are done.
+                if pause_s and not failed.is_set():
+                    failed.set()
+                    await self.hurry(snapshot)
+                raise
+
+        return tuple(await _all([save_at(server) for server in self._registry.everyone()]))
 
     async def hurry(self, snapshot: SnapshotId) -> None:
         """Have all servers write a view without further pauses. One that fails pauses as before."""
