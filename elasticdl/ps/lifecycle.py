@@ -18,7 +18,6 @@ import grpc
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.role_environment import MASTER_AWAY_S, RoleEnvironment
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
-from elasticdl.job_status import JobStatus
 from elasticdl.native import _native
 from elasticdl.private_file import FILE_MODE
 from elasticdl.ps.gauges import Gauges
@@ -283,9 +282,10 @@ def _client(environment: RoleEnvironment, away_s: float) -> MasterClient:
 def hand_over(environment: RoleEnvironment, service: ControlService) -> None:
     """Have the master take a checkpoint before this server leaves, and wait for it.
 
-    It has every push that this server has acknowledged: after the cut none is admitted. Returns at
-    once if the master does not answer, if the job does not train now, or if no checkpoint can be
-    taken. The master then announces what is lost.
+    It has every push that this server has acknowledged: after the cut none is admitted.
+    `process.leave_on_signal` limits the wait. Returns at once if the master does not answer, if the
+    job does not train now, or if no checkpoint can be taken. The master then announces what is
+    lost.
     """
     # On Kubernetes another master may be about to come, with whom the job goes on.
     client = _client(environment, _NEXT_MASTER_S if environment.in_place else _FAREWELL_CALL_S)
@@ -296,23 +296,13 @@ def hand_over(environment: RoleEnvironment, service: ControlService) -> None:
             return
         service.leave()
         client.checkpoint()
-        _await_hand_over(client, service, before)
+        # For long if the master has ended: its successor takes the checkpoint.
+        service.handed_over.wait()
         _log.info("leaving after a last checkpoint")
     except ElasticDLError as error:
         _log.warning("leaving without a last checkpoint: %s", error.message)
     finally:
         client.close()
-
-
-def _await_hand_over(client: MasterClient, service: ControlService, before: JobStatus) -> None:
-    """Wait for a checkpoint that has all of this server; `process.leave_on_signal` has a limit."""
-    while True:
-        # For long if the master has ended: its successor takes the checkpoint.
-        service.handed_over.wait()
-        if client.status().checkpoints[-1:] != before.checkpoints[-1:]:
-            return
-        # Another server could not write its part. The master tries again.
-        service.leave()
 
 
 def _report(

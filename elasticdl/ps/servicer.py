@@ -53,7 +53,7 @@ class ControlService(ParameterServerServicer):
         self._undone = -1
         """The newest snapshot whose seal was undone: a late call must not seal for it again."""
         self.handed_over = threading.Event()
-        """Set when one of those was written, and the master has released it."""
+        """Set when one of those is part of a complete checkpoint."""
 
     @property
     def version(self) -> int:
@@ -63,10 +63,8 @@ class ControlService(ParameterServerServicer):
     def leave(self) -> None:
         """Admit no push after the next cut: what is acknowledged is then in the checkpoint.
 
-        Call it again if that checkpoint failed elsewhere: another one may then be cut.
+        If that checkpoint fails elsewhere, this server takes part in the next one.
         """
-        self._last.clear()
-        self.handed_over.clear()
         self._leaving.set()
 
     def Fence(self, request: pb.FenceRequest, context: grpc.ServicerContext) -> pb.FenceReply:
@@ -180,7 +178,11 @@ class ControlService(ParameterServerServicer):
         self._do(context, lambda: self._server.drop(request.snapshot))
         self._views.discard(request.snapshot)
         if request.snapshot in self._last:
-            self.handed_over.set()
+            if request.saved:
+                self.handed_over.set()
+            else:
+                # Another server could not write its part. The master tries again.
+                self._last.discard(request.snapshot)
         return pb.Done()
 
     def Keep(self, request: pb.KeepRequest, context: grpc.ServicerContext) -> pb.Done:
