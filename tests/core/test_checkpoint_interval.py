@@ -143,6 +143,14 @@ def test_servers_stop_to_pause_when_somebody_waits(bench: type[Bench], who: str)
     assert len(job.of(c.HurrySnapshot)) == 1
 
 
+def test_another_master_ends_the_pauses_of_its_predecessors_checkpoint(bench: type[Bench]) -> None:
+    job = begun(bench, checkpoint_seconds=60)
+    save = ordinary(job)
+    commands = job.put(e.MasterTookOver(0, 2, 1.5))
+    assert job.of(c.HurrySnapshot, commands) == [c.HurrySnapshot(save.snapshot)]
+    assert [one.pause_s for one in job.of(c.SaveSnapshot, commands)] == [0]
+
+
 def test_one_by_steps_or_at_a_persons_request_begins_the_interval(bench: type[Bench]) -> None:
     job = begun(bench, checkpoint_steps=10)
     job.tick(200)

@@ -318,9 +318,11 @@ class Checkpointing:
     def save_again(self) -> None:
         """Order again what an earlier master was writing; forget what it had given up."""
         self._slow = None
+        # The servers may still write for the earlier master.
+        self.hurry()
         if self.saving is not None:
             saving = self.saving
-            self.saving = replace(saving, since_s=self._context.now_s, paced=False)
+            self.saving = replace(saving, since_s=self._context.now_s)
             self._context.orders.give(SaveSnapshot(saving.id, saving.version, saving.ledger))
 
     def version_changed(self) -> None:
