@@ -421,3 +421,33 @@ def test_a_verdict_needs_some_intervals_and_does_not_take_all() -> None:
     (tried_s, _), (kept_s, kept) = job.decisions[:2]
     assert kept.kind is Kind.KEEP
     assert FEWEST * LENGTH_S <= kept_s - tried_s - job.start_s < TRIAL_S
+
+
+def test_a_policy_says_why_it_waits() -> None:
+    limits, at_s = WorkerRange(low=1, high=4), 0.0
+    policy = AutoscalePolicy(limits, "worker", ())
+
+    def measure(processes: int) -> str:
+        nonlocal at_s
+        at_s += 2.0
+        policy.observe(Interval(at_s, 2.0, 2000, processes, 10**9), limits)
+        return policy.holds_back
+
+    assert measure(1) == "1 worker: being measured"
+    policy.forget(at_s)
+    assert policy.holds_back == "1 worker: not measured yet"
+    while not policy.in_trial:
+        assert at_s < 60.0
+        measure(1)
+    while policy.in_trial:
+        assert at_s < 2 * PENDING_S
+        measure(1)
+    assert policy.holds_back == "1 worker: not measured yet"
+    for _ in range(FEWEST):
+        why = measure(1)
+    assert why == "1 worker: one more was tried and did not start, so the next trial is later"
+    policy.settle(3, at_s)
+    assert policy.holds_back == "3 workers: not measured yet"
+    for _ in range(30):
+        why = measure(2)
+    assert why == "2 of 3 wanted workers run, so no more are tried"

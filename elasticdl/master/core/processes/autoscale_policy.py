@@ -188,12 +188,14 @@ class AutoscalePolicy:
         self._in_vain = self._useful = self._unclear = 0
         """Trials in a row: of one more in vain, of one fewer that proved useful, or nothing."""
         self._more_at_s, self._fewer_at_s = 0.0, _REVIEW_S
+        self._why_later = ""
+        """Why no more are tried before `_more_at_s`, in words."""
         self._lost_s = 0.0
         """What the change of the newest trial cost, in seconds of work."""
         self._usual: tuple[int, float] | None = None
         """The processes, and their rate when they were first measured after the last change."""
         self._changes: deque[float] = deque(maxlen=MOST_CHANGES)
-        self.holds_back = f"{self._many(limits.low)}: not measured yet"
+        self.holds_back = self._not_yet(limits.low)
         """Why no trial begins now, in words; of no meaning in a trial."""
 
     @property
@@ -208,16 +210,18 @@ class AutoscalePolicy:
         """
         if self._trial is None:
             self._base = Window(0)
+            self.holds_back = self._not_yet(self.wanted)
         else:
             self._trial.after, self._trial.changed_s, self._trial.waits_s = None, None, at_s
 
     def settle(self, processes: int, at_s: float) -> None:
         """End a trial without a finding: the job has this number, whatever was wanted."""
         if self._trial is not None and self.wanted > self._trial.before.processes:
-            self._put_off_more(1, at_s)
+            self._put_off_more(1, at_s, "one more was tried, and was not measured to the end")
         elif self._trial is not None:
             self._put_off_fewer(1, at_s)
         self.wanted, self._trial, self._base, self._usual = processes, None, Window(0), None
+        self.holds_back = self._not_yet(processes)
 
     def abandon(self, at_s: float, why: str) -> Decision:
         """Undo the present trial."""
@@ -280,7 +284,11 @@ class AutoscalePolicy:
         base, at_s = self._base, interval.at_s
         base.add(interval)
         self.holds_back = f"{self._many(base.processes)}: being measured"
-        # With fewer than wanted the cluster is the limit, and more would not come.
+        if interval.processes < self.wanted:
+            # The cluster is the limit, and more would not come.
+            wanted = amount(self.wanted, f"wanted {self._noun}")
+            self.holds_back = f"{interval.processes} of {wanted} run, so no more are tried"
+            return None
         if interval.processes != self.wanted or base.count < FEWEST or base.rate <= 0.0:
             return None
         if self._has_shifted(at_s):
@@ -311,8 +319,8 @@ class AutoscalePolicy:
             waits = percent_words(round(base.waiting, 3))
             return f"{now}: workers wait for servers {waits} of their time, too little for one more"
         if at_s < self._more_at_s:
-            return f"{now}: one more was tried and did not pay, so the next trial is later"
-        return f"{now}: their rate still varies too much for a trial"
+            return f"{now}: {self._why_later}, so the next trial is later"
+        return f"{now}: throughput still varies too much for a trial"
 
     def _has_shifted(self, at_s: float) -> bool:
         """Whether the same processes have become much faster or slower, which ends a pause."""
@@ -461,6 +469,7 @@ class AutoscalePolicy:
         # One more was just shown to add nothing.
         self._more, self._in_vain = _Step(), 1
         self._more_at_s = at_s + self._pause_s(_RETRY_S, 0, _LONGEST_RETRY_S)
+        self._why_later = "fewer were tried and were enough"
         text = (
             f"autoscale: staying at {self._many(after.processes)}:"
             f" {gain_words(after, trial.before)}, less than {percent_words(need)}"
@@ -478,7 +487,13 @@ class AutoscalePolicy:
             text = f"autoscale: giving back {self._many(added)}: {found}, {why}"
             # If none came, fewer would not have come either.
             came = 1 if trial.changed_s is None else after.processes - before.processes
-            self._put_off_more(came, at_s)
+            if trial.changed_s is None:
+                why_later = "one more was tried and did not start"
+            elif trial.after is None or trial.after.count < FEWEST:
+                why_later = "one more was tried, and was not measured to the end"
+            else:
+                why_later = "one more was tried and did not pay"
+            self._put_off_more(came, at_s, why_later)
             kind = Kind.GIVE_BACK
         else:
             found = gain_words(after, before)
@@ -487,7 +502,8 @@ class AutoscalePolicy:
             kind = Kind.RESTORE
         return self._change(kind, before.processes, at_s, text, numbers_of(before, after))
 
-    def _put_off_more(self, added: int, at_s: float) -> None:
+    def _put_off_more(self, added: int, at_s: float, why: str) -> None:
+        self._why_later = why
         self._more.failed(added)
         if added > 1:
             # Half as many may be worth it: the job may be limited somewhere between.
@@ -515,9 +531,13 @@ class AutoscalePolicy:
         self, kind: Kind, processes: int, at_s: float, text: str, numbers: Mapping[str, float]
     ) -> Decision:
         self.wanted = processes
+        self.holds_back = self._not_yet(processes)
         self._usual = None
         self._changes.append(at_s)
         return Decision(kind, processes, text, numbers)
+
+    def _not_yet(self, processes: int) -> str:
+        return f"{self._many(processes)}: not measured yet"
 
     def _many(self, processes: int) -> str:
         return amount(processes, self._noun)
