@@ -307,14 +307,14 @@ class Server:
     def save(
         self, snapshot: int, path: str, header: str, delta: bool = False, pause_s: float = 0.0
     ) -> tuple[int, int, float, tuple[int, int, float] | None]:
-        """Write a view to a file, durably; (bytes, CRC-32C, seconds of pauses, None).
+        """Write a view to a file, durably; (bytes, CRC-32C, seconds of pauses, non-finite weight).
 
         `delta`: of the tables only the rows that were changed since the view's base. `pause_s`: of
-        pauses for each byte at most; they leave a twentieth of a processor to it, and end when half
-        of the rows were written again, or with `hurry`. Raises OSError.
+        pauses for each byte at most; they leave a twentieth of a processor to it, and end when the
+        copies of rows take half as much memory as all rows, or with `hurry`. Raises OSError.
 
         At the first weight that is NaN or infinite it stops and tells which: (table, id), or (-1,
-        index in the dense vector), and its value.
+        index in the dense vector), and its value. Otherwise that is None.
         """
 
     def hurry(self, snapshot: int) -> None:
