@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -25,6 +26,8 @@ using namespace elasticdl::testing;
 namespace {
 
 using Random = std::mt19937_64;
+
+constexpr double kLongPauseS = 10;
 
 // Three workers push and pull, while views are cut, read, written to a file and dropped.
 void pushes_pulls_cuts_and_saves_run_beside_one_another(bool packed = false) {
@@ -69,6 +72,8 @@ void pushes_pulls_cuts_and_saves_run_beside_one_another(bool packed = false) {
     CHECK(!checkpoint::write_table(writer, table, view->slot(), 0, delta));
     table.set_base(view->slot(), snapshot);
     for (auto& server : servers) server->core.views().drop(snapshot);
+    // Nobody could end the pauses of a writer from now on.
+    CHECK(view->haste.pause(kLongPauseS) == 0);
   }
   for (std::thread& thread : threads) thread.join();
   std::vector<float> rows;
@@ -497,21 +502,35 @@ void large_blocks_are_used_again_and_by_one_at_a_time() {
   CHECK(torn == 0);
 }
 
-}  // namespace
-
 // Wherever the writer is when somebody begins to wait.
 void pauses_end_when_somebody_waits_for_the_file() {
   for (int round = 0; round < 20; ++round) {
     checkpoint::Haste haste;
-    std::thread writing([&] { CHECK(haste.pause(3600) < 3600); });
+    std::thread writing([&] { CHECK(haste.pause(kLongPauseS) < kLongPauseS); });
     haste.hurry();
     writing.join();
-    CHECK(haste.pause(3600) == 0);
+    CHECK(haste.pause(kLongPauseS) == 0);
   }
 }
 
+void pauses_are_bounded_by_the_bytes() {
+  checkpoint::Haste haste;
+  checkpoint::Pace pace(haste, 0.001, [] { return false; });
+  const std::clock_t begin = std::clock();
+  while (std::clock() - begin < CLOCKS_PER_SEC / 10) continue;
+  // Otherwise 19 times the work, about two seconds.
+  pace.rest(10);
+  const double paused_s = pace.paused_s();
+  CHECK(paused_s > 0.005 && paused_s < 1);
+  pace.rest(0);
+  CHECK(pace.paused_s() == paused_s);
+}
+
+}  // namespace
+
 int main() {
   pauses_end_when_somebody_waits_for_the_file();
+  pauses_are_bounded_by_the_bytes();
   a_share_that_is_not_taken_goes_to_the_next();
   large_blocks_are_used_again_and_by_one_at_a_time();
   specs_survive_their_encoding_and_nothing_else_does();

@@ -23,7 +23,7 @@ class Haste {
   bool hurried_ = false;
 };
 
-// Pauses of a thread that writes, which makes it: it takes at most a twentieth of a processor. A lower priority would not do: the
+// Constructed on the writing thread, which then uses at most a twentieth of a processor. A lower priority would not do: the
 // thread holds the lock of a table while it reads rows, and pushes would wait until it gets its turn.
 class Pace {
  public:

@@ -57,8 +57,8 @@ void Writer::put_piece(const char* at, size_t bytes) {
   }
 }
 
-// Without it all is left to `finish`, and training would share disk and processors with all of it at once. Errors show in
-// `finish`, if they last.
+// Starts the writeback of the bytes that were written since the last call. Otherwise `finish` would write back the whole file
+// while training needs the disk and the processors. `fsync` in `finish` reports an error that happens here.
 void Writer::begin_flush() {
   if (bytes_ - flushing_ < kFlushBytes) return;
   ::sync_file_range(fd_, static_cast<off_t>(flushing_), static_cast<off_t>(bytes_ - flushing_), SYNC_FILE_RANGE_WRITE);

@@ -43,7 +43,7 @@ class Writer {
   int fd_;
   Pace* pace_;
   uint64_t bytes_ = 0;
-  uint64_t flushing_ = 0;  // the disk has begun to take so many
+  uint64_t flushing_ = 0;  // bytes whose writeback has been started
   uint32_t crc_ = 0;
 };
 

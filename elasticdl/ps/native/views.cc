@@ -64,12 +64,15 @@ void Views::drop(int64_t snapshot) {
   if (found == views_.end()) return;
   last = std::move(found->second);
   views_.erase(found);
+  // Nobody can end the pauses of its writer from now on.
+  last->haste.hurry();
 }
 
 void Views::clear() {
   std::map<int64_t, std::shared_ptr<View>> gone;
   std::lock_guard<std::mutex> lock(mutex_);
   gone.swap(views_);
+  for (auto& [snapshot, view] : gone) view->haste.hurry();
 }
 
 }  // namespace elasticdl::ps

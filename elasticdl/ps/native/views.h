@@ -29,7 +29,7 @@ class View {
   int64_t version = 0;
   int64_t step_base = 0;
   std::map<std::string, Pushes> pushes;
-  checkpoint::Haste haste;  // of those who write it
+  checkpoint::Haste haste;  // lets whoever waits stop the writers' pauses
 
  private:
   std::shared_ptr<Model> model_;
@@ -48,6 +48,7 @@ class Views {
   std::shared_ptr<View> find(int64_t snapshot) const;
   // Throws Gone if there is none.
   std::shared_ptr<View> get(int64_t snapshot) const;
+  // Who writes a view that is removed pauses no longer: the view's slot and copies are held until it is written.
   void drop(int64_t snapshot);
   void clear();
 
