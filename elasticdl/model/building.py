@@ -94,7 +94,12 @@ def inputs_of(model: keras.Model, features: Structure | None, module: ModelModul
 
 
 def outputs_of(model: keras.Model, features: Structure, *, training: bool) -> Structure:
-    """Call the model.
+    """Call the model with `fitting` features."""
+    return model(fitting(model, features), training=training)
+
+
+def fitting(model: keras.Model, features: Structure) -> Structure:
+    """The features, or their specs, as the model takes them.
 
     A dict of one feature fits a model with one input, whatever its name, as in Keras 2.
     """
@@ -105,7 +110,7 @@ def outputs_of(model: keras.Model, features: Structure, *, training: bool) -> St
         and not isinstance(_own_inputs(model), Mapping)
     ):
         (features,) = features.values()
-    return model(features, training=training)
+    return features
 
 
 def _own_inputs(model: keras.Model) -> Structure:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.model import embedding_hooks, exported_table
+from elasticdl.model.building import fitting
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.exported_table import BoundedTable, ExportedTable, UnboundedTable
 from elasticdl.model.ps_model import PsModel
@@ -156,7 +157,8 @@ def _serving(
     """The traced function, with open lengths where `feed` and the model allow them."""
     if ps_model.open_inputs is not None:
         try:
-            return _traced(ps_model, ps_model.open_inputs, look_up)
+            # The signature has the model's names, so a feature of another name loses its own here.
+            return _traced(ps_model, fitting(ps_model.model, ps_model.open_inputs), look_up)
         except (
             ValueError,
             TypeError,

@@ -325,6 +325,34 @@ def test_a_subclassed_model_of_texts_is_exported_for_texts_of_any_length(tmp_pat
     )
 
 
+ONE_INPUT = """
+def custom_model():
+    ids = keras.Input((None,), dtype="int64", name="ids")
+    return keras.Model(ids, layers.Dense(1)(keras.ops.mean(layers.Embedding(50, 4)(ids), axis=1)))
+def feed(dataset, mode, metadata):
+    words = dataset.map(tf.strings.split)
+    return words.map(lambda each: FEATURES(tf.strings.to_number(each, tf.int32)))
+"""
+
+
+@pytest.mark.parametrize("features", ["tf.identity", "lambda ids: {'words': ids}"])
+def test_one_feature_is_served_as_feed_makes_it_by_the_name_of_the_input(
+    tmp_path: Path, features: str
+) -> None:
+    module = module_with(tmp_path, ONE_INPUT.replace("FEATURES", f"({features})"))
+    feeder = Feeder(module, Task.PREDICTION, Metadata(()))
+    assert feeder(np.array(["1 2 3", "4"], object))
+    made = PsModel.build(module, {}, threshold_bytes=0, seed=1)
+    ps_model = replace(made, open_inputs=feeder.open_features())
+    dense, tables = trained(ps_model, 50)
+    export(ps_model, dense, paged(tables), tmp_path / "export")
+    signature = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    [ids] = signature.structured_input_signature[1].values()
+    assert (ids.name, ids.dtype, ids.shape.as_list()) == ("ids", tf.int32, [None, None])
+    for line in ([4], [1, 2, 3, 4, 5]):
+        assert signature(ids=tf.constant([line]))["dense"].shape == (1, 1)
+
+
 def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path: Path) -> None:
     body = SUBCLASSED.replace(
         "        return self.out", "        assert self.may, 'not now'\n        return self.out"
