@@ -133,8 +133,8 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     def ids(self, features: Features, layers: Layers) -> Tensor:
         """The bucket of each value."""
-        buckets = self._buckets(features, layers)
-        return tf.sparse.from_dense(tf.ones_like(buckets)).with_values(tf.reshape(buckets, [-1]))
+        found = self._buckets(features, layers)
+        return tf.sparse.from_dense(tf.ones_like(found)).with_values(tf.reshape(found, [-1]))
 
     def values(self, features: Features, layers: Layers) -> Tensor:
         """A one in the bucket of each value."""

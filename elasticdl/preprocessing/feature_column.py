@@ -1,7 +1,13 @@
 """Feature columns, and the layer `DenseFeatures` that Keras 3 lacks.
 
-The functions have the names, ids and defaults of those of `tf.feature_column`. An embedding column
-is an `elasticdl.model.layers.Embedding`, so a large one lives on the parameter servers.
+The functions have the names, ids and defaults of those of `tf.feature_column`, without these
+arguments: `default_value`, `dtype` and `normalizer_fn` of `numeric_column`, `dtype` of the
+categorical columns, `ckpt_to_load_from`, `tensor_name_in_ckpt`, `max_norm` and
+`use_safe_embedding_lookup` of `embedding_column`. An embedding column is an
+`elasticdl.model.layers.Embedding`, so a large one lives on the parameter servers.
+
+Functions raise ValueError for a number that is out of its range, and TypeError for a column of
+another kind.
 
 Keras' `FeatureSpace` hashes, looks up, buckets and crosses features too. It has no embeddings, does
 not leave padding out, and needs a pass over data for vocabularies and means.
@@ -11,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Self, final
 
 import keras
@@ -35,9 +42,12 @@ _Layer: Any = keras.layers.Layer
 _registered: Any = keras.saving.register_keras_serializable("elasticdl")
 
 
-def numeric_column(key: str, shape: Sequence[int] = (1,)) -> NumericColumn:
-    """The numbers of a feature; `shape` is that of one example."""
-    return NumericColumn(key, tuple(shape))
+def numeric_column(key: str, shape: int | Sequence[int] = (1,)) -> NumericColumn:
+    """The numbers of a feature; `shape` is that of one example, or its only dimension."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    for size in sizes:
+        _at_least(1, size, "each dimension of shape")
+    return NumericColumn(key, sizes)
 
 
 def bucketized_column(
@@ -48,11 +58,15 @@ def bucketized_column(
     Each boundary, ascending, begins a bucket.
     """
     _check(source_column, NumericColumn, "a numeric_column")
-    return BucketizedColumn(source_column, tuple(float(one) for one in boundaries))
+    ascending = tuple(float(one) for one in boundaries)
+    if any(high <= low for low, high in pairwise(ascending)):
+        raise ValueError(f"the boundaries {[*ascending]} do not ascend")
+    return BucketizedColumn(source_column, ascending)
 
 
 def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int) -> HashedColumn:
     """The hash of each string or integer, below `hash_bucket_size`."""
+    _at_least(1, hash_bucket_size, "hash_bucket_size")
     return HashedColumn(key, hash_bucket_size)
 
 
@@ -63,6 +77,9 @@ def categorical_column_with_identity(
 
     Others get `default_value`, by default no id; TensorFlow fails without a default.
     """
+    _at_least(1, num_buckets, "num_buckets")
+    if default_value is not None:
+        _below(num_buckets, default_value)
     return IdentityColumn(key, num_buckets, default_value)
 
 
@@ -75,8 +92,15 @@ def categorical_column_with_vocabulary_list(
     """The place of each string or integer in a list.
 
     Others get `default_value`, by default no id, or one of `num_oov_buckets` ids after the list.
+    Only one of the two may be given.
     """
     words = tuple(str(word) for word in vocabulary_list)
+    _at_least(1, len(words), "the number of words in vocabulary_list")
+    _at_least(0, num_oov_buckets, "num_oov_buckets")
+    if default_value != -1:
+        if num_oov_buckets:
+            raise ValueError("default_value and num_oov_buckets exclude each other")
+        _below(len(words), default_value)
     return VocabularyColumn(key, words, default_value, num_oov_buckets)
 
 
@@ -101,6 +125,7 @@ def embedding_column(
     The default initializer is a truncated normal distribution of deviation 1 / sqrt(`dimension`).
     """
     _check(categorical_column, CategoricalColumn, "a categorical column")
+    _at_least(1, dimension, "dimension")
     if initializer is None:
         initializer = keras.initializers.TruncatedNormal(stddev=1 / math.sqrt(dimension))
     return EmbeddingColumn(categorical_column, dimension, combiner, initializer, trainable)
@@ -117,8 +142,9 @@ def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
 class DenseFeatures(_Layer):  # type: ignore[misc]
     """The columns' values, [batch, width], in the order of their names, from a dict of features.
 
-    Features are dense [batch] or [batch, any], sparse or ragged. Those that no column has are not
-    used. Raises ValueError for two columns of one name.
+    Numeric features are dense: [batch] or [batch, any]. Categorical ones may be sparse or ragged,
+    too. Features that no column has are not used. Raises ValueError for two columns of one name,
+    and TypeError for a categorical column: `embedding_column` or `indicator_column` takes it.
     """
 
     def __init__(
@@ -163,6 +189,16 @@ class DenseFeatures(_Layer):  # type: ignore[misc]
         """The layer of `get_config`."""
         columns = [keras.saving.deserialize_keras_object(one) for one in config["feature_columns"]]
         return cls(**{**config, "feature_columns": columns})
+
+
+def _at_least(least: int, number: int, name: str) -> None:
+    if number < least:
+        raise ValueError(f"{name} is {number}, expected at least {least}")
+
+
+def _below(end: int, default_value: int) -> None:
+    if not 0 <= default_value < end:
+        raise ValueError(f"default_value is {default_value}, expected a number from 0 to {end - 1}")
 
 
 def _check(column: object, kind: type, expected: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def ids(column: CategoricalColumn) -> list[list[int]]:
 def test_numbers_as_they_are_and_in_buckets() -> None:
     assert made(AGE) == [[17.5], [18], [70]]
     assert made(PAIR) == [[1, 2], [3, 4], [5, 6]]
+    assert fc.numeric_column("pair", shape=2) == PAIR
     assert made(fc.bucketized_column(AGE, [18, 30])) == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
     precise = {"age": tf.constant([16_777_217.0], tf.float64)}
     layer = fc.DenseFeatures([AGE, fc.bucketized_column(AGE, [16_777_217])], dtype="float64")
@@ -126,3 +128,25 @@ def test_wrong_columns_and_features_are_named() -> None:
         fc.embedding_column(AGE, 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no feature 'age'; features: city"):
         fc.DenseFeatures(AGE)({"city": FEATURES["city"]})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fc.categorical_column_with_identity("kind", 2, 2), "is 2, .* from 0 to 1"),
+        (lambda: fc.categorical_column_with_identity("kind", 2, -1), "is -1, .* from 0 to 1"),
+        (lambda: fc.categorical_column_with_identity("kind", 0), "num_buckets is 0"),
+        (lambda: fc.categorical_column_with_hash_bucket("city", 0), "hash_bucket_size is 0"),
+        (lambda: fc.categorical_column_with_vocabulary_list("city", ["a"], 0, 1), "exclude"),
+        (lambda: fc.categorical_column_with_vocabulary_list("city", ["a"], 1), "from 0 to 0"),
+        (lambda: fc.categorical_column_with_vocabulary_list("city", ["a"], -2), "from 0 to 0"),
+        (lambda: fc.categorical_column_with_vocabulary_list("city", ["a"], -1, -1), "is -1, .* 0"),
+        (lambda: fc.categorical_column_with_vocabulary_list("city", []), "words .* is 0"),
+        (lambda: fc.bucketized_column(AGE, [18, 18]), "do not ascend"),
+        (lambda: fc.embedding_column(CITY, 0), "dimension is 0"),
+        (lambda: fc.numeric_column("age", 0), "shape is 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
