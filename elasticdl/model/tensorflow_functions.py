@@ -72,12 +72,15 @@ class TensorFlowFunction(keras.Operation):  # type: ignore[misc]  # Keras has no
         return _FUNCTIONS[self.function](*args, **kwargs)
 
     def compute_output_spec(self, *args: Structure, **kwargs: Structure) -> Structure:
-        """Shapes and types, found by a call in a graph that is thrown away."""
+        """Shapes and types, found by a call in a graph that is thrown away.
+
+        A function that takes no sparse tensor refuses one here.
+        """
 
         def dense(leaf: Structure) -> Structure:
-            # Keras marks the product of a number and a dense tensor as sparse.
-            is_tensor = isinstance(leaf, keras.KerasTensor)
-            return keras.KerasTensor(leaf.shape, leaf.dtype) if is_tensor else leaf
+            if not isinstance(leaf, keras.KerasTensor) or _is_sparse(leaf):
+                return leaf
+            return keras.KerasTensor(leaf.shape, leaf.dtype)
 
         args, kwargs = keras.tree.map_structure(dense, (args, kwargs))
         return super().compute_output_spec(*args, **kwargs)
@@ -85,6 +88,24 @@ class TensorFlowFunction(keras.Operation):  # type: ignore[misc]  # Keras has no
     def get_config(self) -> dict[str, Any]:
         """Keras's config."""
         return {"function": self.function, "name": self.name}
+
+
+def _is_sparse(tensor: keras.KerasTensor) -> bool:
+    """Whether an input or a layer made it sparse, or what it is computed of.
+
+    Keras marks the product of a number and a dense tensor as sparse, too.
+    """
+    todo, seen = [tensor], set()
+    while todo:
+        one = todo.pop()
+        if not one.sparse or id(one) in seen:
+            continue
+        seen.add(id(one))
+        history = getattr(one, "_keras_history", None)
+        if history is None or isinstance(history.operation, keras.layers.Layer):
+            return True
+        todo += history.operation._inbound_nodes[history.node_index].input_tensors
+    return False
 
 
 @final

@@ -46,6 +46,14 @@ def test_a_node_has_the_value_of_the_function(name: str) -> None:
     np.testing.assert_array_equal(keras.Model(inputs, made)(GIVEN), value)
 
 
+def test_sparse_tensors_stay_sparse_and_are_refused_where_the_function_needs_dense_ones() -> None:
+    inputs = keras.Input((3,), sparse=True)
+    assert tf.cast(inputs, tf.int32).sparse
+    for given in (inputs, inputs * 2, keras.layers.Identity()(inputs)):
+        with pytest.raises((TypeError, ValueError), match="SparseTensor"):
+            tf.reshape(given, (-1, 1))
+
+
 def test_a_model_of_such_nodes_is_saved_and_loaded(tmp_path: Path) -> None:
     inputs = keras.Input((3,), name="x")
     both = tf.concat([inputs, keras.layers.Dense(2)(inputs)], axis=1)
