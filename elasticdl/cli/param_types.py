@@ -71,7 +71,7 @@ class Lines(_Typed):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's own
         text = str(value)
-        if not (text.isascii() and text.isdigit()):
+        if not _is_number(text):
             self.fail(f"expected a whole number of lines, or 0 for all, got {value!r}.", param, ctx)
         return int(text)
 
@@ -101,7 +101,7 @@ def server_number(number: object) -> int:
 def typed_server_number(text: str) -> int:
     """Parse a number of parameter servers. Raises SpecError."""
     stripped = text.strip()
-    if stripped.isascii() and stripped.isdigit():
+    if _is_number(stripped):
         return server_number(int(stripped))
     hint = "use one number: --autoscale chooses in the range that the job was started with"
     raise SpecError(f"invalid number of parameter servers: {text!r}", hint=hint)
@@ -111,9 +111,14 @@ def typed_range(text: str) -> tuple[int, int]:
     """Parse `N` or `MIN:MAX`. Raises SpecError."""
     low, colon, high = text.strip().partition(":")
     numbers = (low, high) if colon else (low,)
-    if not all(number.isascii() and number.isdigit() for number in numbers):
+    if not all(map(_is_number, numbers)):
         raise _invalid_range(repr(text))
     return worker_range(*map(int, numbers))
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number of at most 18 digits: Python refuses to convert very long ones."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
 
 
 def _invalid_range(got: str) -> SpecError:

@@ -35,8 +35,8 @@ class Hashing(keras.layers.Hashing):  # type: ignore[misc]
 class IndexLookup(Layer):  # type: ignore[misc]
     """Strings to their places in `vocabulary`; all others to the `num_oov_tokens` ids after it.
 
-    `vocabulary` may be the path of a text file with a word on each line. Keras' `StringLookup` has
-    the others first.
+    `vocabulary` may be the path of a text file with a word on each line. Blank lines, and white
+    space around a word, do not count. Keras' `StringLookup` has the others first.
     """
 
     def __init__(
@@ -143,4 +143,6 @@ def buckets(values: Tensor, boundaries: Sequence[float]) -> Tensor:
 
 
 def _words(path: str) -> list[str]:
-    return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    # Not splitlines: that splits at characters such as U+2028 too, which a word may have.
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    return [word for line in lines if (word := line.strip())]

@@ -77,7 +77,7 @@ class ColumnStatistics:
         return sorted({float(quantiles[at]) for at in range(step - 1, parts - 1, step)})
 
     def vocabulary(self, size: int | None = None, *, min_count: int = 1) -> list[Any]:
-        """The most frequent values, texts or integers, for `IndexLookup` or Keras' lookups.
+        """The most frequent values: texts for `IndexLookup`, integers for Keras' `IntegerLookup`.
 
         The most frequent is first. `size` takes the first ones, `min_count` those that occur so
         often.

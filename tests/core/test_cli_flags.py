@@ -636,6 +636,9 @@ def test_exit_codes_for_the_masters_eyes_become_ones_for_people() -> None:
         ),
         (["wait", "ads", "--timeout", "nan"], "expected a number of seconds of at least 0"),
         (["logs", "ads", "-n", "-1"], "expected a whole number of lines, or 0 for all, got '-1'."),
+        (["logs", "ads", "-n", "9" * 5000], "expected a whole number of lines, or 0 for all, got"),
+        (["scale", "ads", "--num-workers", "9" * 5000], "invalid range of workers: '999"),
+        (["scale", "ads", "--num-ps-pods", "9" * 5000], "invalid number of parameter servers: '99"),
         (["why", "ads", "-n", "all"], "expected a whole number of lines, or 0 for all, got 'all'."),
         (
             ["train", *NEEDED, "--resume"],

@@ -113,10 +113,11 @@ def test_sparse_ids_of_a_functional_model_are_moved_apart() -> None:
 
 def test_a_lookup_reads_a_file_and_refuses_a_word_that_is_there_twice(tmp_path: Path) -> None:
     file = tmp_path / "words"
-    file.write_text("Oslo\nRome \n")
+    file.write_text("Oslo\n\nRome \r\nNew\u2028York\n\n", encoding="utf-8")
     lookup = IndexLookup(str(file), num_oov_tokens=3)
-    assert lookup(tf.constant(["Rome"])).numpy() == [1] and lookup.vocab_size() == 5
-    assert 2 <= int(lookup(tf.constant(["Bonn"]))[0]) < 5
+    assert lookup.vocabulary == ["Oslo", "Rome", "New\u2028York"]
+    assert lookup(tf.constant(["Rome"])).numpy() == [1] and lookup.vocab_size() == 6
+    assert 3 <= int(lookup(tf.constant(["Bonn"]))[0]) < 6
     with pytest.raises(ValueError, match="the vocabulary has 'a' more than once"):
         IndexLookup(["a", "b", "a"])
 
