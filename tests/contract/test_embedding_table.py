@@ -195,6 +195,18 @@ def test_a_row_that_is_not_named_moves_as_with_gradients_of_zero(
     close(unnamed.read(0, 0, 1)[1], expected)
 
 
+def test_a_row_moves_over_more_idle_steps_than_the_tables_of_powers_have(make: Any) -> None:
+    momentum, idle = float(np.float32(0.999_999)), 2**20 + 1  # float32 as in Keras
+    spec = OptimizerSpec(kind=OptimizerKind.SGD, momentum=momentum)
+    table = make(TableSpec(name="t", dim=4), spec, Dtype.FLOAT64)
+    start = table.lookup(ids_of(7))
+    table.apply(ids_of(7), gradients_of(1, 4, 1, Dtype.FLOAT64), 0.1, 1)
+    velocity = table.lookup(ids_of(7)) - start
+    table.advance(idle + 1)
+    steps = (1 - momentum ** (idle + 1)) / (1 - momentum)  # each moves momentum times the last one
+    np.testing.assert_allclose(table.lookup(ids_of(7)), start + velocity * steps, rtol=1e-5)
+
+
 def test_an_update_that_comes_after_a_later_one_leaves_no_step_to_make_up_for(make: Any) -> None:
     table = make(TableSpec(name="t", dim=2), OPTIMIZERS["momentum"])
     first, second = gradients_of(1, 2, 1), gradients_of(1, 2, 2)
