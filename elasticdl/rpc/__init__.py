@@ -1,4 +1,8 @@
-"""The wire: control messages over gRPC, tensors over the bulk plane, and the clients of both."""
+"""The wire, and its clients.
+
+Calls to a master travel in frames of our own (ADR 38), and tensors over the bulk plane. gRPC serves
+the control of parameter servers and the copies of the journal.
+"""
 
 import os
 

@@ -2,7 +2,7 @@
 
 Every connection is a WebSocket of its own (`v4.channel.k8s.io`). Each message begins with its
 channel, 0 for data and 1 for errors, and the first message on each only repeats the port. A client
-reconnects when a connection breaks, as gRPC does by itself; `problem` says why the last one broke.
+reconnects when a connection breaks; `problem` says why the last one broke.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PortForward:
     async def open(self, greeting_s: float = 0.0) -> str:
         """Connect to the pod once, then listen; returns the address, `127.0.0.1:4711`.
 
-        With `greeting_s` above 0, the pod must send something within that time, as a gRPC server
+        With `greeting_s` above 0, the pod must send something within that time, as a master
         does; with TLS it must complete the handshake.
 
         Raises ElasticDLError, OSError.

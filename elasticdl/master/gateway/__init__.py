@@ -1,1 +1,1 @@
-"""The master's interface for a job's processes: gRPC service, sessions, polls and orders."""
+"""The master's interface for a job's processes: service of calls, sessions, polls and orders."""

@@ -1,4 +1,4 @@
-"""Messages of the job's processes as plain values; the servicer is the gRPC side.
+"""Messages of the job's processes as plain values; the servicer has those of the wire.
 
 It answers alone where no decision is needed: identities, repeated messages, and which answer
 belongs to which request.
