@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Header
+from elasticdl.master.journal.image_process import ImageProcess
 from elasticdl.master.journal.recovery import Recovered, claim, recover
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
@@ -154,6 +157,53 @@ def test_what_a_process_cannot_write_is_written_here(
         equal(life.next(), life.state)
     assert "a process could not write an image" in caplog.text
     life.journal.close()
+
+
+def test_an_image_without_a_process_leaves_no_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path, limits=BESIDE)
+    life.live(60)
+
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, "too many processes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fork", refused)
+        before = newest_image(tmp_path)
+        life.live(60)
+        assert newest_image(tmp_path) > before
+    assert life.journal.whole and "too many processes" in caplog.text
+    equal(life.next(), life.state)
+    life.journal.close()
+
+
+def test_a_process_whose_end_nobody_can_learn_leaves_no_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork = os.fork
+
+    def lost() -> int:
+        if pid := fork():
+            os.waitpid(pid, 0)
+        return pid
+
+    monkeypatch.setattr("os.fork", lost)
+    life = Life(tmp_path, limits=BESIDE)
+    life.live(60)
+    until("the journal asks", lambda: [life.live(3)] and "could not write an image" in caplog.text)
+    assert life.journal.whole
+    life.journal.close()
+    equal(life.next(), life.state)
+
+
+def test_a_process_that_hangs_is_killed_and_nobody_waits_for_it() -> None:
+    hangs = ImageProcess(lambda: time.sleep(600), 0.0)
+    assert hangs.succeeded(59.0) is None
+    # Whatever it has to end first, the answer is at once.
+    assert hangs.succeeded(61.0) is None
+    until("it is gone", lambda: hangs.succeeded(62.0) is False)
+    ImageProcess(lambda: time.sleep(600), 0.0).stop()
 
 
 def test_masters_one_after_another_continue_one_run(tmp_path: Path) -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final, NoReturn, final
 
 from elasticdl.cluster.local.parent_death import die_with_parent
 
 _LONGEST_S: Final = 60.0
 """A child that takes longer is killed."""
+_STOP_S: Final = 1.0
+_POLL_S: Final = 0.005
 _FIRST_FILE: Final = 3
 _NICE: Final = 5
 """The master's own work comes first."""
@@ -36,21 +39,28 @@ class ImageProcess:
 
     def succeeded(self, now_s: float) -> bool | None:
         """Return whether it has done its work; None: it has not ended yet."""
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if pid:
-            return status == 0
-        if now_s - self.begun_s > _LONGEST_S:
-            return self.stop()
-        return None
+        if (succeeded := self._result()) is None and now_s - self.begun_s > _LONGEST_S:
+            # One that waits for a file server ends only after that, so do not wait for its end.
+            os.kill(self._pid, signal.SIGKILL)
+        return succeeded
 
-    def stop(self) -> bool:
-        """Kill it; return whether it had done its work before."""
-        os.kill(self._pid, signal.SIGKILL)
-        _, status = os.waitpid(self._pid, 0)
-        return status == 0
+    def stop(self) -> None:
+        """Kill it, and wait for its end for a second at most."""
+        end_s = time.monotonic() + _STOP_S
+        while self._result() is None and time.monotonic() < end_s:
+            os.kill(self._pid, signal.SIGKILL)
+            time.sleep(_POLL_S)
+
+    def _result(self) -> bool | None:
+        try:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:
+            # Something else in this process took its status, so nobody knows what it has done.
+            return False
+        return status == 0 if pid else None
 
 
-def _run(work: Callable[[], object], parent: int) -> None:
+def _run(work: Callable[[], object], parent: int) -> NoReturn:
     """Do the work, and end without anything that the parent does at its end.
 
     No other thread of the parent is here, so nothing may wait for one: `work` computes and writes

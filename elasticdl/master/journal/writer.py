@@ -231,11 +231,17 @@ class JournalFile:
             self._failed_beside = False
             self._put_image()
             return
-        self._since_image = 0
         offset = os.fstat(self._file).st_size
         path = files.image_path(self._directory, self._run, self._segment, offset)
         files.code_fingerprint()  # Once for all children.
-        self._writing = ImageProcess(partial(_write_image, path, self._image), self._now_s())
+        try:
+            self._writing = ImageProcess(partial(_write_image, path, self._image), self._now_s())
+        except OSError as error:
+            # The system allows no more processes. The disk is fine, so the journal has no gap.
+            _LOG.warning("no process could begin to write an image of the job's state: %s", error)
+            self._put_image()
+        else:
+            self._since_image = 0
 
     def _await_image(self, writing: ImageProcess) -> None:
         """See whether the other process has ended."""
