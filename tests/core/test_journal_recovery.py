@@ -162,17 +162,15 @@ def test_what_a_process_cannot_write_is_written_here(
 def test_an_image_without_a_process_leaves_no_gap(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life = Life(tmp_path, limits=BESIDE)
-    life.live(60)
-
     def refused() -> int:
         raise BlockingIOError(errno.EAGAIN, "too many processes")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fork", refused)
-        before = newest_image(tmp_path)
-        life.live(60)
-        assert newest_image(tmp_path) > before
+    monkeypatch.setattr("os.fork", refused)
+    life = Life(tmp_path, limits=BESIDE)
+    life.live(60)
+    before = newest_image(tmp_path)
+    life.live(60)
+    assert newest_image(tmp_path) > before
     assert life.journal.whole and "too many processes" in caplog.text
     equal(life.next(), life.state)
     life.journal.close()
