@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Final, final
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_frames import (
@@ -31,6 +31,7 @@ from elasticdl.rpc.channel import MAX_MESSAGE_BYTES, Credentials
 from elasticdl.tls.contexts import client_context, refusal_of
 
 _CONNECT_S: Final = 5.0
+_CLOSE_S: Final = 1.0
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -63,7 +64,7 @@ class CallClient:
         self, method: Method, request: Message, *, term: int, timeout_s: float
     ) -> Answer:
         """Return the answer of a method that does not stream."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def take(outcome: int, message: bytes | CallFailed) -> None:
             if answer.done():
@@ -71,14 +72,14 @@ class CallClient:
             if isinstance(message, CallFailed):
                 answer.set_exception(message)
             else:
-                answer.set_result(method.reply.FromString(message))
+                answer.set_result(message)
 
         connection, number = None, 0
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._connected()
                 number = connection.begin(method, request, term, take)
-                return await answer
+                return _decoded(method, await answer)
         except TimeoutError:
             if connection is not None:
                 connection.timed_out(number)
@@ -109,7 +110,7 @@ class CallClient:
                         return
                     if isinstance(message, CallFailed):
                         raise message
-                    yield method.reply.FromString(message)
+                    yield _decoded(method, message)
                 wake.clear()
                 await wake.wait()
         finally:
@@ -120,7 +121,10 @@ class CallClient:
         self._closed = True
         if self._connection is not None:
             self._connection.abort()
-            while not self._connection.lost:  # the loop says so in its next turn
+            loop = asyncio.get_running_loop()
+            end_s = loop.time() + _CLOSE_S
+            # The loop says so in its next turn.
+            while not self._connection.lost and loop.time() < end_s:
                 await asyncio.sleep(0)
 
     async def _connected(self) -> _Connection:
@@ -152,9 +156,19 @@ class CallClient:
         except OSError as error:
             number = error.errno or 0
             why = refusal_of(error) or (os.strerror(number) if number > 0 else str(error))
+        except (RuntimeError, UnicodeError) as error:
+            # No thread looks the name up, or it cannot be a host's.
+            why = str(error)
         else:
             return connection
         raise CallFailed(grpc.StatusCode.UNAVAILABLE, why)
+
+
+def _decoded(method: Method, message: bytes) -> Answer:
+    try:
+        return method.reply.FromString(message)
+    except DecodeError as error:
+        raise CallFailed(grpc.StatusCode.INTERNAL, f"undecodable answer: {error}") from None
 
 
 @final
@@ -217,7 +231,12 @@ class _Connection(asyncio.Protocol):
             take(outcome, message)
         else:
             code = _CODES.get(outcome, grpc.StatusCode.UNKNOWN)
-            take(outcome, CallFailed(code, message.decode("utf-8", "replace")))
+            failed = CallFailed(code, message.decode("utf-8", "replace"))
+            take(outcome, failed)
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                # The master answers one call and closes: the others have the same problem.
+                self._problem = code, failed.details()
+                self.abort()
         if outcome != MORE:
             self._waiting.pop(number, None)
 

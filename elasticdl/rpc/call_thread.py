@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import grpc
 from google.protobuf.message import Message
@@ -18,6 +18,7 @@ from elasticdl.rpc.call_frames import METHODS, Answer, CallFailed
 from elasticdl.rpc.channel import Credentials
 
 T = TypeVar("T")
+_SLACK_S: Final = 5.0
 
 
 @final
@@ -36,10 +37,16 @@ class ThreadedCalls:
     def call(self, name: str, request: Message, *, term: int, timeout_s: float) -> Answer:
         """Call the method of that name. Blocks for at most `timeout_s`. Raises CallFailed."""
         work = self._client.call(METHODS[name], request, term=term, timeout_s=timeout_s)
+        answer = self._run(work)
         try:
-            return self._run(work).result()
+            return answer.result(timeout_s + _SLACK_S)
         except CancelledError:
             raise _closed() from None
+        except TimeoutError:
+            # `work` has its own limit, which holds only while the loop runs.
+            answer.cancel()
+            late = f"no answer within {timeout_s:.3g} s"
+            raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, late) from None
 
     def stream(self, name: str, request: Message, *, term: int) -> Iterator[Answer]:
         """Yield the answers of a method that streams. Raises CallFailed."""
@@ -74,6 +81,8 @@ class ThreadedCalls:
         except asyncio.CancelledError:
             put(_closed())
             raise
+        except Exception as error:  # noqa: BLE001 - the top of a call: its caller waits
+            put(CallFailed(grpc.StatusCode.UNKNOWN, repr(error)))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:
@@ -81,9 +90,11 @@ class ThreadedCalls:
                 work.close()
                 raise _closed()
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                serve = partial(_serve, self._loop)
-                threading.Thread(target=serve, name="calls to the master", daemon=True).start()
+                try:
+                    self._loop = _started()
+                except RuntimeError as error:
+                    work.close()
+                    raise CallFailed(grpc.StatusCode.UNAVAILABLE, str(error)) from None
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -97,6 +108,18 @@ class ThreadedCalls:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _started() -> asyncio.AbstractEventLoop:
+    """Return a loop that runs in a new thread. Raises RuntimeError if there can be no more."""
+    loop = asyncio.new_event_loop()
+    serve = partial(_serve, loop)
+    try:
+        threading.Thread(target=serve, name="calls to the master", daemon=True).start()
+    except RuntimeError:
+        loop.close()
+        raise
+    return loop
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
