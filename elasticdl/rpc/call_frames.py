@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
@@ -32,7 +32,7 @@ MORE: Final = 255
 """As an outcome: a message of a stream, and others may follow."""
 
 _SILENCE_S: Final = 10
-_PROBE_S: Final = 5
+_PROBES, _PROBE_S = 5, 1
 
 
 Answer: TypeAlias = Any
@@ -95,12 +95,11 @@ class Frames:
         self.most_bytes = most_bytes
         """The largest message that may come next."""
         self._rest = bytearray(0)
-        self.greeted = False
-        """Whether the peer's greeting has come."""
+        self._greeted = False
 
-    def feed(self, data: bytes | bytearray) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    def feed(self, data: bytes | bytearray) -> Generator[tuple[tuple[int, ...], bytes]]:
         """Yield the frames that are complete now: the header's fields after its size, and the
-        message. Take all of them before the next data.
+        message. Exhaust or close the generator before the next data: closed, it keeps the rest.
 
         Raises ValueError for a frame that is too large, and NotOurProtocol.
         """
@@ -108,24 +107,26 @@ class Frames:
             self._rest += data
             data = self._rest
         position = 0
-        if not self.greeted:
+        if not self._greeted:
             if bytes(data[: len(GREETING)]) != GREETING[: len(data)]:
                 raise NotOurProtocol("the peer speaks another protocol")
             if len(data) < len(GREETING):
                 self._keep(data, 0)
                 return
-            self.greeted, position = True, len(GREETING)
+            self._greeted, position = True, len(GREETING)
         header = self._header
-        while len(data) - position >= header.size:
-            size, *fields = header.unpack_from(data, position)
-            if size > self.most_bytes:
-                raise ValueError(f"a message of {size} bytes; the limit is {self.most_bytes}")
-            begin = position + header.size
-            if len(data) - begin < size:
-                break
-            position = begin + size
-            yield tuple(fields), bytes(data[begin:position])
-        self._keep(data, position)
+        try:
+            while len(data) - position >= header.size:
+                size, *fields = header.unpack_from(data, position)
+                if size > self.most_bytes:
+                    raise ValueError(f"a message of {size} bytes; the limit is {self.most_bytes}")
+                begin = position + header.size
+                if len(data) - begin < size:
+                    break
+                position = begin + size
+                yield tuple(fields), bytes(data[begin:position])
+        finally:
+            self._keep(data, position)
 
     def _keep(self, data: bytes | bytearray, position: int) -> None:
         if data is self._rest:
@@ -137,13 +138,13 @@ class Frames:
 def notice_vanished_peers(connection: socket.socket) -> None:
     """Have the system break a connection whose peer vanished without a word, within 15 s.
 
-    Its kernel answers these probes, so they say nothing of the process itself.
+    A network may lose a single probe, so there are five. The peer's kernel answers these probes, so they say nothing of the process itself.
     """
     for option, value in (
         (socket.TCP_KEEPIDLE, _SILENCE_S),
         (socket.TCP_KEEPINTVL, _PROBE_S),
-        (socket.TCP_KEEPCNT, 1),
-        (socket.TCP_USER_TIMEOUT, 1000 * (_SILENCE_S + _PROBE_S)),
+        (socket.TCP_KEEPCNT, _PROBES),
+        (socket.TCP_USER_TIMEOUT, 1000 * (_SILENCE_S + _PROBES * _PROBE_S)),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

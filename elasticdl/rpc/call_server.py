@@ -7,7 +7,7 @@ import logging
 import resource
 import ssl
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any, Final, NoReturn, TypeAlias, final
 
 import grpc
@@ -43,8 +43,10 @@ _LOG = logging.getLogger(__name__)
 _HELLO_S: Final = 10.0
 """How long a connection may take to say who it is."""
 _MOST_HELLO_BYTES: Final = 4096
+_MOST_NAME: Final = 256
+"""Characters of a name: it is in errors and logs."""
 _MOST_CALLS: Final = 64
-"""Calls in progress on one connection; it is not read while there are more."""
+"""Calls in progress on one connection. It is not read while there are as many."""
 _OWN_FILES: Final = 1024
 """Open files for other things than calls."""
 _BACKLOG: Final = 1024
@@ -83,10 +85,16 @@ class CallServer:
         self._service, self._context = service, context
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = max(files - _OWN_FILES, files // 2, 64)
-        self._connections: set[_Connection] = set()
+        self._connections: set[_Connection | Handshake] = set()
         self._strangers: dict[_Connection | Handshake, None] = {}
         """Those who have not shown who they are, by age."""
         self._server: asyncio.Server | None = None
+        self._closing = False
+
+    @property
+    def closing(self) -> bool:
+        """Whether it takes no more calls."""
+        return self._closing
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Listen and return the port; the system chooses it if `port` is 0.
@@ -100,16 +108,24 @@ class CallServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening; calls in progress get a second."""
+        """Stop listening; calls in progress get a second, and another one to end when cancelled."""
+        self._closing = True
         if self._server is not None:
             self._server.close()
-        calls = [call for one in self._connections for call in one.calls()]
+        for stranger in tuple(self._strangers):
+            stranger.abort()
+        known = [one for one in self._connections if isinstance(one, _Connection)]
+        calls = [call for one in known for call in one.calls()]
         if calls:
             await asyncio.wait(calls, timeout=_CLOSE_S)
         for connection in tuple(self._connections):
             connection.abort()
-        await asyncio.gather(*calls, return_exceptions=True)
-        while self._connections:  # the loop calls each one's connection_lost in its next turn
+        if calls:
+            await asyncio.wait(calls, timeout=_CLOSE_S)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _CLOSE_S
+        # The loop calls each one's connection_lost in its next turn.
+        while self._connections and loop.time() < end_s:
             await asyncio.sleep(0)
 
     def handler(self, method: Method) -> _Handler | None:
@@ -117,18 +133,23 @@ class CallServer:
         return getattr(self._service, method.name, None)
 
     def enter(self, connection: _Connection | Handshake) -> None:
-        """Take a new connection. Strangers have half of the places, and the oldest makes room."""
-        if len(self._connections) >= self._most:
+        """Take a new connection. Strangers have half of the places.
+
+        When those or all places are taken, the oldest stranger makes room. A new connection is
+        refused only if there is none.
+        """
+        full = len(self._connections) >= self._most
+        if self._closing or (full and not self._strangers):
             connection.abort()
             return
-        self._strangers[connection] = None
-        if isinstance(connection, _Connection):
-            self._connections.add(connection)
-            asyncio.get_running_loop().call_later(_HELLO_S, self._expect_hello, connection)
-        if len(self._strangers) > self._most // 2:
+        if full or len(self._strangers) >= self._most // 2:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.abort()
+        self._connections.add(connection)
+        self._strangers[connection] = None
+        if isinstance(connection, _Connection):
+            asyncio.get_running_loop().call_later(_HELLO_S, self._expect_hello, connection)
 
     def showed_proof(self, connection: _Connection) -> None:
         """Keep the connection for as long as its owner wants it."""
@@ -137,8 +158,7 @@ class CallServer:
     def leave(self, connection: _Connection | Handshake) -> None:
         """Forget a connection that has ended."""
         self._strangers.pop(connection, None)
-        if isinstance(connection, _Connection):
-            self._connections.discard(connection)
+        self._connections.discard(connection)
 
     def _expect_hello(self, connection: _Connection) -> None:
         if connection in self._strangers:
@@ -157,9 +177,11 @@ class _Connection(asyncio.Protocol):
         """Who it is, once it has said so."""
         self._refusal = ""
         """Why nobody believes that."""
+        self._left = False
+        """Whether nothing more is taken from it."""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._waits = False
-        """Whether it is not read, because it has too many calls in progress."""
+        """Whether it is not read: too many calls are in progress, or answers are not taken."""
         self._writable: asyncio.Event | None = None
         """While the client does not read what it is sent."""
 
@@ -188,16 +210,22 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable = asyncio.Event()
+        self._pause_reading()
 
     def resume_writing(self) -> None:
         if self._writable is not None:
             self._writable.set()
             self._writable = None
+            self._read_on()
 
     def data_received(self, data: bytes) -> None:
         try:
-            for (number, method, term), message in self._frames.feed(data):
-                self._received(number, method, term, message)
+            with closing(self._frames.feed(data)) as frames:
+                for (number, method, term), message in frames:
+                    self._received(number, method, term, message)
+                    if not self._has_room():
+                        self._pause_reading()
+                        break
         except (ValueError, DecodeError):
             # No client of ours: there is nobody to tell.
             self.abort()
@@ -206,11 +234,11 @@ class _Connection(asyncio.Protocol):
         if self._caller is None:
             self._hello(method, message)
         elif method == CANCEL:
-            if (call := self._calls.pop(number, None)) is not None:
+            if (call := self._calls.get(number)) is not None:
                 call.cancel()
-                self._read_on()
         elif self._refusal:
             self._answer(number, grpc.StatusCode.UNAUTHENTICATED, self._refusal)
+            self._hang_up()
         elif number in self._calls:
             raise ValueError(f"a second call has number {number}")
         else:
@@ -220,13 +248,21 @@ class _Connection(asyncio.Protocol):
         if method != HELLO:
             raise ValueError("the client does not say who it is")
         hello = pb.Hello.FromString(message)
+        if max(len(hello.name), len(hello.instance)) > _MOST_NAME:
+            raise ValueError(f"a name has {_MOST_NAME} characters at most")
         self._caller = Caller(hello.name, 0, hello.instance)
         if same(hello.proof, self._server.proof(self._caller)):
             self._server.showed_proof(self)
             self._frames.most_bytes = MAX_MESSAGE_BYTES
         else:
-            # It remains a stranger, so it has to go soon.
+            # It remains a stranger, and learns this from the answer to its first call.
             self._refusal = "the token is missing or wrong, or another process's"
+
+    def _hang_up(self) -> None:
+        """Close when all answers are sent."""
+        self._left = True
+        if self._transport is not None:
+            self._transport.close()
 
     def _call(self, number: int, method_number: int, term: int, message: bytes) -> None:
         assert self._caller is not None
@@ -245,16 +281,22 @@ class _Connection(asyncio.Protocol):
             code = reason.code if isinstance(reason, CallDenied) else CallDenied.code
             self._answer(number, code, str(reason))
             return
+        if self._server.closing:
+            self._answer(number, grpc.StatusCode.UNAVAILABLE, "the master ends")
+            return
         try:
             request = method.request.FromString(message)
         except DecodeError as error:
             self._answer(number, grpc.StatusCode.INVALID_ARGUMENT, f"undecodable: {error}")
             return
         work = self._handle(number, method, handler, request, Call(self._caller))
-        self._calls[number] = asyncio.get_running_loop().create_task(work)
-        if len(self._calls) >= _MOST_CALLS and not self._waits and self._transport is not None:
-            self._waits = True
-            self._transport.pause_reading()
+        self._calls[number] = task = asyncio.get_running_loop().create_task(work)
+        # Not at the end of `work`, which never begins if a caller cancels at once.
+        task.add_done_callback(lambda _: self._ended(number))
+
+    def _ended(self, number: int) -> None:
+        del self._calls[number]
+        self._read_on()
 
     async def _handle(
         self, number: int, method: Method, handler: _Handler, request: Message, call: Call
@@ -265,7 +307,7 @@ class _Connection(asyncio.Protocol):
                 await self._stream(number, handler(request, call))
             else:
                 reply = await handler(request, call)
-                self._write(number, OK, reply.SerializeToString())
+                self._write(number, OK, _packed(reply))
         except CallFailed as failed:
             self._answer(number, failed.code(), failed.details())
         except asyncio.CancelledError:
@@ -274,21 +316,39 @@ class _Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - the top of a call: others go on
             _LOG.exception("%s of %s failed", method.name, self._caller and self._caller.name)
             self._answer(number, grpc.StatusCode.UNKNOWN, f"the master failed: {error!r}")
-        finally:
-            self._calls.pop(number, None)
-            self._read_on()
+
+    def _has_room(self) -> bool:
+        """Whether the next frame can be taken."""
+        if self._left or self._transport is None or self._transport.is_closing():
+            return False
+        return self._writable is None and len(self._calls) < _MOST_CALLS
+
+    def _pause_reading(self) -> None:
+        if not self._waits and self._transport is not None:
+            self._waits = True
+            self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        if self._waits and len(self._calls) < _MOST_CALLS and self._transport is not None:
+        if self._waits and self._has_room():
+            # Not here: `data_received` may be at work.
+            asyncio.get_running_loop().call_soon(self._take_rest)
+
+    def _take_rest(self) -> None:
+        """Take the frames that have come before the pause, and more if there is room then."""
+        if self._waits and self._transport is not None and self._has_room():
             self._waits = False
             self._transport.resume_reading()
+            self.data_received(b"")
 
     async def _stream(self, number: int, messages: AsyncGenerator[Any]) -> None:
         async with aclosing(messages):
             async for message in messages:
-                self._write(number, MORE, message.SerializeToString())
+                self._write(number, MORE, _packed(message))
                 if self._writable is not None:
                     await self._writable.wait()
+                if self._transport is None or self._transport.is_closing():
+                    # Perhaps it dropped the message, which counts as sent once `messages` goes on.
+                    return
         self._write(number, OK, b"")
 
     def _answer(self, number: int, code: grpc.StatusCode, details: str) -> None:
@@ -297,3 +357,14 @@ class _Connection(asyncio.Protocol):
     def _write(self, number: int, outcome: int, message: bytes) -> None:
         if self._transport is not None:
             self._transport.write(REPLY.pack(len(message), number, outcome) + message)
+
+
+def _packed(answer: Message) -> bytes:
+    """Serialize an answer. Raises CallFailed if it is too large: a client reads no such frame."""
+    data = answer.SerializeToString()
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise CallFailed(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"an answer of {len(data)} bytes is larger than max ({MAX_MESSAGE_BYTES})",
+        )
+    return data

@@ -48,6 +48,10 @@ class Handshake(asyncio.Protocol):
             self.transport.abort()
 
     async def _run(self, transport: asyncio.Transport) -> None:
+        if transport.is_closing():
+            # Aborted in the turn in which it came: no handshake would ever end.
+            self._strangers.leave(self)
+            return
         early = _Early()
         try:
             secured = await asyncio.get_running_loop().start_tls(
