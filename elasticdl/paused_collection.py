@@ -9,14 +9,15 @@ from contextlib import contextmanager
 _NEW = 2_000
 """Objects more than before: the newest ones are looked through."""
 _TIMES, _TIMES_ALL = 10, 1_000
-"""The newest ones so often before those that outlived them, and these so often before all."""
+"""Collections of generation 0 for one of generation 1, and of generation 1 for one of generation
+2."""
 
 
 def collect_rarely() -> None:
     """Look for garbage less often than Python does by itself.
 
-    It looks through all objects whenever a quarter more have come. With 10,000 workers a master
-    has a million, and that took it 0.5 s each 2.5 s. Most garbage needs no search.
+    Python examines all objects whenever their number has grown by a quarter. With 10,000 workers a
+    master has a million, and that took it 0.5 s each 2.5 s. Most garbage needs no search.
     """
     gc.set_threshold(_NEW, _TIMES, _TIMES_ALL)
 

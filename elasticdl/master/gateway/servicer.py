@@ -148,19 +148,11 @@ class MasterService:
         self._welcome = welcome
         self._status = status
         self._checks = checks
-        self._proofs: dict[str, str] = {}
-        """Proofs of processes that have attached: each call shows one."""
 
     def proof(self, caller: Caller) -> str:
         """Return the proof of a process of that name, or of the owner for any other name."""
-        if (known := self._proofs.get(caller.name)) is not None:
-            return known
-        token, process = self._welcome.token, _process(caller)
-        proof = proof_to_master(process_token(token, caller.name) if process else token)
-        if process is not None and process in self._gateway.sessions:
-            # Only then: strangers claim as many names as they like.
-            self._proofs[caller.name] = proof
-        return proof
+        token = self._welcome.token
+        return proof_to_master(process_token(token, caller.name) if _process(caller) else token)
 
     def refusal(self, caller: Caller, method: str) -> str:
         """Return why a caller who has proved its name is refused, or ''."""

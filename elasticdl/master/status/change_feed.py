@@ -20,9 +20,9 @@ from elasticdl.master.status.job_view import JobView
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 _LOOK_ON_S = 30.0
+"""Keep publishing for this long after the last browser left, since browsers reconnect."""
 _TIMES, _TIMES_WATCHED = 100.0, 20.0
 """A look is due after so many times what the last one took: unwatched, and watched."""
-"""Keep publishing for this long after the last browser left, since browsers reconnect."""
 _MOST_EVENTS = 200
 """Limit per frame; further events come with the next frame."""
 _FIELDS = tuple(field.name for field in fields(ProcessStatus))
