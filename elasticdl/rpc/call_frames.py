@@ -138,7 +138,8 @@ class Frames:
 def notice_vanished_peers(connection: socket.socket) -> None:
     """Have the system break a connection whose peer vanished without a word, within 15 s.
 
-    A network may lose a single probe, so there are five. The peer's kernel answers these probes, so they say nothing of the process itself.
+    A network may lose a single probe, so there are five. The peer's kernel answers these probes, so
+    they say nothing of the process itself.
     """
     for option, value in (
         (socket.TCP_KEEPIDLE, _SILENCE_S),

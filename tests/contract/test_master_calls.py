@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import grpc
 import pytest
 
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.rpc import call_server
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_client import CallClient
 from elasticdl.rpc.call_frames import (
+    CANCEL,
     GREETING,
     HELLO,
     METHODS,
@@ -26,7 +30,10 @@ from elasticdl.rpc.call_frames import (
     NotOurProtocol,
 )
 from elasticdl.rpc.call_server import Call, CallServer
+from elasticdl.rpc.call_thread import ThreadedCalls
 from elasticdl.rpc.channel import MAX_MESSAGE_BYTES, Caller, Credentials
+from elasticdl.rpc.conversation import Drain
+from tests.served_calls import ServedCalls
 
 pytestmark = pytest.mark.contract
 
@@ -211,6 +218,181 @@ def test_orders_wait_for_a_client_that_does_not_read() -> None:
             await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
 
     asyncio.run(story())
+
+
+def test_orders_stay_queued_while_the_connection_drops_them() -> None:
+    class Closing(asyncio.Transport):
+        """As after a write that failed: asyncio accepts what follows and drops it."""
+
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return reserved
+
+        def write(self, data: Any) -> None:
+            written.append(bytes(data))
+
+        def is_closing(self) -> bool:
+            return len(written) > 2
+
+        def pause_reading(self) -> None:
+            pass
+
+        def abort(self) -> None:
+            pass
+
+    written: list[bytes] = []
+    orders = OrderStreams(0)
+    name = ProcessName(Role.WORKER, 0)
+
+    class Ordering:
+        async def Orders(self, request: Any, call: Call) -> AsyncGenerator[Any]:
+            async with aclosing(orders.stream(name)) as stream:
+                async for order in stream:
+                    yield pb.Order(drain=repr(order))
+
+    async def story() -> None:
+        orders.put(name, Drain("one"))
+        orders.put(name, Drain("two"))
+        server = CallServer(Ordering(), lambda caller: TOKEN, check)
+        connection = call_server._Connection(server)
+        connection.connection_made(Closing())
+        hello = pb.Hello(proof=TOKEN, name="w").SerializeToString()
+        connection.data_received(GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello)
+        connection.data_received(REQUEST.pack(0, 1, METHODS["Orders"].number, 3))
+        await asyncio.gather(*connection.calls())
+        # The greeting, the servers, and one order, which the connection dropped.
+        assert len(written) == 3
+        next_stream = orders.stream(name)
+        came = [await anext(next_stream) for _ in range(3)]
+        assert came[1:] == [Drain("one"), Drain("two")]
+
+    with socket.socket() as reserved:
+        asyncio.run(story())
+
+
+def test_a_client_that_reads_no_answers_is_not_read() -> None:
+    async def story() -> None:
+        async with served() as (_, server, address):
+            hello = pb.Hello(proof=TOKEN + "w", name="w").SerializeToString()
+            said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
+            call = REQUEST.pack(0, 1, METHODS["Who"].number, 3)
+            async with connected(address, said) as (_, writer):
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(2.0):
+                        for _ in range(2_000):
+                            writer.write(call * 2_000)
+                            await writer.drain()
+                (connection,) = server._connections
+                assert connection._transport.get_write_buffer_size() < 1 << 20
+                writer.transport.abort()
+            async with client(address) as one:
+                await status(one)
+
+    asyncio.run(story())
+
+
+def test_a_wrong_proof_is_answered_once() -> None:
+    async def story() -> None:
+        async with served() as (_, _, address):
+            hello = pb.Hello(proof="wrong", name="w").SerializeToString()
+            said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
+            call = REQUEST.pack(0, 1, METHODS["Status"].number, 3)
+            async with connected(address, said + 3 * call) as (reader, _):
+                answers = list(Frames(REPLY).feed(await asyncio.wait_for(reader.read(), 5.0)))
+            assert [fields for fields, _ in answers] == [(1, 16)]
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_is_too_large_fails_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_server, "MAX_MESSAGE_BYTES", 10_000)
+
+    async def story() -> None:
+        async with served() as (service, _, address), client(address) as one:
+            lease = one.call(
+                METHODS["RequestLease"], pb.LeaseRequest(sequence=1), term=3, timeout_s=LIMIT_S
+            )
+            waiting = asyncio.ensure_future(lease)
+            stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
+            failed = await failure(anext(stream))
+            assert failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            service.go_on.set()
+            assert (await waiting).wait_reason == "1"
+
+    asyncio.run(story())
+
+
+def test_a_call_may_be_cancelled_before_it_begins() -> None:
+    async def story() -> None:
+        async with served() as (_, _, address):
+            hello = pb.Hello(proof=TOKEN + "w", name="w").SerializeToString()
+            said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
+            for number in range(1, 200):
+                said += REQUEST.pack(0, number, METHODS["RequestLease"].number, 3)
+                said += REQUEST.pack(0, number, CANCEL, 0)
+            said += REQUEST.pack(0, 200, METHODS["Status"].number, 3)
+            async with connected(address, said) as (reader, _):
+                frames, numbers = Frames(REPLY), set[int]()
+                while 200 not in numbers:
+                    data = await asyncio.wait_for(reader.read(4096), LIMIT_S)
+                    numbers |= {fields[0] for fields, _ in frames.feed(data)}
+
+    asyncio.run(story())
+
+
+class Garbled:
+    """Answers with bytes that are no message."""
+
+    class Reply:
+        ByteSize = staticmethod(lambda: 3)
+        SerializeToString = staticmethod(lambda: b"\xff\xff\xff")
+
+    async def Status(self, request: Any, call: Call) -> Any:
+        return self.Reply
+
+    async def Orders(self, request: Any, call: Call) -> AsyncGenerator[Any]:
+        yield self.Reply
+
+
+def test_an_answer_that_cannot_be_decoded_fails_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = ServedCalls(Garbled(), lambda caller: TOKEN)
+    calls = ThreadedCalls(master.address, Credentials(TOKEN, "w", "one"), None, "")
+    try:
+        for _ in range(2):
+            with pytest.raises(CallFailed, match="undecodable"):
+                calls.call("Status", pb.StatusRequest(), term=3, timeout_s=LIMIT_S)
+            with pytest.raises(CallFailed, match="undecodable"):
+                list(calls.stream("Orders", pb.OrdersRequest(), term=3))
+
+        async def broken(*_: Any, **__: Any) -> AsyncGenerator[Any]:
+            raise KeyError("a bug")
+            yield
+
+        monkeypatch.setattr(calls._client, "stream", broken)
+        with pytest.raises(CallFailed, match="a bug"):
+            list(calls.stream("Orders", pb.OrdersRequest(), term=3))
+    finally:
+        calls.close()
+        master.close()
+
+
+def test_a_thread_that_cannot_start_fails_the_call_and_not_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    master = ServedCalls(Service(), lambda caller: TOKEN)
+    calls = ThreadedCalls(master.address, Credentials(TOKEN, "w", "one"), None, "")
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("threading.Thread.start", refused)
+            with pytest.raises(CallFailed, match="new thread"):
+                calls.call("Status", pb.StatusRequest(), term=3, timeout_s=LIMIT_S)
+        assert calls.call("Status", pb.StatusRequest(), term=3, timeout_s=LIMIT_S).status == "fine"
+    finally:
+        calls.close()
+        master.close()
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
