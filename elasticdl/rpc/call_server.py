@@ -36,7 +36,7 @@ from elasticdl.rpc.channel import (
     Proof,
     status_details,
 )
-from elasticdl.tls.acceptor import Handshake, accepting
+from elasticdl.tls.acceptor import Handshake, accepting, listen
 from elasticdl.tokens import MOST_TERM, same
 
 _LOG = logging.getLogger(__name__)
@@ -102,9 +102,7 @@ class CallServer:
         `reuse_port`: another process holds the port for this one. Raises OSError if it is taken.
         """
         accept = accepting(self._context, lambda: _Connection(self), self)
-        self._server = await asyncio.get_running_loop().create_server(
-            accept, host, port, backlog=_BACKLOG, reuse_port=reuse_port
-        )
+        self._server = await listen(accept, host, port, backlog=_BACKLOG, reuse_port=reuse_port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from elasticdl.tls.acceptor import Handshake, accepting
+from elasticdl.tls.acceptor import Handshake, accepting, listen
 
 _PATH: Final = re.compile(rb"/([a-z0-9-]{1,80})(?::\d{1,5})?(/[\w.-]{1,200}/[\w.-]{1,100})")
 _OWN: Final = re.compile(rb".*/(?:rank_)?(\d{1,9})")
@@ -102,11 +102,8 @@ class Rendezvous:
 
         `reuse_port`: another process holds the port for this one.
         """
-        loop = asyncio.get_running_loop()
         accept = accepting(self._context, self._connection, self)
-        self._server = await loop.create_server(
-            accept, host or None, port, backlog=1024, reuse_port=reuse_port
-        )
+        self._server = await listen(accept, host or None, port, backlog=1024, reuse_port=reuse_port)
         return int(self._server.sockets[0].getsockname()[1])
 
     def open(self, scopes: Sequence[str]) -> None:

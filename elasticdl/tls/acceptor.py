@@ -7,6 +7,7 @@ and never end it would count nowhere, so a server could not limit them.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias, final
@@ -96,3 +97,23 @@ def accepting(context: ssl.SSLContext | None, factory: Factory, strangers: Stran
     if context is None:
         return factory
     return lambda: Handshake(context, factory, strangers)
+
+
+async def listen(
+    accept: Factory, host: str | None, port: int, *, backlog: int, reuse_port: bool
+) -> asyncio.Server:
+    """Listen at an address, or at all for None. Raises OSError if the port is taken.
+
+    `::` is all addresses of both versions of IP. asyncio alone would leave out those of version 4.
+    """
+    loop = asyncio.get_running_loop()
+    if host != "::" or not socket.has_dualstack_ipv6():
+        return await loop.create_server(accept, host, port, backlog=backlog, reuse_port=reuse_port)
+    both = socket.create_server(
+        (host, port),
+        family=socket.AF_INET6,
+        backlog=backlog,
+        reuse_port=reuse_port,
+        dualstack_ipv6=True,
+    )
+    return await loop.create_server(accept, sock=both, backlog=backlog)

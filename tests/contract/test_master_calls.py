@@ -395,6 +395,40 @@ def test_a_thread_that_cannot_start_fails_the_call_and_not_the_next_one(
         master.close()
 
 
+def test_all_addresses_are_those_of_both_versions_of_ip() -> None:
+    async def story() -> None:
+        server = CallServer(Service(), lambda caller: TOKEN, check)
+        port = await server.start("::", 0)
+        try:
+            for address in (f"127.0.0.1:{port}", f"[::1]:{port}"):
+                async with client(address, TOKEN) as one:
+                    assert (await status(one)).status == "fine"
+        finally:
+            await server.close()
+
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    asyncio.run(story())
+
+
+def test_who_proves_itself_gets_a_place_that_strangers_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
+
+    async def story() -> None:
+        async with served() as (_, _, address), AsyncExitStack() as known:
+            for _ in range(63):
+                await status(await known.enter_async_context(client(address)))
+            await known.enter_async_context(connected(address))
+            # Every place is taken, one of them by a stranger.
+            await status(await known.enter_async_context(client(address)))
+            async with client(address) as one:
+                assert (await failure(status(one))).code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(story())
+
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -28,7 +28,7 @@ from elasticdl.master.status.json_api import JsonApi
 from elasticdl.master.status.limits import LIMITS, PageLimits
 from elasticdl.master.status.logs import Logs
 from elasticdl.master.status.shards import Shards
-from elasticdl.tls.acceptor import Factory, accepting
+from elasticdl.tls.acceptor import Factory, accepting, listen
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_S = 2.0
@@ -82,9 +82,7 @@ class StatusServer:
         self._change_feed.start()
         await self._runner.setup()
         accept = self._accept(self._runner)
-        self._listening = await asyncio.get_running_loop().create_server(
-            accept, host, port, backlog=_BACKLOG, reuse_port=reuse_port
-        )
+        self._listening = await listen(accept, host, port, backlog=_BACKLOG, reuse_port=reuse_port)
         return int(self._listening.sockets[0].getsockname()[1])
 
     async def close(self, finish: FinishJob | None) -> None:
