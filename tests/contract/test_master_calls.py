@@ -283,6 +283,8 @@ def test_a_client_that_reads_no_answers_is_not_read() -> None:
                             writer.write(call * 2_000)
                             await writer.drain()
                 (connection,) = server._connections
+                assert isinstance(connection, call_server._Connection)
+                assert connection._transport is not None
                 assert connection._transport.get_write_buffer_size() < 1 << 20
                 writer.transport.abort()
             async with client(address) as one:
@@ -425,6 +427,29 @@ def test_who_proves_itself_gets_a_place_that_strangers_hold(
             await status(await known.enter_async_context(client(address)))
             async with client(address) as one:
                 assert (await failure(status(one))).code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(story())
+
+
+def test_a_master_that_ends_takes_no_more_calls_and_waits_for_no_stranger() -> None:
+    async def story() -> None:
+        async with (
+            served() as (service, server, address),
+            client(address) as one,
+            connected(address) as (stranger, _),
+        ):
+            lease = one.call(
+                METHODS["RequestLease"], pb.LeaseRequest(sequence=1), term=3, timeout_s=LIMIT_S
+            )
+            waiting = asyncio.ensure_future(lease)
+            await status(one)
+            ending = asyncio.ensure_future(server.close())
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(stranger.read(), LIMIT_S) == GREETING
+            assert (await failure(status(one))).code() is grpc.StatusCode.UNAVAILABLE
+            assert not service.acted[1:], "what came too late"
+            await asyncio.wait_for(ending, LIMIT_S)
+            await failure(waiting)
 
     asyncio.run(story())
 

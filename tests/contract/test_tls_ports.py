@@ -30,6 +30,7 @@ from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits
 from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.tls import MASTER_NAME, CertifiedKey
+from elasticdl.tls.acceptor import Handshake, accepting
 from elasticdl.tls.authority import Authority, KeyPair
 from elasticdl.tls.contexts import client_context, server_context
 from elasticdl.tls.relay import Relay, RelayThread
@@ -300,6 +301,40 @@ def test_the_rendezvous_refuses_clear_text_and_silent_strangers_keep_nobody_out(
 
 
 # the page
+
+
+class Nobody:
+    """Has no place for a new connection."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.here: list[Handshake] = []
+
+    def enter(self, connection: Handshake) -> None:
+        self.came += 1
+        self.here.append(connection)
+        connection.abort()
+
+    def leave(self, connection: Handshake) -> None:
+        self.here.remove(connection)
+
+
+def test_a_connection_that_is_refused_at_once_leaves_nothing_behind() -> None:
+    nobody = Nobody()
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        accept = accepting(page_context(MASTER_KEY), asyncio.Protocol, nobody)
+        server = await loop.create_server(accept, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with asyncio.timeout(5):
+            while not nobody.came or nobody.here:
+                await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        writer.close()
+        server.close()
+
+    asyncio.run(scene())
 
 
 def page_context(certified: CertifiedKey | None) -> ssl.SSLContext | None:
