@@ -189,7 +189,12 @@ def test_a_process_whose_end_nobody_can_learn_leaves_no_gap(
     monkeypatch.setattr("os.fork", lost)
     life = Life(tmp_path, limits=BESIDE)
     life.live(60)
-    until("the journal asks", lambda: [life.live(3)] and "could not write an image" in caplog.text)
+
+    def noticed() -> bool:
+        life.live(3)
+        return "could not write an image" in caplog.text
+
+    until("the journal asks", noticed)
     assert life.journal.whole
     life.journal.close()
     equal(life.next(), life.state)
