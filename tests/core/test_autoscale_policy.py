@@ -11,17 +11,15 @@ from itertools import pairwise
 import pytest
 
 from elasticdl.flag_values import WorkerRange
+from elasticdl.master.core.processes.autoscale_decision import Decision, Kind
+from elasticdl.master.core.processes.autoscale_gains import LEAST_GAIN, needed_gain
 from elasticdl.master.core.processes.autoscale_policy import (
     CHANGES_S,
     FEWEST,
-    LEAST_GAIN,
     MOST_CHANGES,
     PENDING_S,
     TRIAL_S,
     AutoscalePolicy,
-    Decision,
-    Kind,
-    needed_gain,
 )
 from elasticdl.master.core.processes.throughput_windows import Interval, Pause
 from tests.present import present

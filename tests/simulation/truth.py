@@ -30,7 +30,8 @@ from elasticdl.job_status import Receipt, UpdateCounts
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.job_context import Phase
-from elasticdl.master.core.processes.autoscale_policy import CHANGES_S, MOST_CHANGES, Kind
+from elasticdl.master.core.processes.autoscale_decision import Kind
+from elasticdl.master.core.processes.autoscale_policy import CHANGES_S, MOST_CHANGES
 from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc.conversation import Report

@@ -19,15 +19,24 @@ Time comes from the intervals, so a replay decides the same.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import final
 
 from elasticdl.flag_values import CountRange
 from elasticdl.formatting import amount
+from elasticdl.master.core.processes.autoscale_decision import Decision, Kind
+from elasticdl.master.core.processes.autoscale_gains import (
+    CONFIDENCE,
+    LEAST_GAIN,
+    bound,
+    hopeful,
+    may_gain,
+    may_lose_little,
+    needed_gain,
+    needed_to_return,
+)
 from elasticdl.master.core.processes.throughput_windows import (
     Interval,
     Pause,
@@ -40,12 +49,6 @@ from elasticdl.master.core.processes.throughput_windows import (
     rate_words,
 )
 
-LEAST_GAIN = 0.05
-"""What a process must add to the rate of up to ten processes of its kind, to stay."""
-_LEAST_SHARE = 0.5
-"""What it must add of an average one's part, if that is less; steps of several need it, too."""
-CONFIDENCE = 2.0
-"""Welch's t that counts as shown: about 97 % on one side."""
 FEWEST = 5
 """Intervals that a side of a comparison has at least."""
 _ENOUGH = 15
@@ -77,29 +80,6 @@ MOST_CHANGES, CHANGES_S = 20, 600.0
 """Changes of the number in so many seconds."""
 
 
-class Kind(StrEnum):
-    """What a decision does."""
-
-    TRY_MORE = "try_more"
-    KEEP = "keep"
-    GIVE_BACK = "give_back"
-    TRY_FEWER = "try_fewer"
-    STAY_FEWER = "stay_fewer"
-    RESTORE = "restore"
-    FOLLOW = "follow"
-    """The user's range does not contain the number any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The number of processes to have from now on, and why."""
-
-    kind: Kind
-    processes: int
-    text: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class _Step:
     """How many processes the next trial adds or removes: doubled until one fails, then halved."""
@@ -127,45 +107,6 @@ class _Trial:
     after: Window | None = None
     changed_s: float | None = None
     """When added processes worked first, or the removed ones had left; None before that."""
-
-
-def needed_gain(processes: int, more: int) -> float:
-    """The relative gain that `more` beside `processes` must show to stay."""
-    share = _LEAST_SHARE * more / processes
-    return min(LEAST_GAIN, share) if more == 1 else share
-
-
-def _needed_to_return(processes: int, fewer: int) -> float:
-    """The relative gain of `fewer` processes over `processes` that brings them back."""
-    return fewer * min(LEAST_GAIN, _LEAST_SHARE / processes)
-
-
-def _may_gain(base: Window, more: int) -> bool:
-    """Whether `more` processes may gain what is needed: they can save waits for them at most."""
-    if base.waiting is None:
-        return True
-    saved = base.waiting * more / (base.processes + more)
-    return saved >= needed_gain(base.processes, more) * (1.0 - saved)
-
-
-def _may_lose_little(base: Window, fewer: int) -> bool:
-    """Whether `fewer` processes less may cost so little that they need not come back."""
-    if base.waiting is None:
-        return True
-    rest = base.processes - fewer
-    return base.waiting * fewer / rest < _needed_to_return(rest, fewer)
-
-
-def _hopeful(step: int, base: Window, may: Callable[[Window, int], bool]) -> int:
-    """The step, or a half, a quarter, … of it that may end well; 0 if none may."""
-    while step > 0 and not may(base, step):
-        step //= 2
-    return step
-
-
-def _bound(after: Window, trial_s: float) -> float:
-    """The t that makes a change final after so much of a trial, by O'Brien and Fleming."""
-    return CONFIDENCE / math.sqrt(min(1.0, after.seconds / trial_s))
 
 
 @final
@@ -232,7 +173,7 @@ class AutoscalePolicy:
         """Whether more processes may be tried now, if workers wait for them so long."""
         base = Window(self.wanted)
         base.waited.append(waiting)
-        return self.wanted < self._high and at_s >= self._more_at_s and _may_gain(base, 1)
+        return self.wanted < self._high and at_s >= self._more_at_s and may_gain(base, 1)
 
     def observe(
         self, interval: Interval, limits: CountRange, *, held_back: bool = False
@@ -303,10 +244,10 @@ class AutoscalePolicy:
         low, high, enough = self._low, self._high, base.count >= _ENOUGH
         quiet = enough or base.error <= _QUIET * base.rate
         self.holds_back = self._why_no_more(base, at_s)
-        more = _hopeful(min(high - self.wanted, self._more.size), base, _may_gain)
+        more = hopeful(min(high - self.wanted, self._more.size), base, may_gain)
         if more and at_s >= self._more_at_s and quiet:
             return self._begin(self.wanted + more, at_s)
-        fewer = _hopeful(min(self.wanted - low, self._fewer.size), base, _may_lose_little)
+        fewer = hopeful(min(self.wanted - low, self._fewer.size), base, may_lose_little)
         if fewer and at_s >= self._fewer_at_s and enough:
             return self._begin(self.wanted - fewer, at_s)
         return None
@@ -315,7 +256,7 @@ class AutoscalePolicy:
         now = self._many(self.wanted)
         if self.wanted >= self._high:
             return f"{now}: the most that the range allows"
-        if base.waiting is not None and not _may_gain(base, 1):
+        if base.waiting is not None and not may_gain(base, 1):
             waits = percent_words(round(base.waiting, 3))
             return f"{now}: workers wait for servers {waits} of their time, too little for one more"
         if at_s < self._more_at_s:
@@ -420,7 +361,7 @@ class AutoscalePolicy:
         before, added = trial.before, after.processes - trial.before.processes
         need = needed_gain(before.processes, added)
         shown = evidence(before, after, need)
-        if shown >= _bound(after, TRIAL_S):
+        if shown >= bound(after, TRIAL_S):
             return self._keep(trial, after, at_s, need)
         if held_back:
             return None
@@ -450,9 +391,9 @@ class AutoscalePolicy:
 
     def _judge_fewer(self, trial: _Trial, after: Window, at_s: float) -> Decision | None:
         before, removed = trial.before, trial.before.processes - after.processes
-        need = _needed_to_return(after.processes, removed)
+        need = needed_to_return(after.processes, removed)
         shown = evidence(after, before, need)
-        if shown <= -_bound(after, _FEWER_TRIAL_S):
+        if shown <= -bound(after, _FEWER_TRIAL_S):
             return self._stay_fewer(trial, after, at_s, need)
         if shown >= CONFIDENCE:
             self._useful, self._unclear = self._useful + 1, 0

@@ -22,10 +22,8 @@ from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.job_context import JobContext, Phase
-from elasticdl.master.core.processes.autoscale_policy import (
-    AutoscalePolicy,
-    Decision,
-)
+from elasticdl.master.core.processes.autoscale_decision import Decision
+from elasticdl.master.core.processes.autoscale_policy import AutoscalePolicy
 from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.processes.throughput_windows import Interval, Pause
 from elasticdl.master.core.ps.resizing import Resizing
