@@ -27,7 +27,6 @@ from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpe
 from elasticdl.errors import ExitCode, Refused, TransientError, UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_status import CheckpointStatus
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_server import Call
@@ -186,7 +185,7 @@ class Job:
             for control in controls
         ]
         for control in controls:
-            await control.drop(SnapshotId(snapshot), timeout_s=limit_s)
+            await control.drop(SnapshotId(snapshot), saved=True, timeout_s=limit_s)
             await control.close()
         files = tuple(
             PartFile(name=file.name, bytes=file.bytes, checksum=file.checksum)
@@ -316,8 +315,6 @@ def test_a_server_that_is_told_to_leave_hands_over_all_that_it_acknowledged(job:
     # It goes on until the checkpoint's cut, and waits for the checkpoint.
     workers[0].await_pushes(20)
     assert job.processes["ps-1"].poll() is None
-    saved = CheckpointStatus(version=7, path="version-7", bytes=1, at_s=1.0)
-    job.master.status = replace(job.master.status, checkpoints=(saved,))
     directory = asyncio.run(job.checkpoint(1))
     assert job.processes["ps-1"].wait(LIMIT_S / 4) == ExitCode.DRAINED
 
