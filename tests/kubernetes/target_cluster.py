@@ -56,7 +56,9 @@ class TargetCluster:
         """
         self.kubectl("create", "namespace", name)
         self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-        self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=50s")
+        # By a controller, which on a busy machine takes its time.
+        account = ("serviceaccount/default", "--timeout=150s")
+        self.kubectl("-n", name, "wait", "--for=create", *account, timeout_s=160)
 
     def wait_until_reachable(self, limit_s: float = 60) -> None:
         """Until the API server answers (again).
