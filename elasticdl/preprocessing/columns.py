@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeAlias, final
 
@@ -64,6 +64,11 @@ class Column:
                 for name, value in config.items()
             }
         )
+
+
+def layers_of(columns: Iterable[Column]) -> dict[Column, Any]:
+    """New Keras layers for these columns, and for those that they are made of."""
+    return {owner: layer for column in columns for owner, layer in column.layers().items()}
 
 
 class DenseColumn(Column):
@@ -257,11 +262,7 @@ class ConcatenatedColumn(CategoricalColumn):
 
     def layers(self) -> dict[Column, Any]:
         """Of all its columns."""
-        return {
-            owner: layer
-            for column in self.categorical_columns
-            for owner, layer in column.layers().items()
-        }
+        return layers_of(self.categorical_columns)
 
     def ids(self, features: Features, layers: Layers) -> Tensor:
         """The ids of all columns, moved so that they do not clash."""

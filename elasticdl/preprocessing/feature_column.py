@@ -36,6 +36,7 @@ from elasticdl.preprocessing.columns import (
     IndicatorColumn,
     NumericColumn,
     VocabularyColumn,
+    layers_of,
 )
 
 _Layer: Any = keras.layers.Layer
@@ -162,7 +163,7 @@ class DenseFeatures(_Layer):  # type: ignore[misc]
         names = [column.name for column in self.columns]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two feature columns have the name {twice[0]!r}")
-        made = {owner: layer for column in self.columns for owner, layer in column.layers().items()}
+        made = layers_of(self.columns)
         self.owners, self.parts = tuple(made), [*made.values()]
 
     def build(self, input_shape: object = None) -> None:

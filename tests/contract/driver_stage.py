@@ -1,4 +1,4 @@
-"""A driver between real gRPC on both sides and a cluster in memory; only the decisions are
+"""A driver between real calls on both sides and a cluster in memory; only the decisions are
 scripted.
 """
 

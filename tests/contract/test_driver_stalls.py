@@ -1,4 +1,4 @@
-"""A job that stands still, with real gRPC between the master and processes that a test plays."""
+"""A job that stands still, with real calls to the master from processes that a test plays."""
 
 from __future__ import annotations
 

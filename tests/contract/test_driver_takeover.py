@@ -1,4 +1,4 @@
-"""Processes whose master is replaced attach to the next one, over real gRPC."""
+"""Processes whose master is replaced attach to the next one, by real calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC, rendezvous and page over TLS: who is refused, with which words, and what is overheard.
+"""All ports over TLS: who is refused, with which words, and what is overheard.
 
 The bulk plane has test_bulk_tls.py.
 """
@@ -84,7 +84,7 @@ def client(address: str, authority: str | None, away_s: float = LIMIT_S) -> Iter
         made.close()
 
 
-# the master's gRPC
+# calls to the master
 
 
 @wrong

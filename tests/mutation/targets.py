@@ -75,7 +75,7 @@ TESTS = (
             "update_account",
         )
     ),
-    "tests/contract/test_driver_grpc.py",
+    "tests/contract/test_driver_calls.py",
     "tests/contract/test_driver_servers.py",
     "tests/contract/test_driver_takeover.py",
 )

@@ -21,7 +21,7 @@ AUTHORITY = Authority.new("ads")
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ClusterOfOne]:
-    """With a job whose master serves gRPC with TLS."""
+    """With a job whose master serves its calls with TLS."""
     stage = driver_stage.Stage(tmp_path, certified=AUTHORITY.certified_key([MASTER_NAME]))
     with cluster_of_one() as found:
         monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path)))

@@ -68,11 +68,4 @@ void Views::drop(int64_t snapshot) {
   last->haste.hurry();
 }
 
-void Views::clear() {
-  std::map<int64_t, std::shared_ptr<View>> gone;
-  std::lock_guard<std::mutex> lock(mutex_);
-  gone.swap(views_);
-  for (auto& [snapshot, view] : gone) view->haste.hurry();
-}
-
 }  // namespace elasticdl::ps

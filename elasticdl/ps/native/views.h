@@ -50,7 +50,6 @@ class Views {
   std::shared_ptr<View> get(int64_t snapshot) const;
   // Who writes a view that is removed pauses no longer: the view's slot and copies are held until it is written.
   void drop(int64_t snapshot);
-  void clear();
 
  private:
   // Outlives the container: a view returns its slot when its last reader is done.

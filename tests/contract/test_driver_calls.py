@@ -1,4 +1,4 @@
-"""What processes say to the master over gRPC, and what it says to them."""
+"""What processes say to the master in calls, and what it says to them."""
 
 from __future__ import annotations
 
