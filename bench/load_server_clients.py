@@ -117,7 +117,8 @@ class Link:
             return
         self._connected = True
         name = f"worker-{self.worker.number}".encode()
-        self._hello = struct.pack("<Q32sII", 1, os.urandom(32), len(name), int(self.pushes)) + name
+        front = struct.pack("<Q32sIIqQ", 1, os.urandom(32), len(name), int(self.pushes), 0, 0)
+        self._hello = front + name
         self.send(HELLO, [self._hello], self._challenged)
 
     def _secured(self, context: ssl.SSLContext) -> bool:

@@ -197,8 +197,9 @@ class Report:
 
     `version` is set by parameter servers only. `gauges` are numbers for people: records_per_s,
     step_ms, rss_bytes … `pushes` of a worker: its first so many are on every server; 0 if that did
-    not change. `met`: addresses of servers that it has pushed to for the first time, with the
-    number of pushes before.
+    not change. `met`: addresses of servers that it has met for the first time, with the last of its
+    pushes that each lacks for good. `crowded`: its pushes that no checkpoint has begin to fill half
+    of their room.
     """
 
     progress: tuple[Progress, ...] = ()
@@ -222,6 +223,7 @@ class Report:
     """
     pushes: int = 0
     met: Mapping[str, int] = field(default_factory=dict)
+    crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

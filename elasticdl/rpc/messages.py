@@ -387,6 +387,7 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
         starting=report.starting,
         pushes=report.pushes,
         met=report.met,
+        crowded=report.crowded,
         activity=(
             pb.Activity(what=report.activity.what, age_s=report.activity.age_s)
             if report.activity
@@ -447,6 +448,7 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         starting=_start_parts(message.starting),
         pushes=_count(message.pushes, "pushes"),
         met={_text(name): _count(count, "pushes") for name, count in message.met.items()},
+        crowded=message.crowded,
         activity=_activity_from_wire(message.activity) if message.HasField("activity") else None,
         state=_state_told_from_wire(message.state) if message.HasField("state") else None,
     )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -67,13 +67,15 @@ class Pushed:
     """Versions after the update, and updates of others between pull and push, per server.
 
     `seconds` is how long each server took to answer; () if that is not known. `met`: addresses of
-    servers that have answered a push for the first time.
+    servers that this process has met since the last push, with the last of its pushes that each
+    lacks for good, 0 for none. `crowded`: pushes that no checkpoint has fill half of their room.
     """
 
     versions: tuple[int, ...]
     staleness: tuple[int, ...]
     seconds: tuple[float, ...] = field(default=(), compare=False)
-    met: tuple[str, ...] = field(default=(), compare=False)
+    met: Mapping[str, int] = field(default_factory=dict, compare=False)
+    crowded: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,13 @@ class Parameters(Protocol):
         """
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
-        """Apply one step's gradients on every server, once."""
+        """Apply one step's gradients on every server, once.
+
+        A server that came back with an older state first gets again the pushes that it lacks.
+        """
+
+    def meet(self, *, timeout_s: float) -> Mapping[str, int]:
+        """Push again what servers lack that came back with an older state; see `Pushed.met`."""
 
     def rows(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -55,6 +55,7 @@ class ServerPool:
         authority: str | None = None,
         precision: WirePrecision = WirePrecision.FLOAT32,
         first: int = 0,
+        kept_bytes: int = 0,
     ) -> None:
         """`addresses`: bulk addresses (host:port) in index order, '' for a missing server.
 
@@ -62,6 +63,7 @@ class ServerPool:
         signs the servers' certificates; None: clear text. `precision`: of gradients, and of the
         weights of live pulls that need not be exact; AUTO decides by the time that requests take,
         and sends every bit of a float64 model. `first`: the index of the first server.
+        `kept_bytes`: of acknowledged pushes that are kept until a checkpoint has them.
         """
         pool = _native.Pool(
             list(addresses),
@@ -69,6 +71,7 @@ class ServerPool:
             name,
             authority or "",
             precision.value,
+            kept_bytes,
         )
         if first:
             pool = pool.followed(list(addresses), list(tokens), first)
@@ -161,7 +164,7 @@ class ServerPool:
 
         def attempt(
             to: _Servers, left_s: float
-        ) -> tuple[list[int], list[int], list[float], list[str]]:
+        ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool]:
             pulled = list(update.versions)
             if len(pulled) != to.number:
                 # Pulled from other servers, whose parameters these took over at one version.
@@ -179,8 +182,16 @@ class ServerPool:
             )
 
         with self._pushing:
-            versions, staleness, seconds, met = self._call(timeout_s, attempt)
-        return Pushed(tuple(versions), tuple(staleness), tuple(seconds), tuple(met))
+            versions, staleness, seconds, met, crowded = self._call(timeout_s, attempt)
+        return Pushed(tuple(versions), tuple(staleness), tuple(seconds), dict(met), crowded)
+
+    def meet(self, *, timeout_s: float) -> Mapping[str, int]:
+        """See `Parameters.meet`."""
+        self._known()
+        with self._pushing:
+            return dict(
+                self._call(timeout_s, lambda to, left_s: to.pool.meet(self._newest, left_s))
+            )
 
     def rows(
         self,

@@ -50,6 +50,7 @@ from elasticdl.worker.process.shutdown import (
     NonFinite,
     Shutdown,
 )
+from elasticdl.worker.ps.kept_pushes import kept_bytes
 from elasticdl.worker.ps.revival import Revival
 from elasticdl.worker.ps.turns import Turns
 from elasticdl.worker.ring.generations import Generations
@@ -140,6 +141,7 @@ class ProcessContext:
                 authority=environment.authority,
                 precision=attached.spec.wire_precision,
                 first=attached.first_server,
+                kept_bytes=kept_bytes(attached.spec),
             )
 
         return cls(clock, Gauges(clock), HangWatch(clock), connect, lambda: leave(shutdown))

@@ -84,7 +84,8 @@ class Stage:
         self._open = ExitStack()
         self._trusted = authority.certificate if authority else None
         self._turns = turns
-        self.servers = [self._server(k, count, token, authority) for k in range(count)]
+        self._new = lambda k: self._server(k, count, token, authority)
+        self.servers = [self._new(k) for k in range(count)]
         self.addresses = [f"127.0.0.1:{server.listen('127.0.0.1')}" for server in self.servers]
         for server in self.servers:
             self._open.callback(server.stop)
@@ -110,12 +111,27 @@ class Stage:
         token: str = TOKEN,
         addresses: Sequence[str] | None = None,
         precision: WirePrecision = WirePrecision.FLOAT32,
+        kept_bytes: int = 0,
     ) -> ServerPool:
         places = addresses or self.addresses
-        tokens = shown(len(places), name, token)
-        pool = ServerPool(places, name, tokens, authority=self._trusted, precision=precision)
+        pool = ServerPool(
+            places,
+            name,
+            shown(len(places), name, token),
+            authority=self._trusted,
+            precision=precision,
+            kept_bytes=kept_bytes,
+        )
         self._open.callback(pool.close)
         return pool
+
+    def lose(self, k: int, restore: Callable[[_native.Server], object] = lambda _: None) -> None:
+        """A server ends with its memory. The next one restores something, and listens."""
+        self.servers[k].stop()
+        self.servers[k] = self._new(k)
+        restore(self.servers[k])
+        self.addresses[k] = f"127.0.0.1:{self.servers[k].listen('127.0.0.1')}"
+        self._open.callback(self.servers[k].stop)
 
     def behind(self, network: BadNetwork) -> BadNetwork:
         self._open.callback(network.close)

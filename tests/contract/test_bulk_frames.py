@@ -105,7 +105,7 @@ class Raw:
         With the token of `holder`, another name than the one that it says.
         """
         shows = shown(1, holder or name.decode(errors="replace"), token)[0]
-        hello = struct.pack("<Q32sII", 77, os.urandom(32), len(name), pushes) + name
+        hello = struct.pack("<Q32sIIqQ", 77, os.urandom(32), len(name), pushes, 0, 0) + name
         status, answer = self.ask(HELLO, hello)
         if status != OK:
             return status, answer
@@ -189,9 +189,9 @@ def test_another_protocol_is_hung_up_on(stage: Stage, first: bytes) -> None:
 
 def test_a_worker_of_another_version_is_told_so(stage: Stage) -> None:
     with Raw(stage.addresses[0]) as raw:
-        raw.send(HEADER.pack(MAGIC, VERSION - 1, HELLO, 0, 9, 48) + bytes(48))
+        raw.send(HEADER.pack(MAGIC, VERSION - 1, HELLO, 0, 9, 64) + bytes(64))
         status, message = raw.answer(HELLO)
-        assert status == USER and b"the worker version 3: all processes of a job must" in message
+        assert status == USER and b"the worker version 4: all processes of a job must" in message
         assert raw.closed()
     assert stage.servers[0].statistics()["bad_frames"] == 1
 
@@ -478,7 +478,7 @@ def test_fuzzed_frames_neither_crash_nor_fill_the_server(stage: Stage, seed: int
 
 
 def test_a_proof_of_another_connection_is_worth_nothing(stage: Stage) -> None:
-    hello = struct.pack("<Q32sII", 77, bytes(32), 8, 1) + b"worker-5"
+    hello = struct.pack("<Q32sIIqQ", 77, bytes(32), 8, 1, 0, 0) + b"worker-5"
     with Raw(stage.addresses[0]) as first, Raw(stage.addresses[0]) as second:
         nonce = first.ask(HELLO, hello)[1][:32]
         good = proof("client", shown(1, "worker-5")[0], nonce, hello)
@@ -492,7 +492,7 @@ def test_a_proof_of_another_connection_is_worth_nothing(stage: Stage) -> None:
 
 def test_a_servers_own_proof_opens_nothing(stage: Stage) -> None:
     with Raw(stage.addresses[0]) as raw:
-        hello = struct.pack("<Q32sII", 77, bytes(32), 8, 1) + b"worker-5"
+        hello = struct.pack("<Q32sIIqQ", 77, bytes(32), 8, 1, 0, 0) + b"worker-5"
         answer = raw.ask(HELLO, hello)[1]
         assert raw.ask(PROVE, answer[32:])[0] == REFUSED
 

@@ -26,7 +26,7 @@ from elasticdl.ps.lifecycle import _stand_by
 from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
 from elasticdl.ps.saving import save
 from elasticdl.rpc.conversation import Finish, Load, Order
-from elasticdl.rpc.parameters import Update
+from elasticdl.rpc.parameters import Pushed, Update
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, Stage
 from tests.contract.test_checkpoint_restore import RULES, contents, place
@@ -55,12 +55,13 @@ class Training:
     sequence: int = 0
     snapshot: int = 100
     base: tuple[int, Path, Manifest] | None = None
+    kept_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.pool = self.stage.pool()
+        self.pool = self.stage.pool(kept_bytes=self.kept_bytes)
         self.pool.initialise(self.spec, np.zeros(8, np.float32), timeout_s=LIMIT_S)
 
-    def push(self, most: int = 40) -> None:
+    def push(self, most: int = 40) -> Pushed:
         ids = [
             np.unique(self.choose.integers(-IDS // 2, IDS // 2, self.choose.integers(0, most)))
             for _ in self.spec.tables
@@ -77,7 +78,7 @@ class Training:
             tuple(ids),
             tuple(self.choose.normal(size=rows.shape).astype(np.float32) for rows in pulled.rows),
         )
-        self.pool.push(update, timeout_s=LIMIT_S)
+        return self.pool.push(update, timeout_s=LIMIT_S)
 
     def pull_some(self) -> None:
         """Make rows that no push has touched."""

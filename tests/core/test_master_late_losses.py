@@ -234,7 +234,7 @@ def test_a_job_that_is_being_stopped_does_not_begin_again(bench: type[Bench]) ->
     assert job.state.status().phase == "draining"
 
 
-def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_updates_after_it(
+def test_the_final_evaluation_waits_for_what_a_restored_server_gets_again(
     bench: type[Bench],
 ) -> None:
     job = bench(validation_data="v", output="o", num_workers=1, checkpoint_steps=15)
@@ -251,7 +251,12 @@ def test_a_server_that_restores_a_checkpoint_in_the_final_evaluation_costs_the_u
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=15)
     job.tick(6.0)
-    assert job.updates.lost == 5
+    assert job.of(c.TakeSnapshot)[-1].purpose is c.Purpose.EVALUATION
+    before = len(job.of(c.TakeSnapshot))
+    # The worker has not kept two of the five.
+    job.pushed(0, 20, {job.ps(0, 1): 17})
+    job.tick(6.0)
+    assert job.updates.lost == 2 and len(job.of(c.TakeSnapshot)) == before + 1
     snapshot = job.of(c.TakeSnapshot)[-1]
     assert snapshot.purpose is c.Purpose.EVALUATION
 

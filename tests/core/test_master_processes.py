@@ -106,8 +106,9 @@ def checkpoint(job: Bench, version: int, *, pushes: int) -> None:
     job.put(e.SnapshotSaved(0, take.snapshot, version, f"version-{version}", 1))
 
 
-def test_updates_that_a_server_lost_are_counted_and_shown(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2, checkpoint_steps=100)
+def restored(bench: type[Bench], **flags: Any) -> Bench:
+    """A job whose ps-1 restored version 100, when worker-0 had made 120 pushes."""
+    job = bench(num_ps_pods=2, checkpoint_steps=100, **flags)
     job.up()
     checkpoint(job, 100, pushes=100)
     job.pushed(0, 120)
@@ -115,9 +116,67 @@ def test_updates_that_a_server_lost_are_counted_and_shown(bench: type[Bench]) ->
     job.die(job.ps(1))
     assert "ps-1" in job.refused()
     job.attach(job.ps(1, 1), restored=100)
-    assert job.updates == UpdateCounts(100, 20, 0, at_least=False)
-    assert job.said("lost at least 20 updates of its part")
+    return job
+
+
+def test_updates_that_workers_push_again_are_not_lost(bench: type[Bench]) -> None:
+    job = restored(bench)
+    assert job.updates == UpdateCounts(120, 0, 0, at_least=False)
+    assert job.said("ps-1.1 restored version 100; workers push again what came after it")
+    job.pushed(0, 120, {job.ps(1, 1): 0})
+    assert job.updates == UpdateCounts(120, 0, 0, at_least=False)
+    job.die(job.worker(0))
+    assert job.updates == UpdateCounts(120, 0, 0, at_least=False)
+
+
+def test_updates_that_a_worker_has_not_kept_are_lost_and_shown(bench: type[Bench]) -> None:
+    job = restored(bench)
+    job.pushed(0, 120, {job.ps(1, 1): 105})
+    assert job.updates == UpdateCounts(115, 5, 0, at_least=False)
+    assert job.said("ps-1.1 lost 5 updates of worker-0, which has not kept them")
     job.lease()
+
+
+def test_updates_of_a_worker_that_ends_before_it_pushes_them_again_are_lost(
+    bench: type[Bench],
+) -> None:
+    job = restored(bench)
+    job.die(job.worker(0))
+    assert job.updates == UpdateCounts(100, 20, 0, at_least=False)
+    # It had pushed eight of them again, which the servers tell.
+    job.put(e.WorkerFenced(0, job.worker(0), (None, None), (120, 108)))
+    assert job.updates == UpdateCounts(108, 12, 0, at_least=True)
+
+
+def test_a_cut_waits_until_workers_have_pushed_again_but_not_for_long(bench: type[Bench]) -> None:
+    job = restored(bench)
+    assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+    assert job.of(c.TakeSnapshot, job.pushed(0, 120, {job.ps(1, 1): 0}))
+    job = restored(bench)
+    assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+    assert job.of(c.TakeSnapshot, job.tick(31))
+
+
+def test_a_checkpoint_comes_early_for_workers_that_have_no_room_for_more_pushes(
+    bench: type[Bench],
+) -> None:
+    job = bench(checkpoint_seconds=60)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    assert not job.of(c.TakeSnapshot, job.tick(5))
+    (take,) = job.of(
+        c.TakeSnapshot, job.put(e.PushesReported(0, job.worker(0), 10, {}, crowded=True))
+    )
+    job.put(e.SnapshotCut(0, take.snapshot, 10, {}))
+    job.tick(1)
+    job.put(e.SnapshotSaved(0, take.snapshot, 10, "version-10", 1))
+    # It took a second, so the next one is due 50 s later.
+    job.put(e.VersionAdvanced(0, 20))
+    assert not job.of(
+        c.TakeSnapshot, job.put(e.PushesReported(0, job.worker(0), 20, {}, crowded=True))
+    )
+    assert not job.of(c.TakeSnapshot, job.tick(48))
+    assert job.of(c.TakeSnapshot, job.tick(3))
 
 
 def test_updates_that_a_restored_part_has_are_not_lost_though_the_cut_lacks_them(
@@ -134,9 +193,12 @@ def test_updates_that_a_restored_part_has_are_not_lost_though_the_cut_lacks_them
     job.put(e.VersionAdvanced(0, 120))
     job.die(job.ps(1))
     job.attach(job.ps(1, 1), restored=100)
-    assert job.updates == UpdateCounts(90, 30, 0, at_least=False)
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=100)
+    # The worker can push none of them again.
+    job.pushed(0, 120, {job.ps(1, 1): 120})
+    assert job.updates == UpdateCounts(90, 30, 0, at_least=False)
+    job.pushed(0, 120, {job.ps(0, 1): 120})
     assert job.updates == UpdateCounts(70, 50, 0, at_least=False)
 
 
@@ -169,6 +231,7 @@ def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_tha
     before = job.state.ledger_json()
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=100)
+    job.pushed(0, 120, {job.ps(0, 1): 120})
     for ledger, applied, lost in ((before, 120, 0), (job.state.ledger_json(), 100, 20)):
         again = bench(num_ps_pods=1)
         again.up(ledger=ledger, version=100)
@@ -186,6 +249,7 @@ def test_an_update_that_several_servers_lack_is_lost_once(bench: type[Bench]) ->
     job.die(job.ps(0, 1))
     job.die(job.ps(1))
     job.attach(job.ps(0, 2), job.ps(1, 1), restored=21)
+    job.pushed(0, 25, {job.ps(0, 2): 25, job.ps(1, 1): 25})
     assert job.updates == UpdateCounts(21, 4, 0, at_least=False)
 
 
@@ -214,7 +278,8 @@ def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=10)
     assert job.said(
-        "lost at least 10 updates of its part; it could not read the checkpoint of version 20"
+        "restored version 10; workers push again what came after it; it could not read the"
+        " checkpoint of version 20"
     )
 
 

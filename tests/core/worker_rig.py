@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,9 @@ class MemoryParameters:
                 self.version += 1
         self.after_push(update)
         return Pushed((self.version,), (self.version - 1 - update.versions[0],))
+
+    def meet(self, *, timeout_s: float) -> Mapping[str, int]:
+        return {}
 
     @property
     def servers(self) -> int:

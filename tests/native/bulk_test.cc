@@ -306,7 +306,7 @@ void read_exactly(const Socket& socket, char* at, size_t bytes) {
 void greet(const Socket& socket) {
   const std::string token = wire::bulk_token("key", "worker-5");
   wire::Writer writer;
-  writer.put(wire::Hello{3, random_digest(), 8, 1}).text("worker-5");
+  writer.put(wire::Hello{3, random_digest(), 8, 1, 0, 0}).text("worker-5");
   const std::string hello = std::move(writer.bytes()), first = frame(wire::Kind::hello, hello);
   CHECK(::write(socket.fd(), first.data(), first.size()) == static_cast<ssize_t>(first.size()));
   struct { wire::Header header; wire::Challenge challenge; } answer;
@@ -347,7 +347,7 @@ void frames_of_any_kind_do_no_harm() {
       std::string bytes;
       if (stranger && random() % 2) {
         wire::Writer writer;
-        bytes = frame(wire::Kind::hello, std::move(writer.put(wire::Hello{3, {}, 8, 1}).text("worker-5").bytes()));
+        bytes = frame(wire::Kind::hello, std::move(writer.put(wire::Hello{3, {}, 8, 1, 0, 0}).text("worker-5").bytes()));
         if (random() % 2) bytes += frame(wire::Kind::prove, std::string(random() % 40, 'x'));
       }
       for (int count = 0; count < 6; ++count) bytes += any_frame(random);

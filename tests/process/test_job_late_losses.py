@@ -4,7 +4,6 @@ spite of that.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -95,24 +94,6 @@ def kill(job: Job, role: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def kill_with_memory(job: Job) -> None:
-    """Kill all servers, and take away the memory that outlives them, as on a lost node."""
-    supervisor = json.loads((job.directory / "supervisor.json").read_text())["pid"]
-    os.kill(supervisor, signal.SIGSTOP)  # It would start the next ones meanwhile.
-    try:
-        kill(job, "ps")
-        files = [
-            one
-            for one in Path(f"/proc/{supervisor}/fd").iterdir()
-            if os.readlink(one).startswith("/memfd:elasticdl-ps-")
-        ]
-        assert len(files) == 2
-        for file in files:
-            os.truncate(file, 0)
-    finally:
-        os.kill(supervisor, signal.SIGCONT)
-
-
 def back(status: dict[str, Any]) -> bool:
     """The next process of each server is ready."""
     names = [
@@ -136,7 +117,7 @@ def test_all_servers_killed_in_the_final_evaluation_keep_their_weights_or_get_a_
 
     held.job.wait_until("the log has both", lambda _: len(told()) == 2, LIMIT_S)
     assert all("no update of its part was lost" in one for one in told()), told()
-    kill_with_memory(held.job)
+    held.job.lose_servers()
     held.release()
     code, output = held.job.finish(LIMIT_S)
     assert code == 0, output

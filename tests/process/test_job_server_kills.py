@@ -152,6 +152,7 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
 def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     start: Callable[..., Job], tmp_path: Path
 ) -> None:
+    """At last the servers lose their memory, too."""
     job = start(pace_s=0.05, checkpoint_steps=100, keep_checkpoint_max=0)
     job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
     choose = random.Random(5)
@@ -170,10 +171,21 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
             return bool(status["version"] > before + 10)
 
         job.wait_until(f"it trains after the kill of {killed}", further, LIMIT_S)
-    code, output = job.finish()
-    assert code == 0, output
     back = returns(job)
     assert back and all("no update of its part was lost" in one["text"] for one in back), back
+    # The pushes of the killed worker must be in a checkpoint first.
+    before = job.wait_until("it trains", lambda status: status["version"] > 0, LIMIT_S)
+
+    def covered(status: dict[str, Any]) -> bool:
+        newest = status["checkpoints"][-1]["version"] if status["checkpoints"] else 0
+        return bool(before["version"] < newest < status["version"] - 5)
+
+    job.wait_until("a checkpoint has all of the killed worker", covered, LIMIT_S)
+    job.lose_servers()
+    code, output = job.finish()
+    assert code == 0, output
+    again = [one["text"] for one in returns(job)[len(back) :]]
+    assert len(again) == 2 and all("workers push again" in one for one in again), again
     check_weights(job, tmp_path, most_repeated=2 * MINIBATCH)
     check_deltas(job.directory / "checkpoints")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -22,6 +23,7 @@ from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, 
 from elasticdl.shard import Applied, SnapshotId
 from tests.simulation.cluster import Running
 from tests.simulation.scheduler import Process, Scheduler, Task
+from tests.simulation.workload import ALL_KEPT
 
 if TYPE_CHECKING:
     from tests.simulation.network import Client
@@ -43,6 +45,8 @@ class _Pushes:
     sequence: int = 0
     applied: Applied | None = None
     queued: int = 0
+    gone: int = 0
+    covered: int = 0
     here: bool = False
     fenced: bool = False
 
@@ -89,6 +93,7 @@ class Server:
         self.term = 0
         """The newest master that it has heard of."""
         self.has_state = False
+        self.replays = False
         self.log: list[Key] = []
         self.workers: dict[str, _Pushes] = {}
         self.views: dict[SnapshotId, View] = {}
@@ -108,21 +113,29 @@ class Server:
     def restore(self, view: View, version: int) -> int:
         """Take what a checkpoint of that version has."""
         self.version, self.log, self.has_state = version, list(view.log), True
+        self.replays = True
         self.applied_steps = list(view.steps)
         for worker, (sequence, applied) in view.pushes.items():
-            self.workers[worker] = _Pushes(sequence, applied)
+            self.workers[worker] = _Pushes(sequence, applied, covered=sequence)
         return self.version
 
     # Of workers
 
-    def greet(self, worker: str, reply: Callable[[Any, BaseException | None], None]) -> None:
-        """A worker that pushes connects."""
+    def greet(
+        self,
+        worker: str,
+        last: int,
+        kept: bool,
+        reply: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        """A worker connects that has pushed up to `last`, and has `kept` the newest of them."""
         pushes = self.workers.setdefault(worker, _Pushes())
         if pushes.fenced:
             reply(None, _fenced(worker))
             return
         pushes.here = True
-        reply(None, None)
+        pushes.gone = 0 if kept and self.replays else last
+        reply((self, pushes.sequence), None)
 
     def push(
         self, worker: str, update: Update, reply: Callable[[Any, BaseException | None], None]
@@ -137,10 +150,10 @@ class Server:
         if pushes.fenced:
             waiting.reply(None, _fenced(waiting.worker))
         elif update.sequence <= pushes.sequence:
-            waiting.reply(self.version, None)
+            waiting.reply((self.version, pushes.covered), None)
         elif self._in_steps:
             self._staged[waiting.worker, update.sequence] = update
-            waiting.reply(self.version, None)
+            waiting.reply((self.version, pushes.covered), None)
         elif self._gated and update.sequence > self._admit_until.get(waiting.worker, 0):
             pushes.queued = max(pushes.queued, update.sequence)
             self._held.append(waiting)
@@ -150,7 +163,7 @@ class Server:
             self.version += 1
             self.log.append((waiting.worker, update.sequence))
             self._truth.applied(self.index, waiting.worker, update)
-            waiting.reply(self.version, None)
+            waiting.reply((self.version, pushes.covered), None)
 
     def apply_step(self, number: int, named: Sequence[tuple[str, int, float]]) -> int:
         """As `Steps::apply`."""
@@ -241,7 +254,7 @@ class Server:
                 or not pushes.here
                 or pushes.fenced
                 or pushes.queued > number
-                or pushes.sequence >= number
+                or max(pushes.gone, pushes.sequence) >= number
             ):
                 continue
             return f"{name} is at push {pushes.sequence} of {number}"
@@ -261,6 +274,12 @@ class Server:
         return ServerCut(
             self.version, applied, {name: sequence for name, (sequence, _) in known.items()}
         )
+
+    def drop(self, snapshot: SnapshotId, *, saved: bool) -> None:
+        view = self.views.pop(snapshot, None)
+        for worker, (sequence, _) in view.pushes.items() if view is not None and saved else ():
+            pushes = self.workers[worker]
+            pushes.covered = max(pushes.covered, sequence)
 
     def open_gate(self) -> None:
         if self._sealed is not None:
@@ -321,6 +340,8 @@ def _serve(world: World, running: Running) -> int:
         disk = world.disk
         view = view_of(disk.servers[saved], server.index)
         version = server.restore(view, disk.versions[saved])
+    kept = world.plan.kept_pushes == ALL_KEPT
+    world.truth.cannot_push_again |= bool(running.name.incarnation) and not (saved and kept)
     address = f"{running.name}:1"
     world.servers[address] = server
     world.truth.servers[server.index] = server
@@ -463,7 +484,7 @@ class Control:
         await self._call(timeout_s, lambda: self._server.hurried.add(snapshot))
 
     async def drop(self, snapshot: SnapshotId, *, saved: bool = False, timeout_s: float) -> None:
-        await self._call(timeout_s, lambda: self._server.views.pop(snapshot, None))
+        await self._call(timeout_s, lambda: self._server.drop(snapshot, saved=saved))
 
     async def keep(self, snapshots: Sequence[SnapshotId], *, timeout_s: float) -> None:
         def release() -> None:
@@ -543,11 +564,70 @@ class _Fan:
     begin_s: float = 0.0
     error: BaseException | None = None
     over: bool = False
-    pushes: bool = False
+    push: Update | None = None
     addresses: tuple[str, ...] = ()
     """Of the servers when it began."""
     first: int = 0
     """The index of the first of them."""
+
+
+class _NotMet(TransientError):
+    """A push came to a server that has not met the worker."""
+
+
+@final
+class PushLog:
+    """What a worker keeps of its pushes, as `rpc/native/push_log.cc` and `link.cc` do."""
+
+    def __init__(self, servers: int, limit: int, complete: int) -> None:
+        """`limit`: of pushes to each server. `complete`: the last that all servers have had."""
+        self._limit = limit
+        self.complete = complete
+        self._last = [complete] * servers
+        self._kept: list[deque[Update]] = [deque() for _ in range(servers)]
+        self.has: dict[Server, int] = {}
+        """Servers that were met, and the last push that each has."""
+        self.lacks: dict[Server, int] = {}
+        """See `rpc.parameters.Pushed.met`."""
+        self.told: set[Server] = set()
+
+    @property
+    def crowded(self) -> bool:
+        return any(len(one) > self._limit // 2 for one in self._kept)
+
+    def compare(self, server: Server, index: int, sequence: int, push: Update | None) -> None:
+        """A server was met that has the pushes up to `sequence`."""
+        last, lacks = self._last[index], 0
+        if push is not None:
+            last = min(last, push.sequence - 1)
+        if sequence < self._last[index]:
+            if not server.replays:
+                self._kept[index].clear()
+            update = self.after(index, sequence)
+            if update is None:
+                lacks = last
+            elif update.sequence > sequence + 1:
+                lacks = update.sequence - 1
+        self.has[server] = sequence
+        self.lacks[server] = max(lacks, self.lacks.get(server, 0))
+
+    def position(self, index: int) -> tuple[int, bool]:
+        """As `wire::Hello` has it. An index of another map has none."""
+        if not 0 <= index < len(self._last):
+            return 0, False
+        return self._last[index], bool(self._kept[index])
+
+    def after(self, index: int, sequence: int) -> Update | None:
+        return next((one for one in self._kept[index] if one.sequence > sequence), None)
+
+    def acknowledged(self, index: int, server: Server, update: Update, covered: int) -> None:
+        kept = self._kept[index]
+        self.has[server] = max(update.sequence, self.has.get(server, 0))
+        if update.sequence > self._last[index]:
+            self._last[index] = update.sequence
+            kept.append(update)
+        while len(kept) > self._limit or (kept and kept[0].sequence <= covered):
+            kept.popleft()
 
 
 @final
@@ -563,12 +643,9 @@ class Parameters:
         self._first = 0
         self._fans: list[_Fan] = []
         """Calls under way."""
-        self._met: set[Server] = set()
-        """Those to which the pushing connection was open."""
-        self._answered_by = [""] * world.plan.servers
-        """The address of each server's last answer to a push."""
-        self._new: list[str] = []
-        """Addresses that have answered since the last push that all servers have."""
+        self._log = PushLog(world.plan.servers, world.plan.kept_pushes, 0)
+        self._new: dict[str, int] = {}
+        """Addresses of servers that were met since the last push that all servers have."""
 
     def initialise(self, spec: Any, dense: Any, *, timeout_s: float) -> bool:
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
@@ -604,7 +681,10 @@ class Parameters:
         self._world.truth.pushing(self._name, update)
 
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
-            server.push(self._name, update, reply)
+            if server in self._log.has:
+                server.push(self._name, update, reply)
+            else:
+                reply(None, _NotMet(f"{server.running.name} was not met yet"))
 
         late_s, first = 0.0, 0
         if self._world.push_tears:
@@ -615,31 +695,78 @@ class Parameters:
             )
             if kill_s is not None:
                 self._scheduler.after(kill_s, lambda: self._world.kill(self._process))
-        fan = self._all(ask, timeout_s, first, late_s, pushes=True)
-        versions = tuple(fan.results)
+        fan = self._all(ask, timeout_s, first, late_s, push=update)
+        self._log.complete = update.sequence
+        versions = tuple(version for version, _ in fan.results)
         pulled = update.versions
         if len(pulled) != len(versions):
             pulled = (min(pulled),) * len(versions)
-        met, self._new = tuple(self._new), []
+        met, self._new = self._new, {}
         return Pushed(
             versions,
             tuple(max(0, one - at) for one, at in zip(versions, pulled, strict=True)),
             tuple(fan.seconds),
             met,
+            self._log.crowded,
         )
 
-    def _meet(self, timeout_s: float) -> None:
+    def meet(self, *, timeout_s: float) -> Mapping[str, int]:
+        end_s = self._scheduler.now_s + timeout_s
+        while True:
+            first = self._first
+            try:
+                self._meet(max(0.0, end_s - self._scheduler.now_s), None)
+            except TransientError:
+                if first == self._first or self._scheduler.now_s >= end_s:
+                    raise
+                continue
+            met, self._new = self._new, {}
+            return met
+
+    def _meet(self, timeout_s: float, push: Update | None) -> None:
         """As a `Lane` that pushes: no server gets a push before all have met the worker.
 
         Otherwise a cut would not wait for the push at the others, which did not know the worker.
+        Who lacks earlier pushes gets them again first.
         """
 
-        def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
-            server.greet(self._name, reply)
-            self._met.add(server)
+        def greet(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
+            last, kept = self._log.position(server.index - self._first)
+            server.greet(self._name, last, kept, reply)
 
-        if any(self._world.servers.get(one) not in self._met for one in self._addresses):
-            self._ask_all(ask, timeout_s)
+        if any(self._world.servers.get(one) not in self._log.has for one in self._addresses):
+            for server, sequence in self._ask_all(greet, timeout_s).results:
+                if self._first <= server.index < self._first + len(self._addresses):
+                    self._log.compare(server, server.index - self._first, sequence, push)
+        while missing := self._missing():
+
+            def again(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
+                update = missing.get(server)
+                if update is None:
+                    reply(None, None)
+                else:
+                    server.push(self._name, update, reply)
+
+            self._ask_all(again, timeout_s)
+            for server, update in missing.items():
+                if not server.dead:
+                    self._log.has[server] = update.sequence
+        for address in self._addresses:
+            server = self._world.servers.get(address)
+            if server in self._log.has and server not in self._log.told:
+                self._log.told.add(server)
+                self._new[address] = self._log.lacks[server]
+
+    def _missing(self) -> dict[Server, Update]:
+        """By server, what it gets again next."""
+        found = {}
+        for index, address in enumerate(self._addresses):
+            server = self._world.servers.get(address)
+            if server in self._log.has and not server.dead:
+                update = self._log.after(index, self._log.has[server])
+                if update is not None:
+                    found[server] = update
+        return found
 
     @property
     def servers(self) -> int:
@@ -653,7 +780,8 @@ class Parameters:
         self._addresses = tuple(addresses)
         if first == self._first:
             return
-        self._first, self._answered_by = first, [""] * len(addresses)
+        self._first = first
+        self._log = PushLog(len(addresses), self._world.plan.kept_pushes, self._log.complete)
         for fan in self._fans:
             fan.error = TransientError("the parameters are on other servers")
             self._scheduler.wake(fan.caller)
@@ -668,16 +796,20 @@ class Parameters:
         first: int = 0,
         late_s: float = 0.0,
         *,
-        pushes: bool = False,
+        push: Update | None = None,
     ) -> _Fan:
         """Ask every server, and again if the servers change, as `rpc.ps_client.ServerPool`."""
         end_s = self._scheduler.now_s + timeout_s
         while True:
             servers, left_s = self._first, end_s - self._scheduler.now_s
             try:
-                if pushes:
-                    self._meet(left_s)
-                return self._ask_all(ask, left_s, first, late_s, pushes=pushes)
+                if push is not None:
+                    self._meet(left_s, push)
+                return self._ask_all(ask, left_s, first, late_s, push=push)
+            except _NotMet:
+                # A `Link` to a new server begins anew by itself.
+                if self._scheduler.now_s >= end_s:
+                    raise
             except TransientError:
                 if servers == self._first or self._scheduler.now_s >= end_s:
                     raise
@@ -689,7 +821,7 @@ class Parameters:
         first: int = 0,
         late_s: float = 0.0,
         *,
-        pushes: bool = False,
+        push: Update | None = None,
     ) -> _Fan:
         """Ask every server; all but the `first` so much later."""
         scheduler = self._scheduler
@@ -702,7 +834,7 @@ class Parameters:
             none,
             [0.0] * count,
             scheduler.now_s,
-            pushes=pushes,
+            push=push,
             addresses=self._addresses,
             first=self._first,
         )
@@ -787,9 +919,8 @@ class Parameters:
     ) -> None:
         if fan.over or fan.error is not None:
             return
-        if fan.pushes and error is None and self._answered_by[index] != address:
-            self._answered_by[index] = address
-            self._new.append(address)
+        if fan.push is not None and error is None and fan.first == self._first:
+            self._log.acknowledged(index, self._world.servers[address], fan.push, result[1])
         if error is not None:
             fan.error = error
         else:

@@ -78,6 +78,8 @@ class Truth:
         self.scaled_s: dict[str, list[float]] = {"workers": [], "servers": []}
         """When --autoscale changed the number of workers, and of servers."""
         self.server_deaths = 0
+        self.cannot_push_again = False
+        """Whether a push may have been lost that no worker can make again."""
         self.complete_records = 0
         """In pushes that all servers have."""
         self.servers: dict[int, Server] = {}
@@ -197,6 +199,8 @@ class Truth:
 
     def before(self, event: happened.Event) -> None:
         """The core is about to hear of it."""
+        if isinstance(event, happened.ProcessEnded) and event.name.role is Role.WORKER:
+            self.cannot_push_again |= self._world.master.state.status().phase != "ending"
         if (
             isinstance(event, happened.ProcessEnded)
             and event.name.role is Role.PS
@@ -505,6 +509,8 @@ class Truth:
             return  # All training was repeated; late reports may still be of the first time.
         if told.lost > len(lost) or (told.lost < len(lost) and not told.at_least):
             self.violated(f"{len(lost)} updates were lost, the receipt says {told}")
+        if lost and not self.cannot_push_again:
+            self.violated(f"only servers were lost, and with them {len(lost)} updates")
         if self.server_deaths:
             return
         if lost or told.at_least:

@@ -17,6 +17,8 @@ from tests.simulation.defects import seeds_of
 from tests.simulation.network import Weather
 
 RING, SERVERS, STEPS = "ring", "ps", "sync"
+ALL_KEPT = 1 << 30
+"""Room for more pushes than any job makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Plan:
     bad_every: int
     """Of so many training records the last cannot be read; 0: all can."""
     weather: Weather
+    kept_pushes: int
+    """How many pushes to each server a worker has room for."""
     faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -203,6 +207,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
             Weather() if calm else _weather(draw),
             **({"latency_s": 0.3, "spread": 1.0} if far else {}),
         ),
+        kept_pushes=_kept_pushes(seed, strategy),
         faults=(
             *(() if calm else _faults(draw, strategy, size.steps)),
             *(stragglers if slow else ()),
@@ -210,6 +215,13 @@ def plan_of(seed: int, strategy: str) -> Plan:
             *_resizes(strategy, seed, size.steps),
         ),
     )
+
+
+def _kept_pushes(seed: int, strategy: str) -> int:
+    if strategy != SERVERS:
+        return 0
+    # Drawn apart, so that seeds keep the rest of their jobs.
+    return random.Random(f"kept pushes {seed}").choice([ALL_KEPT, ALL_KEPT, 1, 5, 30])
 
 
 def _autoscales(seed: int, strategy: str, size: _Size) -> bool:

@@ -33,6 +33,12 @@ from elasticdl.shard import Source, Task
 _LOSS_EVERY_S = 1.0
 _FALLING_S = 10.0
 """For this long after a server came back, reports of old and new versions may be mixed."""
+_PUSHED_AGAIN_S = 30.0
+"""How long cuts wait for workers to push again what a server lacks.
+
+They take as long as they took to push it, at most, and few are as far behind as an interval between
+checkpoints.
+"""
 MORE_MEMORY = (
     "raise --worker-resource-limit, --ps-resource-limit or --oom-memory-limit, or reduce"
     " --minibatch-size"
@@ -277,11 +283,28 @@ class JobContext:
         """
         if self.spec.action is not Action.TRAIN:
             return None
-        found = self.updates.counts() if mark is None else self.updates.counts_at(mark)
+        living = self._may_push_again()
+        found = (
+            self.updates.counts(living) if mark is None else self.updates.counts_at(mark, living)
+        )
         if not self.spec.trains_on_ring:
             return found
         # The version of a ring counts its steps.
         return replace(found, applied=found.applied + max(0, version - self.begun_version))
+
+    def lost_updates(self) -> int:
+        """How many updates servers have lost that no worker may push again."""
+        return self.updates.counts(self._may_push_again()).lost
+
+    def pushes_awaited(self) -> bool:
+        """Whether workers are about to push again what a server lacks that came back."""
+        recent = self.now_s - self.server_back_s < _PUSHED_AGAIN_S
+        return recent and self.updates.awaited(self._may_push_again())
+
+    def _may_push_again(self) -> frozenset[str]:
+        over = self.phase in (Phase.ENDING, Phase.ENDED)
+        workers = () if over else self.processes.workers()
+        return frozenset(str(process.name) for process in workers)
 
     def version_may_fall(self) -> bool:
         """Whether a lower version is real rather than a late heartbeat."""

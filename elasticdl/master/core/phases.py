@@ -195,7 +195,7 @@ class Phases:
         # begins.
         if work is None or not work.finished or self._evaluation.round is not None:
             return
-        if self._exporting.awaited():
+        if self._exporting.awaited() or self._context.pushes_awaited():
             return
         # The ledger's own check. A job never ends as done with records that it cannot account for.
         lost = sum(count.lost - count.parked for count in work.counts)
@@ -263,8 +263,8 @@ class Phases:
 
     def _done(self) -> None:
         """End the job with its results; mention updates lost with servers."""
-        counts = self._context.update_counts(self._context.version)
-        if counts is None or not counts.lost:
+        counts = self._context.updates.counts()
+        if self._context.spec.action is not Action.TRAIN or not counts.lost:
             return self._end("done")
         lost = f"{'at least ' if counts.at_least else ''}{amount(counts.lost, 'update')}"
         self._context.outcome = self._context.outcome or Outcome(

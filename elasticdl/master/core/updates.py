@@ -1,18 +1,20 @@
 """Counts the updates of the model: applied, lost with parameter servers, and undone.
 
 An update is a push that every server acknowledged or, with `--sync` and on a ring, a step. A server
-that starts again from a checkpoint lacks its part of the updates since. Such an update is lost, and
-counts once, however many servers lack it.
+that starts again from a checkpoint lacks its part of the updates since. Workers push again what
+they have kept of them. What they cannot push again is lost, and counts once, however many servers
+lack it.
 
 A worker numbers its pushes from 1 without gaps, and a push is complete only if every server is
 there. So what a restored server lacks of one worker is one range: it begins after the last push in
-the checkpoint, and ends with the last push before the worker's first one to that server. The worker
-reports where it ends. Until then everything that the worker reports is in the range.
+the checkpoint, and ends with the last one that the worker cannot push again. The worker reports
+where it ends when it has met the server. Until then everything that the worker reports is in the
+range: it is lost if the worker ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
@@ -49,39 +51,63 @@ class UpdateMark:
 NOTHING = UpdateMark()
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A restored server that a worker has not met: the last of its updates that it `has`.
+
+    `again`: the worker may push again what came after.
+    """
+
+    has: int
+    again: bool
+
+
 @dataclass(slots=True)
 class _Updates:
     """The updates of one worker, or the steps.
 
     `begin`: what is before no longer counts. `booked`: the last one known to be complete. `lost`:
-    disjoint ranges, ascending. `lacking`: restored servers that it has not met, with the last
-    update that each has.
+    disjoint ranges, ascending. `lacking`: restored servers that it has not met.
     """
 
     begin: int = 0
     booked: int = 0
     lost: list[Range] = field(default_factory=list)
-    lacking: dict[ProcessName, int] = field(default_factory=dict)
+    lacking: dict[ProcessName, _Part] = field(default_factory=dict)
 
     def lose(self, after: int, last: int) -> None:
         """Count a range as lost; what is in it already counts once."""
-        begin, end = max(after, self.begin), last
-        if end <= begin:
-            return
-        apart = [one for one in self.lost if one[1] < begin or one[0] > end]
-        joined = [one for one in self.lost if one not in apart]
-        ends = [(begin, end), *joined]
-        self.lost = sorted([*apart, (min(one[0] for one in ends), max(one[1] for one in ends))])
+        self.lost = _joined([*self.lost, (max(after, self.begin), last)])
 
     def book(self, number: int) -> None:
         """All updates up to `number` are complete."""
         self.booked = max(self.booked, number)
-        for has in self.lacking.values():
-            self.lose(has, self.booked)
+        for part in self.lacking.values():
+            if not part.again:
+                self.lose(part.has, self.booked)
 
-    def lost_until(self, number: int) -> int:
-        """How many of the updates up to `number` are lost."""
-        return sum(max(0, min(end, number) - begin) for begin, end in self.lost)
+    def awaited(self) -> bool:
+        """Whether a server lacks updates that may come again."""
+        return any(part.again and part.has < self.booked for part in self.lacking.values())
+
+    def lost_until(self, number: int, *, comes_again: bool) -> int:
+        """How many of the updates up to `number` are lost, but for those that may come again."""
+        lost = self.lost
+        if not comes_again:
+            open_ends = [(max(part.has, self.begin), self.booked) for part in self.lacking.values()]
+            lost = _joined([*lost, *open_ends])
+        return sum(max(0, min(end, number) - begin) for begin, end in lost)
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """The same as disjoint ranges, ascending."""
+    joined: list[Range] = []
+    for begin, end in sorted(one for one in ranges if one[0] < one[1]):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 @final
@@ -95,8 +121,11 @@ class UpdateAccount:
         self._steps = _Updates()
         self.step = 0
         """The number of the newest step, complete or not."""
-        self._restored: dict[ProcessName, Mapping[str, int]] = {}
-        """Servers that started again from a checkpoint, and each worker's last push in it."""
+        self._restored: dict[ProcessName, tuple[Mapping[str, int], bool]] = {}
+        """Servers that started again from a checkpoint, and each worker's last push in it.
+
+        And whether workers push again what came after.
+        """
         self._firsts: list[int] = []
         """The index of the first server of each map that followed another one."""
         self._undone = 0
@@ -109,27 +138,32 @@ class UpdateAccount:
         event: ProgressReported | PushesReported,
         met: Mapping[ProcessName, int],
     ) -> None:
-        """Book a worker's pushes. `met`: how many were complete before its first to a server."""
+        """Book a worker's pushes. `met`: the last one that a server lacks for good."""
         if not event.pushes and not met:
             return
         mine = self._of(str(event.worker))
-        for server, before in sorted(met.items(), key=lambda one: one[1]):
+        for server, last in sorted(met.items(), key=lambda one: one[1]):
             # Whoever has met a server has nothing under way to those before it.
             for one in [one for one in mine.lacking if self._succeeds(server, one)]:
-                mine.lose(mine.lacking.pop(one), before)
+                mine.lose(mine.lacking.pop(one).has, last)
         mine.book(event.pushes)
 
-    def fenced(self, event: WorkerFenced) -> None:
-        """Book the pushes of a lost worker that all servers have."""
+    def fenced(self, event: WorkerFenced, indices: Sequence[int]) -> None:
+        """Book the pushes of a lost worker that all servers have, which have these indices."""
         known = [one for one in event.sequences if one is not None]
         if len(known) < len(event.sequences) or not known:
             return
         mine, number = self._of(str(event.worker)), min(known)
-        if number > mine.booked and any(has < number for has in mine.lacking.values()):
-            # It has met a restored server and did not say when: some of its last pushes may have
-            # been before.
+        here = dict(zip(indices, known, strict=False))
+        for server, part in list(mine.lacking.items()):
+            at = here.get(server.index, number)
+            if at <= part.has:
+                continue
+            # It has met a restored server and did not say which of its pushes that lacks for good.
             self._at_least = True
-            mine.lacking.clear()
+            del mine.lacking[server]
+            # It may have ended before it had pushed all again.
+            mine.lose(at, mine.booked)
         mine.book(number)
 
     def stepped(self, event: StepApplied) -> None:
@@ -149,23 +183,22 @@ class UpdateAccount:
             # One of them ended right after it, and has been replaced by now.
             steps.lose(steps.booked - 1, steps.booked)
 
-    def restored(self, server: ProcessName, mark: UpdateMark | None) -> int:
+    def restored(self, server: ProcessName, mark: UpdateMark | None, *, again: bool) -> None:
         """A server started again with what `mark` has; None: it is not known what that is.
 
-        Returns how many more updates are known to be lost.
+        `again`: workers push again what came after, if they have kept it.
         """
-        before = self.counts().lost
         if mark is None:
             self._at_least = True
-            return 0
+            return
         # After a move its part is made of those of several servers.
         own = mark.moves == self.moves
-        has = self._restored[server] = mark.of_part(server.index) if own else dict(mark.pushes)
+        has = mark.of_part(server.index) if own else dict(mark.pushes)
+        self._restored[server] = has, again
         for name, mine in self._workers.items():
-            mine.lacking[server] = has.get(name, 0)
+            mine.lacking[server] = _Part(has.get(name, 0), again)
             mine.book(mine.booked)
         self._steps.lose(mark.steps, self._steps.booked)
-        return self.counts().lost - before
 
     def moved(self, first: int) -> None:
         """The parameters have moved to servers with indices from `first` on."""
@@ -198,22 +231,24 @@ class UpdateAccount:
         """Complete steps of this run."""
         return self._steps.booked
 
-    def counts(self) -> UpdateCounts:
-        """All updates so far."""
-        known = {name: mine.booked for name, mine in self._workers.items()}
-        return self.counts_at(UpdateMark(known, self._steps.booked))
+    def awaited(self, living: Container[str]) -> bool:
+        """Whether a server lacks updates that one of the `living` workers may push again."""
+        return any(name in living and mine.awaited() for name, mine in self._workers.items())
 
-    def counts_at(self, mark: UpdateMark) -> UpdateCounts:
-        """The updates in a cut."""
+    def counts(self, living: Container[str] = ()) -> UpdateCounts:
+        """All updates so far. Those that `living` workers may push again are not lost."""
+        known = {name: mine.booked for name, mine in self._workers.items()}
+        return self.counts_at(UpdateMark(known, self._steps.booked), living)
+
+    def counts_at(self, mark: UpdateMark, living: Container[str] = ()) -> UpdateCounts:
+        """The updates in a cut. `living`: as in `counts`."""
         total = lost = 0
         at_least = self._at_least or self.before.at_least
-        workers = (
-            (self._workers.get(name, _Updates()), last) for name, last in mark.pushes.items()
-        )
-        for mine, last in (*workers, (self._steps, mark.steps)):
+        for name, last in (*mark.pushes.items(), ("", mark.steps)):
+            mine = self._workers.get(name, _Updates()) if name else self._steps
             total += max(0, last - mine.begin)
-            lost += mine.lost_until(last)
-            late = last > mine.booked and any(has < last for has in mine.lacking.values())
+            lost += mine.lost_until(last, comes_again=name in living)
+            late = last > mine.booked and any(part.has < last for part in mine.lacking.values())
             at_least = at_least or late
         before = self.before
         return UpdateCounts(
@@ -232,7 +267,10 @@ class UpdateAccount:
     def _of(self, worker: str) -> _Updates:
         if worker not in self._workers:
             # Its first pushes may have been to servers that were replaced before it reported.
-            lacking = {server: has.get(worker, 0) for server, has in self._restored.items()}
+            lacking = {
+                server: _Part(has.get(worker, 0), again)
+                for server, (has, again) in self._restored.items()
+            }
             self._workers[worker] = _Updates(lacking=lacking)
         return self._workers[worker]
 

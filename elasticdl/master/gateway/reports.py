@@ -33,8 +33,8 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
         yield StartWentOn(at_s, worker, part)
     for cut in report.ring_cuts:
         yield SnapshotCut(at_s, cut.snapshot, cut.version, {})
-    if report.met or (report.pushes and not report.progress):
-        yield PushesReported(at_s, worker, report.pushes, dict(report.met))
+    if report.met or report.crowded or (report.pushes and not report.progress):
+        yield PushesReported(at_s, worker, report.pushes, dict(report.met), report.crowded)
     for progress in report.progress:
         yield _progressed(worker, progress, report.pushes, at_s)
         if progress.returned:

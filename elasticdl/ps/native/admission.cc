@@ -46,6 +46,7 @@ void Admission::restore(const std::string& name, const Pushes& pushes) {
   Lock lock(mutex_);
   Worker& worker = this->worker(name);
   worker.state.pushes = pushes;
+  worker.covered = pushes.sequence;
   keep(worker);
 }
 
@@ -81,28 +82,46 @@ void Admission::check(const std::string& worker) const {
   if (found != workers_.end()) refuse_fenced(worker, found->second);
 }
 
-bool Admission::greet(const std::string& name, uint64_t session, Waiter& waiter) {
+std::optional<int64_t> Admission::greet(const std::string& name, uint64_t session, int64_t gone, Waiter& waiter) {
   Lock lock(mutex_);
   Worker& worker = this->worker(name);
   WorkerState& state = worker.state;
   refuse_fenced(name, worker);
-  if (session == 0) return true;
+  if (session == 0) return 0;
   if (std::find(std::begin(state.retired), std::end(state.retired), session) != std::end(state.retired)) {
     throw Refused(name + " has connected anew since: its earlier connections are void");
   }
   // One thread at a time may change a worker's count.
   if (worker.busy) {
     worker.waiters.add(waiter);
-    return false;
+    return std::nullopt;
   }
   if (state.pushes.session != session) {
     if (state.pushes.session != 0) state.retired[state.next_retired++ % WorkerState::kRetired] = state.pushes.session;
     state.pushes.session = session;
     state.pushes.sequence = 0;
+    worker.covered = 0;
     keep(worker);
   }
   worker.here = true;
-  return true;
+  worker.gone = gone;
+  changed_.notify_all();
+  return state.pushes.sequence;
+}
+
+void Admission::cover(const std::map<std::string, Pushes>& all) {
+  Lock lock(mutex_);
+  for (const auto& [name, pushes] : all) {
+    const auto found = workers_.find(name);
+    if (found == workers_.end() || found->second.state.pushes.session != pushes.session) continue;
+    found->second.covered = std::max(found->second.covered, pushes.sequence);
+  }
+}
+
+int64_t Admission::covered(const std::string& name) const {
+  Lock lock(mutex_);
+  const auto found = workers_.find(name);
+  return found == workers_.end() ? 0 : found->second.covered;
 }
 
 // The gate opens by timeout: a caller after the deadline finds it open.
@@ -301,7 +320,7 @@ void Admission::wake_all() {
 }
 
 // Fenced workers, and workers that never connected to this process, push nothing more. A worker whose next push waits
-// here already has skipped the missing ones: this server was away when they were made.
+// here already has skipped the missing ones: this server was away when they were made. Or it has said so.
 std::string Admission::missing(const Sequences& admit_until) const {
   // The master takes no cut between the servers of a step.
   if (steps_) return under_way_ == 0 ? "" : "a step is under way";
@@ -310,7 +329,7 @@ std::string Admission::missing(const Sequences& admit_until) const {
     if (found == workers_.end()) continue;
     const Worker& worker = found->second;
     const WorkerState& state = worker.state;
-    if (!worker.here || state.fenced || worker.queued > number || state.pushes.sequence >= number) continue;
+    if (!worker.here || state.fenced || worker.queued > number || std::max(worker.gone, state.pushes.sequence) >= number) continue;
     return name + " is at push " + std::to_string(state.pushes.sequence) + " of " + std::to_string(number);
   }
   return under_way_ == 0 ? "" : "a push is under way";

@@ -41,9 +41,9 @@ class Admission {
   void take_on();
   void forget();
 
-  // A worker's connection; `session` of one that pushes, else 0. False if it has to try again when it is woken. Throws
-  // Refused if the worker was fenced.
-  bool greet(const std::string& worker, uint64_t session, Waiter& waiter);
+  // A worker's connection; `session` of one that pushes, else 0. No push up to `gone` comes again. Returns the number of the session's last push, or nothing if it
+  // has to try again when it is woken. Throws Refused if the worker was fenced.
+  std::optional<int64_t> greet(const std::string& worker, uint64_t session, int64_t gone, Waiter& waiter);
   void check(const std::string& worker) const;
 
   // Nothing if the push has to try again when it is woken: the gate keeps it out, or another push of the worker is being applied.
@@ -66,6 +66,11 @@ class Admission {
   int64_t begin_step();
   // Counts one update and these pushes as applied. Returns the version. `redo` is ending after it.
   int64_t finish_step(const std::vector<CountedPush>& pushes, Redo* redo = nullptr);
+
+  // These pushes are in a complete checkpoint.
+  void cover(const std::map<std::string, Pushes>& pushes);
+  // The last push of a worker's session that is in one; 0: none that this process knows.
+  int64_t covered(const std::string& worker) const;
 
   // Refuses the worker from now on; returns its last push.
   Pushes fence(const std::string& worker);
@@ -93,6 +98,8 @@ class Admission {
     WorkerState state;
     uint64_t number = 0;                 // in kept memory
     int64_t queued = 0;                  // greatest sequence that waits at the gate
+    int64_t gone = 0;                    // no push of its session up to this one comes
+    int64_t covered = 0;                 // last push of its session in a complete checkpoint
     bool here = false;                   // it has connected with push permission, and will again if this process is not the first
     bool busy = false;                   // one of its pushes is being applied
     Waiters waiters;                     // for that to end

@@ -126,11 +126,7 @@ nb::dict cut(NativeServer& native, int64_t snapshot, const Sequences& admit_unti
 
 nb::dict view_facts(NativeServer& native, int64_t snapshot, int64_t base) { return facts_of(*native.core.views().get(snapshot), base); }
 
-void set_base(NativeServer& native, int64_t snapshot) {
-  auto view = native.core.views().find(snapshot);
-  auto model = native.core.model();
-  for (size_t t = 0; view != nullptr && t < model->tables(); ++t) model->table(t).set_base(view->slot(), snapshot);
-}
+void set_base(NativeServer& native, int64_t snapshot) { native.core.saved(snapshot); }
 
 std::optional<checkpoint::NonFinite> write_view(checkpoint::Writer& writer, const View& view, bool delta) {
   const Model& model = view.model();
@@ -211,7 +207,7 @@ void restore_worker(NativeServer& native, const std::string& name, const PushesT
 }
 
 void end_restore(NativeServer& native, int64_t version, int64_t step_base) {
-  native.core.give(std::move(native.restoring()), version, step_base);
+  native.core.give(std::move(native.restoring()), version, step_base, true);
   native.restored = nullptr;
 }
 

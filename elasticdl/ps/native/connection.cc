@@ -243,7 +243,10 @@ Connection::Answer Connection::hello() {
   cursor.end();
   if (!wire::is_process_name(name_)) throw UserError("invalid process name in hello: expected 1 to 253 of A-Z a-z 0-9 . _ -");
   if (hello.session == 0) throw UserError("a hello without a session");
+  if (hello.last < 0) throw UserError("a hello after push " + std::to_string(hello.last));
   session_ = hello.pushes != 0 ? hello.session : 0;
+  last_ = hello.last;
+  keeps_ = hello.kept != 0;
   hello_.assign(received_, header_.payload_bytes);
   nonce_ = random_digest();
   const wire::Challenge challenge{nonce_, wire::proof(wire::Side::server, wire::bulk_token(server_.config().key, name_), hello_, nonce_)};
@@ -260,9 +263,11 @@ Connection::Answer Connection::prove() {
   const std::string token = wire::bulk_token(server_.config().key, name_);
   if (!same_digest(proof, wire::proof(wire::Side::client, token, hello_, nonce_))) throw Refused("the token is wrong, or another process's");
   if (!connections_.admit(*this)) return fail_and_close(wire::Status::transient, connections_.full(server_.config().server));
-  if (!server_.admission().greet(name_, session_, *this)) return Answer::wait;
+  const int64_t gone = keeps_ && server_.replays() ? 0 : last_;
+  const std::optional<int64_t> last = server_.admission().greet(name_, session_, gone, *this);
+  if (!last) return Answer::wait;
   const ServerConfig& config = server_.config();
-  wire::HelloReply hello{config.instance, server_.admission().version(), config.server, config.servers, server_.model() != nullptr, 0};
+  wire::HelloReply hello{config.instance, server_.admission().version(), config.server, config.servers, server_.model() != nullptr, server_.replays(), *last};
   reply_.begin(header_, wire::Status::ok, sizeof hello);
   reply_.put(&hello, sizeof hello);
   std::string().swap(hello_);

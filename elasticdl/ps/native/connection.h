@@ -126,6 +126,8 @@ class Connection : public Source, public Waiter {
   Digest nonce_{};
   std::string name_;
   uint64_t session_ = 0;  // 0: may not push
+  int64_t last_ = 0;      // see Hello
+  bool keeps_ = false;
   wire::Header header_;
   size_t expected_ = 1;        // see Socket::expect
   size_t have_ = 0;            // of the header or payload at hand

@@ -10,7 +10,7 @@
 namespace elasticdl::ps {
 namespace {
 
-constexpr uint32_t kFormat = 2;  // of all structures in kept memory
+constexpr uint32_t kFormat = 3;  // of all structures in kept memory
 constexpr uint64_t kMostTrials = 8;
 constexpr size_t kAtOnce = 64;  // heads or workers in a region
 constexpr size_t kMostSpare = size_t{256} << 20;  // one payload is kept whatever its size
@@ -162,7 +162,8 @@ Spec KeptState::spec() const {
   return Spec::decode(spec_.address(), root.spec_bytes);
 }
 
-void KeptState::complete_model(int64_t version, int64_t step_base) {
+void KeptState::complete_model(int64_t version, int64_t step_base, bool replays) {
+  root().replays = replays;
   root().version = version;
   root().step_base = step_base;
   in_order();

@@ -165,12 +165,14 @@ class KeptState {
   // The model: once it is complete, all of this counts.
   void begin_model(const Spec& spec);
   Spec spec() const;
-  void complete_model(int64_t version, int64_t step_base);
+  // `replays`: see Server.
+  void complete_model(int64_t version, int64_t step_base, bool replays);
   bool complete() const;
 
   int64_t version() const { return root().version; }
   void keep_version(int64_t version) { root().version = version; }
   int64_t step_base() const { return root().step_base; }
+  bool replays() const { return root().replays != 0; }
   int64_t step() const { return root().step; }
   // Room for steps of at most so many pushes, before the first step begins. Throws std::bad_alloc.
   void prepare_steps(size_t most);
@@ -201,6 +203,7 @@ class KeptState {
     uint64_t id;
     uint32_t format, server, servers, steps;
     uint64_t complete;
+    uint64_t replays;
     uint64_t trials;  // processes that began to take this on and did not get to the end
     uint64_t spec_bytes, spec_crc;
     int64_t version, step_base, step;

@@ -158,7 +158,7 @@ Connection::Answer Connection::push() {
     statistics.count_staleness(outcome.staleness);
     statistics.push_time.add(Clock::now() - begin);
   }
-  wire::PushReply result{outcome.version, outcome.staleness, outcome.repeated, 0};
+  wire::PushReply result{outcome.version, outcome.staleness, outcome.repeated, 0, server_.admission().covered(name_)};
   reply_.begin(header_, wire::Status::ok, sizeof result);
   reply_.put(&result, sizeof result);
   return Answer::reply;

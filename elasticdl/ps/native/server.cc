@@ -42,6 +42,7 @@ bool Server::take_on() {
     model->repair([&](uint64_t serial, uint64_t item) { return kept_->torn(serial, item); });
     complete(model);
     kept_->settle();
+    replays_ = kept_->replays();
     std::atomic_store(&model_, std::move(model));
     return true;
   } catch (const std::bad_alloc&) {
@@ -87,10 +88,11 @@ std::shared_ptr<Model> Server::new_model(const Spec& spec) {
   return std::make_shared<Model>(spec, config_.server, config_.servers, kept_.get());
 }
 
-void Server::give(std::shared_ptr<Model> model, int64_t version, int64_t step_base) {
+void Server::give(std::shared_ptr<Model> model, int64_t version, int64_t step_base, bool replays) {
   admission_.start(version, step_base);
   model->begin_at(version - step_base);
-  if (kept_ != nullptr) kept_->complete_model(version, step_base);
+  replays_ = replays;
+  if (kept_ != nullptr) kept_->complete_model(version, step_base, replays);
   std::atomic_store(&model_, std::move(model));
 }
 
@@ -101,7 +103,7 @@ bool Server::initialise(Spec spec, const void* dense, uint64_t count, int64_t ve
     kept_->reset(false);  // of a try that failed
     kept_->begin_model(spec);
   }
-  give(std::make_shared<Model>(std::move(spec), config_.server, config_.servers, dense, count, kept_.get()), version, version);
+  give(std::make_shared<Model>(std::move(spec), config_.server, config_.servers, dense, count, kept_.get()), version, version, false);
   return true;
 }
 
@@ -136,6 +138,13 @@ int64_t Server::apply_step(int64_t number, const std::vector<Contribution>& cont
   auto model = this->model();
   if (model == nullptr) throw TransientError("no step: this server has no parameters yet");
   return steps_.apply(*model, number, contributions);
+}
+
+void Server::saved(int64_t snapshot) {
+  const auto view = views_.find(snapshot);
+  if (view == nullptr) return;
+  for (size_t t = 0; t < view->model().tables(); ++t) model()->table(t).set_base(view->slot(), snapshot);
+  admission_.cover(view->pushes);
 }
 
 std::shared_ptr<View> Server::look() {

@@ -50,7 +50,8 @@ class Server {
   std::shared_ptr<Model> model() const { return std::atomic_load(&model_); }
   // A model to restore, which `give` completes. What an earlier one left is dropped.
   std::shared_ptr<Model> new_model(const Spec& spec);
-  void give(std::shared_ptr<Model> model, int64_t version, int64_t step_base);
+  // `replays`: it is that of a checkpoint.
+  void give(std::shared_ptr<Model> model, int64_t version, int64_t step_base, bool replays);
   // Gives the server its first parameters, unless it has some: false then. Throws UserError if `count` is not the slice's.
   bool initialise(Spec spec, const void* dense, uint64_t count, int64_t version);
 
@@ -62,6 +63,11 @@ class Server {
   int64_t apply_step(int64_t number, const std::vector<Contribution>& contributions);
   // With the gate closed. Idempotent: repeating a snapshot number returns the earlier result.
   std::shared_ptr<View> cut(int64_t snapshot, const Sequences& admit_until, Admission::Seconds timeout);
+  // Whether the parameters began with a checkpoint: pushes that came after it may be made again. Those of a worker's present
+  // values, which have them, must not.
+  bool replays() const { return replays_; }
+  // The view is in a complete checkpoint.
+  void saved(int64_t snapshot);
   // A private view of the present state: rows of a table are read from it.
   std::shared_ptr<View> look();
 
@@ -73,6 +79,7 @@ class Server {
   std::string discarded_;
   std::mutex mutex_;
   std::shared_ptr<Model> model_;
+  std::atomic<bool> replays_{false};
   Admission admission_;
   Steps steps_;
   Views views_;

@@ -101,7 +101,15 @@ std::pair<std::vector<int64_t>, std::vector<double>> pull(
   return {std::move(answer.versions), std::move(answer.seconds)};
 }
 
-std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, std::vector<std::string>> push(
+using MetList = std::vector<std::pair<std::string, int64_t>>;
+
+MetList as_list(std::vector<Met>&& all) {
+  MetList list;
+  for (Met& one : all) list.emplace_back(std::move(one.address), one.lacks);
+  return list;
+}
+
+std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, MetList, bool> push(
     Pool& pool, int64_t sequence, const std::vector<int64_t>& applied, const std::vector<int64_t>& versions, double learning_rate,
     const std::optional<InVector>& dense, const std::vector<IdArray>& ids, const std::vector<InMatrix>& gradients,
     const std::optional<InVector>& newest, double timeout_s) {
@@ -113,7 +121,13 @@ std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, std:
   const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
   PushAnswer answer = pool.push(request, seed, timeout_s);
-  return {std::move(answer.versions), std::move(answer.staleness), std::move(answer.seconds), std::move(answer.met)};
+  return {std::move(answer.versions), std::move(answer.staleness), std::move(answer.seconds), as_list(std::move(answer.met)), answer.crowded};
+}
+
+MetList meet(Pool& pool, const std::optional<InVector>& newest, double timeout_s) {
+  const void* seed = checked_dense(pool.spec(), newest);
+  nb::gil_scoped_release released;
+  return as_list(pool.meet(seed, timeout_s));
 }
 
 // The bytes of a vector as a NumPy array, without a copy.
@@ -170,9 +184,9 @@ void bind_rpc(nb::module_& m) {
       .def_ro("json", &Spec::json);
   nb::class_<Pool>(m, "Pool")
       .def("__init__", [](Pool* self, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, const std::string& name,
-                          const std::string& authority, const std::string& precision) {
-        new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority), rounding_named(precision));
-      }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "", "precision"_a = "float32")
+                          const std::string& authority, const std::string& precision, size_t kept_bytes) {
+        new (self) Pool(addresses, tokens, name, look_for_signals, client_tls(authority), rounding_named(precision), kept_bytes);
+      }, "addresses"_a, "tokens"_a, "name"_a, "authority"_a = "", "precision"_a = "float32", "kept_bytes"_a = 0)
       .def("followed", [](const Pool& before, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, uint32_t first) {
         return new Pool(before, addresses, tokens, first, look_for_signals);
       }, "addresses"_a, "tokens"_a, "first"_a)
@@ -184,6 +198,7 @@ void bind_rpc(nb::module_& m) {
            "exact"_a)
       .def("push", &push, "sequence"_a, "applied"_a, "versions"_a, "learning_rate"_a, "dense"_a.none(), "ids"_a.noconvert(),
            "gradients"_a.noconvert(), "newest"_a.none(), "timeout_s"_a)
+      .def("meet", &meet, "newest"_a.none(), "timeout_s"_a)
       .def("rows", &rows, "server"_a, "table"_a, "snapshot"_a, "begin"_a, "newest"_a.none(), "timeout_s"_a)
       .def("move", &Pool::move, "addresses"_a)
       .def("close", &Pool::close);

@@ -38,12 +38,25 @@ Lane::Lane(Identity identity, std::vector<std::string> addresses, std::function<
   uint32_t count = static_cast<uint32_t>(addresses.size());
   for (uint32_t k = 0; k < count; ++k) links_.push_back(std::make_unique<Link>(identity_, k, count, addresses[k]));
   answered_s_.resize(count);
-  answered_by_.resize(count);
+  met_at_.resize(count);
 }
 
 Lane::~Lane() { ::close(wake_); }
 
 void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, const char* what) {
+  run(parts, seed, timeout_s, what, Until::answered);
+}
+
+void Lane::meet(const Seed& seed, double timeout_s) {
+  std::vector<Part> parts(links_.size());
+  for (uint32_t k = 0; k < servers(); ++k) {
+    parts[k].server = k;
+    parts[k].kind = wire::Kind::push;
+  }
+  run(parts, seed, timeout_s, "greeting", Until::met);
+}
+
+void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, const char* what, Until until) {
   Time begin = now(), deadline = begin + std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(timeout_s));
   listen_to_owner();
   Abandon abandon{links_};
@@ -55,13 +68,15 @@ void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, con
       const auto& link = links_[k];
       if (link->waiting()) {
         link->advance(now());
-        if (!link->waiting()) answered(k, now() - begin);
+        if (!link->waiting()) answered_s_[k] = std::chrono::duration<double>(now() - begin).count();
+        if (!link->waiting() || link->met()) note_met(k);
       }
       waiting = waiting || link->waiting();
       all_met = all_met && (!link->waiting() || link->met());
     }
     if (!waiting) return;
     if (held && all_met) {
+      if (until == Until::met) return;
       held = false;
       for (Part& part : parts) links_[part.server]->release();
       continue;
@@ -71,12 +86,25 @@ void Lane::run(std::vector<Part>& parts, const Seed& seed, double timeout_s, con
   }
 }
 
-void Lane::answered(size_t server, std::chrono::duration<double> after) {
-  answered_s_[server] = after.count();
+void Lane::note_met(size_t server) {
   const std::string& address = links_[server]->address();
-  if (answered_by_[server] == address) return;
-  answered_by_[server] = address;
-  met_.push_back(address);
+  if (!identity_.pushes || met_at_[server] == address) return;
+  met_at_[server] = address;
+  met_.push_back({address, links_[server]->lacks()});
+}
+
+bool Lane::crowded() const {
+  return std::any_of(links_.begin(), links_.end(), [](const auto& link) { return link->log().crowded(); });
+}
+
+int64_t Lane::acknowledged() const {
+  int64_t least = INT64_MAX;
+  for (const auto& link : links_) least = std::min(least, link->log().last());
+  return least;
+}
+
+void Lane::begin_after(int64_t sequence) {
+  for (const auto& link : links_) link->log().begin_after(sequence);
 }
 
 void Lane::wait(Time deadline) {

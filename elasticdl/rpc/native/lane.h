@@ -3,8 +3,8 @@
 // A lane sends all requests before it waits for replies, and does not return before every server has answered or the
 // deadline passed. A push goes out when every server has met the worker: a server that has not would take a cut without
 // waiting for its part of the push, and the view would hold that push on some servers only. A lane survives lost
-// connections, new addresses, and servers that come back empty. It is used by one thread at a time; `move` and `close` may
-// come from any other.
+// connections, new addresses, and servers that come back empty. One that comes back with an older state gets again what it
+// lacks, as far as it was kept. It is used by one thread at a time; `move` and `close` may come from any other.
 #pragma once
 
 #include <chrono>
@@ -35,6 +35,7 @@ struct Target {
 struct Part {
   uint32_t server = 0;
   wire::Kind kind = wire::Kind::pull;
+  int64_t sequence = 0;         // of a push; 0: none
   std::vector<iovec> payload;
   std::vector<Target> targets;  // empty: the reply may have any size and is kept in `reply`
   Buffer reply;
@@ -57,6 +58,14 @@ struct Identity {
   bool pushes = false;
   TlsContext tls = nullptr;  // null: clear text
   uint32_t first = 0;        // the index of the first server
+  size_t kept_bytes = 0;     // of pushes that are kept for servers that lose them, in all
+};
+
+// A server that this client pushes to for the first time. It lacks the pushes up to `lacks` that came after those that it began
+// with; 0: none.
+struct Met {
+  std::string address;
+  int64_t lacks = 0;
 };
 
 class Link;
@@ -70,6 +79,8 @@ class Lane {
   // Throws Refused and UserError as servers answer, TransientError at the deadline, when closed, or when what is
   // asked for is gone.
   void run(std::vector<Part>& parts, const Seed& seed, double timeout_s, const char* what);
+  // Greets every server, so that it gets what it lacks. Of a lane that pushes. Throws as `run`.
+  void meet(const Seed& seed, double timeout_s);
 
   void move(std::vector<std::string> addresses);
   void close();
@@ -77,11 +88,19 @@ class Lane {
   uint32_t servers() const { return static_cast<uint32_t>(links_.size()); }
   // How long each server took to answer in the last run, if it was asked. For the thread that runs.
   const std::vector<double>& answered_s() const { return answered_s_; }
-  // Addresses from which an answer came for the first time since the last call. For the thread that runs.
-  std::vector<std::string> take_met() { return std::exchange(met_, {}); }
+  // Those since the last call. For the thread that runs.
+  std::vector<Met> take_met() { return std::exchange(met_, {}); }
+  // Whether the room for kept pushes is half full. For the thread that runs.
+  bool crowded() const;
+  // The newest push that every server has acknowledged. For the thread that runs.
+  int64_t acknowledged() const;
+  // The servers' predecessors had acknowledged the pushes up to this one. Before the first run.
+  void begin_after(int64_t sequence);
 
  private:
-  void answered(size_t server, std::chrono::duration<double> after);
+  enum class Until { answered, met };
+  void run(std::vector<Part>& parts, const Seed& seed, double timeout_s, const char* what, Until until);
+  void note_met(size_t server);
   void wait(Time deadline);
   void listen_to_owner();
   [[noreturn]] void give_up(double timeout_s, const char* what);
@@ -89,8 +108,8 @@ class Lane {
   Identity identity_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<double> answered_s_;
-  std::vector<std::string> answered_by_;  // the address of each server's last answer
-  std::vector<std::string> met_;
+  std::vector<std::string> met_at_;  // the address of each server that was met last
+  std::vector<Met> met_;
   std::function<void()> idle_;
   int wake_;
   std::mutex mutex_;

@@ -58,7 +58,7 @@ Slice even(uint64_t size, uint64_t part, uint64_t parts) {
 
 Link::Link(const Identity& identity, uint32_t server, uint32_t servers, std::string address)
     : identity_(identity), server_(server), servers_(servers), address_(std::move(address)),
-      random_(static_cast<uint32_t>(identity.session) + server) {}
+      log_(identity.kept_bytes / servers), random_(static_cast<uint32_t>(identity.session) + server) {}
 
 void Link::start(Part& part, const Seed& seed, bool held) {
   part_ = &part;
@@ -76,6 +76,7 @@ void Link::release() {
 void Link::move(const std::string& address) {
   if (address == address_) return;
   address_ = address;
+  lacks_ = 0;
   back_off_s_ = 0;
   retry_at_ = Time{};
   problem_ = "it was moved";
@@ -110,6 +111,8 @@ void Link::advance(Time now) {
   if (state_ == State::securing) secured(now);
   while (state_ > State::securing && state_ != State::ready) {
     if (!out_.flush(socket_)) return lost(std::strerror(errno), now);
+    // While the server works.
+    if (state_ == State::asking && out_.empty() && part_->sequence > 0) log_.prepare(part_->sequence, part_->kind, part_->payload);
     if (!receive(now)) return;
   }
 }
@@ -145,6 +148,8 @@ void Link::greet() {
   hello.nonce = random_digest();
   hello.name_bytes = static_cast<uint32_t>(identity_.name.size());
   hello.pushes = identity_.pushes ? 1 : 0;
+  hello.last = log_.last();
+  hello.kept = log_.empty() ? 0 : 1;
   wire::Writer payload;
   payload.put(hello).text(identity_.name);
   hello_ = std::move(payload.bytes());
@@ -172,6 +177,29 @@ void Link::seed() {
   send(State::seeding, wire::Kind::initialise, std::move(payload.bytes()),
        {piece(seed_->dense + trainable.begin * bytes, trainable.count * bytes),
         piece(seed_->dense + (seed_->trainable + additive.begin) * bytes, additive.count * bytes)});
+}
+
+// The server gets this process's present values, which have the pushes of before.
+void Link::begin_anew() {
+  log_.clear();
+  lacks_ = std::max(lacks_, part_->sequence > 0 ? std::min(log_.last(), part_->sequence - 1) : log_.last());
+}
+
+// The server may have begun again with a checkpoint, or with values that another worker gave it.
+void Link::compare(const wire::HelloReply& reply) {
+  has_ = reply.sequence;
+  if (has_ >= log_.last()) return;
+  if (reply.replays == 0) return begin_anew();
+  const PushLog::Frame* next = log_.after(has_);
+  if (next == nullptr) lacks_ = std::max(lacks_, log_.last());
+  else if (next->sequence > has_ + 1) lacks_ = std::max(lacks_, next->sequence - 1);
+}
+
+void Link::repeat() {
+  const PushLog::Frame* next = log_.after(has_);
+  if (next == nullptr) return ask_unless_held();
+  has_ = next->sequence;
+  send(State::repeating, next->kind, "", {piece(next->payload.data(), next->bytes)});
 }
 
 void Link::ask() { send(State::asking, part_->kind, "", part_->payload); }
@@ -220,7 +248,14 @@ void Link::answered(Time now) {
     case State::greeting: return challenged(now);
     case State::proving: return greeted(now);
     case State::seeding: return ask_unless_held();
+    case State::repeating: return repeat();
     default: break;
+  }
+  if (part_->sequence > 0) {
+    wire::PushReply reply;
+    std::memcpy(&reply, part_->targets.front().data, sizeof reply);
+    log_.acknowledged(part_->sequence);
+    log_.covered(reply.covered);
   }
   if (part_->targets.empty()) {
     std::swap(part_->reply, body_);
@@ -242,7 +277,7 @@ void Link::answered_badly(Time now) {
     case wire::Status::refused: throw Refused(text);
     case wire::Status::gone: throw Gone(text);
     case wire::Status::empty:
-      if (!seed_->spec.empty() && state_ == State::asking) return seed();
+      if (!seed_->spec.empty() && state_ == State::asking) return begin_anew(), seed();
       return lost("it has no parameters yet, and this process has none to give it", now);
     default: return lost(message, now);
   }
@@ -269,8 +304,10 @@ void Link::greeted(Time now) {
                     std::to_string(server_) + " of " + std::to_string(servers_), now);
   }
   version_ = std::max(version_, reply.version);
-  if (reply.has_state == 0 && part_->kind != wire::Kind::initialise && !seed_->spec.empty()) return seed();
-  ask_unless_held();
+  if (reply.has_state == 0 && part_->kind != wire::Kind::initialise && !seed_->spec.empty()) return begin_anew(), seed();
+  if (!identity_.pushes) return ask_unless_held();
+  compare(reply);
+  repeat();
 }
 
 // Reconnects at once the first time: the server may have closed an idle connection.

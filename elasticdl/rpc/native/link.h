@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "elasticdl/rpc/native/lane.h"
+#include "elasticdl/rpc/native/push_log.h"
 
 namespace elasticdl {
 
@@ -68,6 +69,10 @@ class Link {
   bool away() const { return state_ == State::away; }
   bool reachable() const { return !address_.empty(); }
   const std::string& address() const { return address_; }
+  // What the server at this address lacks: see Met. Once it was met.
+  int64_t lacks() const { return lacks_; }
+  PushLog& log() { return log_; }
+  const PushLog& log() const { return log_; }
   int fd() const { return socket_.fd(); }
   short events() const;
   Time retry_at() const { return retry_at_; }
@@ -77,7 +82,7 @@ class Link {
   std::string story() const;
 
  private:
-  enum class State { away, connecting, securing, greeting, proving, seeding, ready, asking };
+  enum class State { away, connecting, securing, greeting, proving, seeding, repeating, ready, asking };
 
   void connect(Time now);
   void connected(Time now);
@@ -85,6 +90,10 @@ class Link {
   void greet();
   void send(State next, wire::Kind kind, std::string own, const std::vector<iovec>& rest);
   void seed();
+  void begin_anew();
+  void compare(const wire::HelloReply& reply);
+  void repeat();
+  void repeated();
   void ask();
   void ask_unless_held();
   bool receive(Time now);
@@ -113,6 +122,9 @@ class Link {
   uint64_t request_ = 0;
   std::string hello_;    // payload of this connection's hello
   int64_t version_ = 0;  // the newest version that this server reported
+  PushLog log_;
+  int64_t lacks_ = 0;
+  int64_t has_ = 0;  // the server's last push, while it gets again what it lacks
   double back_off_s_ = 0;
   Time retry_at_{};
   std::string problem_;

@@ -110,6 +110,7 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
     fronts[k] = std::move(front.bytes());
     parts[k].server = k;
     parts[k].kind = wire::Kind::packed_push;
+    parts[k].sequence = request.sequence;
     parts[k].payload.push_back(piece(fronts[k]));
     parts[k].targets.push_back({reinterpret_cast<char*>(&replies[k]), sizeof replies[k], nullptr, 0});
     std::vector<const std::vector<uint32_t>*> places;

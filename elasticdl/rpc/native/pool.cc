@@ -66,10 +66,10 @@ class Stopwatch {
 }  // namespace
 
 Pool::Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
-           TlsContext tls, Rounding rounding)
+           TlsContext tls, Rounding rounding, size_t kept_bytes)
     : servers_(static_cast<uint32_t>(addresses.size())), rounding_(rounding),
       pulls_(Identity{tokens, name, random_session(), false, tls}, addresses, idle),
-      pushes_(Identity{tokens, name, random_session(), true, tls}, addresses, idle) {
+      pushes_(Identity{tokens, name, random_session(), true, tls, 0, kept_bytes}, addresses, idle) {
   check(tokens);
 }
 
@@ -78,6 +78,8 @@ Pool::Pool(const Pool& before, std::vector<std::string> addresses, std::vector<s
       pulls_(moved(before.pulls_.identity(), tokens, first), addresses, idle),
       pushes_(moved(before.pushes_.identity(), tokens, first), addresses, idle) {
   check(tokens);
+  acknowledged_ = before.acknowledged_.load();
+  pushes_.begin_after(acknowledged_);
 }
 
 void Pool::check(const std::vector<std::string>& tokens) const {
@@ -204,6 +206,7 @@ PushAnswer Pool::push_plain(const PushRequest& request, const void* newest, doub
     Part& part = parts[k];
     part.server = k;
     part.kind = wire::Kind::push;
+    part.sequence = request.sequence;
     part.targets.push_back(into(&replies[k], 1));
     wire::Writer front;
     front.put(wire::Push{request.sequence, request.shard, request.attempt, request.offset, request.versions[k],
@@ -227,11 +230,19 @@ PushAnswer Pool::pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& 
   PushAnswer answer;
   answer.seconds = pushes_.answered_s();
   answer.met = pushes_.take_met();
+  answer.crowded = pushes_.crowded();
+  acknowledged_ = pushes_.acknowledged();
   for (const wire::PushReply& reply : replies) {
     answer.versions.push_back(reply.version);
     answer.staleness.push_back(reply.staleness);
   }
   return answer;
+}
+
+std::vector<Met> Pool::meet(const void* newest, double timeout_s) {
+  check_tables(spec_.tables.size());
+  pushes_.meet(seed(newest), timeout_s);
+  return pushes_.take_met();
 }
 
 // The gradients of one server's rows, contiguous.

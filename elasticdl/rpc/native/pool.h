@@ -1,6 +1,7 @@
 // A worker's view of all servers: splits ids by owner, asks every server, puts rows back in order.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,7 +55,8 @@ struct PushAnswer {
   std::vector<int64_t> versions;
   std::vector<int64_t> staleness;
   std::vector<double> seconds;    // how long each server took
-  std::vector<std::string> met;  // addresses of servers that have answered a push for the first time
+  std::vector<Met> met;
+  bool crowded = false;  // pushes that no checkpoint has fill half of their room
 };
 struct InitialiseAnswer {
   bool took;
@@ -83,9 +85,9 @@ enum class Rounding { full, bfloat16, by_time };
 // One puller and one pusher may use it at a time; `move`, `close` and `encodings` anyone. Weights are of the type of the spec.
 class Pool {
  public:
-  // `tls` null: clear text.
+  // `tls` null: clear text. `kept_bytes`: of pushes that are kept for servers that lose them; 0: none.
   Pool(std::vector<std::string> addresses, std::vector<std::string> tokens, std::string name, std::function<void()> idle,
-       TlsContext tls = nullptr, Rounding rounding = Rounding::full);
+       TlsContext tls = nullptr, Rounding rounding = Rounding::full, size_t kept_bytes = 0);
   // The same client with other servers, of which `first` is the index of the first. They know its pushes by its session, which
   // goes on. Call `adopt` before the first call but initialise().
   Pool(const Pool& before, std::vector<std::string> addresses, std::vector<std::string> tokens, uint32_t first, std::function<void()> idle);
@@ -100,6 +102,8 @@ class Pool {
   PullAnswer pull(const std::vector<Ids>& ids, int64_t snapshot, void* dense, const std::vector<void*>& rows,
                   const void* newest, double timeout_s, bool exact = false);
   PushAnswer push(const PushRequest& request, const void* newest, double timeout_s);
+  // Has every server meet this client, and get again the pushes that it lacks.
+  std::vector<Met> meet(const void* newest, double timeout_s);
   // Rows of one server's part of a table from `begin` on, in no particular order. A live table is frozen at begin 0.
   RowsPage rows(uint32_t server, uint32_t table, int64_t snapshot, uint64_t begin, const void* newest, double timeout_s);
 
@@ -135,6 +139,7 @@ class Pool {
   Lane pulls_;
   Lane pushes_;
   EncodingChoice pull_choice_, push_choice_;
+  std::atomic<int64_t> acknowledged_{0};  // the newest push that every server has; the next pool asks while a push is under way
   Spec spec_;
   std::string encoded_;
 };

@@ -21,7 +21,7 @@
 namespace elasticdl::wire {
 
 constexpr uint32_t kMagic = 0x314C4445;  // "EDL1"
-constexpr uint16_t kVersion = 4;
+constexpr uint16_t kVersion = 5;
 constexpr uint64_t kMaxPayload = uint64_t{1} << 30;
 constexpr uint64_t kMaxHello = 4096;
 constexpr uint32_t kMaxTables = 4096;
@@ -46,8 +46,10 @@ struct Hello {
   Digest nonce;      // random per connection
   uint32_t name_bytes;
   uint32_t pushes;  // 1: this connection may carry pushes
+  int64_t last;     // the session's last push that this server, or one before it, has acknowledged
+  uint64_t kept;    // 1: the newest ones up to `last` come again if the server takes them
 };
-static_assert(sizeof(Hello) == 48);
+static_assert(sizeof(Hello) == 64);
 struct Challenge {
   Digest nonce;
   Digest proof;  // of the server; the client's is the payload of its second frame
@@ -59,7 +61,8 @@ struct HelloReply {
   uint32_t server;
   uint32_t servers;
   uint32_t has_state;
-  uint32_t padding;
+  uint32_t replays;  // 1: it began with a checkpoint, and takes again the pushes that came after
+  int64_t sequence;  // of the session's last push that it has
 };
 
 // Followed by the spec (see Spec::encode), padded to 8, then weight[dense_count]: trainable slice, additive slice.
@@ -102,6 +105,7 @@ struct PushReply {
   int64_t staleness;
   uint32_t repeated;  // 1: this sequence had been applied before
   uint32_t padding;
+  int64_t covered;    // the session's last push that a complete checkpoint has
 };
 
 // The same for a slow link (packed_ids.h, packed_weights.h). Followed by the ids of every table. The reply is a PullReply, then

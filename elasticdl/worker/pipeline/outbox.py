@@ -160,6 +160,7 @@ class Outbox:
         self._starting: list[str] = []
         self._pushes = self._pushes_taken = 0
         self._met: dict[str, int] = {}
+        self._crowded = self._crowds = False
         self._awaited: list[threading.Event] = []
         """Set when the next report has arrived; `_under_way`: when the last one has."""
         self._under_way: list[threading.Event] = []
@@ -188,11 +189,21 @@ class Outbox:
             self._starting.append(part)
         self.urgent.set()
 
-    def pushed(self, number: int, met: Collection[str]) -> None:
-        """Push `number` is on every server, and `met` are servers that got none before it."""
+    def pushed(self, number: int, met: Mapping[str, int], *, crowded: bool = False) -> None:
+        """Push `number` is on every server. `met`, `crowded`: see `rpc.parameters.Pushed`."""
         with self._lock:
             self._pushes = number
-            self._met.update(dict.fromkeys(met, number - 1))
+            self._met.update(met)
+            # Only when it begins: the master then takes a checkpoint as soon as it can.
+            self._crowds = self._crowds or (crowded and not self._crowded)
+            self._crowded = crowded
+
+    def met(self, met: Mapping[str, int]) -> None:
+        """Servers that were met without a push; see `rpc.parameters.Pushed.met`."""
+        with self._lock:
+            self._met.update(met)
+        if met:
+            self.urgent.set()
 
     def hold(self, lease: Lease) -> None:
         """A lease was granted.
@@ -373,9 +384,10 @@ class Outbox:
                 starting=tuple(self._starting),
                 pushes=self._pushes if self._pushes != self._pushes_taken else 0,
                 met=self._met,
+                crowded=self._crowds,
             )
             self._starting = []
-            self._pushes_taken, self._met = self._pushes, {}
+            self._pushes_taken, self._met, self._crowds = self._pushes, {}, False
             # These waiters are satisfied when this very report arrives.
             self._under_way, self._awaited = self._awaited, []
             self._cuts, self._saves = [], []

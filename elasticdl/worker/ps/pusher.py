@@ -193,7 +193,7 @@ class Pusher:
         self._staleness_limit.pushed(self._clock.now_s() - begin_s)
         self._server_times.pushed(pushed.seconds)
         if self._turns is None:
-            self._context.outbox.pushed(self._sequence + 1, pushed.met)
+            self._context.outbox.pushed(self._sequence + 1, pushed.met, crowded=pushed.crowded)
         # Only after all servers have it: a retry must carry the same number, so that servers that
         # applied it already skip it.
         self._sequence += 1

@@ -1,7 +1,8 @@
-"""Give servers that came back empty the last pulled dense weights, even without work.
+"""Give servers that came back what they lack, even without work.
 
 A worker that trains does so with its next pull or push. When all records are trained, nobody pulls
-before a view is cut, and a server without weights cannot cut one.
+or pushes before a view is cut. A server without weights cannot cut one, and a view must not miss
+updates that a worker can push again.
 """
 
 from __future__ import annotations

@@ -148,8 +148,15 @@ class PsTrainer:
         return given
 
     def revive(self) -> None:
-        """Give servers that came back empty the last pulled dense values. Raises as `load`."""
+        """Give servers that came back what they lack. Raises as `load`.
+
+        An empty one gets the last pulled dense values, one with an older state the pushes since.
+        """
         self._pull(self._no_ids(), _PullRequest(dense=False))
+        if self._turns is None:
+            retry, parameters = self._context.retry, self._parameters
+            met = retry.call(lambda timeout_s: parameters.meet(timeout_s=timeout_s), "greeting")
+            self._context.outbox.met(met)
 
     def load(self, batch: Batch) -> Loaded:
         if not batch.computes:

@@ -107,6 +107,7 @@ class Checkpointing:
         self._counts_from_s = 0.0
         """Where intervals by time begin."""
         self._took_s = 0.0
+        self._early = False
         self._ordered_s: float | None = None
         """When the servers were told to make the cut; None for a ring, which plans it ahead."""
 
@@ -244,8 +245,16 @@ class Checkpointing:
             seconds > 0
             and context.phase is Phase.WORKING
             and context.version > self._anchor_version
-            and context.now_s - self._counts_from_s >= max(seconds, _PAUSE_FACTOR * self._took_s)
+            and context.now_s - self._counts_from_s
+            >= max(0.0 if self._early else seconds, _PAUSE_FACTOR * self._took_s)
         )
+
+    def hurry(self) -> None:
+        """Take the next checkpoint by time as soon as the rule of 2 % allows.
+
+        Workers soon have no room for pushes that no checkpoint has.
+        """
+        self._early = True
 
     @property
     def ends_with_one(self) -> bool:
@@ -306,7 +315,7 @@ class Checkpointing:
         self._final_done = False
 
     def _begin(self, cut: SnapshotId) -> None:
-        self._cut = cut
+        self._cut, self._early = cut, False
         self._wanted_after_cut = ""
         self._cut_is_final = self._context.phase is Phase.CHECKPOINTING
 

@@ -53,12 +53,14 @@ class ProgressReported(Event):
 class PushesReported(Event):
     """Every server has acknowledged the first `pushes` pushes of a worker.
 
-    `met`: addresses of servers that it has pushed to for the first time: the pushes before.
+    `met`: addresses of servers that it has met for the first time: the last push that each lacks
+    for good. `crowded`: pushes that no checkpoint has begin to fill half of their room.
     """
 
     worker: ProcessName
     pushes: int
     met: dict[str, int] = field(default_factory=dict)
+    crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

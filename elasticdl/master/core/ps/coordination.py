@@ -101,6 +101,9 @@ class PsCoordination:
         if self._context.moving:
             # The servers are sealed, and their views would be lost with them.
             return
+        if self._context.pushes_awaited():
+            # A view must not lack what comes in a moment.
+            return
         if self._evaluation.wanted():
             self._evaluation.begin()
         self._checkpointing.decide()

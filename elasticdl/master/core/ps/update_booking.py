@@ -40,7 +40,7 @@ class UpdateBooking:
                 account.stepped(event)
             case WorkerFenced() if not self._context.spec.trains_in_steps:
                 # In synchronous training only steps are updates.
-                account.fenced(event)
+                account.fenced(event, self._context.server_map.indices)
             case _:
                 pass
 
@@ -51,7 +51,17 @@ class UpdateBooking:
             processes = self._context.processes.all.values()
             names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
             met = {names[at]: count for at, count in event.met.items() if at in names}
+        before = self._context.lost_updates()
         self._context.updates.reported(event, met)
+        if (lost := self._context.lost_updates() - before) > 0:
+            servers = " and ".join(str(server) for server in met)
+            text = (
+                f"{servers} lost {amount(lost, 'update')} of {event.worker}, which has not kept"
+                " them: there was no checkpoint in time"
+            )
+            self._context.orders.announce("server", text, process=event.worker, level="warning")
+        if event.crowded:
+            self._checkpointing.hurry()
 
     def mark(self, event: SnapshotCut) -> UpdateMark:
         """The updates in a cut."""
@@ -79,25 +89,28 @@ class UpdateBooking:
         known = max(context.version, context.acknowledged_version)
         # Acknowledgements of lost updates no longer hold.
         context.acknowledged_version = min(context.acknowledged_version, restored)
-        counted = context.updates.restored(event.name, self._checkpointing.mark_of(restored))
-        # Workers may not have reported their last pushes yet, and a heartbeat may be newer.
-        lost = max(counted, known - restored)
-        if lost <= 0:
-            if event.restored_version is not None:
-                # What it acknowledged after the checkpoint may not be reported yet.
-                text = (
-                    f"{event.name} restored version {restored}: no update of its part was lost, as"
-                    " far as is known"
-                )
-                context.orders.announce("server", text, process=event.name)
+        mark = self._checkpointing.mark_of(restored)
+        again = restored > 0 and mark is not None and not context.spec.trains_in_steps
+        before = context.lost_updates()
+        context.updates.restored(event.name, mark, again=again)
+        lost = context.lost_updates() - before
+        if not again:
+            # Workers may not have reported their last pushes yet, and a heartbeat may be newer.
+            lost = max(lost, known - restored)
+        unread = ""
+        if restored < max((saved.version for saved in self._checkpointing.saved), default=0):
+            newest = max(saved.version for saved in self._checkpointing.saved)
+            unread = f"; it could not read the checkpoint of version {newest}: see its log"
+        text, details, level = f"{event.name} restored version {restored}", {}, "info"
+        if lost > 0:
+            text += f" and lost at least {amount(lost, 'update')} of its part{unread}"
+            details, level = {"updates_lost": lost}, "warning"
+        elif known > restored:
+            text += f"; workers push again what came after it{unread}"
+            level = "warning" if unread else "info"
+        elif event.restored_version is None:
             return
-        text = (
-            f"{event.name} restored version {restored} and lost at least"
-            f" {amount(lost, 'update')} of its part"
-        )
-        newest = max((saved.version for saved in self._checkpointing.saved), default=0)
-        if restored < newest:
-            text += f"; it could not read the checkpoint of version {newest}: see its log"
-        context.orders.announce(
-            "server", text, process=event.name, level="warning", details={"updates_lost": lost}
-        )
+        else:
+            # What it acknowledged after the checkpoint may not be reported yet.
+            text += ": no update of its part was lost, as far as is known"
+        context.orders.announce("server", text, process=event.name, level=level, details=details)
