@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Stage:
         self._open = ExitStack()
         self._trusted = authority.certificate if authority else None
         self._turns = turns
-        self._new = lambda k: self._server(k, count, token, authority)
+        self._new = partial(self._server, count=count, token=token, authority=authority)
         self.servers = [self._new(k) for k in range(count)]
         self.addresses = [f"127.0.0.1:{server.listen('127.0.0.1')}" for server in self.servers]
         for server in self.servers:

@@ -34,7 +34,7 @@ OK, USER, TRANSIENT, REFUSED, EMPTY = 0, 1, 2, 3, 4
 
 def proof(side: str, token: str, nonce: bytes, hello: bytes) -> bytes:
     """As rpc/native/greeting.h has it, by Python's own implementation."""
-    message = f"elasticdl bulk plane 4, {side}:".encode() + nonce + hello
+    message = f"elasticdl bulk plane 5, {side}:".encode() + nonce + hello
     return hmac.digest(token.encode(), message, "sha256")
 
 

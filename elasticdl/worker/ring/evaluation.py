@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -46,6 +46,10 @@ class LocalParameters:
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
         """Raises AssertionError."""
         raise AssertionError("a job that does not train pushes nothing")
+
+    def meet(self, *, timeout_s: float) -> Mapping[str, int]:
+        """Do nothing: there are no servers."""
+        return {}
 
     @property
     def servers(self) -> int:
