@@ -1,7 +1,8 @@
 """`python -m bench [table] [server] [tls] [end_to_end] [ring] [page] [quality] [kubernetes]
 [backup_workers] [stale] [virtual_workers] [faults] [decisions] [network] [checkpoints]
-[resizing]`: by default the first six. quality, stale and network take half an hour each; kubernetes
-needs root and Go, and network needs root. Writes figures to bench/results/<name>.json.
+[resizing] [kept_pushes]`: by default the first six. quality, stale and network take half an hour
+each; kubernetes needs root and Go, and network needs root. Writes figures to
+bench/results/<name>.json.
 
 `python -m bench load …` puts one process under load: see `bench/load.py`.
 """
@@ -17,7 +18,7 @@ DEFAULT = ("table", "server", "tls", "end_to_end", "ring", "page")
 NAMES = (
     *DEFAULT,
     *("quality", "kubernetes", "backup_workers", "stale", "virtual_workers", "faults", "decisions"),
-    *("network", "checkpoints", "resizing"),
+    *("network", "checkpoints", "resizing", "kept_pushes"),
 )
 
 

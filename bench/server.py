@@ -181,10 +181,13 @@ class Client:
         optimizer: OptimizerSpec,
         dense: int,
         authority: Authority | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         token = bulk_token(bulk_key("bench", 0), "worker-0")
         trusted = authority.certificate if authority is not None else None
-        self.pool = ServerPool([address], "worker-0", [token], authority=trusted)
+        self.pool = ServerPool(
+            [address], "worker-0", [token], authority=trusted, kept_bytes=kept_bytes
+        )
         spec = ParametersSpec(
             optimizer=optimizer,
             dense=(DenseSpec(path="w", shape=(dense,)),),

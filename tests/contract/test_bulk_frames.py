@@ -27,7 +27,7 @@ from tests.contract.ps_stage import LIMIT_S, TOKEN, Stage, as_ids, counting_spec
 pytestmark = pytest.mark.contract
 
 HEADER = struct.Struct("<IHBBQQ")
-MAGIC, VERSION = 0x314C4445, 4
+MAGIC, VERSION = 0x314C4445, 5
 HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE, PACKED_PULL, PACKED_PUSH = range(1, 9)
 OK, USER, TRANSIENT, REFUSED, EMPTY = 0, 1, 2, 3, 4
 
@@ -210,7 +210,7 @@ def test_a_worker_says_that_a_server_has_another_version() -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         pool = ServerPool([address], "worker-0", shown(1, "worker-0"))
         stack.callback(pool.close)
-        with pytest.raises(TransientError, match=r"it speaks version 5 .* this worker version 4"):
+        with pytest.raises(TransientError, match=r"it speaks version 6 .* this worker version 5"):
             pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=1.0)
         thread.join(LIMIT_S)
 

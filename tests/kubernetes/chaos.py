@@ -74,7 +74,9 @@ _BLOWS: Mapping[Role, tuple[Blow, ...]] = {
     Role.WORKER: (delete_by_force, _kill_worker, evict_pod),
     Role.SERVER: (_kill_server, evict_pod),
 }
-"""A server that is deleted by force loses updates, as docs/how-to/kubernetes.md says."""
+"""A server that is deleted by force loses updates if there is no checkpoint yet, or if a worker is
+struck before the next one: docs/how-to/kubernetes.md.
+"""
 
 
 @dataclass(frozen=True)
