@@ -160,8 +160,9 @@ class Pool:
         name: str,
         authority: str = "",
         precision: str = "float32",
+        kept_bytes: int = 0,
     ) -> None:
-        """`precision`: float32, bfloat16, or auto: what takes less time."""
+        """`precision`: float32, bfloat16, or auto: what takes less time. `kept_bytes`: of pushes."""
 
     def followed(self, addresses: list[str], tokens: list[str], first: int) -> Pool:
         """The same client with other servers; `first` is the index of the first.
@@ -208,9 +209,14 @@ class Pool:
         gradients: list[Weights],
         newest: Weights | None,
         timeout_s: float,
-    ) -> tuple[list[int], list[int], list[float], list[str]]:
-        """(versions, staleness, seconds until the answer), one a server; and the addresses of
-        servers that have answered a push for the first time.
+    ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool]:
+        """(versions, staleness, seconds until the answer), one a server; the servers that were met,
+        as in `meet`; and whether kept pushes fill half of their room.
+        """
+
+    def meet(self, newest: Weights | None, timeout_s: float) -> list[tuple[str, int]]:
+        """Push again what servers lack. Returns the addresses of those that were met since the last
+        call of `push` or this, with the last push that each lacks for good, 0 for none.
         """
 
     def rows(

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
 from elasticdl.native import _native
 from elasticdl.ps.restoring import restore
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.tokens import bulk_key
+from elasticdl.worker.ps.kept_pushes import kept_bytes
 from tests.contract.ps_stage import LIMIT_S, TOKEN, BadNetwork, Stage, counting_spec, update
 from tests.contract.test_checkpoint_deltas import Training, spec_of
 from tests.contract.test_checkpoint_restore import RULES, checkpoint, contents, place
@@ -160,6 +163,29 @@ def test_a_server_with_a_workers_present_values_does_not_get_pushes_twice(
     # Another worker comes to it when it has begun.
     assert job.stage.servers[1].statistics()["pushes"] == 0
     job.stage.cut(1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        ({}, 64 << 20),
+        ({"sync": True}, 0),
+        ({"image_name": "i"}, 0),
+        ({"image_name": "i", "volume": "claim_name=c,mount_path=/d", "job_dir": "/d/j"}, 256 << 20),
+        (
+            {
+                "image_name": "i",
+                "volume": "claim_name=c,mount_path=/d",
+                "job_dir": "/d/j",
+                "worker_resource_limit": "memory=1Gi",
+            },
+            128 << 20,
+        ),
+    ],
+)
+def test_the_room_for_pushes_follows_the_job(flags: dict[str, Any], most: int) -> None:
+    usual = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2}
+    assert kept_bytes(JobSpec.from_flags(Action.TRAIN, usual | flags)) == most
 
 
 def counted(pool: ServerPool, first: int, count: int) -> None:

@@ -99,6 +99,23 @@ def test_what_was_put_in_has_arrived_when_the_report_with_it_was_taken_in() -> N
     assert later.is_set()
 
 
+def test_servers_that_were_met_and_a_log_that_fills_are_told_once() -> None:
+    outbox = Outbox()
+    outbox.pushed(1, {"a": 0, "b": 0})
+    outbox.pushed(2, {}, crowded=True)
+    first = outbox.take({})
+    assert (first.pushes, first.met, first.crowded) == (2, {"a": 0, "b": 0}, True)
+    outbox.pushed(3, {}, crowded=True)
+    outbox.met({"c": 2})
+    assert outbox.urgent.is_set()
+    second = outbox.take({})
+    assert (second.pushes, second.met, second.crowded) == (3, {"c": 2}, False)
+    # A checkpoint has made room meanwhile.
+    outbox.pushed(4, {}, crowded=False)
+    outbox.pushed(5, {}, crowded=True)
+    assert outbox.take({}).crowded
+
+
 def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)

@@ -152,6 +152,24 @@ void servers_may_go_and_come_while_others_wait() {
   mover.join();
 }
 
+// A server begins anew with a checkpoint, several times, and gets the pushes again that came after.
+void pushes_come_again_to_a_server_that_lost_them() {
+  auto server = std::make_unique<TestServer>(0, 1);
+  Worker worker({server->address()}, "worker-0");
+  for (int i = 0; i < 3; ++i) {
+    for (int k = 0; k < 4; ++k) worker.push({k});
+    server = std::make_unique<TestServer>(0, 1);
+    server->core.give(server->core.new_model(counting_spec()), 0, 0, true);
+    worker.pool.move({server->address()});
+    for (const Met& met : worker.pool.meet(nullptr, kLimitS)) CHECK(met.lacks == 0);
+    CHECK(server->core.admission().version() == worker.sequence);
+  }
+  std::vector<float> rows;
+  const std::vector<float> dense = worker.pull({0, 1}, -1, &rows);
+  for (float weight : dense) CHECK(weight == -static_cast<float>(worker.sequence));
+  for (float weight : rows) CHECK(weight == -3.0f);
+}
+
 // More workers than threads push, and cuts close the gate, while a server stops under the last of them.
 void many_workers_share_the_threads_of_a_server() {
   constexpr int kWorkers = 40, kPushes = 10;
@@ -537,6 +555,7 @@ int main() {
   ids_find_their_owner_whatever_their_number();
   pushes_pulls_cuts_and_saves_run_beside_one_another();
   servers_may_go_and_come_while_others_wait();
+  pushes_come_again_to_a_server_that_lost_them();
   many_workers_share_the_threads_of_a_server();
   float64_weights_cross_the_wire_whole();
   pushes_pulls_cuts_and_saves_run_beside_one_another(true);
@@ -548,5 +567,6 @@ int main() {
   certificates = std::getenv("TLS_CERTIFICATES");
   pushes_pulls_cuts_and_saves_run_beside_one_another();
   servers_may_go_and_come_while_others_wait();
+  pushes_come_again_to_a_server_that_lost_them();
   std::puts("all held");
 }

@@ -59,12 +59,16 @@ inline Spec counting_spec() {
   return spec;
 }
 
+constexpr size_t kKeptBytes = 64 << 10;  // some tests push more than that
+
 struct Worker {
   Pool pool;
   int64_t sequence = 0;
   std::vector<int64_t> versions;
   Worker(const Addresses& addresses, const std::string& name)
-      : pool(addresses, std::vector<std::string>(addresses.size(), wire::bulk_token("key", name)), name, nullptr, trusting()), versions(addresses.size(), 0) {
+      : pool(addresses, std::vector<std::string>(addresses.size(), wire::bulk_token("key", name)), name, nullptr, trusting(), Rounding::full,
+             kKeptBytes),
+        versions(addresses.size(), 0) {
     std::vector<float> zeros(kDense);
     pool.initialise(counting_spec(), zeros.data(), kLimitS);
   }

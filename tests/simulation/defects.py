@@ -78,6 +78,12 @@ SERVERS = (
         "A push that began with a batch of bad records alone was torn. Its other bad records"
         " counted as repeated.",
     ),
+    Defect(
+        "ps",
+        (267,),
+        "A cut waited for a worker's pushes on a server that had lost them, though the worker could"
+        " not push them again.",
+    ),
 )
 STEPS = (
     Defect(

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from elasticdl.job import JobSpec
 
-_MOST_BYTES = 256 << 20
+_ON_A_CLUSTER = 256 << 20
+_ON_ONE_MACHINE = 64 << 20
+"""There a server's memory outlives it, so it is rarely lost, and all processes share one memory."""
 _SHARE = 8
-"""Of a worker's memory limit, pushes take one part in so many at most."""
+"""Pushes take at most one part in so many of a worker's memory limit."""
 
 
 def kept_bytes(spec: JobSpec) -> int:
     """The bytes of acknowledged pushes that a worker of this job keeps, for all servers together.
 
-    0 with synchronous steps: servers lose whole steps, which several workers have parts of.
+    0 if no checkpoint will ever have them, and with synchronous steps: servers lose whole steps, of
+    which several workers have parts.
     """
     if spec.trains_in_steps or not spec.keeps_checkpoints:
         return 0
-    limit = spec.kubernetes.memory_limit_bytes("worker") if spec.on_kubernetes else None
-    return _MOST_BYTES if limit is None else min(_MOST_BYTES, limit // _SHARE)
+    if not spec.on_kubernetes:
+        return _ON_ONE_MACHINE
+    limit = spec.kubernetes.memory_limit_bytes("worker")
+    return _ON_A_CLUSTER if limit is None else min(_ON_A_CLUSTER, limit // _SHARE)

@@ -249,12 +249,13 @@ class Checkpointing:
             >= max(0.0 if self._early else seconds, _PAUSE_FACTOR * self._took_s)
         )
 
-    def hurry(self) -> None:
+    def take_early(self) -> None:
         """Take the next checkpoint by time as soon as the rule of 2 % allows.
 
         Workers soon have no room for pushes that no checkpoint has.
         """
         self._early = True
+        self.hurry()
 
     @property
     def ends_with_one(self) -> bool:

@@ -61,7 +61,7 @@ class UpdateBooking:
             )
             self._context.orders.announce("server", text, process=event.worker, level="warning")
         if event.crowded:
-            self._checkpointing.hurry()
+            self._checkpointing.take_early()
 
     def mark(self, event: SnapshotCut) -> UpdateMark:
         """The updates in a cut."""
