@@ -298,8 +298,10 @@ class JobContext:
 
     def pushes_awaited(self) -> bool:
         """Whether workers are about to push again what a server lacks that came back."""
-        recent = self.now_s - self.server_back_s < _PUSHED_AGAIN_S
-        return recent and self.updates.awaited(self._may_push_again())
+        if self.now_s - self.server_back_s >= _PUSHED_AGAIN_S:
+            return False
+        going = self.processes.going
+        return any(ProcessName.parse(name) in going for name in self.updates.awaited())
 
     def _may_push_again(self) -> frozenset[str]:
         over = self.phase in (Phase.ENDING, Phase.ENDED)

@@ -14,7 +14,7 @@ range: it is lost if the worker ends.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
@@ -231,9 +231,9 @@ class UpdateAccount:
         """Complete steps of this run."""
         return self._steps.booked
 
-    def awaited(self, living: Container[str]) -> bool:
-        """Whether a server lacks updates that one of the `living` workers may push again."""
-        return any(name in living and mine.awaited() for name, mine in self._workers.items())
+    def awaited(self) -> Iterator[str]:
+        """Workers of whom a server lacks updates that they may push again, if they live."""
+        return (name for name, mine in self._workers.items() if mine.awaited())
 
     def counts(self, living: Container[str] = ()) -> UpdateCounts:
         """All updates so far. Those that `living` workers may push again are not lost."""

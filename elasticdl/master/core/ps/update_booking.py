@@ -46,22 +46,23 @@ class UpdateBooking:
 
     def _pushed(self, event: PushesReported) -> None:
         """Book a worker's pushes, and which servers it has met."""
-        met: dict[ProcessName, int] = {}
-        if event.met:
-            processes = self._context.processes.all.values()
-            names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
-            met = {names[at]: count for at, count in event.met.items() if at in names}
+        if event.crowded:
+            self._checkpointing.take_early()
+        if not event.met:
+            self._context.updates.reported(event, {})
+            return
+        processes = self._context.processes.all.values()
+        names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
+        met = {names[at]: last for at, last in event.met.items() if at in names}
         before = self._context.lost_updates()
         self._context.updates.reported(event, met)
         if (lost := self._context.lost_updates() - before) > 0:
-            servers = " and ".join(str(server) for server in met)
+            servers = " and ".join(str(server) for server, last in met.items() if last)
             text = (
                 f"{servers} lost {amount(lost, 'update')} of {event.worker}, which has not kept"
                 " them: there was no checkpoint in time"
             )
             self._context.orders.announce("server", text, process=event.worker, level="warning")
-        if event.crowded:
-            self._checkpointing.take_early()
 
     def mark(self, event: SnapshotCut) -> UpdateMark:
         """The updates in a cut."""
