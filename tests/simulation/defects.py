@@ -84,6 +84,12 @@ SERVERS = (
         "A cut waited for a worker's pushes on a server that had lost them, though the worker could"
         " not push them again.",
     ),
+    Defect(
+        "ps",
+        (5122,),
+        "Of the simulation: a push reached a server that was still getting earlier ones again, which"
+        " it then took for repeated.",
+    ),
 )
 STEPS = (
     Defect(

@@ -620,6 +620,11 @@ class PushLog:
     def after(self, index: int, sequence: int) -> Update | None:
         return next((one for one in self._kept[index] if one.sequence > sequence), None)
 
+    def comes_first(self, server: Server, index: int, update: Update) -> bool:
+        """Whether a server that was met gets another push again before this one."""
+        again = self.after(index, self.has[server])
+        return again is not None and again.sequence < update.sequence
+
     def acknowledged(self, index: int, server: Server, update: Update, covered: int) -> None:
         kept = self._kept[index]
         self.has[server] = max(update.sequence, self.has.get(server, 0))
@@ -681,10 +686,12 @@ class Parameters:
         self._world.truth.pushing(self._name, update)
 
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
-            if server in self._log.has:
-                server.push(self._name, update, reply)
-            else:
+            if server not in self._log.has:
                 reply(None, _NotMet(f"{server.running.name} was not met yet"))
+            elif self._log.comes_first(server, server.index - self._first, update):
+                reply(None, _NotMet(f"{server.running.name} gets earlier pushes again first"))
+            else:
+                server.push(self._name, update, reply)
 
         late_s, first = 0.0, 0
         if self._world.push_tears:
