@@ -170,6 +170,63 @@ void pushes_come_again_to_a_server_that_lost_them() {
   for (float weight : rows) CHECK(weight == -3.0f);
 }
 
+// As a worker makes and keeps them.
+void keep(PushLog& log, int64_t sequence, size_t bytes) {
+  std::vector<char> payload(bytes, static_cast<char>(sequence));
+  log.prepare(sequence, wire::Kind::push, {{payload.data(), payload.size()}});
+  log.acknowledged(sequence);
+}
+
+int64_t oldest(const PushLog& log) { return log.after(0) == nullptr ? 0 : log.after(0)->sequence; }
+
+void kept_pushes_take_no_more_memory_than_their_room() {
+  for (size_t bytes : {1, 100, 700, 5000, 70'000}) {
+    constexpr size_t kRoom = 1 << 20;
+    PushLog log(kRoom);
+    int64_t count = 0;
+    for (; oldest(log) <= 1; ++count) {
+      keep(log, count + 1, bytes);
+      CHECK(log.bytes() <= kRoom);
+    }
+    // Most of the room is for what is kept, not for what surrounds it.
+    CHECK(static_cast<size_t>(count) * (bytes + 256) * 3 / 2 >= kRoom / 2);
+    CHECK(log.crowded() && log.too_large() == 0);
+    const int64_t first = oldest(log);
+    for (int64_t sequence = first; sequence <= count; ++sequence) {
+      const PushLog::Frame* frame = log.after(sequence - 1);
+      CHECK(frame->sequence == sequence && frame->bytes == bytes && frame->payload.data()[bytes - 1] == static_cast<char>(sequence));
+    }
+    log.covered(count);
+    CHECK(log.bytes() == 0 && log.empty() && !log.crowded());
+  }
+}
+
+// A server that gets pushes again must get each.
+void a_push_without_a_place_ends_the_log_before_it() {
+  PushLog log(1 << 20);
+  for (int64_t sequence = 1; sequence <= 3; ++sequence) keep(log, sequence, 100);
+  keep(log, 4, 2 << 20);
+  CHECK(log.empty() && log.last() == 4 && log.crowded() && log.too_large() == 2 << 20);
+  keep(log, 5, 100);
+  CHECK(oldest(log) == 5 && !log.crowded() && log.too_large() == 0);
+  // The push under way has its place, too.
+  std::vector<char> large(900 << 10);
+  log.prepare(6, wire::Kind::push, {{large.data(), large.size()}});
+  CHECK(log.bytes() <= 1 << 20 && log.bytes() >= 900 << 10);
+}
+
+void a_repeated_push_is_kept_once_and_after_the_log_began_anew() {
+  PushLog log(1 << 20);
+  keep(log, 1, 100);
+  keep(log, 2, 100);
+  const size_t bytes = log.bytes();
+  keep(log, 2, 100);
+  CHECK(log.bytes() == bytes && oldest(log) == 1);
+  log.clear();
+  keep(log, 2, 100);
+  CHECK(oldest(log) == 2 && log.last() == 2);
+}
+
 // More workers than threads push, and cuts close the gate, while a server stops under the last of them.
 void many_workers_share_the_threads_of_a_server() {
   constexpr int kWorkers = 40, kPushes = 10;
@@ -556,6 +613,9 @@ int main() {
   pushes_pulls_cuts_and_saves_run_beside_one_another();
   servers_may_go_and_come_while_others_wait();
   pushes_come_again_to_a_server_that_lost_them();
+  kept_pushes_take_no_more_memory_than_their_room();
+  a_push_without_a_place_ends_the_log_before_it();
+  a_repeated_push_is_kept_once_and_after_the_log_began_anew();
   many_workers_share_the_threads_of_a_server();
   float64_weights_cross_the_wire_whole();
   pushes_pulls_cuts_and_saves_run_beside_one_another(true);

@@ -60,7 +60,9 @@ Block take_block(size_t bytes) {
   if (bytes >= kLeast) {
     if (Block block = spare().take(bytes); block.data != nullptr) return block;
   }
-  const size_t rounded = (bytes + bytes / 8 + 4095) / 4096 * 4096;
+  // Many small ones may be kept at a time: see PushLog.
+  const size_t unit = bytes >= kLeast ? 4096 : 64;
+  const size_t rounded = (bytes + bytes / 8 + unit - 1) / unit * unit;
   Block block{static_cast<char*>(std::aligned_alloc(64, rounded)), rounded};
   if (block.data == nullptr) throw std::bad_alloc();
   return block;

@@ -34,6 +34,8 @@ class Buffer {
     if (block_.bytes > bytes) give_back(std::exchange(block_, {}));
   }
 
+  // What the memory takes, which may be more than what was asked for.
+  size_t capacity() const { return block_.bytes; }
   char* data() { return block_.data; }
   const char* data() const { return block_.data; }
 

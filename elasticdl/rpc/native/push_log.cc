@@ -11,7 +11,7 @@
 namespace elasticdl {
 namespace {
 
-constexpr size_t kOverhead = 128;  // of a frame, so that many small ones count, too
+constexpr size_t kOverhead = 128;  // of a frame beside its memory
 
 // Past the caches, which have better use than a copy that is read only if a server is lost. Half the time of memcpy.
 void copy_past_caches(char* to, const char* from, size_t bytes) {
@@ -34,30 +34,48 @@ void copy_past_caches(char* to, const char* from, size_t bytes) {
 
 }  // namespace
 
+size_t PushLog::Frame::memory() const { return payload.capacity() + kOverhead; }
+
 void PushLog::prepare(int64_t sequence, wire::Kind kind, const std::vector<iovec>& payload) {
-  if (limit_ == 0 || next_.sequence == sequence) return;
+  if (limit_ == 0 || next_.sequence == sequence || has(sequence)) return;
+  forget_next();
+  next_.sequence = sequence;
   size_t bytes = 0;
   for (const iovec& part : payload) bytes += part.iov_len;
+  too_large_ = bytes + kOverhead > limit_ ? bytes : 0;
+  if (too_large_ > 0) return;
   char* at = next_.payload.room(bytes + 1);
+  next_.kind = kind;
+  next_.bytes = bytes;
+  bytes_ += next_.memory();
+  while (bytes_ > limit_ && !frames_.empty()) drop_first();
+  if (bytes_ > limit_) {  // a block may be larger than what it is for
+    forget_next();
+    next_.sequence = sequence;
+    too_large_ = bytes;
+    return;
+  }
   for (const iovec& part : payload) {
     copy_past_caches(at, static_cast<const char*>(part.iov_base), part.iov_len);
     at += part.iov_len;
   }
-  next_.kind = kind;
-  next_.bytes = bytes;
-  next_.sequence = sequence;
 }
 
 void PushLog::acknowledged(int64_t sequence) {
+  last_ = std::max(last_, sequence);
   // A repeated push, whose first answer was lost, may be in the log already.
-  const bool is_new = sequence > last_;
-  if (is_new) last_ = sequence;
-  if (next_.sequence != sequence) return;
-  next_.sequence = 0;
-  if (!is_new) return;
-  bytes_ += next_.bytes + kOverhead;
-  frames_.push_back({sequence, next_.kind, next_.bytes, std::exchange(next_.payload, Buffer())});
-  while (bytes_ > limit_) drop_first();
+  if (has(sequence)) return forget_next();
+  if (next_.sequence != sequence || next_.payload.data() == nullptr) {
+    forget_next();
+    return clear();
+  }
+  frames_.push_back(std::move(next_));
+  next_ = Frame();
+}
+
+void PushLog::forget_next() {
+  if (next_.payload.data() != nullptr) bytes_ -= next_.memory();
+  next_ = Frame();
 }
 
 void PushLog::covered(int64_t sequence) {
@@ -65,7 +83,7 @@ void PushLog::covered(int64_t sequence) {
 }
 
 void PushLog::drop_first() {
-  bytes_ -= frames_.front().bytes + kOverhead;
+  bytes_ -= frames_.front().memory();
   frames_.pop_front();
 }
 

@@ -21,14 +21,16 @@ class PushLog {
     wire::Kind kind = wire::Kind::push;
     size_t bytes = 0;
     Buffer payload;
+
+    size_t memory() const;
   };
 
-  // `limit`: of the bytes of all frames; 0 keeps none.
+  // `limit`: of the memory of all frames; 0 keeps none.
   explicit PushLog(size_t limit) : limit_(limit) {}
 
-  // Copies a push that is under way. Repeated calls for it do nothing.
+  // Copies a push that is under way, unless it has no room. Repeated calls for it do nothing.
   void prepare(int64_t sequence, wire::Kind kind, const std::vector<iovec>& payload);
-  // The server has it.
+  // The server has it. If it was not copied, those before it go: a server that gets pushes again must get each.
   void acknowledged(int64_t sequence);
   // A complete checkpoint has the server's part of all up to this one.
   void covered(int64_t sequence);
@@ -41,14 +43,21 @@ class PushLog {
   // The newest push that the server has acknowledged.
   int64_t last() const { return last_; }
   void begin_after(int64_t sequence) { last_ = sequence; }
-  // Whether frames fill more than half of the room.
-  bool crowded() const { return bytes_ > limit_ / 2; }
+  // Whether frames fill more than half of the room, or the last one did not fit in it.
+  bool crowded() const { return bytes_ > limit_ / 2 || too_large_ > 0; }
+  // The bytes of the last push if they exceed the room, else 0.
+  size_t too_large() const { return too_large_; }
+  // The memory that it takes, also for the push that is under way.
+  size_t bytes() const { return bytes_; }
 
  private:
   void drop_first();
+  void forget_next();
+  bool has(int64_t sequence) const { return !frames_.empty() && frames_.back().sequence >= sequence; }
 
   const size_t limit_;
   size_t bytes_ = 0;
+  size_t too_large_ = 0;
   int64_t last_ = 0;
   std::deque<Frame> frames_;
   Frame next_;                 // under way; sequence 0: none
