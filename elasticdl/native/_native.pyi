@@ -209,14 +209,20 @@ class Pool:
         gradients: list[Weights],
         newest: Weights | None,
         timeout_s: float,
-    ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool]:
+    ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool, int]:
         """(versions, staleness, seconds until the answer), one a server; the servers that were met,
-        as in `meet`; and whether kept pushes fill half of their room.
+        as in `meet`; whether kept pushes fill half of their room, or this one has no place there;
+        and then the bytes of its largest part, else 0.
         """
 
     def meet(self, newest: Weights | None, timeout_s: float) -> list[tuple[str, int]]:
         """Push again what servers lack. Returns the addresses of those that were met since the last
         call of `push` or this, with the last push that each lacks for good, 0 for none.
+        """
+
+    def take_rest(self) -> list[tuple[str, int]]:
+        """What `meet` would have returned had it not failed. After the last call of `push` or `meet`,
+        when another pool follows this one.
         """
 
     def rows(

@@ -17,6 +17,7 @@ import numpy as np
 from elasticdl.embedding.fits import check_fits
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import TransientError, UserError
+from elasticdl.formatting import size
 from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
@@ -76,6 +77,12 @@ class ServerPool:
         if first:
             pool = pool.followed(list(addresses), list(tokens), first)
         self._servers = _Servers(pool, first, len(addresses))
+        self._pushed_to = pool
+        """The pool of the last push; guarded by `_pushing`."""
+        self._untold: dict[str, int] = {}
+        """What pools that were replaced have met and nobody was told; guarded by `_pushing`."""
+        self._kept_bytes = kept_bytes
+        self._told_too_large = False
         self._closed = False
         self._following = threading.Lock()
         """Held while the pool or the spec is replaced, so that each pool has the spec."""
@@ -164,12 +171,12 @@ class ServerPool:
 
         def attempt(
             to: _Servers, left_s: float
-        ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool]:
+        ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool, int]:
             pulled = list(update.versions)
             if len(pulled) != to.number:
                 # Pulled from other servers, whose parameters these took over at one version.
                 pulled = [min(pulled)] * to.number
-            return to.pool.push(
+            return self._pushing_to(to).push(
                 update.sequence,
                 applied,
                 pulled,
@@ -182,16 +189,20 @@ class ServerPool:
             )
 
         with self._pushing:
-            versions, staleness, seconds, met, crowded = self._call(timeout_s, attempt)
-        return Pushed(tuple(versions), tuple(staleness), tuple(seconds), dict(met), crowded)
+            found = self._call(timeout_s, attempt)
+            versions, staleness, seconds, met, crowded, too_large = found
+            self._tell_too_large(too_large)
+            all_met = self._take_met(met)
+        return Pushed(tuple(versions), tuple(staleness), tuple(seconds), all_met, crowded)
 
     def meet(self, *, timeout_s: float) -> Mapping[str, int]:
         """See `Parameters.meet`."""
         self._known()
         with self._pushing:
-            return dict(
-                self._call(timeout_s, lambda to, left_s: to.pool.meet(self._newest, left_s))
+            met = self._call(
+                timeout_s, lambda to, left_s: self._pushing_to(to).meet(self._newest, left_s)
             )
+            return self._take_met(met)
 
     def rows(
         self,
@@ -254,6 +265,27 @@ class ServerPool:
         if encodings != self._encodings:
             self._encodings = encodings
             _log.info("pulls travel as %s frames, pushes as %s frames", *encodings)
+
+    def _pushing_to(self, to: _Servers) -> _native.Pool:
+        """The pool of these servers. One before it has ended its last call."""
+        if to.pool is not self._pushed_to:
+            self._untold.update(self._pushed_to.take_rest())
+            self._pushed_to = to.pool
+        return to.pool
+
+    def _take_met(self, met: Sequence[tuple[str, int]]) -> dict[str, int]:
+        untold, self._untold = self._untold, {}
+        return {**untold, **dict(met)}
+
+    def _tell_too_large(self, part_bytes: int) -> None:
+        if part_bytes and not self._told_too_large:
+            self._told_too_large = True
+            _log.warning(
+                "a push of %s to one server has no place in the %s where this worker keeps pushes"
+                " (an eighth of its memory limit at most): a server that is lost loses it",
+                size(part_bytes),
+                size(self._kept_bytes // self._servers.number),
+            )
 
     def _known(self) -> ParametersSpec:
         if self._spec is None:

@@ -320,7 +320,7 @@ void Admission::wake_all() {
 }
 
 // Fenced workers, and workers that never connected to this process, push nothing more. A worker whose next push waits
-// here already has skipped the missing ones: this server was away when they were made. Or it has said so.
+// here already, or which has said so, has skipped the missing ones: this server was away when they were made.
 std::string Admission::missing(const Sequences& admit_until) const {
   // The master takes no cut between the servers of a step.
   if (steps_) return under_way_ == 0 ? "" : "a step is under way";

@@ -41,8 +41,8 @@ class Admission {
   void take_on();
   void forget();
 
-  // A worker's connection; `session` of one that pushes, else 0. No push up to `gone` comes again. Returns the number of the session's last push, or nothing if it
-  // has to try again when it is woken. Throws Refused if the worker was fenced.
+  // A worker's connection; `session` of one that pushes, else 0. No push up to `gone` comes again. Returns the number of the
+  // session's last push, or nothing if it has to try again when it is woken. Throws Refused if the worker was fenced.
   std::optional<int64_t> greet(const std::string& worker, uint64_t session, int64_t gone, Waiter& waiter);
   void check(const std::string& worker) const;
 

@@ -267,7 +267,8 @@ Connection::Answer Connection::prove() {
   const std::optional<int64_t> last = server_.admission().greet(name_, session_, gone, *this);
   if (!last) return Answer::wait;
   const ServerConfig& config = server_.config();
-  wire::HelloReply hello{config.instance, server_.admission().version(), config.server, config.servers, server_.model() != nullptr, server_.replays(), *last};
+  const int64_t version = server_.admission().version();
+  wire::HelloReply hello{config.instance, version, config.server, config.servers, server_.model() != nullptr, server_.replays(), *last};
   reply_.begin(header_, wire::Status::ok, sizeof hello);
   reply_.put(&hello, sizeof hello);
   std::string().swap(hello_);

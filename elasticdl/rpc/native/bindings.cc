@@ -109,7 +109,7 @@ MetList as_list(std::vector<Met>&& all) {
   return list;
 }
 
-std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, MetList, bool> push(
+std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, MetList, bool, size_t> push(
     Pool& pool, int64_t sequence, const std::vector<int64_t>& applied, const std::vector<int64_t>& versions, double learning_rate,
     const std::optional<InVector>& dense, const std::vector<IdArray>& ids, const std::vector<InMatrix>& gradients,
     const std::optional<InVector>& newest, double timeout_s) {
@@ -121,7 +121,8 @@ std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, MetL
   const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
   PushAnswer answer = pool.push(request, seed, timeout_s);
-  return {std::move(answer.versions), std::move(answer.staleness), std::move(answer.seconds), as_list(std::move(answer.met)), answer.crowded};
+  return {std::move(answer.versions), std::move(answer.staleness), std::move(answer.seconds), as_list(std::move(answer.met)), answer.crowded,
+          answer.too_large};
 }
 
 MetList meet(Pool& pool, const std::optional<InVector>& newest, double timeout_s) {
@@ -198,6 +199,7 @@ void bind_rpc(nb::module_& m) {
            "exact"_a)
       .def("push", &push, "sequence"_a, "applied"_a, "versions"_a, "learning_rate"_a, "dense"_a.none(), "ids"_a.noconvert(),
            "gradients"_a.noconvert(), "newest"_a.none(), "timeout_s"_a)
+      .def("take_rest", [](Pool& pool) { return as_list(pool.take_rest()); })
       .def("meet", &meet, "newest"_a.none(), "timeout_s"_a)
       .def("rows", &rows, "server"_a, "table"_a, "snapshot"_a, "begin"_a, "newest"_a.none(), "timeout_s"_a)
       .def("move", &Pool::move, "addresses"_a)

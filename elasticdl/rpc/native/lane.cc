@@ -52,6 +52,8 @@ void Lane::meet(const Seed& seed, double timeout_s) {
   for (uint32_t k = 0; k < servers(); ++k) {
     parts[k].server = k;
     parts[k].kind = wire::Kind::push;
+    // Some servers may have acknowledged this one in a run that failed. The caller makes it again.
+    parts[k].sequence = acknowledged() + 1;
   }
   run(parts, seed, timeout_s, "greeting", Until::met);
 }
@@ -90,11 +92,25 @@ void Lane::note_met(size_t server) {
   const std::string& address = links_[server]->address();
   if (!identity_.pushes || met_at_[server] == address) return;
   met_at_[server] = address;
-  met_.push_back({address, links_[server]->lacks()});
+  met_.push_back({address, links_[server]->take_lacks()});
+}
+
+std::vector<Met> Lane::take_rest() {
+  std::vector<Met> rest = take_met();
+  for (const auto& link : links_) {
+    if (const int64_t lacks = link->take_lacks(); lacks > 0) rest.push_back({link->address(), lacks});
+  }
+  return rest;
 }
 
 bool Lane::crowded() const {
   return std::any_of(links_.begin(), links_.end(), [](const auto& link) { return link->log().crowded(); });
+}
+
+size_t Lane::too_large() const {
+  size_t most = 0;
+  for (const auto& link : links_) most = std::max(most, link->log().too_large());
+  return most;
 }
 
 int64_t Lane::acknowledged() const {

@@ -61,8 +61,8 @@ struct Identity {
   size_t kept_bytes = 0;     // of pushes that are kept for servers that lose them, in all
 };
 
-// A server that this client pushes to for the first time. It lacks the pushes up to `lacks` that came after those that it began
-// with; 0: none.
+// A server that this client has met. `lacks`: the last of the pushes that it does not have and that cannot be made again; 0: it
+// has all or gets them again.
 struct Met {
   std::string address;
   int64_t lacks = 0;
@@ -90,8 +90,12 @@ class Lane {
   const std::vector<double>& answered_s() const { return answered_s_; }
   // Those since the last call. For the thread that runs.
   std::vector<Met> take_met() { return std::exchange(met_, {}); }
+  // The same after the last run, and what servers lack that were not met before it ended.
+  std::vector<Met> take_rest();
   // Whether the room for kept pushes is half full. For the thread that runs.
   bool crowded() const;
+  // The bytes of a part of the last push that the room has no place for; 0: there was none. For the thread that runs.
+  size_t too_large() const;
   // The newest push that every server has acknowledged. For the thread that runs.
   int64_t acknowledged() const;
   // The servers' predecessors had acknowledged the pushes up to this one. Before the first run.

@@ -76,7 +76,6 @@ void Link::release() {
 void Link::move(const std::string& address) {
   if (address == address_) return;
   address_ = address;
-  lacks_ = 0;
   back_off_s_ = 0;
   retry_at_ = Time{};
   problem_ = "it was moved";
@@ -148,7 +147,7 @@ void Link::greet() {
   hello.nonce = random_digest();
   hello.name_bytes = static_cast<uint32_t>(identity_.name.size());
   hello.pushes = identity_.pushes ? 1 : 0;
-  hello.last = log_.last();
+  hello.last = complete();
   hello.kept = log_.empty() ? 0 : 1;
   wire::Writer payload;
   payload.put(hello).text(identity_.name);
@@ -179,10 +178,13 @@ void Link::seed() {
         piece(seed_->dense + (seed_->trainable + additive.begin) * bytes, additive.count * bytes)});
 }
 
+// The last push that is not made again by the caller. This server may have acknowledged the one that others have not.
+int64_t Link::complete() const { return std::min(log_.last(), std::max<int64_t>(part_->sequence - 1, 0)); }
+
 // The server gets this process's present values, which have the pushes of before.
 void Link::begin_anew() {
   log_.clear();
-  lacks_ = std::max(lacks_, part_->sequence > 0 ? std::min(log_.last(), part_->sequence - 1) : log_.last());
+  lacks_ = std::max(lacks_, complete());
 }
 
 // The server may have begun again with a checkpoint, or with values that another worker gave it.
@@ -191,8 +193,8 @@ void Link::compare(const wire::HelloReply& reply) {
   if (has_ >= log_.last()) return;
   if (reply.replays == 0) return begin_anew();
   const PushLog::Frame* next = log_.after(has_);
-  if (next == nullptr) lacks_ = std::max(lacks_, log_.last());
-  else if (next->sequence > has_ + 1) lacks_ = std::max(lacks_, next->sequence - 1);
+  const int64_t lacks = next == nullptr ? complete() : next->sequence - 1;
+  if (lacks > has_) lacks_ = std::max(lacks_, lacks);
 }
 
 void Link::repeat() {

@@ -3,6 +3,7 @@
 
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elasticdl/rpc/native/lane.h"
@@ -69,8 +70,9 @@ class Link {
   bool away() const { return state_ == State::away; }
   bool reachable() const { return !address_.empty(); }
   const std::string& address() const { return address_; }
-  // What the server at this address lacks: see Met. Once it was met.
-  int64_t lacks() const { return lacks_; }
+  // What the servers lack that were here since the last call: see Met. A server that took on the memory of one that was never met
+  // lacks the same.
+  int64_t take_lacks() { return std::exchange(lacks_, 0); }
   PushLog& log() { return log_; }
   const PushLog& log() const { return log_; }
   int fd() const { return socket_.fd(); }
@@ -90,10 +92,10 @@ class Link {
   void greet();
   void send(State next, wire::Kind kind, std::string own, const std::vector<iovec>& rest);
   void seed();
+  int64_t complete() const;
   void begin_anew();
   void compare(const wire::HelloReply& reply);
   void repeat();
-  void repeated();
   void ask();
   void ask_unless_held();
   bool receive(Time now);

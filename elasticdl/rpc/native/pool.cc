@@ -231,6 +231,7 @@ PushAnswer Pool::pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& 
   answer.seconds = pushes_.answered_s();
   answer.met = pushes_.take_met();
   answer.crowded = pushes_.crowded();
+  answer.too_large = pushes_.too_large();
   acknowledged_ = pushes_.acknowledged();
   for (const wire::PushReply& reply : replies) {
     answer.versions.push_back(reply.version);

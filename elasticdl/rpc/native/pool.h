@@ -56,7 +56,8 @@ struct PushAnswer {
   std::vector<int64_t> staleness;
   std::vector<double> seconds;    // how long each server took
   std::vector<Met> met;
-  bool crowded = false;  // pushes that no checkpoint has fill half of their room
+  bool crowded = false;  // pushes that no checkpoint has fill half of their room, or this one has no place in it
+  size_t too_large = 0;  // then, the bytes of the largest part of this one
 };
 struct InitialiseAnswer {
   bool took;
@@ -106,6 +107,9 @@ class Pool {
   std::vector<Met> meet(const void* newest, double timeout_s);
   // Rows of one server's part of a table from `begin` on, in no particular order. A live table is frozen at begin 0.
   RowsPage rows(uint32_t server, uint32_t table, int64_t snapshot, uint64_t begin, const void* newest, double timeout_s);
+
+  // What was met by calls that failed, before another pool follows this one. After the last call of `push` or `meet`.
+  std::vector<Met> take_rest() { return pushes_.take_rest(); }
 
   void move(const std::vector<std::string>& addresses);
   void close();
