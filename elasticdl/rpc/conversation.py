@@ -198,8 +198,8 @@ class Report:
     `version` is set by parameter servers only. `gauges` are numbers for people: records_per_s,
     step_ms, rss_bytes … `pushes` of a worker: its first so many are on every server; 0 if that did
     not change. `met`: addresses of servers that it has met for the first time, with the last of its
-    pushes that each lacks for good. `crowded`: its pushes that no checkpoint has begin to fill half
-    of their room.
+    pushes that each lacks for good. `crowded`: its pushes that no checkpoint has fill half of
+    their room.
     """
 
     progress: tuple[Progress, ...] = ()

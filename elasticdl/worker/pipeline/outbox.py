@@ -160,7 +160,7 @@ class Outbox:
         self._starting: list[str] = []
         self._pushes = self._pushes_taken = 0
         self._met: dict[str, int] = {}
-        self._crowded = self._crowds = False
+        self._crowded = False
         self._awaited: list[threading.Event] = []
         """Set when the next report has arrived; `_under_way`: when the last one has."""
         self._under_way: list[threading.Event] = []
@@ -194,8 +194,6 @@ class Outbox:
         with self._lock:
             self._pushes = number
             self._met.update(met)
-            # Only when it begins: the master then takes a checkpoint as soon as it can.
-            self._crowds = self._crowds or (crowded and not self._crowded)
             self._crowded = crowded
 
     def met(self, met: Mapping[str, int]) -> None:
@@ -384,10 +382,11 @@ class Outbox:
                 starting=tuple(self._starting),
                 pushes=self._pushes if self._pushes != self._pushes_taken else 0,
                 met=self._met,
-                crowded=self._crowds,
+                # With each report: one checkpoint may not be enough.
+                crowded=self._crowded,
             )
             self._starting = []
-            self._pushes_taken, self._met, self._crowds = self._pushes, {}, False
+            self._pushes_taken, self._met = self._pushes, {}
             # These waiters are satisfied when this very report arrives.
             self._under_way, self._awaited = self._awaited, []
             self._cuts, self._saves = [], []

@@ -54,7 +54,7 @@ class PushesReported(Event):
     """Every server has acknowledged the first `pushes` pushes of a worker.
 
     `met`: addresses of servers that it has met for the first time: the last push that each lacks
-    for good. `crowded`: pushes that no checkpoint has begin to fill half of their room.
+    for good. `crowded`: pushes that no checkpoint has fill half of their room.
     """
 
     worker: ProcessName
