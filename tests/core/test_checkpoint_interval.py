@@ -118,7 +118,17 @@ def test_servers_do_not_pause_while_somebody_waits(bench: type[Bench]) -> None:
         job.tick(5)
         return cut(job, 5)
 
-    for story in (person, person_after_the_order, end, failure):
+    def crowded(job: Bench) -> c.SaveSnapshot:
+        job.tick(5)
+        job.put(e.PushesReported(0, job.worker(0), 9, {}, crowded=True))
+        return cut(job, 5)
+
+    def crowded_after_the_order(job: Bench) -> c.SaveSnapshot:
+        assert ordered(job, 60)
+        job.put(e.PushesReported(0, job.worker(0), 9, {}, crowded=True))
+        return cut(job, 5)
+
+    for story in (person, person_after_the_order, end, failure, crowded, crowded_after_the_order):
         assert story(begun(bench, checkpoint_seconds=60)).pause_s == 0, story.__name__
 
 

@@ -99,6 +99,8 @@ class Checkpointing:
         """The newest cut that others wait for."""
         self._awaited = False
         """Whether somebody waits for the checkpoint that is wanted or under way."""
+        self.server_leaves = False
+        """Whether a server leaves as soon as the wanted checkpoint is there."""
         self._cut_is_final = False
         self._final_done = False
         self._begun_s = 0.0
@@ -108,6 +110,7 @@ class Checkpointing:
         """Where intervals by time begin."""
         self._took_s = 0.0
         self._early = False
+        """Whether workers have asked for a checkpoint before the interval is over."""
         self._ordered_s: float | None = None
         """When the servers were told to make the cut; None for a ring, which plans it ahead."""
 
@@ -145,6 +148,7 @@ class Checkpointing:
             return
         self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
         self._awaited = True
+        self.server_leaves = self.server_leaves or leaving is not None
         self.hurry()
         if leaving and self._cut is not None:
             # That server may have acknowledged updates since it made its part of the cut.
@@ -241,12 +245,14 @@ class Checkpointing:
         """Whether the interval is over and the weights have changed since the last checkpoint."""
         # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
         context, seconds = self._context, self._seconds
+        # Workers ask again and again. Failures must not make that an endless loop.
+        early = self._early and not self._given_up
         return (
             seconds > 0
             and context.phase is Phase.WORKING
             and context.version > self._anchor_version
             and context.now_s - self._counts_from_s
-            >= max(0.0 if self._early else seconds, _PAUSE_FACTOR * self._took_s)
+            >= max(0.0 if early else seconds, _PAUSE_FACTOR * self._took_s)
         )
 
     def take_early(self) -> None:
@@ -316,7 +322,7 @@ class Checkpointing:
         self._final_done = False
 
     def _begin(self, cut: SnapshotId) -> None:
-        self._cut, self._early = cut, False
+        self._cut = cut
         self._wanted_after_cut = ""
         self._cut_is_final = self._context.phase is Phase.CHECKPOINTING
 
@@ -382,7 +388,7 @@ class Checkpointing:
         # A ring writes a copy of its weights, which is small. After a failure the job has been
         # without a checkpoint for longer.
         on_ring, failed = self._ordered_s is None, bool(self._failures) or self._given_up
-        if self._awaited or self.wanted or on_ring or failed:
+        if self._awaited or self._early or self.wanted or on_ring or failed:
             return 0.0
         return min(_MOST_PAUSED_S, self._seconds / 2 if self._seconds else _MOST_PAUSED_S)
 
@@ -396,7 +402,10 @@ class Checkpointing:
             self._pause_after(self.saving, event.paused_s)
             self.saving = None
             self._failures, self._given_up = 0, False
+            # Workers that still have no room say so with their next report.
+            self._early = False
             self._awaited = self._awaited and bool(self.wanted)
+            self.server_leaves = self.server_leaves and bool(self.wanted)
         elif self._slow is not None and self._slow.id == event.snapshot:
             written = self._slow
             self._pause_after(self._slow, event.paused_s)
@@ -484,7 +493,7 @@ class Checkpointing:
             )
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
-        self._awaited = False
+        self._awaited = self.server_leaves = False
         self._delayed_s = self._counts_from_s = self._context.now_s
 
     def tick(self) -> None:
