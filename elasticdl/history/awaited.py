@@ -17,6 +17,8 @@ class Awaited(StrEnum):
     RING = "ring"
     STEP = "step"
     """Gradients of a synchronous step."""
+    PUSHES = "pushes"
+    """Pushes that workers make again for a server that lost them."""
     CODE = "code"
     """User code that takes long."""
 
@@ -36,6 +38,8 @@ class Awaited(StrEnum):
                 return "the ring"
             case Awaited.STEP:
                 return "the gradients of a step"
+            case Awaited.PUSHES:
+                return "repeated pushes"
             case Awaited.CODE:
                 return "user code"
             case _:

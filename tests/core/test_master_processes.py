@@ -134,6 +134,7 @@ def test_updates_that_a_worker_has_not_kept_are_lost_and_shown(bench: type[Bench
     job.pushed(0, 120, {job.ps(1, 1): 105})
     assert job.updates == UpdateCounts(115, 5, 0, at_least=False)
     assert job.said("ps-1.1 lost 5 updates of worker-0, which has not kept them")
+    assert not job.said("in time"), "nothing is known of that"
     job.lease()
 
 
@@ -154,7 +155,51 @@ def test_a_cut_waits_until_workers_have_pushed_again_but_not_for_long(bench: typ
     assert job.of(c.TakeSnapshot, job.pushed(0, 120, {job.ps(1, 1): 0}))
     job = restored(bench)
     assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
-    assert job.of(c.TakeSnapshot, job.tick(31))
+    job.tick(1)
+    job.tick(5)
+    assert job.said("waiting for repeated pushes: worker-0 may push again what a server lost")
+    # A server that comes back with its memory does not make it longer.
+    job.tick(14)
+    job.die(job.ps(0))
+    job.put(e.ProcessAttached(0, job.ps(0, 1), "c", "at", 120, kept=True))
+    assert job.of(c.TakeSnapshot, job.tick(11))
+
+
+def test_a_cut_waits_for_a_worker_whose_last_pushes_are_not_reported_yet(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_ps_pods=2, checkpoint_steps=100)
+    job.up()
+    job.pushed(0, 100)
+    checkpoint(job, 100, pushes=100)
+    job.die(job.ps(1))
+    job.attach(job.ps(1, 1), restored=100)
+    assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
+    assert job.of(c.TakeSnapshot, job.pushed(0, 120, {job.ps(1, 1): 0}))
+
+
+def test_a_cut_for_a_server_that_leaves_does_not_wait_for_repeated_pushes(
+    bench: type[Bench],
+) -> None:
+    job = restored(bench)
+    assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, job.ps(0))))
+
+
+def test_a_job_does_not_end_while_workers_are_about_to_push_again(bench: type[Bench]) -> None:
+    job = restored(bench)
+    while leases := job.of(c.GrantLease, job.put(e.LeaseRequested(0, job.worker(0)))):
+        job.finish(0, leases[0].lease)
+    assert not job.of(c.TakeSnapshot)[1:]
+    job.pushed(0, 120, {job.ps(1, 1): 0})
+    take = job.of(c.TakeSnapshot)[-1]
+    # A server is lost after the last cut, too.
+    job.put(e.SnapshotCut(0, take.snapshot, 120, {}, {"worker-0": 120}))
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=100)
+    job.put(e.SnapshotSaved(0, take.snapshot, 120, "version-120", 1))
+    assert not job.said("job over")
+    job.pushed(0, 120, {job.ps(0, 1): 0})
+    assert job.said("job over: done") and not job.said("that died lost")
 
 
 def test_a_checkpoint_comes_early_for_workers_that_have_no_room_for_more_pushes(
@@ -176,7 +221,26 @@ def test_a_checkpoint_comes_early_for_workers_that_have_no_room_for_more_pushes(
         c.TakeSnapshot, job.put(e.PushesReported(0, job.worker(0), 20, {}, crowded=True))
     )
     assert not job.of(c.TakeSnapshot, job.tick(48))
-    assert job.of(c.TakeSnapshot, job.tick(3))
+    (take,) = job.of(c.TakeSnapshot, job.tick(3))
+    # Room was made: nobody asks any more.
+    job.put(e.SnapshotCut(0, take.snapshot, 20, {}))
+    job.put(e.SnapshotSaved(0, take.snapshot, 20, "version-20", 1))
+    job.put(e.VersionAdvanced(0, 30))
+    assert not job.of(c.TakeSnapshot, job.tick(59))
+
+
+def test_workers_without_room_do_not_make_checkpoints_fail_without_end(bench: type[Bench]) -> None:
+    job = bench(checkpoint_seconds=60)
+    job.up()
+    job.put(e.VersionAdvanced(0, 10))
+    tries = 0
+    for _ in range(400):
+        job.put(e.PushesReported(0, job.worker(0), 10, {}, crowded=True))
+        job.tick(0.5)
+        tries = len(job.of(c.TakeSnapshot))
+        if job.of(c.TakeSnapshot)[tries - 1 :]:
+            job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "the disk is full"))
+    assert 5 < tries < 10
 
 
 def test_updates_that_a_restored_part_has_are_not_lost_though_the_cut_lacks_them(

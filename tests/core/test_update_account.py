@@ -6,7 +6,7 @@ import pytest
 
 from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core import events as e
-from elasticdl.master.core.updates import UpdateAccount, _Updates
+from elasticdl.master.core.updates import UpdateAccount, UpdateMark, _Part, _Restored, _Updates
 from tests.core.conftest import Bench, ps, worker
 
 pytestmark = pytest.mark.core
@@ -27,19 +27,19 @@ def account(booked: int, has: int) -> UpdateAccount:
     """A worker that has not met a restored server, which has so many of its pushes."""
     made = UpdateAccount()
     made.reported(e.PushesReported(0.0, worker(0), booked), {})
-    made._of(str(worker(0))).lacking[ps(0)] = has
+    made._of(str(worker(0))).lacking[ps(0)] = _Part(has, True, 0.0)
     return made
 
 
 @pytest.mark.parametrize(
     ("booked", "has", "sequence", "at_least"),
-    [(3, 3, 5, True), (3, 5, 5, False), (7, 3, 5, False), (5, 3, 5, False)],
+    [(3, 3, 5, True), (3, 5, 5, False), (7, 3, 5, True), (5, 3, 5, True)],
 )
-def test_a_lost_worker_makes_counts_inexact_only_if_it_may_have_pushed_before_a_restore(
+def test_a_lost_worker_makes_counts_inexact_if_it_pushed_to_a_restored_server_and_did_not_say_so(
     booked: int, has: int, sequence: int, at_least: bool
 ) -> None:
     made = account(booked, has)
-    made.fenced(e.WorkerFenced(0.0, worker(0), (None,), (sequence,)))
+    made.fenced(e.WorkerFenced(0.0, worker(0), (None,), (sequence,)), [0])
     assert made.counts().at_least == at_least
 
 
@@ -53,9 +53,37 @@ def test_all_updates_are_repeated_when_training_begins_again() -> None:
 
 def test_a_worker_that_a_restored_server_does_not_know_has_no_push_there() -> None:
     made = UpdateAccount()
-    made._restored[ps(0)] = {str(worker(0)): 4}
-    assert made._of(str(worker(0))).lacking == {ps(0): 4}
-    assert made._of(str(worker(1))).lacking == {ps(0): 0}
+    made._restored[ps(0)] = _Restored({str(worker(0)): 4}, True, 7.0)
+    assert made._of(str(worker(0))).lacking == {ps(0): _Part(4, True, 7.0)}
+    assert made._of(str(worker(1))).lacking == {ps(0): _Part(0, True, 7.0)}
+
+
+def lost_again(*, first_lacks: int, second_lacks: int) -> UpdateCounts:
+    """A worker meets two processes of a server, one after the other, and tells both at once."""
+    made = UpdateAccount()
+    made.reported(e.PushesReported(0.0, worker(0), 20), {})
+    for incarnation in (1, 2):
+        made.restored(ps(1, incarnation), UpdateMark({str(worker(0)): 5}), 0.0, again=True)
+    met = {ps(1, 2): second_lacks, ps(1, 1): first_lacks}
+    made.reported(e.PushesReported(0.0, worker(0), 20), met)
+    return made.counts()
+
+
+def test_what_the_older_process_of_a_server_lacks_is_lost_whatever_the_next_one_says() -> None:
+    assert lost_again(first_lacks=12, second_lacks=0) == UpdateCounts(13, 7, 0, False)
+    assert lost_again(first_lacks=0, second_lacks=12) == UpdateCounts(13, 7, 0, False)
+
+
+def test_what_a_server_has_that_restored_an_unknown_checkpoint_is_not_lost_but_inexact() -> None:
+    made = UpdateAccount()
+    made.reported(e.PushesReported(0.0, worker(0), 20), {})
+    made.restored(ps(0, 1), None, 3.0, again=True)
+    assert list(made.awaited(2.0)) == [str(worker(0))]
+    assert list(made.awaited(3.0)) == []
+    assert made.counts() == UpdateCounts(20, 0, 0, True)
+    made.reported(e.PushesReported(0.0, worker(0), 20), {ps(0, 1): 0})
+    assert list(made.awaited(2.0)) == []
+    assert made.counts() == UpdateCounts(20, 0, 0, True)
 
 
 def test_a_step_that_is_told_again_changes_nothing() -> None:

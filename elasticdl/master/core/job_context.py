@@ -298,10 +298,14 @@ class JobContext:
 
     def pushes_awaited(self) -> bool:
         """Whether workers are about to push again what a server lacks that came back."""
-        if self.now_s - self.server_back_s >= _PUSHED_AGAIN_S:
-            return False
-        going = self.processes.going
-        return any(ProcessName.parse(name) in going for name in self.updates.awaited())
+        return bool(self.who_pushes_again())
+
+    def who_pushes_again(self) -> tuple[ProcessName, ...]:
+        """Workers that a server has not met which came back a short time ago."""
+        after_s, going = self.now_s - _PUSHED_AGAIN_S, self.processes.going
+        # For most of a job no server has come back lately.
+        waiting = self.updates.awaited(after_s) if self.server_back_s > after_s else ()
+        return tuple(name for name in map(ProcessName.parse, waiting) if name in going)
 
     def _may_push_again(self) -> frozenset[str]:
         over = self.phase in (Phase.ENDING, Phase.ENDED)

@@ -241,6 +241,8 @@ class Phases:
         )
         if not checkpointing.final_over and not hopeless:
             return
+        if context.outcome is None and context.pushes_awaited():
+            return
         if not checkpointing.final_saved:
             problem = checkpointing.last_problem or away
             context.orders.announce(
@@ -262,7 +264,9 @@ class Phases:
             self._done()
 
     def _done(self) -> None:
-        """End the job with its results; mention updates lost with servers."""
+        """End the job with its results, once it is known which updates were lost with servers."""
+        if self._context.pushes_awaited():
+            return None
         counts = self._context.updates.counts()
         if self._context.spec.action is not Action.TRAIN or not counts.lost:
             return self._end("done")

@@ -55,11 +55,24 @@ NOTHING = UpdateMark()
 class _Part:
     """A restored server that a worker has not met: the last of its updates that it `has`.
 
-    `again`: the worker may push again what came after.
+    `again`: the worker may push again what came after. `since_s`: when the server was restored.
     """
 
     has: int
     again: bool
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """What a restored server has of each worker: see `_Part`."""
+
+    has: Mapping[str, int]
+    again: bool
+    since_s: float
+
+    def part(self, worker: str) -> _Part:
+        return _Part(self.has.get(worker, 0), self.again, self.since_s)
 
 
 @dataclass(slots=True)
@@ -86,9 +99,12 @@ class _Updates:
             if not part.again:
                 self.lose(part.has, self.booked)
 
-    def awaited(self) -> bool:
-        """Whether a server lacks updates that may come again."""
-        return any(part.again and part.has < self.booked for part in self.lacking.values())
+    def awaited(self, after_s: float) -> bool:
+        """Whether a server restored after that time may get updates again.
+
+        It need not lack any that are booked: reports are late.
+        """
+        return any(part.again and part.since_s > after_s for part in self.lacking.values())
 
     def lost_until(self, number: int, *, comes_again: bool) -> int:
         """How many of the updates up to `number` are lost, but for those that may come again."""
@@ -121,11 +137,8 @@ class UpdateAccount:
         self._steps = _Updates()
         self.step = 0
         """The number of the newest step, complete or not."""
-        self._restored: dict[ProcessName, tuple[Mapping[str, int], bool]] = {}
-        """Servers that started again from a checkpoint, and each worker's last push in it.
-
-        And whether workers push again what came after.
-        """
+        self._restored: dict[ProcessName, _Restored] = {}
+        """Servers that started again from a checkpoint."""
         self._firsts: list[int] = []
         """The index of the first server of each map that followed another one."""
         self._undone = 0
@@ -142,7 +155,8 @@ class UpdateAccount:
         if not event.pushes and not met:
             return
         mine = self._of(str(event.worker))
-        for server, last in sorted(met.items(), key=lambda one: one[1]):
+        # It met the older processes of a server first.
+        for server, last in sorted(met.items(), key=_age):
             # Whoever has met a server has nothing under way to those before it.
             for one in [one for one in mine.lacking if self._succeeds(server, one)]:
                 mine.lose(mine.lacking.pop(one).has, last)
@@ -183,22 +197,28 @@ class UpdateAccount:
             # One of them ended right after it, and has been replaced by now.
             steps.lose(steps.booked - 1, steps.booked)
 
-    def restored(self, server: ProcessName, mark: UpdateMark | None, *, again: bool) -> None:
+    def restored(
+        self, server: ProcessName, mark: UpdateMark | None, at_s: float, *, again: bool
+    ) -> None:
         """A server started again with what `mark` has; None: it is not known what that is.
 
         `again`: workers push again what came after, if they have kept it.
         """
         if mark is None:
             self._at_least = True
-            return
-        # After a move its part is made of those of several servers.
-        own = mark.moves == self.moves
-        has = mark.of_part(server.index) if own else dict(mark.pushes)
-        self._restored[server] = has, again
+            # As if it had all that is booked: no more than what is known to be lost counts.
+            has = {name: mine.booked for name, mine in self._workers.items()}
+        elif mark.moves == self.moves:
+            has = mark.of_part(server.index)
+        else:
+            # Its part is made of those of several servers.
+            has = dict(mark.pushes)
+        self._restored[server] = _Restored(has, again, at_s)
         for name, mine in self._workers.items():
-            mine.lacking[server] = _Part(has.get(name, 0), again)
+            mine.lacking[server] = self._restored[server].part(name)
             mine.book(mine.booked)
-        self._steps.lose(mark.steps, self._steps.booked)
+        if mark is not None:
+            self._steps.lose(mark.steps, self._steps.booked)
 
     def moved(self, first: int) -> None:
         """The parameters have moved to servers with indices from `first` on."""
@@ -231,9 +251,17 @@ class UpdateAccount:
         """Complete steps of this run."""
         return self._steps.booked
 
-    def awaited(self) -> Iterator[str]:
-        """Workers of whom a server lacks updates that they may push again, if they live."""
-        return (name for name, mine in self._workers.items() if mine.awaited())
+    def awaited(self, after_s: float) -> Iterator[str]:
+        """Workers that a server restored after that time has not met.
+
+        Until then it may lack updates that they push again, if they live.
+        """
+        return (name for name, mine in self._workers.items() if mine.awaited(after_s))
+
+    def lost_of(self, worker: ProcessName) -> int:
+        """How many updates of a living worker are lost for good."""
+        mine = self._workers.get(str(worker), _Updates())
+        return mine.lost_until(mine.booked, comes_again=True)
 
     def counts(self, living: Container[str] = ()) -> UpdateCounts:
         """All updates so far. Those that `living` workers may push again are not lost."""
@@ -267,12 +295,14 @@ class UpdateAccount:
     def _of(self, worker: str) -> _Updates:
         if worker not in self._workers:
             # Its first pushes may have been to servers that were replaced before it reported.
-            lacking = {
-                server: _Part(has.get(worker, 0), again)
-                for server, (has, again) in self._restored.items()
-            }
+            lacking = {server: one.part(worker) for server, one in self._restored.items()}
             self._workers[worker] = _Updates(lacking=lacking)
         return self._workers[worker]
+
+
+def _age(met: tuple[ProcessName, int]) -> tuple[int, int]:
+    server, _ = met
+    return server.index, server.incarnation
 
 
 def _follows(server: ProcessName, other: ProcessName) -> bool:

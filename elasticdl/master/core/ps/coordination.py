@@ -27,7 +27,7 @@ from elasticdl.master.core.events import (
     TaskFailed,
 )
 from elasticdl.master.core.job_context import JobContext, Phase
-from elasticdl.master.core.obligation import LeaseKey, Obligation
+from elasticdl.master.core.obligation import LeaseKey, Obligation, listed
 from elasticdl.shard import ShardId, SnapshotId
 
 CUT_LIMIT_S = 120.0
@@ -102,7 +102,9 @@ class PsCoordination:
             # The servers are sealed, and their views would be lost with them.
             return
         if self._context.pushes_awaited():
-            # A view must not lack what comes in a moment.
+            # A view must not lack what comes in a moment. But a server that leaves cannot wait.
+            if self._checkpointing.server_leaves:
+                self._checkpointing.decide()
             return
         if self._evaluation.wanted():
             self._evaluation.begin()
@@ -191,7 +193,14 @@ class PsCoordination:
 
     def waits_for(self) -> Mapping[Awaited, str]:
         idle, delay = self._why_idle(), self._context.step_delay
-        return ({Awaited.WORK: idle} if idle else {}) | ({Awaited.STEP: delay} if delay else {})
+        names = self._context.who_pushes_again() if self._wants_view() else ()
+        again = f"{listed(names)} may push again what a server lost" if names else ""
+        all_waits = {Awaited.WORK: idle, Awaited.STEP: delay, Awaited.PUSHES: again}
+        return {what: reason for what, reason in all_waits.items() if reason}
+
+    def _wants_view(self) -> bool:
+        checkpointing = self._checkpointing
+        return bool(checkpointing.wanted) or checkpointing.due_by_time or self._evaluation.wanted()
 
     def _why_idle(self) -> str:
         """Why a ready worker has nothing to do.

@@ -48,19 +48,19 @@ class UpdateBooking:
         """Book a worker's pushes, and which servers it has met."""
         if event.crowded:
             self._checkpointing.take_early()
+        account = self._context.updates
         if not event.met:
-            self._context.updates.reported(event, {})
-            return
+            return account.reported(event, {})
         processes = self._context.processes.all.values()
         names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
         met = {names[at]: last for at, last in event.met.items() if at in names}
-        before = self._context.lost_updates()
-        self._context.updates.reported(event, met)
-        if (lost := self._context.lost_updates() - before) > 0:
+        before = account.lost_of(event.worker)
+        account.reported(event, met)
+        if (lost := account.lost_of(event.worker) - before) > 0:
             servers = " and ".join(str(server) for server, last in met.items() if last)
             text = (
                 f"{servers} lost {amount(lost, 'update')} of {event.worker}, which has not kept"
-                " them: there was no checkpoint in time"
+                " them"
             )
             self._context.orders.announce("server", text, process=event.worker, level="warning")
 
@@ -91,9 +91,9 @@ class UpdateBooking:
         # Acknowledgements of lost updates no longer hold.
         context.acknowledged_version = min(context.acknowledged_version, restored)
         mark = self._checkpointing.mark_of(restored)
-        again = restored > 0 and mark is not None and not context.spec.trains_in_steps
+        again = restored > 0 and not context.spec.trains_in_steps
         before = context.lost_updates()
-        context.updates.restored(event.name, mark, again=again)
+        context.updates.restored(event.name, mark, event.at_s, again=again)
         lost = context.lost_updates() - before
         if not again:
             # Workers may not have reported their last pushes yet, and a heartbeat may be newer.
