@@ -22,6 +22,7 @@ from elasticdl.checkpoint.manifest import MOST_DELTAS, Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
 from elasticdl.embedding.spec import DenseSpec, OptimizerSpec, ParametersSpec, TableSpec
 from elasticdl.errors import Corrupted, ExitCode
+from elasticdl.job_choices import WirePrecision
 from elasticdl.ps.lifecycle import _stand_by
 from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
 from elasticdl.ps.saving import save
@@ -56,9 +57,10 @@ class Training:
     snapshot: int = 100
     base: tuple[int, Path, Manifest] | None = None
     kept_bytes: int = 0
+    precision: WirePrecision = WirePrecision.FLOAT32
 
     def __post_init__(self) -> None:
-        self.pool = self.stage.pool(kept_bytes=self.kept_bytes)
+        self.pool = self.stage.pool(kept_bytes=self.kept_bytes, precision=self.precision)
         self.pool.initialise(self.spec, np.zeros(8, np.float32), timeout_s=LIMIT_S)
 
     def push(self, most: int = 40) -> Pushed:

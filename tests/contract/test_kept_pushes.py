@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from elasticdl.job import JobSpec
-from elasticdl.job_choices import Action
+from elasticdl.job_choices import Action, WirePrecision
 from elasticdl.native import _native
 from elasticdl.ps.restoring import restore
 from elasticdl.rpc.ps_client import ServerPool
@@ -37,11 +37,16 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     with ExitStack() as stack:
         made: list[Training] = []
 
-        def make(kept_bytes: int = ENOUGH, rule: int = 2) -> Training:
+        def make(
+            kept_bytes: int = ENOUGH,
+            rule: int = 2,
+            precision: WirePrecision = WirePrecision.FLOAT32,
+        ) -> Training:
             stage = Stage(2)
             stack.callback(stage.close)
             folder = tmp_path / f"made-{len(made)}"
-            made.append(Training(stage, spec_of(RULES[rule]), folder, kept_bytes=kept_bytes))
+            spec = spec_of(RULES[rule])
+            made.append(Training(stage, spec, folder, kept_bytes=kept_bytes, precision=precision))
             return made[-1]
 
         yield make
@@ -118,6 +123,23 @@ def test_each_push_counts_once_however_often_a_server_and_the_network_fail(
         assert met == {network.address: 0}
         assert lost.stage.servers[1].version == 34
     push(lost, 1)
+    same(lost, whole, tmp_path)
+
+
+@pytest.mark.parametrize("precision", [WirePrecision.FLOAT32, WirePrecision.BFLOAT16])
+def test_packed_pushes_come_again(
+    train: Callable[..., Training], tmp_path: Path, precision: WirePrecision
+) -> None:
+    lost, whole = (train(precision=precision) for _ in range(2))
+    for job in (lost, whole):
+        job.pool.pack(always=True)
+        push(job, 4)
+    directory = lost.checkpoint()
+    for job in (lost, whole):
+        push(job, 5)
+    lose(lost, 1, directory)
+    for job in (lost, whole):
+        push(job, 1)
     same(lost, whole, tmp_path)
 
 
