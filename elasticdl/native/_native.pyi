@@ -162,7 +162,7 @@ class Pool:
         precision: str = "float32",
         kept_bytes: int = 0,
     ) -> None:
-        """`precision`: float32, bfloat16, or auto: what takes less time. `kept_bytes`: of pushes."""
+        """`precision`: float32, bfloat16, or auto, which is faster. `kept_bytes`: of pushes."""
 
     def followed(self, addresses: list[str], tokens: list[str], first: int) -> Pool:
         """The same client with other servers; `first` is the index of the first.
@@ -221,8 +221,9 @@ class Pool:
         """
 
     def take_rest(self) -> list[tuple[str, int]]:
-        """What `meet` would have returned had it not failed. After the last call of `push` or `meet`,
-        when another pool follows this one.
+        """What the last call of `push` or `meet` would have returned had it not failed.
+
+        Only when another pool follows this one.
         """
 
     def rows(

@@ -87,8 +87,8 @@ SERVERS = (
     Defect(
         "ps",
         (5122,),
-        "Of the simulation: a push reached a server that was still getting earlier ones again, which"
-        " it then took for repeated.",
+        "Of the simulation: a push reached a server that was still getting earlier ones again,"
+        " which it then took for repeated.",
     ),
 )
 STEPS = (

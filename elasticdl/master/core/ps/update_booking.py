@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.base import Role
 from elasticdl.formatting import amount
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.events import (
