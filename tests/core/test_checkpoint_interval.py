@@ -71,6 +71,15 @@ def test_a_checkpoint_that_takes_long_is_taken_seldom(bench: type[Bench]) -> Non
     assert ordered(job, 60), "the newest one counts"
 
 
+def test_workers_without_room_get_a_checkpoint_before_the_interval_of_steps_is_over(
+    bench: type[Bench],
+) -> None:
+    job = begun(bench, checkpoint_seconds=0, checkpoint_steps=1000)
+    assert not ordered(job, 1000)
+    crowded = e.PushesReported(0, job.worker(0), 9, {}, crowded=True)
+    assert job.of(c.TakeSnapshot, job.put(crowded))
+
+
 def ordinary(job: Bench, version: int = 5) -> c.SaveSnapshot:
     """A checkpoint that is due by time, and is being written."""
     assert ordered(job, 60)

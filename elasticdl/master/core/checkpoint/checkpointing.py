@@ -248,7 +248,7 @@ class Checkpointing:
         # Workers ask again and again. Failures must not make that an endless loop.
         early = self._early and not self._given_up
         return (
-            seconds > 0
+            (seconds > 0 or early)
             and context.phase is Phase.WORKING
             and context.version > self._anchor_version
             and context.now_s - self._counts_from_s
@@ -256,7 +256,7 @@ class Checkpointing:
         )
 
     def take_early(self) -> None:
-        """Take the next checkpoint by time as soon as the rule of 2 % allows.
+        """Take the next checkpoint as soon as the rule of 2 % allows, whatever the interval.
 
         Workers soon have no room for pushes that no checkpoint has.
         """
