@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticdl.clock import Clock, SystemClock
+from elasticdl.cluster.local.machine import free_memory_bytes
 from elasticdl.cluster.role_environment import MASTER_AWAY_S, RoleEnvironment, step_threads
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import ElasticDLError, UserError
@@ -141,7 +142,7 @@ class ProcessContext:
                 authority=environment.authority,
                 precision=attached.spec.wire_precision,
                 first=attached.first_server,
-                kept_bytes=kept_bytes(attached.spec),
+                kept_bytes=kept_bytes(attached.spec, free_memory_bytes()),
             )
 
         return cls(clock, Gauges(clock), HangWatch(clock), connect, lambda: leave(shutdown))

@@ -191,7 +191,10 @@ def test_a_server_with_a_workers_present_values_does_not_get_pushes_twice(
     ("flags", "most"),
     [
         ({}, 64 << 20),
+        ({"num_workers": "2:64"}, 16 << 20),
         ({"sync": True}, 0),
+        ({"checkpoint_seconds": 0}, 0),
+        ({"checkpoint_seconds": 0, "checkpoint_steps": 9}, 64 << 20),
         ({"image_name": "i"}, 0),
         ({"image_name": "i", "volume": "claim_name=c,mount_path=/d", "job_dir": "/d/j"}, 256 << 20),
         (
@@ -207,7 +210,7 @@ def test_a_server_with_a_workers_present_values_does_not_get_pushes_twice(
 )
 def test_the_room_for_pushes_follows_the_job(flags: dict[str, Any], most: int) -> None:
     usual = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": 2}
-    assert kept_bytes(JobSpec.from_flags(Action.TRAIN, usual | flags)) == most
+    assert kept_bytes(JobSpec.from_flags(Action.TRAIN, usual | flags), 8 << 30) == most
 
 
 def counted(pool: ServerPool, first: int, count: int) -> None:

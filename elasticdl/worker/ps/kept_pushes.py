@@ -11,18 +11,23 @@ _ON_A_CLUSTER = 256 << 20
 _ON_ONE_MACHINE = 64 << 20
 """There a server's memory outlives it, so it is rarely lost, and all processes share one memory."""
 _SHARE = 8
-"""Pushes take at most one part in so many of a worker's memory limit."""
+"""Pushes take at most one part in so many of a worker's memory limit, or those of all workers on
+one machine of the memory that is free.
+"""
 
 
-def kept_bytes(spec: JobSpec) -> int:
+def kept_bytes(spec: JobSpec, free_bytes: int | None) -> int:
     """The bytes of acknowledged pushes that a worker of this job keeps, for all servers together.
 
-    0 if no checkpoint will ever have them, and with synchronous steps: servers lose whole steps, of
-    which several workers have parts.
+    0 if no checkpoint will have them, and with synchronous steps: servers lose whole steps, of
+    which several workers have parts. `free_bytes`: of this machine's memory; None: not known.
     """
-    if spec.trains_in_steps or not spec.keeps_checkpoints:
+    checkpoints = spec.checkpoint.checkpoint_seconds or spec.checkpoint.checkpoint_steps
+    if spec.trains_in_steps or not spec.keeps_checkpoints or not checkpoints:
         return 0
     if not spec.on_kubernetes:
-        return _ON_ONE_MACHINE
+        if free_bytes is None:
+            return _ON_ONE_MACHINE
+        return min(_ON_ONE_MACHINE, free_bytes // _SHARE // spec.cluster.num_workers.high)
     limit = spec.kubernetes.memory_limit_bytes("worker")
     return _ON_A_CLUSTER if limit is None else min(_ON_A_CLUSTER, limit // _SHARE)
