@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticdl.errors import TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, WirePrecision
 from elasticdl.native import _native
 from elasticdl.ps.restoring import restore
+from elasticdl.rpc.parameters import Pushed
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.tokens import bulk_key
 from elasticdl.worker.ps.kept_pushes import kept_bytes
-from tests.contract.ps_stage import LIMIT_S, TOKEN, BadNetwork, Stage, counting_spec, update
+from tests.contract.ps_stage import LIMIT_S, TOKEN, BadNetwork, Stage, counting_spec, shown, update
 from tests.contract.test_checkpoint_deltas import Training, spec_of
 from tests.contract.test_checkpoint_restore import RULES, checkpoint, contents, place
 
@@ -161,6 +163,86 @@ def test_a_checkpoint_makes_room_and_what_had_no_room_is_named(
     assert job.stage.servers[1].version == covered + job.sequence - lacks
 
 
+def test_a_push_under_way_waits_until_the_earlier_ones_are_there_again(
+    train: Callable[..., Training], tmp_path: Path
+) -> None:
+    """On both servers, and answers to repeated pushes are lost."""
+    lost, whole = train(), train()
+    push(lost, 4)
+    directory = lost.checkpoint()
+    push(lost, 20)
+    push(whole, 25)
+    networks = []
+    for k in range(2):
+        lost.stage.lose(k, lambda server, k=k: restore(server, place(lost.stage, k), directory))
+        networks.append(lost.stage.behind(BadNetwork(lost.stage.addresses[k], k, breaks=10)))
+    lost.pool.move([network.address for network in networks])
+    assert push(lost, 1) == {network.address: 0 for network in networks}
+    same(lost, whole, tmp_path)
+
+
+def lacking(train: Callable[..., Training]) -> tuple[Training, int]:
+    """A job whose second server gets again the newest of 40 pushes but the last one, and no older
+    ones. Returns that number of pushes, too.
+    """
+    job = train(kept_bytes=4 * SMALL)
+    push(job, 1)
+    directory = job.checkpoint()
+    for _ in range(39):
+        job.push(most=10)
+    lose(job, 1, directory)
+    server = job.stage.servers[1]
+    server.gate(LIMIT_S)
+    # Nobody is there, so the cut is there at once. Its gate lets in what belongs to it.
+    server.cut(1, {"worker-0": 39}, LIMIT_S)
+    with pytest.raises(TransientError):
+        job.pool.meet(timeout_s=2.0)
+    server.ungate()
+    assert server.gate(LIMIT_S)["worker-0"] == 39
+    server.ungate()
+    return job, 39
+
+
+def test_what_a_server_lacks_is_known_though_it_ended_before_all_was_there_again(
+    train: Callable[..., Training],
+) -> None:
+    job, has = lacking(train)
+    # As the next process that has taken on its memory.
+    network = job.stage.behind(BadNetwork(job.stage.addresses[1], 0, breaks=0))
+    job.pool.move([job.stage.addresses[0], network.address])
+    met = job.pool.meet(timeout_s=LIMIT_S)
+    assert set(met) == {network.address} and 1 < met[network.address] < has
+    assert job.pool.meet(timeout_s=LIMIT_S) == {}
+
+
+def test_what_servers_lack_is_known_after_the_parameters_moved_to_others(
+    train: Callable[..., Training],
+) -> None:
+    job, has = lacking(train)
+    old = job.stage.addresses[1]
+    job.pool.move(["", old])
+    with pytest.raises(TransientError):
+        job.pool.meet(timeout_s=2.0)
+    directory = job.checkpoint()
+    there = Stage(3, first=2)
+    try:
+        for k, server in enumerate(there.servers):
+            restore(server, place(there, k), directory)
+        job.pool.move(there.addresses, 2, shown(3, "worker-0", first=2))
+        met = job.pool.meet(timeout_s=LIMIT_S)
+        assert 1 < met.pop(old) < has
+        assert met == dict.fromkeys(there.addresses, 0)
+        # The new servers get pushes again, too.
+        counted_rows = job.push()
+        assert counted_rows.met == {}
+        there.lose(2, lambda server: restore(server, place(there, 2), directory))
+        job.pool.move(there.addresses, 2)
+        assert job.pool.meet(timeout_s=LIMIT_S) == {there.addresses[2]: 0}
+        assert {server.version for server in there.servers} == {there.servers[0].version}
+    finally:
+        there.close()
+
+
 def test_a_cut_does_not_wait_for_pushes_that_cannot_be_made_again(
     train: Callable[..., Training],
 ) -> None:
@@ -241,6 +323,31 @@ def test_workers_make_their_own_pushes_again_and_weights_count_them_all(tmp_path
         assert pulled.dense is not None
         np.testing.assert_array_equal(pulled.dense, -np.full(6, 35, np.float32))
         np.testing.assert_array_equal(pulled.rows[0], -np.full((2, 2), 35, np.float32))
+    finally:
+        stage.close()
+
+
+def test_a_push_that_is_tried_again_is_not_lost_with_a_server_between_the_tries() -> None:
+    stage = Stage(2)
+    try:
+        pool = stage.pool(kept_bytes=ENOUGH)
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+
+        def push(sequence: int, timeout_s: float = LIMIT_S) -> Pushed:
+            return pool.push(update(sequence, (0, 0), np.ones(6, np.float32)), timeout_s=timeout_s)
+
+        push(1)
+        push(2)
+        stage.servers[1].gate(LIMIT_S)
+        with pytest.raises(TransientError):
+            push(3, timeout_s=2.0)
+        stage.lose(0)
+        pool.move(stage.addresses)
+        assert pool.meet(timeout_s=LIMIT_S) == {stage.addresses[0]: 2}
+        stage.servers[1].ungate()
+        assert push(3).met == {}
+        # The new one got the weights that the worker had, and this push.
+        assert [server.statistics()["pushes"] for server in stage.servers] == [1, 3]
     finally:
         stage.close()
 

@@ -284,7 +284,7 @@ def test_a_worker_that_counts_anew_has_its_first_pushes_applied_and_its_former_s
     assert [server.version for server in pair.servers] == [4, 4]
 
 
-def test_a_push_names_the_servers_that_got_none_before(pair: Stage) -> None:
+def test_a_push_names_the_servers_that_were_met_and_what_they_lack(pair: Stage) -> None:
     pool, both, later = pair.pool(), pair.addresses, Stage(2)
     pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
     assert set(pool.push(update(1, (0, 0), ONES), timeout_s=LIMIT_S).met) == set(both)

@@ -161,7 +161,8 @@ void pushes_come_again_to_a_server_that_lost_them() {
     server = std::make_unique<TestServer>(0, 1);
     server->core.give(server->core.new_model(counting_spec()), 0, 0, true);
     worker.pool.move({server->address()});
-    for (const Met& met : worker.pool.meet(nullptr, kLimitS)) CHECK(met.lacks == 0);
+    const std::vector<Met> met = worker.pool.meet(nullptr, kLimitS);
+    CHECK(met.size() == 1 && met[0].address == server->address() && met[0].lacks == 0);
     CHECK(server->core.admission().version() == worker.sequence);
   }
   std::vector<float> rows;
