@@ -174,7 +174,7 @@ def test_a_push_under_way_waits_until_the_earlier_ones_are_there_again(
     push(whole, 25)
     networks = []
     for k in range(2):
-        lost.stage.lose(k, lambda server, k=k: restore(server, place(lost.stage, k), directory))
+        lose(lost, k, directory)
         networks.append(lost.stage.behind(BadNetwork(lost.stage.addresses[k], k, breaks=10)))
     lost.pool.move([network.address for network in networks])
     assert push(lost, 1) == {network.address: 0 for network in networks}
@@ -229,12 +229,11 @@ def test_what_servers_lack_is_known_after_the_parameters_moved_to_others(
         for k, server in enumerate(there.servers):
             restore(server, place(there, k), directory)
         job.pool.move(there.addresses, 2, shown(3, "worker-0", first=2))
-        met = job.pool.meet(timeout_s=LIMIT_S)
+        met = dict(job.pool.meet(timeout_s=LIMIT_S))
         assert 1 < met.pop(old) < has
         assert met == dict.fromkeys(there.addresses, 0)
         # The new servers get pushes again, too.
-        counted_rows = job.push()
-        assert counted_rows.met == {}
+        assert job.push().met == {}
         there.lose(2, lambda server: restore(server, place(there, 2), directory))
         job.pool.move(there.addresses, 2)
         assert job.pool.meet(timeout_s=LIMIT_S) == {there.addresses[2]: 0}

@@ -587,8 +587,8 @@ class PushLog:
         self._kept: list[deque[Update]] = [deque() for _ in range(servers)]
         self.has: dict[Server, int] = {}
         """Servers that were met, and the last push that each has."""
-        self.lacks: dict[Server, int] = {}
-        """See `rpc.parameters.Pushed.met`."""
+        self._lacks = [0] * servers
+        """What servers lack that nobody was told; see `rpc.parameters.Pushed.met`."""
         self.told: set[Server] = set()
 
     @property
@@ -597,25 +597,28 @@ class PushLog:
 
     def compare(self, server: Server, index: int, sequence: int, push: Update | None) -> None:
         """A server was met that has the pushes up to `sequence`."""
-        last, lacks = self._last[index], 0
-        if push is not None:
-            last = min(last, push.sequence - 1)
         if sequence < self._last[index]:
             if not server.replays:
                 self._kept[index].clear()
             update = self.after(index, sequence)
-            if update is None:
-                lacks = last
-            elif update.sequence > sequence + 1:
-                lacks = update.sequence - 1
+            lacks = self._settled(index, push) if update is None else update.sequence - 1
+            if lacks > sequence:
+                self._lacks[index] = max(lacks, self._lacks[index])
         self.has[server] = sequence
-        self.lacks[server] = max(lacks, self.lacks.get(server, 0))
 
-    def position(self, index: int) -> tuple[int, bool]:
+    def _settled(self, index: int, push: Update | None) -> int:
+        """The last push that is not made again by the caller, who makes `push` if it knows it."""
+        return min(self._last[index], self.complete if push is None else push.sequence - 1)
+
+    def take_lacks(self, index: int) -> int:
+        lacks, self._lacks[index] = self._lacks[index], 0
+        return lacks
+
+    def position(self, index: int, push: Update | None) -> tuple[int, bool]:
         """As `wire::Hello` has it. An index of another map has none."""
         if not 0 <= index < len(self._last):
             return 0, False
-        return self._last[index], bool(self._kept[index])
+        return self._settled(index, push), bool(self._kept[index])
 
     def after(self, index: int, sequence: int) -> Update | None:
         return next((one for one in self._kept[index] if one.sequence > sequence), None)
@@ -628,8 +631,8 @@ class PushLog:
     def acknowledged(self, index: int, server: Server, update: Update, covered: int) -> None:
         kept = self._kept[index]
         self.has[server] = max(update.sequence, self.has.get(server, 0))
-        if update.sequence > self._last[index]:
-            self._last[index] = update.sequence
+        self._last[index] = max(update.sequence, self._last[index])
+        if not kept or update.sequence > kept[-1].sequence:
             kept.append(update)
         while len(kept) > self._limit or (kept and kept[0].sequence <= covered):
             kept.popleft()
@@ -738,7 +741,7 @@ class Parameters:
         """
 
         def greet(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
-            last, kept = self._log.position(server.index - self._first)
+            last, kept = self._log.position(server.index - self._first, push)
             server.greet(self._name, last, kept, reply)
 
         if any(self._world.servers.get(one) not in self._log.has for one in self._addresses):
@@ -758,11 +761,11 @@ class Parameters:
             for server, update in missing.items():
                 if not server.dead:
                     self._log.has[server] = update.sequence
-        for address in self._addresses:
+        for index, address in enumerate(self._addresses):
             server = self._world.servers.get(address)
             if server in self._log.has and server not in self._log.told:
                 self._log.told.add(server)
-                self._new[address] = self._log.lacks[server]
+                self._new[address] = self._log.take_lacks(index)
 
     def _missing(self) -> dict[Server, Update]:
         """By server, what it gets again next."""
@@ -784,10 +787,13 @@ class Parameters:
 
     def move(self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()) -> None:
         """As `rpc.ps_client.ServerPool.move`."""
-        self._addresses = tuple(addresses)
+        before, self._addresses = self._addresses, tuple(addresses)
         if first == self._first:
             return
         self._first = first
+        for index, address in enumerate(before):
+            if lacks := self._log.take_lacks(index):
+                self._new[address] = lacks
         self._log = PushLog(len(addresses), self._world.plan.kept_pushes, self._log.complete)
         for fan in self._fans:
             fan.error = TransientError("the parameters are on other servers")
