@@ -103,12 +103,23 @@ def test_updates_lost_are_announced_from_the_newest_version_that_any_worker_told
     job.die(job.ps(0))
     job.progress(0, first, 8, version=10)
     job.progress(1, second, 8, version=7)
-    job.attach(job.ps(0, 1), restored=4)
-    assert job.said("restored version 4 and lost at least 6 updates of its part")
-    # Those six are lost once, however often the server restores that version.
+    job.attach(job.ps(0, 1), restored=0)
+    assert job.said("restored version 0 and lost at least 10 updates of its part")
+    # Those ten are lost once, however often the server restores that version.
     job.die(job.ps(0, 1))
-    job.attach(job.ps(0, 2), restored=4)
-    assert job.said("ps-0.2 restored version 4: no update of its part was lost")
+    job.attach(job.ps(0, 2), restored=0)
+    assert job.said("ps-0.2 restored version 0: no update of its part was lost")
+
+
+def test_workers_push_again_what_came_after_a_checkpoint_that_the_master_does_not_know(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_workers=1)
+    job.up()
+    job.progress(0, job.lease(), 8, version=10)
+    job.die(job.ps(0))
+    job.attach(job.ps(0, 1), restored=4)
+    assert job.said("ps-0.1 restored version 4; workers push again what came after it")
 
 
 def revoked(bench: type[Bench]) -> tuple[Bench, Lease]:

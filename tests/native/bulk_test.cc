@@ -207,13 +207,13 @@ void a_push_without_a_place_ends_the_log_before_it() {
   PushLog log(1 << 20);
   for (int64_t sequence = 1; sequence <= 3; ++sequence) keep(log, sequence, 100);
   keep(log, 4, 2 << 20);
-  CHECK(log.empty() && log.last() == 4 && log.crowded() && log.too_large() == 2 << 20);
+  CHECK(log.empty() && log.last() == 4 && log.crowded() && log.too_large() == size_t{2} << 20);
   keep(log, 5, 100);
   CHECK(oldest(log) == 5 && !log.crowded() && log.too_large() == 0);
   // The push under way has its place, too.
   std::vector<char> large(900 << 10);
   log.prepare(6, wire::Kind::push, {{large.data(), large.size()}});
-  CHECK(log.bytes() <= 1 << 20 && log.bytes() >= 900 << 10);
+  CHECK(log.bytes() <= size_t{1} << 20 && log.bytes() >= large.size());
 }
 
 void a_repeated_push_is_kept_once_and_after_the_log_began_anew() {
