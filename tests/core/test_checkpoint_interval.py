@@ -80,6 +80,64 @@ def test_workers_without_room_get_a_checkpoint_before_the_interval_of_steps_is_o
     assert job.of(c.TakeSnapshot, job.put(crowded))
 
 
+def in_pods(bench: type[Bench], **flags: Any) -> Bench:
+    """A job whose servers lose their memory with their pods."""
+    place = {"job_dir": "/data/job", "volume": "claim_name=c,mount_path=/data"}
+    return begun(bench, image_name="zoo:1", **place, **flags)
+
+
+def test_pods_get_their_first_checkpoint_at_once(bench: type[Bench]) -> None:
+    job = in_pods(bench)
+    save = cut(job, 1)
+    assert save.pause_s == 0
+    saved(job, save)
+    job.put(e.VersionAdvanced(0, 6))
+    assert ordered(job, 300)
+    assert cut(job, 6).pause_s == 30
+
+
+def test_the_end_of_a_worker_in_a_pod_brings_a_checkpoint_of_its_pushes(bench: type[Bench]) -> None:
+    job = in_pods(bench)
+    job.tick(2)
+    saved(job, cut(job, 1))
+    job.put(e.VersionAdvanced(0, 6))
+    job.tick(1)
+    job.die(job.worker(0))
+    assert not job.of(c.TakeSnapshot, job.tick(98)), "before 50 times the last one's 2 seconds"
+    assert job.of(c.TakeSnapshot, job.tick(1))
+    job.tick(0.5)
+    job.die(job.worker(1))
+    saved(job, cut(job, 6))
+    job.put(e.VersionAdvanced(0, 7))
+    assert ordered(job, 25), "another worker ended after its order"
+    saved(job, cut(job, 7))
+    job.put(e.VersionAdvanced(0, 8))
+    job.tick(0.5)
+    job.die(job.worker(2))
+    assert ordered(job, 1), "its last pushes may be on their way"
+    saved(job, cut(job, 8))
+    job.put(e.VersionAdvanced(0, 9))
+    assert not job.of(c.TakeSnapshot, job.tick(200))
+
+
+@pytest.mark.parametrize("flags", [{"sync": True}, {"checkpoint_seconds": 0}])
+def test_pods_that_keep_no_pushes_wait_for_the_interval(
+    bench: type[Bench], flags: dict[str, Any]
+) -> None:
+    job = in_pods(bench, **flags)
+    assert ordered(job, 300) == ("sync" in flags)
+
+
+def test_a_first_checkpoint_that_is_given_up_waits_for_the_interval(bench: type[Bench]) -> None:
+    job = in_pods(bench)
+    for _ in range(5):
+        job.put(e.SnapshotFailed(0, cut(job, 1).snapshot, "disk full"))
+        job.tick(60)
+    assert len(job.of(c.TakeSnapshot)) == 5
+    job.put(e.VersionAdvanced(0, 6))
+    assert ordered(job, 240)
+
+
 def ordinary(job: Bench, version: int = 5) -> c.SaveSnapshot:
     """A checkpoint that is due by time, and is being written."""
     assert ordered(job, 60)

@@ -2,9 +2,9 @@
 
 `python -m tests.kubernetes.chaos --jobs 20 --seed 1`
 
-Masters and workers are deleted by force, killed and evicted, servers killed and evicted. Every
-fifth job loses the node that its master runs on. What a job leaves must agree with the weights of
-its model, which count the records. The exit code is 1 if one of them failed.
+Masters, workers and servers are deleted by force, killed and evicted. Every fifth job loses the
+node that its master runs on. What a job leaves must agree with the weights of its model, which
+count the records. The exit code is 1 if one of them failed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,11 +73,10 @@ def _kill_server(job: Job, pod: str) -> None:
 _BLOWS: Mapping[Role, tuple[Blow, ...]] = {
     Role.MASTER: (delete_by_force, kill_master, evict_pod),
     Role.WORKER: (delete_by_force, _kill_worker, evict_pod),
-    Role.SERVER: (_kill_server, evict_pod),
+    Role.SERVER: (_kill_server, evict_pod, delete_by_force),
 }
-"""A server that is deleted by force loses updates if there is no checkpoint yet, or if a worker is
-struck before the next one: docs/how-to/kubernetes.md.
-"""
+_FENCED_S = 0.5
+"""A checkpoint so long after the end of a worker has all that it pushed."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,8 @@ def strikes(draft: Draft) -> list[Strike]:
         if role is Role.SERVER and "sync" in draft.flags:
             # A step that is being applied when a server leaves is trained again: ADR 19.
             among = (_kill_server,)
+        elif role is Role.SERVER and draft.flags.get("checkpoint_seconds") == 0:
+            among = (_kill_server, evict_pod)
         after_s = choose.choice((0.0, choose.uniform(0, 4), choose.uniform(0, 15)))
         found.append(Strike(role, choose.choice(among), after_s))
     return found
@@ -152,9 +154,16 @@ class Striker:
         self._choose = random.Random(draft.seed)
         self._had: set[tuple[str, str]] = set()
         self.story: list[str] = []
-        self.landed = self.struck = self.killed_workers = 0
+        self.landed = self.struck = 0
+        self._hits: Counter[Role] = Counter()
+        self._by_force = False
+        """Whether a server was deleted by force."""
         self.too_late = False
         """The job had ended before all was done."""
+
+    @property
+    def killed_workers(self) -> int:
+        return self._hits[Role.WORKER]
 
     def carry_out(self) -> None:
         """Until all are done, or the job has ended."""
@@ -174,7 +183,7 @@ class Striker:
 
     def _strike(self, strike: Strike) -> bool:
         victims = self._victims(strike.role)
-        if not victims:
+        if not victims or self._costs_updates(strike):
             return False
         victim = pod, _ = self._choose.choice(victims)
         try:
@@ -188,8 +197,33 @@ class Striker:
         self.story.append(f"{_words(strike.blow)} {pod.removeprefix(f'{_NAME}-')}")
         self.landed += 1
         self.struck += strike.role is not Role.MASTER
-        self.killed_workers += strike.role is Role.WORKER
+        self._hits[strike.role] += 1
+        self._by_force |= strike.role is Role.SERVER and strike.blow is delete_by_force
         return True
+
+    def _costs_updates(self, strike: Strike) -> bool:
+        """Whether it would take the pushes of a worker with both the worker and a server.
+
+        docs/how-to/kubernetes.md says so: there is no checkpoint since one of them was struck.
+        """
+        if strike.role is Role.SERVER and strike.blow is delete_by_force:
+            other = Role.WORKER
+        elif strike.role is Role.WORKER and self._by_force:
+            other = Role.SERVER
+        else:
+            return False
+        cuts, ends = [], []
+        for row in self._job.events():
+            step, process = row["details"].get("step"), row["process"]
+            if row["kind"] == "checkpoint" and step == "saved":
+                cuts.append(row["at"] - row["details"]["seconds"])
+            elif step in ("ended", "lost") and process.startswith(f"{other}-"):
+                ends.append(row["at"])
+        return (
+            len(ends) < self._hits[other]
+            or not cuts
+            or max(cuts) < max(ends, default=0.0) + _FENCED_S
+        )
 
     def _victims(self, role: Role) -> list[tuple[str, str]]:
         """Pods, each with what tells one process in it from the next; none: look again soon."""

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "elasticdl/checkpoint/native/part_file.h"
+#include "elasticdl/rpc/native/push_log.h"
 #include "tests/native/servers.h"
 
 using namespace elasticdl;

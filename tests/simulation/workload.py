@@ -186,6 +186,8 @@ def plan_of(seed: int, strategy: str) -> Plan:
     if far:
         # Their answers take long, so more of them may pay.
         flags["num_ps_pods"] = f"{flags['num_ps_pods']}:{flags['num_ps_pods'] + 2}"
+    if strategy == SERVERS and seed not in seeds_of(strategy):
+        flags |= _cluster_flags(seed, exports="output" in flags)
     longer = 12 if autoscale else 4 if slow else 1
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
@@ -261,6 +263,18 @@ def _server_flags(draw: random.Random) -> dict[str, Any]:
     return {
         "num_ps_pods": draw.choice([1, 2, 3]),
         "max_staleness": draw.choice([0, 1, "auto", 3]),
+    }
+
+
+def _cluster_flags(seed: int, *, exports: bool) -> dict[str, Any]:
+    """Of pods, whose memory goes with them: checkpoints are due earlier."""
+    if random.Random(f"on a cluster {seed}").random() < 0.5:
+        return {}
+    return {
+        "image_name": "zoo:1",
+        "job_dir": "/data/job",
+        "volume": "claim_name=c,mount_path=/data",
+        **({"output": "/data/out"} if exports else {}),
     }
 
 

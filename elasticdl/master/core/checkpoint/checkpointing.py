@@ -5,13 +5,14 @@ A failed checkpoint is announced and retried; older ones stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import size
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job_choices import Action
+from elasticdl.master.core.checkpoint.saves import Saved, Saving
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, HurrySnapshot, Purpose, SaveSnapshot
 from elasticdl.master.core.events import SnapshotSaved
@@ -31,42 +32,14 @@ _PAUSE_FACTOR = 50.0
 
 Servers that leave the processors to training while they write take no time from it.
 """
+_FENCED_S = 1.0
+"""Servers admit the last pushes of a worker for so long after its end was seen."""
 _MOST_PAUSED_S = 30.0
 """Of each server while it writes a checkpoint that nobody waits for; less for short intervals."""
 _WHAT_TO_DO = (
     "fix the cause (free disk space; if the model diverged, stop the job and --resume with a"
     " smaller learning rate), then run `elasticdl checkpoint`"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A view that is being written."""
-
-    id: SnapshotId
-    version: int
-    since_s: float
-    delays_s: float
-    """Since when it has delayed the job."""
-    final: bool
-    ledger: str
-    mark: UpdateMark
-    paced: bool = False
-    """Whether servers pause while they write it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A complete checkpoint."""
-
-    version: int
-    path: str
-    bytes: int
-    at_s: float
-    ledger: str = ""
-    """A ring that lost all members returns to this ledger. Only the newest checkpoint has it."""
-    mark: UpdateMark | None = None
-    """The updates in it; None if an earlier master ordered it and gave it up."""
 
 
 @final
@@ -83,6 +56,8 @@ class Checkpointing:
         self.saved: list[Saved] = []
         self.newest_cut_s = -1.0
         """When the newest cut was made of which a checkpoint is complete; below 0 there is none."""
+        self._covered_s = -1.0
+        """When that cut was ordered: it has all that workers had pushed by then."""
         self.last_problem = ""
         self._cut: SnapshotId | None = None
         self._wanted_after_cut = ""
@@ -245,8 +220,8 @@ class Checkpointing:
         """Whether the interval is over and the weights have changed since the last checkpoint."""
         # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
         context, seconds = self._context, self._seconds
-        # Workers ask again and again. Failures must not make that an endless loop.
-        early = self._early and not self._given_up
+        # What asks for it stays until one is saved. Failures must not make that an endless loop.
+        early = (self._early or self._exposed) and not self._given_up
         return (
             (seconds > 0 or early)
             and context.phase is Phase.WORKING
@@ -262,6 +237,20 @@ class Checkpointing:
         """
         self._early = True
         self.hurry()
+
+    @property
+    def _exposed(self) -> bool:
+        """Whether a server's pod that is lost takes updates along that no worker can push again.
+
+        Those of workers that have ended since the newest checkpoint, or all if there is none.
+        """
+        spec = self._context.spec
+        if not (spec.on_kubernetes and spec.servers and self._seconds) or spec.trains_in_steps:
+            return False
+        if self._covered_s < 0 and not self._resumed:
+            return True
+        ended_s = self._context.processes.worker_ended_s
+        return self._covered_s < ended_s <= self._context.now_s - _FENCED_S
 
     @property
     def ends_with_one(self) -> bool:
@@ -388,7 +377,8 @@ class Checkpointing:
         # A ring writes a copy of its weights, which is small. After a failure the job has been
         # without a checkpoint for longer.
         on_ring, failed = self._ordered_s is None, bool(self._failures) or self._given_up
-        if self._awaited or self._early or self.wanted or on_ring or failed:
+        asked = self._awaited or self._early or self._exposed or bool(self.wanted)
+        if asked or on_ring or failed:
             return 0.0
         return min(_MOST_PAUSED_S, self._seconds / 2 if self._seconds else _MOST_PAUSED_S)
 
@@ -412,6 +402,7 @@ class Checkpointing:
             self._slow = None
         if written is not None:
             self.newest_cut_s = max(self.newest_cut_s, written.since_s)
+            self._covered_s = max(self._covered_s, written.delays_s)
         self._list(event, written, late=late)
         self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"

@@ -101,6 +101,7 @@ class LeaseReconciliation:
         An unexpected answer is dropped.
         """
         settling = self.open.pop(event.worker, None)
+        self._context.processes.worker_ended_s = self._context.now_s
         if settling is None:
             self._context.drop(DropCause.LATE_SETTLEMENT, event.worker, event)
         elif self._context.work is not None:

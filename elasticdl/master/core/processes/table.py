@@ -244,6 +244,8 @@ class Processes:
         """Processes that have not ended."""
         self.times = WorkerTimes()
         self.next_worker = 0
+        self.worker_ended_s = -1.0
+        """When a worker was last seen to end, or cut off from the servers; below 0: never."""
         self._census = Census()
         self._live: list[Process] = []
         self._live_at = -1
@@ -272,6 +274,8 @@ class Processes:
         """Record the end of a process."""
         process.enter(Life.ENDED, at_s, message)
         process.cause = cause
+        if process.name.role is Role.WORKER:
+            self.worker_ended_s = at_s
         if process.name.role is Role.WORKER and process.began_s is not None:
             lost = None if cause in ASKED else str(cause)
             ran_s = at_s - process.began_s

@@ -1,0 +1,38 @@
+"""A checkpoint that is being written, and one that is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticdl.master.core.updates import UpdateMark
+from elasticdl.shard import SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A view that is being written."""
+
+    id: SnapshotId
+    version: int
+    since_s: float
+    delays_s: float
+    """Since when it has delayed the job."""
+    final: bool
+    ledger: str
+    mark: UpdateMark
+    paced: bool = False
+    """Whether servers pause while they write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A complete checkpoint."""
+
+    version: int
+    path: str
+    bytes: int
+    at_s: float
+    ledger: str = ""
+    """A ring that lost all members returns to this ledger. Only the newest checkpoint has it."""
+    mark: UpdateMark | None = None
+    """The updates in it; None if an earlier master ordered it and gave it up."""
