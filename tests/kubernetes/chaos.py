@@ -73,7 +73,8 @@ def _kill_server(job: Job, pod: str) -> None:
 _BLOWS: Mapping[Role, tuple[Blow, ...]] = {
     Role.MASTER: (delete_by_force, kill_master, evict_pod),
     Role.WORKER: (delete_by_force, _kill_worker, evict_pod),
-    Role.SERVER: (_kill_server, evict_pod, delete_by_force),
+    # Twice: it is the hardest of them.
+    Role.SERVER: (_kill_server, evict_pod, delete_by_force, delete_by_force),
 }
 _FENCED_S = 0.5
 """A checkpoint so long after the end of a worker has all that it pushed."""
