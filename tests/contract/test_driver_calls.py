@@ -452,6 +452,38 @@ def test_a_process_that_is_not_heard_of_is_given_up_once(stage: Stage) -> None:
         client.report(Report())
 
 
+def test_a_worker_that_starts_may_be_silent_for_longer(stage: Stage) -> None:
+    """TensorFlow's import lets no other thread of its process run."""
+    client = stage.client()
+    client.attach(starting=True)
+
+    async def pass_time(ticks: int) -> None:
+        for _ in range(ticks):
+            stage.clock.advance(2)
+            stage.gateway.tick()
+
+    stage.call(pass_time(29))
+    assert not stage.core.of(happened.ProcessSilent)
+    client.report(Report(starting=("build",)))
+    stage.call(pass_time(29))
+    assert not stage.core.of(happened.ProcessSilent)
+    client.report(Report(starting=("",)))
+    stage.call(pass_time(5))
+    assert stage.core.wait_for(happened.ProcessSilent).silent_s == 10
+
+
+def test_a_worker_that_never_gets_out_of_its_start_is_given_up(stage: Stage) -> None:
+    stage.client().attach(starting=True)
+
+    async def pass_time() -> None:
+        for _ in range(30):
+            stage.clock.advance(2)
+            stage.gateway.tick()
+
+    stage.call(pass_time())
+    assert stage.core.wait_for(happened.ProcessSilent).silent_s == 60
+
+
 def test_among_thousands_reports_are_rarer_but_a_broken_connection_is_noticed_as_soon(
     stage: Stage,
 ) -> None:

@@ -38,7 +38,7 @@ from tests.kubernetes.faults import (
     kill,
     kill_master,
     lose_node,
-    master,
+    masters,
     name_of,
     processes,
 )
@@ -229,9 +229,10 @@ class Striker:
     def _victims(self, role: Role) -> list[tuple[str, str]]:
         """Pods, each with what tells one process in it from the next; none: look again soon."""
         if role is Role.MASTER:
-            pod = master(self._job)
-            found = [(name_of(pod), str(pod["metadata"]["uid"]))]
-            return [one for one in found if one not in self._had and _runs(pod)]
+            # None while the Job has yet to replace one that was deleted.
+            newest = [pod for pod in masters(self._job)[-1:] if _runs(pod)]
+            found = [(name_of(pod), str(pod["metadata"]["uid"])) for pod in newest]
+            return [one for one in found if one not in self._had]
         if role is Role.WORKER and self._draft.on_ring and not self._spare():
             return []
         begin = f"{_NAME}-{role}-"

@@ -83,7 +83,7 @@ def lose_node(job: Job, first: str) -> None:
     try:
         until_seen(
             "the Job has another master",
-            lambda: name_of(master(job)) != first,
+            lambda: any(name_of(pod) != first for pod in masters(job)),
             300.0,
             context=lambda: f"{_nodes(job)}\n{job.story()}",
         )
@@ -130,10 +130,15 @@ def stay(job: Job, pod: str) -> None:
 
 def master(job: Job) -> dict[str, Any]:
     """The newest pod of the Job's."""
+    return masters(job)[-1]
+
+
+def masters(job: Job) -> list[dict[str, Any]]:
+    """The Job's pods, the newest last."""
     found = job.jobs.place.read(
         "pods", "-n", job.jobs.namespace, "-l", f"job-name={job.name},{master_selector(job.name)}"
     )["items"]
-    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
+    return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
 def processes(job: Job) -> dict[str, tuple[str, str]]:

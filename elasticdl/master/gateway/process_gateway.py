@@ -223,7 +223,7 @@ class ProcessGateway:
                 await self._queue.post(ServerStandsBy(event.at_s, name, loaded, not_loaded))
         if presence.announced or (name.role is Role.PS and not event.control_address):
             return
-        presence.announced = True
+        presence.announced, presence.starting = True, event.starting
         if name.role is Role.PS:
             presence.version = event.restored_version or 0
             introduced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -293,6 +293,7 @@ class ProcessGateway:
         # Before any event is posted: a repeat that arrives during the disk write must not count
         # again.
         presence.reports = sequence
+        presence.starting = presence.starting and "" not in report.starting
         if name.role is Role.PS:
             presence.version = report.version
             self._server_reported()

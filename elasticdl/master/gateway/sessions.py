@@ -10,7 +10,12 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause, drops_in
 from elasticdl.flag_values import MOST_STALENESS
-from elasticdl.master.gateway.heartbeats import HEARTBEAT_S, SILENCE_S, SILENT_PERIODS
+from elasticdl.master.gateway.heartbeats import (
+    HEARTBEAT_S,
+    SILENCE_S,
+    SILENT_PERIODS,
+    STARTING_SILENCE_S,
+)
 from elasticdl.time_use import GAUGE_PREFIX, spent_in
 
 _LONGEST_STEP_S = 2.0
@@ -36,6 +41,8 @@ class Session:
     """The longest period that it may go by: what it was told last."""
     streams: bool | None = None
     """Whether it has a stream of orders; None: it has had none yet."""
+    starting: bool = False
+    """Whether it has yet to import and build what it needs."""
     control_address: str = ""
     """Where it serves a master; '' if it does not, or not yet."""
     announced: bool = False
@@ -61,6 +68,8 @@ class Session:
     @property
     def limit_s(self) -> float:
         """The silence after which it is given up."""
+        if self.starting:
+            return STARTING_SILENCE_S
         return SILENCE_S if self.streams is False else SILENT_PERIODS * self.heartbeat_s
 
     def reported(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
