@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.fuzz_jobs.flags import Strategy
 from tests.fuzz_jobs.fuzzing import Plan, fuzz
 
-SECONDS = 15.0
+SECONDS = 8.0
 """No job of a test begins later."""
 
 
