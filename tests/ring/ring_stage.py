@@ -15,8 +15,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from elasticdl.rpc.conversation import RingGeneration
 from elasticdl.rpc.rendezvous import Rendezvous, new_scopes
@@ -28,11 +31,14 @@ FORKS = multiprocessing.get_context("forkserver")
 
 
 def prepare_server() -> None:
-    """It starts with the first member, as workers are started but for what TensorFlow says of
-    itself.
+    """Start it as workers are started, but for what TensorFlow says of itself. Other tests of this
+    process keep their variables.
     """
-    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
     FORKS.set_forkserver_preload([MEMBER])
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        variables.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+        forkserver.ensure_running()
 
 
 def _enter(*arguments: object) -> None:
