@@ -171,8 +171,6 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
             return bool(status["version"] > before + 10)
 
         job.wait_until(f"it trains after the kill of {killed}", further, LIMIT_S)
-    back = returns(job)
-    assert back and all("no update of its part was lost" in one["text"] for one in back), back
     # The pushes of the killed worker must be in a checkpoint first.
     before = job.wait_until("it trains", lambda status: status["version"] > 0, LIMIT_S)
 
@@ -184,8 +182,12 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     job.lose_servers()
     code, output = job.finish()
     assert code == 0, output
-    again = [one["text"] for one in returns(job)[len(back) :]]
-    assert len(again) == 2 and all("workers push again" in one for one in again), again
+    # By their words, not by their order: the servers that were killed last may have come back after
+    # the job was seen to train on.
+    back = [one["text"] for one in returns(job)]
+    again = [text for text in back if "workers push again" in text]
+    kept = [text for text in back if "no update of its part was lost" in text]
+    assert len(again) == 2 and kept and len(again) + len(kept) == len(back), back
     check_weights(job, tmp_path, most_repeated=2 * MINIBATCH)
     check_deltas(job.directory / "checkpoints")
 
