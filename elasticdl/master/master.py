@@ -163,7 +163,8 @@ class Master:
         service = MasterService(
             self.queue, self._gateway, self._welcome(), self.status_json, self.core
         )
-        return CallServer(service, service.proof, service.refusal, self._certificates.own)
+        context = self._certificates.own
+        return CallServer(service, service.proof, service.refusal, context, term=self._term)
 
     def _status_server(self) -> StatusServer:
         environment = self._environment

@@ -95,6 +95,7 @@ class Throughput:
         """Return records per second of all workers."""
         return self._total.rate(at_s) if self._total is not None else 0.0
 
-    def by_worker(self, at_s: float) -> dict[ProcessName, float]:
-        """Return records per second of each live worker."""
-        return {worker: window.rate(at_s) for worker, window in self._workers.items()}
+    def of_worker(self, worker: ProcessName, at_s: float) -> float | None:
+        """Return records per second of a live worker; None if it has reported nothing."""
+        window = self._workers.get(worker)
+        return None if window is None else window.rate(at_s)

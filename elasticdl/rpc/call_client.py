@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_frames import (
+    ATTACHED,
     CANCEL,
     GREETING,
     HELLO,
@@ -20,6 +21,8 @@ from elasticdl.rpc.call_frames import (
     OK,
     REPLY,
     REQUEST,
+    TERM,
+    TERM_NUMBER,
     Answer,
     CallFailed,
     Frames,
@@ -142,6 +145,7 @@ class CallClient:
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
+        connection: _Connection | None = None
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(
@@ -151,6 +155,7 @@ class CallClient:
                     ssl=self._context,
                     server_hostname=self._name,
                 )
+                await connection.greeted()
         except TimeoutError:
             why = f"no connection within {_CONNECT_S:g} s"
         except OSError as error:
@@ -161,6 +166,9 @@ class CallClient:
             why = str(error)
         else:
             return connection
+        finally:
+            if connection is not None and not connection.has_term:
+                connection.abort()
         raise CallFailed(grpc.StatusCode.UNAVAILABLE, why)
 
 
@@ -184,6 +192,10 @@ class _Connection(asyncio.Protocol):
         self._sent: dict[int, int] = {}
         self._received = 0
         """Pieces of data that have come."""
+        self._term = -1
+        """The master's; below 0 it has not said it."""
+        self._known = asyncio.Event()
+        """Set when the master has said its term, or never will."""
         self._problem = grpc.StatusCode.UNAVAILABLE, "the connection broke"
         """What became of it, for those who wait."""
 
@@ -197,6 +209,17 @@ class _Connection(asyncio.Protocol):
         """Whether calls can be made."""
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def has_term(self) -> bool:
+        """Whether the master has said its term."""
+        return self._term >= 0
+
+    async def greeted(self) -> None:
+        """Wait for the master's term. Raises CallFailed if the connection ends before."""
+        await self._known.wait()
+        if not self.has_term:
+            raise CallFailed(*self._problem)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
@@ -205,6 +228,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._known.set()
         waiting, self._waiting = self._waiting, {}
         for take in waiting.values():
             take(self._problem[0].value[0], CallFailed(*self._problem))
@@ -225,6 +249,10 @@ class _Connection(asyncio.Protocol):
             self.abort()
 
     def _answered(self, number: int, outcome: int, message: bytes) -> None:
+        if outcome == TERM and len(message) == TERM_NUMBER.size:
+            (self._term,) = TERM_NUMBER.unpack(message)
+            self._known.set()
+            return
         if (take := self._waiting.get(number)) is None:
             return
         if outcome in (OK, MORE):
@@ -247,7 +275,16 @@ class _Connection(asyncio.Protocol):
         term: int,
         take: Callable[[int, bytes | CallFailed], None],
     ) -> int:
-        """Send a call; return its number. `take` gets outcome and message of each answer."""
+        """Send a call; return its number. `take` gets outcome and message of each answer.
+
+        Raises CallFailed: ABORTED if the master has replaced the one that the caller knows. The
+        master would answer the same, but thousands come at once.
+        """
+        if 0 < term < self._term and method.name in ATTACHED:
+            raise CallFailed(
+                grpc.StatusCode.ABORTED,
+                f"the master of term {self._term} has replaced that of term {term}",
+            )
         message = request.SerializeToString()
         if len(message) > MAX_MESSAGE_BYTES:
             raise CallFailed(

@@ -1,8 +1,9 @@
 """The frames that calls to a master travel in, over TCP or TLS; docs/adr/0038 says why.
 
-Both ends send GREETING first. Then a client says who it is, in a frame with the method HELLO, and
-makes calls: a call has a number, and so has each answer. A call is answered with one message, or
-with many (`MORE`) and an end, or with a status and why. All numbers are little endian.
+Both ends send GREETING first. Then the master says its term, and a client who it is, in a frame
+with the method HELLO. The client makes calls: a call has a number, and so has each answer. A call
+is answered with one message, or with many (`MORE`) and an end, or with a status and why. All
+numbers are little endian.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import MAX_MESSAGE_BYTES
 
-GREETING: Final = b"elasticdl master calls 1\n"
+GREETING: Final = b"elasticdl master calls 2\n"
 REQUEST: Final = struct.Struct("<IIBq")
 """Bytes of the message that follows, number of the call, method, the master's term."""
 REPLY: Final = struct.Struct("<IIB")
@@ -30,6 +31,11 @@ CANCEL: Final = 0
 OK: Final = 0
 MORE: Final = 255
 """As an outcome: a message of a stream, and others may follow."""
+TERM: Final = 254
+"""As an outcome, of no call: the master's term, as TERM_NUMBER."""
+TERM_NUMBER: Final = struct.Struct("<q")
+ATTACHED: Final = frozenset({"RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"})
+"""Methods for processes that have attached to this master, and not only to an earlier one."""
 
 _SILENCE_S: Final = 10
 _PROBES, _PROBE_S = 5, 1

@@ -23,6 +23,8 @@ from elasticdl.rpc.call_frames import (
     OK,
     REPLY,
     REQUEST,
+    TERM,
+    TERM_NUMBER,
     CallFailed,
     Frames,
     Method,
@@ -49,7 +51,9 @@ _MOST_CALLS: Final = 64
 """Calls in progress on one connection. It is not read while there are as many."""
 _OWN_FILES: Final = 1024
 """Open files for other things than calls."""
-_BACKLOG: Final = 1024
+_BACKLOG: Final = 4096
+"""Connections that wait to be accepted, if the system allows so many. Where a new master overflows,
+the kernel drops what thousands of clients say, and they repeat it seconds later."""
 _CLOSE_S: Final = 1.0
 _Handler: TypeAlias = Callable[[Any, "Call"], Any]
 _BY_NUMBER: Final = {method.number: method for method in METHODS.values()}
@@ -76,12 +80,19 @@ class CallServer:
     """
 
     def __init__(
-        self, service: object, proof: Proof, check: Check, context: ssl.SSLContext | None = None
+        self,
+        service: object,
+        proof: Proof,
+        check: Check,
+        context: ssl.SSLContext | None = None,
+        *,
+        term: int = 0,
     ) -> None:
         """`proof` is what a caller has to show, `check` says why a call of one that has shown it is
-        refused. `context` of a TLS server; None: clear text.
+        refused. `context` of a TLS server; None: clear text. `term` is the master's.
         """
         self.proof, self.check = proof, check
+        self.greeting = GREETING + REPLY.pack(TERM_NUMBER.size, 0, TERM) + TERM_NUMBER.pack(term)
         self._service, self._context = service, context
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = max(files - _OWN_FILES, files // 2, 64)
@@ -188,7 +199,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         notice_vanished_peers(transport.get_extra_info("socket"))
         self._server.enter(self)
-        transport.write(GREETING)
+        transport.write(self._server.greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

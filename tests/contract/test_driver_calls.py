@@ -127,14 +127,14 @@ def test_a_server_that_follows_another_one_in_its_place_learns_who_it_is(stage: 
     assert stage.client("ps-0").who() == ProcessName.parse("ps-0")
     stage.client("ps-0").attach()
     with pytest.raises(TransientError, match="not known yet who follows in the place of ps-0"):
-        stage.client("ps-0", away_s=0.3).who()
+        stage.client("ps-0", away_s=1.0).who()
     second = ProcessName.parse("ps-0.1")
     stage.residents[ProcessName.parse("ps-0")] = second
     assert stage.client("ps-0").who() == second
     # The pod has the token of its first process only.
     stage.client("ps-0.1", process_token(TOKEN, "ps-0")).attach()
     with pytest.raises(TransientError, match="not known yet"):
-        stage.client("ps-0", away_s=0.3).who()
+        stage.client("ps-0", away_s=1.0).who()
     with pytest.raises(Refused, match="may not call Who"):
         stage.client("worker-1").who()
 

@@ -117,7 +117,7 @@ def test_a_process_that_had_not_attached_yet_attaches_as_a_new_one(stage: Stage)
 
 
 def test_a_master_that_was_replaced_asks_its_callers_to_try_again(stage: Stage) -> None:
-    client = stage.client(away_s=0.3)
+    client = stage.client(away_s=1.0)
     client.attach()
     client._term = TERM + 1
     with pytest.raises(TransientError, match=f"term {TERM + 1}, but this is term {TERM}"):

@@ -26,6 +26,7 @@ from elasticdl.rpc.call_frames import (
     METHODS,
     REPLY,
     REQUEST,
+    TERM,
     CallFailed,
     Frames,
     NotOurProtocol,
@@ -93,9 +94,9 @@ def check(caller: Caller, method: str) -> str:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Service, CallServer, str]]:
+async def served(term: int = 3) -> AsyncIterator[tuple[Service, CallServer, str]]:
     service = Service()
-    server = CallServer(service, lambda caller: TOKEN + caller.name, check)
+    server = CallServer(service, lambda caller: TOKEN + caller.name, check, term=term)
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     try:
         yield service, server, address
@@ -297,6 +298,25 @@ def test_a_client_that_reads_no_answers_is_not_read() -> None:
         asyncio.run(story())
 
 
+def test_who_knows_an_earlier_master_only_learns_that_before_it_calls() -> None:
+    async def story() -> None:
+        async with served(term=4) as (service, _, address), client(address) as one:
+            lease = pb.LeaseRequest(sequence=1)
+            for _ in range(2):
+                call = one.call(METHODS["RequestLease"], lease, term=3, timeout_s=LIMIT_S)
+                assert (await failure(call)).code() is grpc.StatusCode.ABORTED
+            stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
+            assert (await failure(anext(stream))).code() is grpc.StatusCode.ABORTED
+            assert service.sent == 0
+            # Whoever has not attached, and what needs no attaching, is answered as ever.
+            await status(one)
+            service.go_on.set()
+            for term in (0, 4, 5):
+                await one.call(METHODS["RequestLease"], lease, term=term, timeout_s=LIMIT_S)
+
+    asyncio.run(story())
+
+
 def test_a_wrong_proof_is_answered_once() -> None:
     async def story() -> None:
         async with served() as (_, _, address):
@@ -305,7 +325,7 @@ def test_a_wrong_proof_is_answered_once() -> None:
             call = REQUEST.pack(0, 1, METHODS["Status"].number, 3)
             async with connected(address, said + 3 * call) as (reader, _):
                 answers = list(Frames(REPLY).feed(await asyncio.wait_for(reader.read(), 5.0)))
-            assert [fields for fields, _ in answers] == [(1, 16)]
+            assert [fields for fields, _ in answers] == [(0, TERM), (1, 16)]
 
     asyncio.run(story())
 
@@ -449,7 +469,7 @@ def test_a_master_that_ends_takes_no_more_calls_and_waits_for_no_stranger() -> N
             await status(one)
             ending = asyncio.ensure_future(server.close())
             with suppress(ConnectionResetError):
-                assert await asyncio.wait_for(stranger.read(), LIMIT_S) == GREETING
+                assert await asyncio.wait_for(stranger.read(), LIMIT_S) == server.greeting
             assert (await failure(status(one))).code() is grpc.StatusCode.UNAVAILABLE
             assert not service.acted[1:], "what came too late"
             await asyncio.wait_for(ending, LIMIT_S)
@@ -490,12 +510,12 @@ def test_a_stranger_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(call_server, "_HELLO_S", 0.3)
 
     async def story() -> None:
-        async with served() as (_, _, address):
+        async with served() as (_, server, address):
             async with connected(address, sent) as (reader, _):
                 with suppress(ConnectionResetError):
                     # All others are known at once, long before the time for a greeting is over.
                     limit_s = call_server._HELLO_S / 2 if sent else LIMIT_S
-                    assert await asyncio.wait_for(reader.read(), limit_s) == GREETING
+                    assert await asyncio.wait_for(reader.read(), limit_s) == server.greeting
             async with client(address) as one:
                 await status(one)
 
@@ -508,14 +528,14 @@ def test_strangers_make_room_for_each_other_and_for_who_proves_itself(
     monkeypatch.setattr("resource.getrlimit", lambda _: (128, 128))
 
     async def story() -> None:
-        async with served() as (_, _, address), AsyncExitStack() as silent:
+        async with served() as (_, server, address), AsyncExitStack() as silent:
             first, _ = await silent.enter_async_context(connected(address))
             for _ in range(40):
                 await silent.enter_async_context(connected(address))
             async with client(address) as one:
                 await status(one)
                 with suppress(ConnectionResetError):
-                    assert await asyncio.wait_for(first.read(), LIMIT_S) == GREETING
+                    assert await asyncio.wait_for(first.read(), LIMIT_S) == server.greeting
 
     asyncio.run(story())
 
@@ -552,7 +572,7 @@ def test_frames_may_arrive_in_any_pieces(header: Any) -> None:
         assert came == [((1, *rest), one) for one in messages]
 
 
-@pytest.mark.parametrize("begin", [b"x", b"elasticdl master calls 2\n", b"HTTP/1.1 400 Bad Re"])
+@pytest.mark.parametrize("begin", [b"x", b"elasticdl master calls 1\n", b"HTTP/1.1 400 Bad Re"])
 def test_another_protocol_is_known_by_its_first_bytes(begin: bytes) -> None:
     with pytest.raises(NotOurProtocol):
         list(Frames(REPLY).feed(begin))

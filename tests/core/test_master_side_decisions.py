@@ -147,10 +147,10 @@ def test_a_rate_does_not_begin_with_a_peak() -> None:
     assert speed.total(10.1) == 0.0
     speed.reported(WORKER, progress(320), 12.0)
     assert speed.total(12.0) == 80.0
-    assert speed.by_worker(12.0) == {WORKER: 80.0}
+    assert speed.of_worker(WORKER, 12.0) == 80.0
     speed.reported(OTHER, progress(330), 12.0)
     speed.reported(OTHER, progress(360), 12.01)
-    assert speed.by_worker(12.1)[OTHER] == 15.0
+    assert speed.of_worker(OTHER, 12.1) == 15.0
 
 
 def test_records_skipped_by_a_later_attempt_and_repeats_are_not_counted() -> None:
@@ -171,9 +171,9 @@ def test_other_tasks_and_leases_that_are_over_do_not_count() -> None:
     speed.reported(WORKER, progress(20, attempt=2, done=True), 2.0)
     speed.reported(WORKER, progress(900, attempt=2), 2.0)
     assert speed.total(2.0) == 10.0
-    assert speed.by_worker(2.0) == {WORKER: 10.0}
+    assert speed.of_worker(WORKER, 2.0) == 10.0
     speed.leave(WORKER)
-    assert speed.by_worker(2.0) == {}
+    assert speed.of_worker(WORKER, 2.0) is None
 
 
 # attendance
@@ -198,10 +198,11 @@ def test_the_bound_on_silence_is_five_periods_and_shorter_without_a_stream_of_or
     session.heartbeat_s = 25.0
     assert book.limit_s(WORKER) == 125.0, "it has had no stream yet: many attach at once"
     book.streams(WORKER, opened=True)
-    dict(book.pass_time(2.0))
+    book.pass_time(2.0)
     book.streams(WORKER, opened=False)
     assert book.limit_s(WORKER) == 10.0
-    assert dict(book.pass_time(1.0)) == {WORKER: 1.0}, "silence counts from the break"
+    book.pass_time(1.0)
+    assert book.silent_s(WORKER) == 1.0, "silence counts from the break"
     book.streams(WORKER, opened=True)
     assert book.limit_s(WORKER) == 125.0
 
@@ -211,14 +212,18 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
     book.claim(WORKER, "a")
     book.claim(OTHER, "b")
     for _ in range(4):
-        dict(book.pass_time(2.0))
+        book.pass_time(2.0)
     book.heard(WORKER)
-    assert dict(book.pass_time(3600.0)) == {WORKER: 0.5, OTHER: 8.5}
+    book.pass_time(3600.0)
+    assert [book.silent_s(WORKER), book.silent_s(OTHER)] == [0.5, 8.5]
     for _ in range(3):
         # A master that gets a tick every four seconds only: whoever reports in between is never
         # silent for long.
-        assert dict(book.pass_time(4.0))[OTHER] < 10.5
-    assert dict(book.pass_time(1.0)) == {WORKER: 3.0, OTHER: 11.0}
+        book.pass_time(4.0)
+        assert book.silent_s(OTHER) < 10.5
+    book.pass_time(1.0)
+    assert book.silent_s(WORKER) == 3.0
+    assert book.silent() == [(OTHER, 11.0)]
     assert (book.peak_bytes(WORKER), book.peak_bytes(ProcessName(Role.WORKER, 9))) == (None, None)
     present = book.heard(WORKER)
     assert present is not None

@@ -35,11 +35,12 @@ from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.ring_coordinator import RingCoordinator
-from elasticdl.master.gateway.heartbeats import HEARTBEAT_S, SILENCE_S, heartbeat_s
+from elasticdl.master.gateway.heartbeats import HEARTBEAT_S, heartbeat_s
 from elasticdl.master.gateway.lease_polls import LeasePolls
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
 from elasticdl.master.gateway.reports import events_of, state_reported
+from elasticdl.master.gateway.returning import ReturningProcesses
 from elasticdl.master.gateway.sessions import Sessions
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.master.throughput import Throughput
@@ -115,6 +116,7 @@ class ProcessGateway:
         self._busy: dict[ProcessName, tuple[str, float]] = {}
         """The long activity of each process, and its start."""
         self._delays = ServerDelays()
+        self.returning = ReturningProcesses()
 
     def train_in_steps(self, turns: Callable[[OrderStreams], StepTurns]) -> None:
         """Give turns of synchronous steps. Call it before the first process attaches."""
@@ -136,6 +138,7 @@ class ProcessGateway:
         for name, session in self.sessions:
             # They know the period that the earlier master told them.
             session.heartbeat_s = self.period_s(name)
+        self.returning.expect(one.name for one in presence.attached)
         self._fences.restore(map(str, presence.fenced))
         if self.ring is not None:
             self.ring.restore(presence.members, presence.saving)
@@ -174,6 +177,7 @@ class ProcessGateway:
         if self.turns is not None and name.role is Role.WORKER:
             self.turns.restore(name, told.revocation, told.unsettled)
         await self._queue.post(ProcessReturned(self._queue.at_s(), name, told.received))
+        self.returning.came(name)
         return True
 
     def who(self, place: ProcessName) -> ProcessName:
@@ -335,6 +339,7 @@ class ProcessGateway:
         self._items.pop(name, None)
         self._busy.pop(name, None)
         self._delays.forget(name)
+        self.returning.came(name)
         if self.ring is not None:
             self.ring.leave(name)
         if self.turns is not None and name.role is Role.WORKER:
@@ -359,10 +364,10 @@ class ProcessGateway:
         if now_s >= self._times_due_s:
             self._times_due_s = now_s + _TIMES_S
             self._tell_times()
-        for name, silent_s in self.sessions.pass_time(elapsed_s):
-            if silent_s >= SILENCE_S and silent_s >= self.sessions.limit_s(name):
-                self.leave(name, f"sent no message for {silent_s:.0f} s")
-                self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
+        self.sessions.pass_time(elapsed_s)
+        for name, silent_s in self.sessions.silent():
+            self.leave(name, f"sent no message for {silent_s:.0f} s")
+            self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
 
     def _tell_times(self, name: ProcessName | None = None) -> None:
         """Tell the core what workers spent their time on, or one worker that leaves."""
@@ -375,11 +380,11 @@ class ProcessGateway:
 
     def gauges(self, names: Iterable[ProcessName]) -> dict[str, dict[str, float]]:
         """Return the measurements of these processes, by process and name of the gauge."""
-        gauges, rates = {}, self.throughput.by_worker(self._queue.at_s())
+        gauges, at_s = {}, self._queue.at_s()
         for name in names:
             measured = dict(self.sessions.gauges(name))
-            if name in rates:
-                measured["records_per_s"] = round(rates[name], 1)
+            if (rate := self.throughput.of_worker(name, at_s)) is not None:
+                measured["records_per_s"] = round(rate, 1)
             if measured:
                 gauges[str(name)] = measured
         return gauges

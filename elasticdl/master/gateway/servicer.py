@@ -30,6 +30,7 @@ from elasticdl.master.gateway.process_gateway import ProcessGateway, Returning
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
+from elasticdl.rpc.call_frames import ATTACHED
 from elasticdl.rpc.call_server import Call
 from elasticdl.rpc.channel import AttachAgain, CallDenied, Caller, Superseded
 from elasticdl.rpc.conversation import Servers
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 _LONGEST_POLL_S = 60.0
 _MOST_EXAMPLES = 1 << 53
 """Servers weigh gradients with examples, so sums of them must stay exact and finite."""
-_ATTACHED = frozenset({"RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"})
 _MAY: Mapping[Role | None, frozenset[str]] = {
     None: frozenset({"Status", "Stop", "Scale", "Checkpoint"}),
     Role.WORKER: frozenset({"Attach", "RequestLease", "TakeTurn", "EndTurn", "Report", "Orders"}),
@@ -159,7 +159,7 @@ class MasterService:
         name = _process(caller)
         if method not in _MAY[name.role if name else None]:
             return f"{caller.name or 'an unnamed caller'} may not call {method}"
-        if name is None or method not in _ATTACHED:
+        if name is None or method not in ATTACHED:
             return ""
         if caller.term != self._welcome.term:
             kind: type[CallDenied] = Superseded
@@ -243,6 +243,7 @@ class MasterService:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{name} requested item {number} of the ring; expected at least 0",
             )
+        await self._gateway.returning.all_are_back()
         answer = await self._gateway.poll(
             name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark
         )
@@ -273,6 +274,7 @@ class MasterService:
         return pb.EndTurnReply(accepted=accepted)
 
     async def Report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
+        await self._gateway.returning.all_are_back()
         try:
             return await self._reported(_name(call), request)
         except _InvalidMessage as error:

@@ -36,7 +36,8 @@ class Session:
     """An attached process."""
 
     instance: str
-    silent_s: float = 0.0
+    heard_s: float = 0.0
+    """When it was last heard of, by the time that `Sessions` counts."""
     heartbeat_s: float = HEARTBEAT_S
     """The longest period that it may go by: what it was told last."""
     streams: bool | None = None
@@ -116,6 +117,8 @@ class Sessions:
     def __init__(self) -> None:
         self._present: dict[ProcessName, Session] = {}
         self._left: dict[ProcessName, str] = {}
+        self._passed_s = 0.0
+        """Time that counts as silence."""
 
     def __contains__(self, name: ProcessName) -> bool:
         return name in self._present
@@ -136,7 +139,7 @@ class Sessions:
 
     def claim(self, name: ProcessName, instance: str) -> Session:
         """Attach a process, or return its session; check `refusal` of a present name first."""
-        return self._present.setdefault(name, Session(instance))
+        return self._present.setdefault(name, Session(instance, self._passed_s))
 
     def restore(
         self, name: ProcessName, instance: str, version: int, control_address: str = ""
@@ -146,7 +149,11 @@ class Sessions:
         From now on its silence counts. `version` is the least that a server can have.
         """
         self._present[name] = Session(
-            instance, control_address=control_address, announced=True, version=version
+            instance,
+            self._passed_s,
+            control_address=control_address,
+            announced=True,
+            version=version,
         )
 
     def __len__(self) -> int:
@@ -156,7 +163,7 @@ class Sessions:
         """Note that the order stream of a process opened, or broke."""
         present = self._present.get(name)
         if present is not None:
-            present.streams, present.silent_s = opened, 0.0
+            present.streams, present.heard_s = opened, self._passed_s
 
     def leave(self, name: ProcessName, why: str) -> bool:
         """Refuse the process from now on; `why` completes "worker-3 …".
@@ -199,12 +206,24 @@ class Sessions:
         """Record a call of an attached process."""
         present = self._present.get(name)
         if present is not None:
-            present.silent_s = 0.0
+            present.heard_s = self._passed_s
         return present
 
-    def pass_time(self, elapsed_s: float) -> Iterator[tuple[ProcessName, float]]:
-        """Advance the time; yield each process with its seconds of silence."""
-        step_s = elapsed_s if elapsed_s <= _LONGEST_STEP_S else _STARVED_STEP_S
-        for name, present in tuple(self._present.items()):
-            present.silent_s += step_s
-            yield name, present.silent_s
+    def pass_time(self, elapsed_s: float) -> None:
+        """Advance the time."""
+        self._passed_s += elapsed_s if elapsed_s <= _LONGEST_STEP_S else _STARVED_STEP_S
+
+    def silent_s(self, name: ProcessName) -> float:
+        """Return for how long an attached process has been silent."""
+        return self._passed_s - self._present[name].heard_s
+
+    def silent(self) -> list[tuple[ProcessName, float]]:
+        """Return the processes that are silent beyond their limits, and for how long."""
+        # Most have been heard of since: with 10,000 this takes a millisecond.
+        since_s = self._passed_s - SILENCE_S
+        return [
+            (name, self._passed_s - present.heard_s)
+            for name, present in self._present.items()
+            if present.heard_s <= since_s
+            and self._passed_s - present.heard_s >= max(SILENCE_S, present.limit_s)
+        ]
