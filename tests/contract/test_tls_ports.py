@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,7 @@ from elasticdl.native import _native
 from elasticdl.ps.lifecycle import control_server
 from elasticdl.ps.saving import ServerPart
 from elasticdl.ps.servicer import ControlService
+from elasticdl.rpc.call_server import CallServer
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous, RendezvousLimits
@@ -335,6 +337,35 @@ def test_a_connection_that_is_refused_at_once_leaves_nothing_behind() -> None:
         server.close()
 
     asyncio.run(scene())
+
+
+def test_thousands_of_connections_have_no_large_buffers_each() -> None:
+    number, most_bytes = 20, 100_000
+
+    async def story() -> int:
+        certified = AUTHORITY.certified_key([MASTER_NAME])
+        context = server_context(certified.certificate, certified.key)
+        server = CallServer(object(), lambda caller: "", lambda caller, method: "", context)
+        port = await server.start("127.0.0.1", 0)
+        trusting = client_context(TRUSTED)
+        tracemalloc.start()
+        writers = []
+        for _ in range(number):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=trusting, server_hostname=MASTER_NAME
+            )
+            writers.append(writer)
+            assert await reader.readexactly(len(server.greeting)) == server.greeting
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        for writer in writers:
+            writer.close()
+        await server.close()
+        await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
+        return taken_bytes
+
+    # Of both ends, which are in this process.
+    assert asyncio.run(story()) < number * most_bytes
 
 
 def page_context(certified: CertifiedKey | None) -> ssl.SSLContext | None:
