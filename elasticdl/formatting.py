@@ -43,6 +43,8 @@ def exit_words(code: int) -> str:
 
 def characters(text: str) -> str:
     """Replace lone surrogates, which no encoding accepts: the result can be written anywhere."""
+    if text.isascii():
+        return text  # Nearly all: a master that takes over reads thousands of events.
     try:
         text.encode()
     except UnicodeEncodeError:

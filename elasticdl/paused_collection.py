@@ -6,9 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_NEW = 2_000
+_NEW = 1_000
 """Objects more than before: the newest ones are looked through."""
-_TIMES, _TIMES_ALL = 10, 1_000
+_TIMES, _TIMES_ALL = 5, 4_000
 """Collections of generation 0 for one of generation 1, and of generation 1 for one of generation
 2."""
 

@@ -124,10 +124,10 @@ def job_event(row: Mapping[str, Any], seq: int) -> JobEvent:
 
 def whole_values(details: Mapping[Any, Any]) -> dict[str, Value]:
     """Return the details that are texts or numbers, without lone surrogates."""
-    kept = {str(key): value for key, value in details.items() if _is_value(value)}
     return {
-        characters(key): characters(value) if isinstance(value, str) else value
-        for key, value in kept.items()
+        characters(str(key)): characters(value) if isinstance(value, str) else value
+        for key, value in details.items()
+        if _is_value(value)
     }
 
 

@@ -125,7 +125,7 @@ class Driver:
             before_s = self._queue.at_s()
             await asyncio.sleep(self._tick_s)
             self._gateway.tick()
-            # Whoever waits meanwhile: with 10,000 workers each half takes 50 ms.
+            # Whoever waits meanwhile.
             await asyncio.sleep(0)
             now_s = self._queue.at_s()
             self._queue.post(Tick(now_s, max(0.0, now_s - before_s - self._tick_s)))

@@ -31,6 +31,7 @@ from elasticdl.master.outcome import (
 from elasticdl.master.platform.local import LocalPlatform
 from elasticdl.master.platform.platform import JobHasEnded, MasterEnvironment, Platform
 from elasticdl.master.read_spec import read_spec
+from elasticdl.paused_collection import paused_collection
 from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.tokens import run_name
 
@@ -68,7 +69,9 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
     if recovered is None and environment.replaces:
         environment = await platform.begin_anew(environment)
         spec = read_spec(environment.directory)
-    master = Master(environment, spec, platform, recovered)
+    with paused_collection():
+        # It reads the events of earlier masters, which stay.
+        master = Master(environment, spec, platform, recovered)
     finish = await _run(master, environment, platform)
     if not master.has_left and finish.exit_code not in _CONTINUED:
         finish = master.with_resume_command(finish)

@@ -16,6 +16,7 @@ from elasticdl.master.core.processes.causes import Cause
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
 from elasticdl.master.core.processes.slowness import announce_slowness, lack_of_cpu
 from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.tick_share import is_turn
 from elasticdl.shard import Task
 
 SLOW_TIMES = 5.0
@@ -34,7 +35,7 @@ _PAUSE_S = 60.0
 
 @final
 class SlowWorkers:
-    """Compares the workers at each tick. Only a tick with a command changes it."""
+    """Compares the workers at ticks. Only a tick with a command changes it."""
 
     def __init__(self, context: JobContext, leasing: Leasing, scaling: Scaling) -> None:
         self._context = context
@@ -74,7 +75,10 @@ class SlowWorkers:
             return
         if self._context.phase not in (Phase.WORKING, Phase.EVALUATING):
             return
-        workers = [one for one in self._context.processes.live_workers() if one.up]
+        live = self._context.processes.live_workers()
+        if not is_turn(len(live), self._context.now_s):
+            return
+        workers = [one for one in live if one.up]
         if self._context.spec.trains_in_steps:
             self._try_again(workers)
         else:
@@ -82,9 +86,7 @@ class SlowWorkers:
         slow = [one for one in workers if one.slow_times]
         in_vain = self._in_vain(workers) if slow else 0
         # One at a time, and only while all others are there.
-        if 2 * len(slow) > len(workers) or len(workers) < len(
-            self._context.processes.live_workers()
-        ):
+        if 2 * len(slow) > len(workers) or len(workers) < len(live):
             return
         for process in slow:
             if self._is_due(process, in_vain):

@@ -23,6 +23,7 @@ from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.stalls import Stalls
 from elasticdl.master.core.state_questions import StateQuestions
+from elasticdl.master.core.tick_share import share_of_tick
 
 _MOST_BUSY_ENDS = 3
 _SUSPECT = 0.5
@@ -43,7 +44,7 @@ class _Ups:
 
 @final
 class Stragglers:
-    """Looks at every worker at each tick. Only a tick with a command changes it."""
+    """Looks at the workers at each tick. Only a tick with a command changes it."""
 
     def __init__(
         self,
@@ -83,9 +84,10 @@ class Stragglers:
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return
         away = bool(self._context.servers_away())
+        workers = self._context.processes.live_workers()
+        share = share_of_tick(workers, self._context.now_s)
         # A copy: replacing one changes the list.
-        workers = list(self._context.processes.live_workers())
-        for process in [one for one in workers if one.life is Life.READY]:
+        for process in [one for one in share if one.life is Life.READY]:
             activity = self._activities.of(process)
             if activity is not None:
                 self._look_at_activity(process, activity)

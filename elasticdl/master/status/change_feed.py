@@ -136,6 +136,11 @@ class ChangeFeed:
             await asyncio.sleep(max(LOOK_EVERY_S, pause_s))
             begun_s = time.monotonic()
             try:
+                self._view.reading()
+                read_s = time.monotonic() - begun_s
+                # Whoever waits meanwhile. What follows uses the same reading.
+                await asyncio.sleep(0)
+                begun_s = time.monotonic() - read_s
                 self._tick(max(LOOK_EVERY_S, pause_s))
             except Exception:  # noqa: BLE001 - the top of a task: an error in the page must not reach the job
                 _LOG.exception("the page is no longer updated")

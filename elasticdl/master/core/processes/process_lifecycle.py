@@ -22,6 +22,7 @@ from elasticdl.master.core.processes.process_ends import ProcessEnds
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ps.update_booking import UpdateBooking
+from elasticdl.master.core.tick_share import share_of_tick
 
 _ATTACH_LIMIT_S = 300.0
 _START_LIMIT_S = 1800.0
@@ -198,7 +199,8 @@ class ProcessLifecycle:
     def tick(self) -> None:
         """Act on processes that take too long."""
         stalled = bool(self._context.servers_away())
-        for process in list(self._context.processes.going.values()):
+        going = list(self._context.processes.going.values())
+        for process in share_of_tick(going, self._context.now_s):
             if process.deadline_s is not None and self._context.now_s > process.deadline_s:
                 self._overdue(process)
             elif (
