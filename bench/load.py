@@ -1,6 +1,6 @@
-"""`python -m bench load --server N | --master N [--seconds S] [--lease-seconds L] [-o json]`: a
-parameter server, or a master, with N clients over real sockets. With `-o json` the last line is one
-JSON object.
+"""`python -m bench load --server N | --master N [--seconds S] [--lease-seconds L] [--tls]
+[-o json]`: a parameter server, or a master, with N clients over real sockets. With `-o json` the
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 LOADS = {"server": "bench.load_server", "master": "bench.load_master"}
-"""Modules with `run(clients: int, seconds: float) -> Load`; a master's takes `lease_s`, too."""
+"""Modules with `run(clients: int, seconds: float) -> Load`; a master's takes `lease_s` and `tls`,
+too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--lease-seconds", type=float, help="how long a master's client works on a lease"
     )
+    parser.add_argument(
+        "--tls", action="store_true", help="have a master's clients connect over TLS"
+    )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     given = parser.parse_args(arguments)
     kind = next(kind for kind in LOADS if getattr(given, kind) is not None)
     options = {"lease_s": given.lease_seconds} if given.lease_seconds else {}
+    options |= {"tls": True} if given.tls else {}
     if options and kind != "master":
-        parser.error("--lease-seconds is for --master")
+        parser.error("--lease-seconds and --tls are for --master")
     run = importlib.import_module(LOADS[kind]).run
     load: Load = run(getattr(given, kind), given.seconds, **options)
     if given.output == "json":

@@ -1,357 +1,128 @@
-"""Clients of a master that speak its protocol and compute nothing: one process has many of them.
+"""A process with thousands of the clients of `bench.load_client`.
 
-It reads JSON lines: the master's address and the job's token first, then which clients to start and
-what to tell. It ends with its input.
+They share one epoll loop without tasks, so that on the cores that they share with the master they
+take as little as possible of them.
+
+The process reads JSON lines: the master's address and the job's token first, then which clients to
+start and what to tell. It ends with its input.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import random
+import select
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-import grpc.aio
-from google.protobuf.message import Message
 
-from elasticdl.cluster.base import ProcessName, Role
+from bench.load_client import RETRY_S, Client, Measured
+from bench.load_connections import READ_BYTES, Loop
+from elasticdl.cluster.base import Role
 from elasticdl.paused_collection import collect_rarely
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.call_client import CallClient
-from elasticdl.rpc.call_frames import METHODS, CallFailed
-from elasticdl.rpc.channel import Credentials
 from elasticdl.rpc.elasticdl_pb2_grpc import (
     ParameterServerServicer,
     add_ParameterServerServicer_to_server,
 )
 from elasticdl.rpc.open_files import raise_file_limit
-from elasticdl.tokens import process_token, proof_to_master
+from elasticdl.tls.contexts import client_context
 
-LEASE_S = 5.0
-"""How long a client works on a lease unless it is told otherwise, give or take a fifth."""
-CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
 LOOK_S = 0.05
-_LONGEST_PAUSE_S = 1.0
-_PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,
-)
-_GAUGES = {"step_ms": 31.5, "pull_ms": 4.1, "push_ms": 6.2, "staleness_mean": 0.7, "rss_bytes": 9e8}
-
-
-@dataclass(slots=True)
-class Measured:
-    """What the clients of this process saw since the window began."""
-
-    leases_ms: list[float] = field(default_factory=list)
-    reports: int = 0
-
-
-class Refused(Exception):
-    """The master wants no more of this client."""
-
-
-class Released(Refused):
-    """The client has nothing more to do."""
-
-
-class Unexpected(Refused):
-    """The master has given this client up."""
-
-
-class Away:
-    """Tells the clients of this process when a master that was away listens again.
-
-    Clients of a job look by themselves, each on its own machine. Thousands that look from one
-    process would take the cores that the next master needs to start.
-    """
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._address = host, int(port)
-        self._looking: asyncio.Task[None] | None = None
-
-    async def over(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(self._look())
-        await asyncio.shield(self._looking)
-
-    async def _look(self) -> None:
-        end_s = time.monotonic() + GIVE_UP_S
-        while time.monotonic() < end_s:
-            with socket.socket() as probe:
-                if probe.connect_ex(self._address) == 0:
-                    return
-            await asyncio.sleep(LOOK_S)
-
-
-class Client:
-    """A worker; a parameter server is one that reports, and leases nothing."""
-
-    FIRST_SHARE = (0.0, 1.2)
-    """What is left of the first lease's time, as if it had begun before.
-
-    Clients that start together do not stay in step.
-    """
-
-    def __init__(
-        self, address: str, token: str, name: str, measured: Measured, lease_s: float, away: Away
-    ) -> None:
-        self.name = ProcessName.parse(name)
-        self._lease_s = lease_s
-        self._credentials = Credentials(proof_to_master(process_token(token, name)), name)
-        self._client = CallClient(address, self._credentials, None, "")
-        self._measured, self._away = measured, away
-        self._random = random.Random(name)
-        self._attaching, self._reporting = asyncio.Lock(), asyncio.Lock()
-        self._request: Any = None
-        self._lease: Any = None
-        self._revocation = self._reports = self._sequence = 0
-        self._heartbeat_s = 2.0
-        self.term = 0
-        self.answered_s = self._reported_s = time.monotonic()
-        self.failure = ""
-        self.error: Exception | None = None
-
-    async def serve(self) -> None:
-        """Run as a worker, or as a server that other processes can reach on this machine."""
-        if self.name.role is not Role.PS:
-            await self.run()
-            return
-        server = grpc.aio.server()
-        add_ParameterServerServicer_to_server(Control(), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        address = f"127.0.0.1:{port}"
-        try:
-            await self.run(pb.AttachRequest(control_address=address, bulk_address=address))
-        finally:
-            await server.stop(None)
-
-    async def close(self) -> None:
-        """Close the connection to the master."""
-        await self._client.close()
-
-    async def run(self, request: Any = None) -> None:
-        """Attach, and work until the master says that the job is over."""
-        self._request = request or pb.AttachRequest()
-        try:
-            reply = await self._call("Attach", self._request)
-            self._attached(reply)
-            parts = [self._follow_orders(), self._beat()]
-            if self.name.role is Role.WORKER:
-                parts.append(self._work())
-            await _until_one_ends(parts)
-        except (Refused, CallFailed, TimeoutError) as error:
-            self.failure = str(error) or repr(error)
-            self.error = error
-
-    def _attached(self, reply: Any) -> None:
-        self.term, self._heartbeat_s = reply.term, reply.heartbeat_s
-
-    async def _work(self) -> None:
-        share = self._random.uniform(*self.FIRST_SHARE)
-        lease: Any = None
-        while True:
-            lease = self._lease = lease or await self._next_lease()
-            await asyncio.sleep(self._lease_s * share)
-            share = self._random.uniform(0.8, 1.2)
-            if lease.revocation < self._revocation:
-                lease = None
-                continue
-            applied = pb.Applied(
-                shard=lease.shard, attempt=lease.attempt, offset=lease.end - lease.begin
-            )
-            lease = await self._report(
-                pb.Progress(
-                    task=lease.task, applied=applied, version=1, has_loss=True, loss=0.5, done=True
-                ),
-                asks=True,
-            )
-
-    async def may_work(self) -> None:
-        """Return when the client may ask for a lease."""
-
-    async def _next_lease(self) -> Any:
-        await self.may_work()
-        began_s = time.monotonic()
-        while True:
-            self._sequence += 1
-            request = pb.LeaseRequest(wait_s=POLL_S, sequence=self._sequence)
-            reply = await self._call("RequestLease", request, POLL_S + CALL_S)
-            if (lease := self._leased(reply, began_s)) is not None:
-                return lease
-
-    def _leased(self, reply: Any, began_s: float) -> Any:
-        """Return the lease of an answer; None if there is none now."""
-        match reply.WhichOneof("answer"):
-            case "lease":
-                self._measured.leases_ms.append(1e3 * (time.monotonic() - began_s))
-                return reply.lease
-            case "finished":
-                raise Released("the job has no more records")
-
-    async def _report(self, *progress: Any, version: int = 0, asks: bool = False) -> Any:
-        """Report; return a lease if it `asks` for one and there is one now."""
-        began_s, lease = time.monotonic(), None
-        async with self._reporting:
-            self._reports += 1
-            request = pb.ReportRequest(
-                progress=progress, sequence=self._reports, gauges=_GAUGES, version=version
-            )
-            if asks:
-                self._sequence += 1
-                request.lease.sequence = self._sequence
-            reply = await self._call("Report", request)
-            if asks:
-                # Before another report leaves: another master is told of this lease.
-                lease = self._lease = self._leased(reply.lease, began_s)
-            self._reported_s = time.monotonic()
-            self._measured.reports += 1
-            self._heartbeat_s = getattr(reply, "heartbeat_s", 0.0) or self._heartbeat_s
-        return lease
-
-    async def _beat(self) -> None:
-        """Report whenever the last report is a heartbeat old."""
-        while True:
-            left_s = self._reported_s + self._heartbeat_s - time.monotonic()
-            if left_s > 0:
-                await asyncio.sleep(left_s)
-            else:
-                # A server's version grows with the pushes of its workers.
-                await self._report(
-                    version=int(time.monotonic()) if self.name.role is Role.PS else 0
-                )
-
-    async def _follow_orders(self) -> None:
-        attempt, away_s = 0, time.monotonic()
-        while True:
-            term = self.term
-            try:
-                stream = self._client.stream(METHODS["Orders"], pb.OrdersRequest(), term=term)
-                async for order in stream:
-                    attempt = 0
-                    match order.WhichOneof("order"):
-                        case "finish" | "drain":
-                            raise Released("the master ended this client")
-                        case "revoke":
-                            self._revocation = max(self._revocation, order.revoke.revocation)
-                away_s = time.monotonic()
-            except CallFailed as error:
-                await self._survive(error, term, time.monotonic() - away_s if attempt else 0.0)
-            away_s = away_s if attempt else time.monotonic()
-            attempt += 1
-            await self._pause(attempt)
-
-    async def _call(self, method: str, request: Message, timeout_s: float = CALL_S) -> Any:
-        """Call the master; repeat the call while it is away."""
-        began_s, attempt = time.monotonic(), 0
-        while True:
-            term = self.term
-            try:
-                reply = await self._client.call(
-                    METHODS[method], request, term=term, timeout_s=timeout_s
-                )
-                self.answered_s = time.monotonic()
-                return reply
-            except CallFailed as error:
-                await self._survive(error, term, time.monotonic() - began_s)
-            attempt += 1
-            await self._pause(attempt)
-
-    async def _survive(self, error: CallFailed, term: int, away_s: float) -> None:
-        if error.code() is grpc.StatusCode.ABORTED:
-            await self._attach_again(term)
-        elif error.code() not in _PASSING or away_s > GIVE_UP_S:
-            unexpected = error.code() is grpc.StatusCode.FAILED_PRECONDITION
-            kind = Unexpected if unexpected else Refused
-            raise kind(f"{error.code().name}: {error.details()}") from error
-        elif error.code() is grpc.StatusCode.UNAVAILABLE:
-            await self._away.over()
-
-    async def _attach_again(self, term: int) -> None:
-        async with self._attaching:
-            if self.term != term:
-                return
-            request = pb.AttachRequest()
-            request.CopyFrom(self._request)
-            request.again, request.revocation = True, self._revocation
-            if self._lease is not None:
-                request.received.append(
-                    pb.ReceivedLease(
-                        task=self._lease.task,
-                        shard=self._lease.shard,
-                        attempt=self._lease.attempt,
-                        round=self._lease.round,
-                    )
-                )
-            again = self._client.call(METHODS["Attach"], request, term=term, timeout_s=CALL_S)
-            self._attached(await again)
-            self.answered_s = time.monotonic()
-
-    async def _pause(self, attempt: int) -> None:
-        longest_s = min(0.1 * 2.0 ** min(attempt, 10), _LONGEST_PAUSE_S)
-        await asyncio.sleep(self._random.uniform(0.5, 1.0) * longest_s)
-
-
-async def _until_one_ends(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all until one raises, and raise that."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+"""How often a process looks whether a master that is away listens again."""
+_NICE = 5
+"""On machines of their own, clients take nothing from the master."""
 
 
 class Control(ParameterServerServicer):
     """A server that has no pushes of any worker."""
 
-    async def Fence(self, request: Any, context: Any) -> Any:
+    def Fence(self, request: Any, context: Any) -> Any:
         return pb.FenceReply(seen=False)
 
-    async def Keep(self, request: Any, context: Any) -> Any:
+    def Keep(self, request: Any, context: Any) -> Any:
         return pb.Done()
 
-    async def Drop(self, request: Any, context: Any) -> Any:
+    def Drop(self, request: Any, context: Any) -> Any:
         return pb.Done()
 
 
 class Clients:
     """All clients of this process."""
 
-    def __init__(self, address: str, token: str, lease_s: float) -> None:
-        self._address, self._token, self._lease_s = address, token, lease_s
-        self._away = Away(address)
-        self._measured = Measured()
+    def __init__(self, first: dict[str, Any]) -> None:
+        host, _, port = first["address"].rpartition(":")
+        self.loop, self.measured = Loop(), Measured()
+        self.address, self.token, self.lease_s = (host, int(port)), first["token"], first["lease_s"]
+        self.context = client_context(first["authority"]) if first["authority"] else None
         self._clients: list[Client] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: list[Client] = []
+        self._control: grpc.Server | None = None
 
-    def take(self, message: dict[str, Any]) -> None:
-        match message:
-            case {"start": str(name)}:
-                task = asyncio.ensure_future(self._start(name))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            case {"window": True}:
-                self._measured.leases_ms.clear()
-                self._measured.reports = 0
-            case {"tell": True}:
-                print(json.dumps(self._told()), flush=True)
+    def run(self, rest: bytes) -> None:
+        """Take lines of the input until it ends."""
+        self._lines = bytearray(rest)
+        self._take_lines()
+        os.set_blocking(sys.stdin.fileno(), False)
+        self.loop.watch(sys.stdin.fileno(), self._read, select.EPOLLIN)
+        self.loop.run()
 
-    async def _start(self, name: str) -> None:
-        client = Client(self._address, self._token, name, self._measured, self._lease_s, self._away)
+    def _read(self, events: int) -> None:
+        data = os.read(sys.stdin.fileno(), READ_BYTES)
+        if not data:
+            sys.exit()
+        self._lines += data
+        self._take_lines()
+
+    def _take_lines(self) -> None:
+        *lines, rest = bytes(self._lines).split(b"\n")
+        self._lines[:] = rest
+        for line in lines:
+            match json.loads(line):
+                case {"start": str(name)}:
+                    self._start(name)
+                case {"window": True}:
+                    self.measured.leases_ms.clear()
+                    self.measured.reports = 0
+                case {"tell": True}:
+                    print(json.dumps(self._told()), flush=True)
+
+    def _start(self, name: str) -> None:
+        client = Client(name, self)
         self._clients.append(client)
-        await client.serve()
+        client.start(self._control_address() if client.name.role is Role.PS else "")
+
+    def _control_address(self) -> str:
+        """Where other processes reach a server on this machine."""
+        self._control = grpc.server(ThreadPoolExecutor(1))
+        add_ParameterServerServicer_to_server(Control(), self._control)
+        port = self._control.add_insecure_port("127.0.0.1:0")
+        self._control.start()
+        return f"127.0.0.1:{port}"
+
+    def wait(self, client: Client) -> None:
+        """Have a client connect again once the master listens.
+
+        Clients of a job look by themselves, each on its own machine. Thousands that look from one
+        process would take the cores that the next master needs to start.
+        """
+        if not self._waiting:
+            self.loop.later(LOOK_S, self._look)
+        self._waiting.append(client)
+
+    def _look(self) -> None:
+        with socket.socket() as probe:
+            if probe.connect_ex(self.address) != 0:
+                self.loop.later(LOOK_S, self._look)
+                return
+        waiting, self._waiting = self._waiting, []
+        for client in waiting:
+            self.loop.later(random.uniform(0.0, RETRY_S), client.connect)
 
     def _told(self) -> dict[str, Any]:
         workers = [one for one in self._clients if one.name.role is Role.WORKER]
@@ -360,22 +131,21 @@ class Clients:
             "terms": [one.term for one in workers if not one.failure],
             "answered_s": [round(now_s - one.answered_s, 1) for one in workers],
             "failures": {str(one.name): one.failure for one in self._clients if one.failure},
-            "leases_ms": self._measured.leases_ms,
-            "reports": self._measured.reports,
+            "leases_ms": self.measured.leases_ms,
+            "reports": self.measured.reports,
         }
 
 
-async def main() -> None:
-    reader = asyncio.StreamReader(limit=1 << 20)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    first = json.loads(await reader.readline())
-    clients = Clients(first["address"], first["token"], first["lease_s"])
-    while line := await reader.readline():
-        clients.take(json.loads(line))
+def main() -> None:
+    data = b""
+    while b"\n" not in data:
+        data += os.read(sys.stdin.fileno(), READ_BYTES)
+    first, _, rest = data.partition(b"\n")
+    Clients(json.loads(first)).run(rest)
 
 
 if __name__ == "__main__":
+    os.nice(_NICE)
     raise_file_limit()
     collect_rarely()
-    asyncio.run(main())
+    main()

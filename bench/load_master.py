@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from bench.jobs import cpu_time_s
 from bench.load import Load
-from bench.load_clients import CALL_S, LEASE_S
+from bench.load_client import CALL_S
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec
 from elasticdl.cluster.fake import FakeCluster
 from elasticdl.cluster.local.supervisor.channel import Channel
@@ -31,7 +31,7 @@ from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE, Predec
 from elasticdl.cluster.local.supervisor.port_reservations import PortReservations
 from elasticdl.cluster.local.supervisor.session import Session
 from elasticdl.job import JobSpec
-from elasticdl.job_choices import Action
+from elasticdl.job_choices import TLS_OFF, TLS_ON, Action
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.master.preflight import Preflight, save_preflight
 from elasticdl.shard import Source
@@ -40,8 +40,10 @@ ROOT = Path(__file__).parent.parent
 PROCESSES = 4
 """Processes that the clients share; one more has the client that is killed."""
 SHARDS, SHARD_RECORDS = 1_000_000, 100
-LOOK_S, ANSWER_S, NOTICE_S, TAKEOVER_S = 0.25, 60.0, 300.0, 120.0
+LOOK_S, ANSWER_S, NOTICE_S, TAKEOVER_S = 0.1, 60.0, 300.0, 120.0
 SETTLED_LEASES = 2.0
+LEASE_S = 5.0
+"""How long a client works on a lease unless it is told otherwise, give or take a fifth."""
 MASTER = (sys.executable, "-m", "bench.load_master_process")
 
 
@@ -52,7 +54,8 @@ class ClientProcess:
         self._process = process
 
     @classmethod
-    async def started(cls, address: str, token: str, lease_s: float) -> ClientProcess:
+    async def started(cls, first: dict[str, Any]) -> ClientProcess:
+        """Start it; `first` is what it reads first."""
         command = (sys.executable, "-m", "bench.load_clients")
         pipe = asyncio.subprocess.PIPE
         process = cls(
@@ -60,7 +63,7 @@ class ClientProcess:
                 *command, cwd=ROOT, stdin=pipe, stdout=pipe, limit=64 << 20
             )
         )
-        process.send({"address": address, "token": token, "lease_s": lease_s})
+        process.send(first)
         return process
 
     def send(self, message: dict[str, Any]) -> None:
@@ -73,6 +76,9 @@ class ClientProcess:
         async with asyncio.timeout(ANSWER_S):
             told: dict[str, Any] = json.loads(await self._process.stdout.readline())
             return told
+
+    def cpu_s(self) -> float:
+        return cpu_time_s(self._process.pid)
 
     async def kill(self) -> None:
         if self._process.returncode is None:
@@ -87,7 +93,8 @@ class ClientCluster:
         self._fake = FakeCluster()
         self._processes: list[ClientProcess] = []
         self._ready = asyncio.Event()
-        self._started = 0
+        self._started = set[str]()
+        """Names of all clients: a next master may order one again."""
         self.victim = ""
         self.stopped = 0
         """Clients that the master gave up."""
@@ -102,12 +109,15 @@ class ClientCluster:
         await self._ready.wait()  # The master begins before there are client processes.
         await self._fake.create(spec)
         name = str(spec.name)
+        if name in self._started:
+            return
+        self._started.add(name)
         if name == "worker-0":
             self.victim = name
             self._processes[-1].send({"start": name})
             return
-        self._processes[self._started % (len(self._processes) - 1)].send({"start": name})
-        self._started += 1
+        number = len(self._started) % (len(self._processes) - 1)
+        self._processes[number].send({"start": name})
 
     async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         self.stopped += 1
@@ -142,6 +152,7 @@ class LoadedMaster:
         self._session: Session | None = None
         self._serving: asyncio.Task[None] | None = None
         self._number = 0
+        self.uses_tls = JobSpec.model_validate_json(directory.spec.read_text()).uses_tls
 
     async def start(self, before: Predecessor | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -186,7 +197,7 @@ class LoadedMaster:
         return self._directory.master_log.read_text()[-2000:]
 
 
-def job_directory(path: Path, clients: int) -> JobDirectory:
+def job_directory(path: Path, clients: int, *, tls: bool = False) -> JobDirectory:
     """A job that has passed its preflight: its master starts no TensorFlow."""
     directory = JobDirectory(path)
     directory.logs.mkdir(parents=True)
@@ -199,6 +210,7 @@ def job_directory(path: Path, clients: int) -> JobDirectory:
         "num_workers": clients,
         "num_ps_pods": 1,
         "checkpoint_seconds": 0,
+        "tls": TLS_ON if tls else TLS_OFF,
     }
     spec = JobSpec.from_flags(Action.TRAIN, flags)
     write_atomically(directory.spec, spec.model_dump_json())
@@ -222,12 +234,17 @@ class Measurement:
         """Start the master, and the processes of the clients as soon as there is a token."""
         await self.master.start()
         try:
-            await self._until("the master has a token", lambda: "token" in self.master.kept)
+            # Of what it keeps for its successors, this is the last.
+            last = "key" if self.master.uses_tls else "token"
+            await self._until("the master has a token", lambda: last in self.master.kept)
             address = f"127.0.0.1:{self.master.ports.reserve('master', '127.0.0.1', 0)}"
-            token = self.master.kept["token"]
-            self.processes = [
-                await ClientProcess.started(address, token, lease_s) for _ in range(PROCESSES + 1)
-            ]
+            first = {
+                "address": address,
+                "token": self.master.kept["token"],
+                "lease_s": lease_s,
+                "authority": self.master.kept.get("certificate", ""),
+            }
+            self.processes = [await ClientProcess.started(first) for _ in range(PROCESSES + 1)]
             self.cluster.use(self.processes)
             yield
         finally:
@@ -278,8 +295,18 @@ class Measurement:
         except TimeoutError:
             return None
 
+    def begin_window(self) -> None:
+        """Have the clients forget what they have measured."""
+        for process in self.processes:
+            process.send({"window": True})
+
+    def clients_cpu_s(self) -> float:
+        """CPU time of all clients so far."""
+        return sum(process.cpu_s() for process in self.processes)
+
     async def take_over(self) -> tuple[float, int]:
         """Kill the master: seconds until all its clients are the next one's, and their number."""
+        self.begin_window()  # They tell little then, and soon.
         told = await self.tell()
         terms = [term for process in told for term in process["terms"]]
         killed_s, at = time.monotonic(), time.time()
@@ -298,10 +325,12 @@ class Measured:
     taken_over: int
 
 
-async def measured(clients: int, seconds: float, lease_s: float = LEASE_S) -> Measured:
+async def measured(
+    clients: int, seconds: float, lease_s: float = LEASE_S, *, tls: bool = False
+) -> Measured:
     with tempfile.TemporaryDirectory() as path:
         cluster = ClientCluster()
-        master = LoadedMaster(job_directory(Path(path) / "job", clients), cluster)
+        master = LoadedMaster(job_directory(Path(path) / "job", clients, tls=tls), cluster)
         measurement = Measurement(clients, master, cluster)
         began_s = time.monotonic()
         async with measurement.running(lease_s):
@@ -315,19 +344,22 @@ async def measured(clients: int, seconds: float, lease_s: float = LEASE_S) -> Me
             )
             # All have had a lease then, and no longer ask in step.
             await asyncio.sleep(SETTLED_LEASES * lease_s)
-            for process in measurement.processes:
-                process.send({"window": True})
+            measurement.begin_window()
             cpu_s, window_s = master.cpu_s(), time.monotonic()
+            clients_s = measurement.clients_cpu_s()
             await asyncio.sleep(seconds)
             told = await measurement.tell()
             cpu_s, window_s = master.cpu_s() - cpu_s, time.monotonic() - window_s
+            clients_s = measurement.clients_cpu_s() - clients_s
             stopped = cluster.stopped
             noticed_s = await measurement.notice()
             rss_mib = master.rss_mib()
+            before_s = measurement.clients_cpu_s()
             taken_s, number = await measurement.take_over()
             print(
                 f"taken over: {number:,} clients after {taken_s:.1f} s,"
-                f" {master.cpu_s():.1f} s of the next master's CPU time",
+                f" {master.cpu_s():.1f} s of the next master's CPU time,"
+                f" {measurement.clients_cpu_s() - before_s:.1f} s of the clients'",
                 flush=True,
             )
     leases = sorted(one for process in told for one in process["leases_ms"])
@@ -337,7 +369,8 @@ async def measured(clients: int, seconds: float, lease_s: float = LEASE_S) -> Me
         print(f"{name}: {why}", flush=True)
     print(
         f"in {window_s:.1f} s: {len(leases) / window_s:,.0f} leases/s,"
-        f" {reports / window_s:,.0f} reports/s, {100 * cpu_s / window_s:.0f} % of a core",
+        f" {reports / window_s:,.0f} reports/s, {100 * cpu_s / window_s:.0f} % of a core,"
+        f" the clients {100 * clients_s / window_s:.0f} %",
         flush=True,
     )
     quantiles = statistics.quantiles(leases, n=100) if len(leases) > 1 else []
@@ -355,9 +388,9 @@ async def measured(clients: int, seconds: float, lease_s: float = LEASE_S) -> Me
     return Measured(load, taken_s, number)
 
 
-def run(clients: int, seconds: float, lease_s: float = LEASE_S) -> Load:
+def run(clients: int, seconds: float, lease_s: float = LEASE_S, *, tls: bool = False) -> Load:
     """Put a master under the load of so many clients for so long, once all have attached.
 
     Each works `lease_s` on a lease.
     """
-    return asyncio.run(measured(clients, seconds, lease_s)).load
+    return asyncio.run(measured(clients, seconds, lease_s, tls=tls)).load

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from bench.load_clients import Away, Client, Measured, Released, Unexpected
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes import pods
@@ -26,6 +25,7 @@ from elasticdl.cluster.kubernetes.reflector import Reflector, Sink
 from elasticdl.jobdir.layout import JobDirectory, write_json
 from elasticdl.master.preflight import Preflight, save_preflight
 from elasticdl.shard import Source
+from experiments.process_client import Away, Client, Measured, Released, Unexpected
 
 OURS = "app.kubernetes.io/name=elasticdl"
 SHARD_RECORDS = 100
