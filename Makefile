@@ -1,4 +1,4 @@
-.PHONY: experiments fuzz horovod demo docs simulate chaos chaos-local chaos-cluster mutants test test-ring test-browser test-kubernetes churn churn-ring fuzz-jobs check bench fix lock prepare clean cluster wheel
+.PHONY: experiments fuzz horovod demo docs simulate chaos chaos-local chaos-cluster mutants test test-ring test-browser test-kubernetes churn churn-ring churn-servers fuzz-jobs check bench fix lock prepare clean cluster wheel
 BIN := .venv/bin
 # Many tests wait for processes: four use two cores better than two.
 WORKERS ?= 4
@@ -47,6 +47,10 @@ churn: prepare  ## Twenty whole jobs with seeds, a worker killed every few secon
 
 churn-ring: horovod  ## Twenty whole jobs on a ring with seeds, a member killed every five seconds in each.
 	ELASTICDL_CHURN_SEEDS=20 $(BIN)/python -m pytest -s tests/ring/test_ring_churn.py $(ARGS)
+
+churn-servers: prepare  ## Twenty whole jobs with seeds, whose servers change from 2 to 3 and back while a server and the master are killed. ELASTICDL_CHURN_SEEDS: how many.
+	ELASTICDL_CHURN_SEEDS=$${ELASTICDL_CHURN_SEEDS:-20} $(BIN)/python -m pytest -s \
+		tests/process/test_job_server_kills.py::test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_update $(ARGS)
 
 fuzz-jobs: horovod  ## Whole jobs with random flags for ten minutes, both strategies, seeds printed; ARGS='--seconds 3600 --kill 0.3'.
 	$(BIN)/python -m tests.fuzz_jobs --seconds 600 $(ARGS)
