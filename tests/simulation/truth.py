@@ -36,7 +36,7 @@ from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc.conversation import Report
 from elasticdl.rpc.parameters import Update
-from elasticdl.shard import Lease, Task
+from elasticdl.shard import Lease, Task, WorkItem
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Reason
 from tests.simulation.scheduler import Violation
 from tests.simulation.servers import Key, Server, View
@@ -67,7 +67,7 @@ class Truth:
         self.announced_s = -1.0
         """When the master last announced that the job stands still."""
         self._offsets: dict[tuple[int, int], int] = {}
-        """By shard and attempt: how far a worker has told to be."""
+        """By shard and attempt: how far a worker has told to be, or where its lease begins."""
         self._pushes: dict[Key, tuple[int, NDArray[np.int64], set[int]]] = {}
         """By push: its epoch, its records, and the servers that have it."""
         self._complete: set[Key] = set()
@@ -215,10 +215,10 @@ class Truth:
         world = self._world
         for command in commands:
             match command:
-                case do.GrantLease(_, lease) if (
-                    lease.shard is not None and lease.task is Task.TRAINING
+                case (
+                    do.GrantLease(lease=lease) | do.GrantItem(item=WorkItem(lease=Lease() as lease))
                 ):
-                    self._epochs[lease.shard.id] = lease.epoch
+                    self._leased(lease)
                 case do.PublishRing():
                     self.generation = command.generation
                     self.rolled_back += not command.holders and command.generation > 1
@@ -236,6 +236,15 @@ class Truth:
             self._check_progress()
         if not isinstance(event, happened.Tick | happened.LeaseRequested) or commands:
             self._look_for_progress(event, commands)
+
+    def _leased(self, lease: Lease) -> None:
+        if lease.shard is None:
+            return
+        # Whoever gets the rest of a shard tells that it is at its beginning: that is no movement.
+        begun = lease.shard.id, lease.attempt
+        self._offsets[begun] = max(lease.offset, self._offsets.get(begun, 0))
+        if lease.task is Task.TRAINING:
+            self._epochs[lease.shard.id] = lease.epoch
 
     def _check_number(self) -> None:
         """A worker starts: the job has no more than --autoscale chose."""
