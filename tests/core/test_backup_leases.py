@@ -15,6 +15,16 @@ pytestmark = pytest.mark.core
 USUAL_S, BATCH, HANDOVER_S = 0.1, 8, 3.0
 
 
+def with_leases(bench: type[Bench], number: int) -> Any:
+    """The core's parts. The first of two workers has so many shards of 1,000 records."""
+    job = bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
+    job.up(2, training=(Source("a", 4000),))
+    for _ in range(number):
+        job.lease(0)
+    job.tick(50.0)
+    return job.state._parts
+
+
 def late(
     bench: type[Bench],
     *,
@@ -25,12 +35,7 @@ def late(
     keeps_progress: bool = True,
 ) -> tuple[float, float] | None:
     """Seconds alone and with help, of a worker with shards of 1,000 records."""
-    job = bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
-    job.up(2, training=(Source("a", 4000),))
-    for _ in offsets:
-        job.lease(0)
-    job.tick(50.0)
-    parts: Any = job.state._parts
+    parts = with_leases(bench, len(offsets))
     ledger = present(parts.context.work)
     shards, process = ledger.held_by(worker(0)), parts.context.worker(worker(0))
     for shard, offset, since_s in zip(shards, offsets, (10.0, 30.0), strict=False):
@@ -66,3 +71,15 @@ def test_a_worker_that_reports_whole_shards_is_about_to_report_one(bench: type[B
     """It may have done what it could since its last report; the next worker begins anew."""
     found = late(bench, keeps_progress=False)
     assert found == pytest.approx((0.5 * 1500 - (50.0 - 20.0), 0.5 * 900 + HANDOVER_S))
+
+
+def test_a_worker_loses_its_leases_three_times_and_not_again(bench: type[Bench]) -> None:
+    parts = with_leases(bench, 1)
+    ledger, backups = present(parts.context.work), parts.backup_leases
+    for _ in range(4):
+        parts.leasing.paces.saw(worker(1), Task.TRAINING, 10.0, 100)
+    parts.context.worker(worker(0)).slow_times = 4.0
+    for _ in range(3):
+        (one,) = backups._holders(ledger, 1)
+        backups._lease_again(ledger, one)
+    assert backups._holders(ledger, 1) == []

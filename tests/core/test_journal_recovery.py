@@ -286,6 +286,18 @@ def test_the_image_before_is_used_if_the_newest_is_damaged(life: Life) -> None:
     equal(life.next(), life.state)
 
 
+def test_the_image_before_is_used_if_the_newest_is_of_what_does_not_count(life: Life) -> None:
+    """A replaced master may have written one of events that its successor had not read."""
+    life.live(250)
+    older, newest = files.images(life.directory)
+    whole = files.segments(life.directory)[newest.segment - 1].path.stat().st_size
+    newest.path.rename(files.image_path(life.directory, 1, newest.segment, whole + 1))
+    for one in files.segments(life.directory):
+        if one.number < older.segment:
+            one.path.unlink()
+    equal(life.next(), life.state)
+
+
 @pytest.mark.parametrize("why", ["other launch", "nothing", "not begun", "damaged", "other format"])
 def test_a_journal_that_cannot_continue_the_job_is_left_alone(tmp_path: Path, why: str) -> None:
     life = Life(tmp_path / "journal", limits=JournalLimits())

@@ -71,6 +71,72 @@ async def test_thousands_that_wait_are_asked_for_in_turns(bench: Bench) -> None:
     await asyncio.gather(*polls, return_exceptions=True)
 
 
+async def waiting(bench: Bench, number: int) -> tuple[list[ProcessName], list[asyncio.Task[Any]]]:
+    """So many workers that wait, and their calls. The core had no work for any of them."""
+    workers = [ProcessName(Role.WORKER, index) for index in range(number)]
+    polls = [asyncio.create_task(bench.polls.poll(one, 1, 5.0)) for one in workers]
+    await asyncio.sleep(0)
+    for one in workers:
+        bench.polls.answer(one, Wait("nothing to do"))
+    bench.asked.clear()
+    return workers, polls
+
+
+async def ended(polls: list[asyncio.Task[Any]]) -> None:
+    for poll in polls:
+        poll.cancel()
+    await asyncio.gather(*polls, return_exceptions=True)
+
+
+@on_loop
+async def test_each_lease_has_one_more_worker_asked_for_until_it_was_everyones_turn(
+    bench: Bench,
+) -> None:
+    workers, polls = await waiting(bench, 40)
+    bench.polls.work_appeared()
+    bench.polls.answer(workers[0], Wait("nothing for this one"))
+    for number in range(1, 9):
+        assert bench.polls.answer(workers[number], lease(number))
+        assert bench.asked == workers[: 32 + number]
+    bench.polls.answer(workers[9], lease(9))
+    assert bench.asked == workers, "worker 0 had its turn"
+    await ended(polls)
+
+
+@on_loop
+async def test_a_lease_has_nobody_else_asked_for_where_all_were(bench: Bench) -> None:
+    workers, polls = await waiting(bench, 3)
+    bench.polls.answer(workers[2], lease(2))
+    assert bench.asked == [], "no work has appeared"
+    bench.polls.work_appeared()
+    assert bench.asked == workers[:2]
+    bench.polls.answer(workers[0], Wait("nothing for this one"))
+    bench.polls.answer(workers[1], lease(1))
+    assert bench.asked == workers[:2]
+    await ended(polls)
+
+
+@on_loop
+async def test_an_answer_that_nobody_waits_for_is_told_as_such(bench: Bench) -> None:
+    for answer in (Finished(), Wait("nothing to do"), lease(1)):
+        assert not bench.polls.answer(WORKER, answer)
+    assert bench.returned == [lease(1)]
+
+
+@on_loop
+async def test_nothing_is_kept_of_a_worker_that_left(bench: Bench) -> None:
+    poll = bench.poll(1)
+    await asyncio.sleep(0)
+    bench.polls.answer(WORKER, lease(1))
+    await poll
+    bench.polls.answer(WORKER, SUMMARY)
+    assert bench.polls.revoked(WORKER) == 1
+    bench.polls.leave(WORKER)
+    for sequence in (1, 2):
+        assert isinstance(await bench.polls.poll(WORKER, sequence, 0.001), Wait)
+    assert bench.polls.revoked(WORKER) == 1
+
+
 @on_loop
 async def test_revocations_go_on_from_what_an_earlier_master_counted(bench: Bench) -> None:
     bench.polls.restore(WORKER, 0)
@@ -209,7 +275,7 @@ async def test_a_retry_joins_the_question_that_is_already_asked(bench: Bench) ->
     assert bench.asked == [WORKER]
     bench.polls.answer(WORKER, lease(7))
     assert await second == lease(7)
-    assert isinstance(await first, Wait)
+    assert await first == Wait("superseded by a newer request of this worker")
     assert bench.returned == []
 
 
@@ -302,5 +368,5 @@ async def test_a_worker_that_left_waits_no_more_and_its_leases_are_not_returned_
     poll = bench.poll(1)
     await settle()
     bench.polls.leave(WORKER)
-    assert isinstance(await poll, Wait)
+    assert await poll == Wait("worker-1 was given up")
     assert bench.polls.waiting() == {}

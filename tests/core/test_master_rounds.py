@@ -199,6 +199,20 @@ def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench: type[
     assert job.lease(0).task is Task.SUMMARY
 
 
+def test_a_summary_that_hangs_is_asked_of_another_worker_after_five_minutes(
+    bench: type[Bench],
+) -> None:
+    job = training(bench, stall_seconds=0)
+    open_round(job)
+    job.finish(0, job.lease(0), metrics=ONE)
+    assert job.lease(0).task is Task.SUMMARY
+    for _ in range(3):
+        assert not job.of(c.StopProcess, job.tick(100))
+    (stop,) = job.of(c.StopProcess, job.tick(1))
+    assert stop.name == job.worker(0) and "no progress for 301 s" in stop.reason
+    assert job.lease(1).task is Task.SUMMARY
+
+
 def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench: type[Bench]) -> None:
     job = training(bench, records_per_task=8)
     open_round(job)
