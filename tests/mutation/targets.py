@@ -50,6 +50,7 @@ TESTS = (
             "journal_recovery",
             "journal_replay",
             "lease_polls",
+            "lease_reasons",
             "lease_rules",
             "leases",
             "ledger_shards",
