@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from elasticdl.master.core.commands import RevokeLeases
+from elasticdl.master.core.data.pieces import Stage
 from elasticdl.shard import Source, Task
 from tests.core.conftest import Bench, worker
 from tests.present import present
@@ -83,3 +85,22 @@ def test_a_worker_loses_its_leases_three_times_and_not_again(bench: type[Bench])
         (one,) = backups._holders(ledger, 1)
         backups._lease_again(ledger, one)
     assert backups._holders(ledger, 1) == []
+
+
+def test_nobody_loses_a_lease_while_another_one_is_on_its_way_back(bench: type[Bench]) -> None:
+    job = bench(num_workers=3, records_per_task=1000, minibatch_size=BATCH)
+    job.up(3, training=(Source("a", 2000),))
+    for index in (1, 2):
+        job.lease(index)
+    parts = job.state._parts
+    for _ in range(4):
+        parts.leasing.paces.saw(worker(0), Task.TRAINING, 10.0, 100)
+    present(parts.context.worker(worker(1))).slow_times = 4.0
+    [other] = present(parts.context.work).held_by(worker(2))
+    other.stage = Stage.SETTLING
+    parts.backup_leases.tick()
+    assert not job.of(RevokeLeases, parts.context.orders.take())
+    other.stage = Stage.LEASED
+    parts.backup_leases.tick()
+    (order,) = job.of(RevokeLeases, parts.context.orders.take())
+    assert order.worker == worker(1)

@@ -166,6 +166,15 @@ def test_leases_of_all_kinds_count_and_revoked_ones_do_not(bench: type[Bench]) -
     assert leasing.idle_workers() == [worker(0)]
 
 
+def test_a_worker_holds_as_many_leases_more_as_a_step_has_gradients(bench: type[Bench]) -> None:
+    job = bench(num_workers=3, sync=True, records_per_task=8)
+    job.up(3)
+    assert job.spec.gradients_per_step == 3
+    for _ in range(2 + 3):
+        job.lease()
+    assert "already has 5 leases" in job.refused()
+
+
 # why there is none
 
 
@@ -259,3 +268,12 @@ def test_a_server_is_no_worker(bench: type[Bench]) -> None:
     job = bench()
     job.up()
     assert job.of(c.RevokeLeases, job.put(e.LeaseRequested(0, ps(0))))
+
+
+def test_nothing_is_kept_of_the_pace_of_a_worker_that_is_gone(bench: type[Bench]) -> None:
+    job = bench(num_workers=2)
+    job.up(2)
+    leasing = paced(job, {0: 1.0, 1: 1.0})
+    job.die(worker(0))
+    assert not leasing.paces.knows(worker(0), Task.TRAINING)
+    assert leasing.paces.knows(worker(1), Task.TRAINING)

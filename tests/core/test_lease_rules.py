@@ -272,6 +272,19 @@ def test_a_cause_that_comes_later_is_counted_once(bench: type[Bench]) -> None:
     ]
 
 
+@pytest.mark.parametrize(("sync", "trained"), [(False, 8), (True, 0)])
+def test_all_servers_have_the_batches_before_the_last_one_of_any_except_in_steps(
+    bench: type[Bench], sync: bool, trained: int
+) -> None:
+    """In steps a server has gradients that it has not applied."""
+    job = bench(num_ps_pods=2, sync=sync)
+    job.up()
+    shard = present(job.lease().shard).id
+    job.die(worker(0))
+    job.fenced(0, Applied(shard, 0, 16), None)
+    assert (job.total["trained"], job.total["repeated"]) == (trained, 16 - trained)
+
+
 def test_who_never_attached_or_has_no_work_holds_nothing(bench: type[Bench]) -> None:
     job = bench()
     job.up()

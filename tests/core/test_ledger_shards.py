@@ -430,3 +430,31 @@ def test_a_ledger_that_takes_the_place_of_a_lost_one_uses_no_attempt_again() -> 
         taken(again, A).piece.attempt,
         taken(again, A).piece.attempt,
     } == {2}
+
+
+def test_what_workers_did_comes_to_what_is_trained_and_undone_after_weights_were_lost() -> None:
+    lost, again = make(epochs=3), make(epochs=3)
+    lost.done_by[A], lost.undone, lost.partly_pushed = 55, 7, 3
+    lost.counts = [Count(0, 40, 0, trained=40), Count(1, 40, 2, trained=8, repeated=5)]
+    # The checkpoint has less of the first epoch than was reported, and more of the second.
+    again.counts = [Count(0, 40, 1, trained=30), Count(1, 40, 1, trained=20)]
+    assert again.replaces(lost, B) == 10
+    assert (again.undone, again.partly_pushed) == (17, 3)
+    assert again.done_by == {A: 55, B: 12}
+    assert [count.repeated for count in again.counts] == [10, 5]
+    assert sum(again.done_by.values()) == again.totals().trained + again.undone
+
+
+def test_epochs_that_a_lost_ledger_had_begun_and_its_checkpoint_had_not_are_repeated() -> None:
+    lost, again = make(epochs=4), make(epochs=4)
+    lost.counts = [Count(0, 40, 0, trained=40), Count(1, 40, 2, trained=8, repeated=5)]
+    lost.repeated_before = {0: 99, 1: 98, 2: 4}
+    again.counts = [Count(0, 40, 0, trained=40)]
+    assert again.replaces(lost, B) == 8
+    assert again.repeated_before == {1: 13, 2: 4}
+    again._open_epoch()
+    assert (again.counts[1].repeated, again.repeated_before) == (13, {2: 4})
+    assert not again.repeated_at_least
+    lost.repeated_at_least = True
+    again.replaces(lost, B)
+    assert again.repeated_at_least

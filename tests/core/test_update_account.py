@@ -21,6 +21,8 @@ def test_ranges_that_touch_are_one() -> None:
     assert updates.lost == [(0, 5), (10, 18), (20, 25)]
     updates.lose(5, 10)
     assert updates.lost == [(0, 18), (20, 25)]
+    updates.lose(30, 30)
+    assert updates.lost == [(0, 18), (20, 25)], "nothing is in it"
 
 
 def account(booked: int, has: int) -> UpdateAccount:
@@ -49,6 +51,13 @@ def test_all_updates_are_repeated_when_training_begins_again() -> None:
     assert made.counts() == UpdateCounts(5, 2, 0, False)
     made.begin_again()
     assert made.counts() == UpdateCounts(0, 0, 7, True)
+
+
+def test_steps_that_a_ring_lost_are_undone_and_never_fewer_than_none() -> None:
+    made = UpdateAccount()
+    for steps in (3, -2, 0):
+        made.undo(steps)
+    assert made.counts() == UpdateCounts(0, 0, 3, False)
 
 
 def test_a_worker_that_a_restored_server_does_not_know_has_no_push_there() -> None:

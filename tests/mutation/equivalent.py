@@ -37,6 +37,24 @@ EQUIVALENT = (
         "one more decimal in a detail of the event log",
     ),
     Equivalent(
+        "master.core.data.leasing:Leasing._tell_first_progress",
+        'details["first_s"] = round(self._context.now_s - max(ready_s, process.busy_since_s), 3)',
+        "3 becomes 4",
+        "one more decimal in a detail of the event log",
+    ),
+    Equivalent(
+        "master.core.data.pieces:reached",
+        "return [",
+        "True becomes False",
+        "both have one item for each holding",
+    ),
+    Equivalent(
+        "master.journal.recovery:_from_image",
+        "if image.offset > ends.get(image.segment, -1):",
+        "1 becomes 2",
+        "no offset is negative",
+    ),
+    Equivalent(
         "master.driver:Driver._handle",
         "for entry, commands in zip(entries, decided, strict=True):",
         "True becomes False",
