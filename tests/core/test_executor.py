@@ -159,6 +159,37 @@ def test_a_look_at_the_ring_is_a_tick() -> None:
     asyncio.run(scene())
 
 
+def test_a_command_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(TypeError, match="unknown command"):
+        asked(do.Command())
+
+
+def test_a_task_that_fails_is_heard_of_before_later_events_and_others_are_not() -> None:
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async def ends() -> None:
+        pass
+
+    async def scene() -> None:
+        queue = EventQueue(ManualClock())
+        for work in (ends(), asyncio.sleep(600)):
+            queue.spawn("work", work)
+        await asyncio.sleep(0)
+        await queue.close()
+        queue.post(Tick(1.0))
+        (entry,) = await queue.take()
+        assert entry.event == Tick(1.0)
+        queue.spawn("fence", fails())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        queue.post(Tick(2.0))
+        with pytest.raises(RuntimeError, match="fence failed: ValueError"):
+            await queue.take()
+
+    asyncio.run(scene())
+
+
 class Clocked:
     """A queue's time."""
 

@@ -167,7 +167,7 @@ def test_leases_of_all_kinds_count_and_revoked_ones_do_not(bench: type[Bench]) -
 
 
 def test_a_worker_holds_as_many_leases_more_as_a_step_has_gradients(bench: type[Bench]) -> None:
-    job = bench(num_workers=3, sync=True, records_per_task=8)
+    job = bench(num_workers=3, sync=True, grads_to_wait=3, records_per_task=8)
     job.up(3)
     assert job.spec.gradients_per_step == 3
     for _ in range(2 + 3):

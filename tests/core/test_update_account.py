@@ -95,6 +95,16 @@ def test_what_a_server_has_that_restored_an_unknown_checkpoint_is_not_lost_but_i
     assert made.counts() == UpdateCounts(20, 0, 0, True)
 
 
+def test_servers_that_the_parameters_moved_to_succeed_all_those_before() -> None:
+    made = UpdateAccount()
+    assert made._succeeds(ps(0, 1), ps(0)) and not made._succeeds(ps(1), ps(0))
+    made.moved(2)
+    assert all(made._succeeds(ps(new), ps(old)) for new in (2, 3) for old in (0, 1))
+    assert not made._succeeds(ps(1), ps(0))
+    assert not made._succeeds(ps(3), ps(2))
+    assert made.moves == 1
+
+
 def test_a_step_that_is_told_again_changes_nothing() -> None:
     made = UpdateAccount()
     made.stepped(e.StepApplied(0.0, 1, True, (ps(0),)))
