@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from elasticdl.master.core.commands import RevokeLeases
+from elasticdl.job_choices import Action
+from elasticdl.master.core import commands as c
+from elasticdl.master.core import events as e
 from elasticdl.master.core.data.pieces import Stage
 from elasticdl.shard import Source, Task
 from tests.core.conftest import Bench, worker
@@ -99,8 +101,35 @@ def test_nobody_loses_a_lease_while_another_one_is_on_its_way_back(bench: type[B
     [other] = present(parts.context.work).held_by(worker(2))
     other.stage = Stage.SETTLING
     parts.backup_leases.tick()
-    assert not job.of(RevokeLeases, parts.context.orders.take())
+    assert not job.of(c.RevokeLeases, parts.context.orders.take())
     other.stage = Stage.LEASED
     parts.backup_leases.tick()
-    (order,) = job.of(RevokeLeases, parts.context.orders.take())
+    (order,) = job.of(c.RevokeLeases, parts.context.orders.take())
     assert order.worker == worker(1)
+
+
+def test_the_last_shards_are_those_of_training_or_of_the_last_round(bench: type[Bench]) -> None:
+    job = bench(
+        num_workers=2, records_per_task=64, validation_data="v", evaluation_steps=10, num_epochs=2
+    )
+    job.up(2)
+    parts: Any = job.state._parts
+    last = parts.backup_leases._ledger
+    assert last() is None, "one can be leased"
+    first = job.lease(0)
+    assert last() is None, "an epoch is left"
+    job.finish(0, first)
+    second = job.lease(0)
+    assert last() is parts.context.work
+    job.put(e.VersionAdvanced(0, 10))
+    assert last() is parts.context.work, "the round has no shards yet"
+    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 11, {}))
+    assert job.lease(1).task is Task.EVALUATION
+    assert last() is None, "who has none of its shards trains on"
+    assert second.task is Task.TRAINING
+    only = bench(Action.EVALUATE, num_workers=2, records_per_task=64)
+    only.up(2)
+    parts = only.state._parts
+    assert parts.backup_leases._ledger() is None
+    only.lease(0)
+    assert parts.backup_leases._ledger() is parts.evaluation.round.ledger

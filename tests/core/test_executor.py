@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as do
 from elasticdl.master.core.events import Tick
+from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.rpc.conversation import (
@@ -175,7 +177,9 @@ def test_a_task_that_fails_is_heard_of_before_later_events_and_others_are_not() 
         queue = EventQueue(ManualClock())
         for work in (ends(), asyncio.sleep(600)):
             queue.spawn("work", work)
-        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(queue._tasks) == 1, "nothing is kept of one that has ended"
         await queue.close()
         queue.post(Tick(1.0))
         (entry,) = await queue.take()
@@ -186,6 +190,32 @@ def test_a_task_that_fails_is_heard_of_before_later_events_and_others_are_not() 
         queue.post(Tick(2.0))
         with pytest.raises(RuntimeError, match="fence failed: ValueError"):
             await queue.take()
+
+    asyncio.run(scene())
+
+
+def test_events_are_taken_in_batches_that_are_not_too_long() -> None:
+    async def scene() -> None:
+        queue = EventQueue(ManualClock())
+        for number in range(501):
+            queue.post(Tick(float(number)))
+        assert [len(await queue.take()) for _ in range(2)] == [500, 1]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("lasts_s", "stalled_s"), [(5.0, 4.75), (0.25, 0.0), (0.0, 0.0)])
+def test_a_tick_says_for_how_long_the_master_stood_still(lasts_s: float, stalled_s: float) -> None:
+    async def scene() -> None:
+        clock, nobody = ManualClock(), cast("Any", None)
+        queue = EventQueue(clock)
+        gateway = cast("Any", SimpleNamespace(tick=lambda: clock.advance(lasts_s)))
+        driver = Driver(nobody, nobody, queue, gateway, nobody, tick_s=0.25)
+        queue.spawn("clock", driver._keep_time())
+        async with asyncio.timeout(60):
+            (entry,) = await queue.take()
+        assert entry.event == Tick(lasts_s, stalled_s)
+        await queue.close()
 
     asyncio.run(scene())
 

@@ -23,11 +23,19 @@ from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.image_process import ImageProcess
-from elasticdl.master.journal.recovery import Recovered, claim, recover
+from elasticdl.master.journal.recovery import (
+    Recovered,
+    claim,
+    last_start,
+    last_stop,
+    recover,
+    replay,
+)
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from elasticdl.master.tenure import Tenure
 from tests.core.random_history import SPEC, Script, canonical
+from tests.present import present
 from tests.waiting import at_once, until
 
 pytestmark = pytest.mark.core
@@ -493,4 +501,31 @@ def test_a_replaced_master_learns_of_a_run_that_was_begun_anew(
     old.journal.append(e.StopRequested(old.state.now_s, "nobody asked"))
     with pytest.raises(MasterSuperseded, match="anew"):
         at_once(old.journal.flush())
+    anew.journal.close()
+
+
+def test_the_last_stop_and_the_last_start_are_those_of_the_newest_run(tmp_path: Path) -> None:
+    assert last_stop(tmp_path, HEADER.run) is None and last_start(tmp_path) is None
+    first = Life(tmp_path)
+    first.live(60)
+    for why in ("first", "second"):
+        first.journal.append(e.StopRequested(first.state.now_s, why))
+    segment = len(files.segments(tmp_path))
+    while len(files.segments(tmp_path)) == segment:
+        first.journal.append(e.Tick(first.state.now_s))
+        at_once(first.journal.flush())
+    first.journal.close()
+    (begun,) = (one for one in replay(tmp_path) if isinstance(one, e.JobStarted))
+    assert present(last_stop(tmp_path, HEADER.run)).reason == "second"
+    assert last_stop(tmp_path, "another launch") is None
+    # One that has not counted its records, and was not stopped.
+    anew = Life(tmp_path, 2, header=Header("another launch", 5))
+    anew.live(1)
+    assert last_stop(tmp_path, "another launch") is None
+    assert last_stop(tmp_path, HEADER.run) is None
+    assert last_start(tmp_path) == begun
+    later = replace(begun, at_s=begun.at_s + 9.0)
+    anew.journal.append(later)
+    at_once(anew.journal.flush())
+    assert last_start(tmp_path) == later
     anew.journal.close()

@@ -277,3 +277,15 @@ def test_nothing_is_kept_of_the_pace_of_a_worker_that_is_gone(bench: type[Bench]
     job.die(worker(0))
     assert not leasing.paces.knows(worker(0), Task.TRAINING)
     assert leasing.paces.knows(worker(1), Task.TRAINING)
+
+
+def test_only_training_under_way_ends_early_and_once(bench: type[Bench]) -> None:
+    job = bench()
+    assert not leasing_of(job).stop_early("no data yet")
+    job.up()
+    assert leasing_of(job).stop_early("enough")
+    assert job.state._parts.context.ended_early == "enough"
+    assert not leasing_of(job).stop_early("again")
+    predicting = bench(Action.PREDICT)
+    predicting.up()
+    assert not leasing_of(predicting).stop_early("it is not training")

@@ -285,6 +285,30 @@ def test_all_servers_have_the_batches_before_the_last_one_of_any_except_in_steps
     assert (job.total["trained"], job.total["repeated"]) == (trained, 16 - trained)
 
 
+def test_what_became_of_a_lost_workers_leases_is_told_of_each_worker_by_itself(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_ps_pods=2, records_per_task=32)
+    job.up()
+    told = []
+    for index, reached in enumerate((8, 24)):
+        lease = job.lease(index)
+        shard = present(lease.shard).id
+        job.die(worker(index))
+        job.fenced(
+            index,
+            Applied(shard, lease.attempt, reached),
+            Applied(shard, lease.attempt, reached - 4),
+        )
+        job.attach(worker(index + 1))
+        told += [one for one in job.of(c.Announce) if one.kind == "shard"][index:]
+    assert [(one.text, one.process) for one in told] == [
+        ("reconciled 1 shard of worker-0: 4 more records confirmed, 4 to redo", "worker-0"),
+        ("reconciled 1 shard of worker-1: 16 more records confirmed, 4 to redo", "worker-1"),
+    ]
+    assert told[1].details == {"shards": 1, "trained": 16, "repeated": 4}
+
+
 def test_who_never_attached_or_has_no_work_holds_nothing(bench: type[Bench]) -> None:
     job = bench()
     job.up()

@@ -7,7 +7,9 @@ import pytest
 from elasticdl.dropped import DropCause
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.presence import presence_of
+from elasticdl.shard import Applied, ReceivedLease, Task
 from tests.core.conftest import Bench, ps, worker
 from tests.present import present
 
@@ -85,3 +87,69 @@ def test_a_job_that_is_ending_ends_only_once_its_processes_have_left(bench: type
         job.die(name)
     assert job.end
     assert job.of(c.FinishJob, taken_over(job)) == [job.end]
+
+
+def test_leases_that_reached_a_worker_stay_and_the_others_go_to_anybody(
+    bench: type[Bench],
+) -> None:
+    job = bench(num_workers=2, num_ps_pods=1, records_per_task=32)
+    job.up(2)
+    first, second = job.lease(), job.lease()
+    taken_over(job)
+    job.put(e.ProcessReturned(0, worker(0), (ReceivedLease.of(first),)))
+    again = job.lease(1)
+    assert (again.shard, again.attempt) == (second.shard, 1)
+    job.finish(0, first)
+    assert job.total["trained"] == 32
+
+
+def test_what_servers_are_asked_about_is_not_taken_back(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, num_ps_pods=1)
+    job.up(2)
+    lease = job.lease()
+    job.put(e.LeaseReturned(0, worker(0), Applied(present(lease.shard).id, 0, 8)))
+    taken_over(job)
+    job.put(e.ProcessReturned(0, worker(0)))
+    [held] = present(job.state._parts.context.work).held_by(worker(0))
+    assert held.stage is Stage.SETTLING
+    job.fenced(0, Applied(present(lease.shard).id, 0, 16))
+    assert job.total["trained"] == 16
+
+
+def test_a_summary_that_did_not_reach_its_worker_is_asked_of_another(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, validation_data="v", evaluation_steps=10, num_epochs=9)
+    job.up(2)
+    job.put(e.VersionAdvanced(0, 10))
+    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 11, {}))
+    evaluated = job.lease()
+    current = present(job.state._parts.evaluation.round)
+    for received, holder in (((ReceivedLease.of(evaluated),), worker(0)), ((), None)):
+        taken_over(job)
+        job.put(e.ProcessReturned(0, worker(0), received))
+        assert [one.worker for one in current.ledger.held.values()] == [holder] * bool(holder)
+    job.finish(1, job.lease(1), metrics={"auc": ((1.0, 2.0), (0.5,))})
+    summary = job.lease()
+    assert summary.task is Task.SUMMARY
+    for name, received, holder in (
+        (worker(1), (), worker(0)),
+        (worker(0), (ReceivedLease.of(summary),), worker(0)),
+        (worker(0), (), None),
+    ):
+        taken_over(job)
+        job.put(e.ProcessReturned(0, name, received))
+        assert current.summary.holder == holder
+
+
+def test_a_worker_with_revoked_shards_is_told_so_by_the_next_master(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, num_ps_pods=1)
+    job.up(2)
+    lease = job.lease()
+    job.state._parts.leasing.revocation.revoke(worker(0), "slow")
+    taken_over(job)
+    given = job.put(e.ProcessReturned(0, worker(0), (ReceivedLease.of(lease),)))
+    assert [one for one in given if isinstance(one, c.RevokeLeases | c.AskState)] == [
+        c.RevokeLeases(worker(0), "an earlier master revoked them"),
+        c.AskState(worker(0)),
+    ]
+    assert not job.put(e.ProcessReturned(0, worker(1)))
+    assert not job.put(e.ProcessReturned(0, ps(0)))

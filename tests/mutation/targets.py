@@ -45,6 +45,7 @@ TESTS = (
             "dropped_messages",
             "executor",
             "exporting",
+            "fencing",
             "goodput",
             "driver_archive",
             "journal_recovery",
