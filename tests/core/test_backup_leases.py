@@ -9,7 +9,9 @@ import pytest
 from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.data.backup_leases import _Late
 from elasticdl.master.core.data.pieces import Stage
+from elasticdl.master.core.processes.table import Life
 from elasticdl.shard import Source, Task
 from tests.core.conftest import Bench, worker
 from tests.present import present
@@ -133,3 +135,48 @@ def test_the_last_shards_are_those_of_training_or_of_the_last_round(bench: type[
     assert parts.backup_leases._ledger() is None
     only.lease(0)
     assert parts.backup_leases._ledger() is parts.evaluation.round.ledger
+
+
+def test_nobody_loses_a_lease_of_which_little_is_left(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
+    job.up(2, training=(Source("a", 1000),))
+    job.lease(1)
+    parts = job.state._parts
+    for _ in range(4):
+        parts.leasing.paces.saw(worker(0), Task.TRAINING, 10.0, 100)
+    present(parts.context.worker(worker(1))).slow_times = 4.0
+    [held] = present(parts.context.work).held_by(worker(1))
+    # Ten records take it 4 s.
+    for offset, orders in ((990, 0), (900, 1)):
+        held.offset = offset
+        parts.backup_leases.tick()
+        assert len(job.of(c.RevokeLeases, parts.context.orders.take())) == orders
+
+
+@pytest.mark.parametrize(
+    ("left_s", "after_s", "worth"),
+    [(20.0, 15.0, False), (20.4, 15.2, True), (100.0, 76.0, False), (100.0, 74.0, True)],
+)
+def test_a_backup_lease_saves_five_seconds_and_a_quarter_of_what_is_left(
+    bench: type[Bench], left_s: float, after_s: float, worth: bool
+) -> None:
+    parts = with_leases(bench, 1)
+    process = parts.context.worker(worker(0))
+    assert parts.backup_leases._is_worth(_Late(process, [], left_s, after_s)) == worth
+
+
+def test_a_holder_that_is_ending_hides_no_other_one(bench: type[Bench]) -> None:
+    job = bench(num_workers=3, records_per_task=1000, minibatch_size=BATCH)
+    job.up(3, training=(Source("a", 2000),))
+    job.lease(1)
+    job.lease(2)
+    parts = job.state._parts
+    for _ in range(4):
+        parts.leasing.paces.saw(worker(0), Task.TRAINING, 10.0, 100)
+    for index in (1, 2):
+        present(parts.context.worker(worker(index))).slow_times = 4.0
+    work = present(parts.context.work)
+    backups = parts.backup_leases
+    assert [str(one.process.name) for one in backups._holders(work, 1)] == ["worker-1", "worker-2"]
+    present(parts.context.worker(worker(1))).life = Life.STOPPING
+    assert [str(one.process.name) for one in backups._holders(work, 1)] == ["worker-2"]

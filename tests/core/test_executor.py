@@ -10,12 +10,13 @@ from typing import Any, cast
 import pytest
 
 from elasticdl.clock import ManualClock
-from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as do
-from elasticdl.master.core.events import Tick
+from elasticdl.master.core.events import Event, LeaseRequested, ProcessEnded, SnapshotSaved, Tick
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
+from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.rpc.conversation import (
     Drain,
@@ -194,6 +195,73 @@ def test_a_task_that_fails_is_heard_of_before_later_events_and_others_are_not() 
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("ring", [None, "the ring"])
+def test_a_cut_is_saved_from_the_ring_or_from_the_servers(ring: str | None) -> None:
+    async def scene() -> None:
+        savers: list[Any] = []
+
+        async def save(command: do.SaveSnapshot, saver: Any) -> SavedCheckpoint:
+            savers.append(saver)
+            return SavedCheckpoint("version-4", 100, "", 0.5)
+
+        queue = EventQueue(ManualClock())
+        parts: list[Any] = [
+            queue,
+            SimpleNamespace(ring=ring),
+            SimpleNamespace(snapshots="the servers", archive=SimpleNamespace(save=save)),
+        ]
+        await Executor(*parts)._save(do.SaveSnapshot(SnapshotId(3), 4, "{}"))
+        (entry,) = await queue.take()
+        assert entry.event == SnapshotSaved(0.0, SnapshotId(3), 4, "version-4", 100, "", 0.5)
+        assert savers == [ring or "the servers"]
+
+    asyncio.run(scene())
+
+
+def test_a_look_at_the_ring_comes_not_before_its_time() -> None:
+    async def scene() -> None:
+        queue, nobody = EventQueue(ManualClock()), cast("Any", Asked("", []))
+        Executor(queue, nobody, nobody).carry_out(do.LookAgain(600.0))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        queue.post(Tick(9.0))
+        assert [one.event for one in await queue.take()] == [Tick(9.0)]
+        await queue.close()
+
+    asyncio.run(scene())
+
+
+ASKS, ENDED = LeaseRequested(1.0, WORKER), ProcessEnded(1.0, WORKER, ExitStatus())
+
+
+@pytest.mark.parametrize(
+    ("events", "appeared"), [([ASKS], False), ([ASKS, ENDED, ASKS], True), ([ENDED], True)]
+)
+def test_workers_that_wait_are_asked_for_once_after_events_of_which_any_may_free_work(
+    events: list[Event], appeared: bool
+) -> None:
+    async def scene() -> None:
+        calls: list[tuple[Any, ...]] = []
+        queue = EventQueue(ManualClock())
+
+        async def flush() -> None:
+            calls.append(("flush",))
+
+        journal = SimpleNamespace(append=lambda event: None, flush=flush)
+        executor = SimpleNamespace(carry_out=lambda command: calls.append((command,)))
+        core = SimpleNamespace(handle=lambda event: [event.at_s])
+        parts: list[Any] = [core, journal, queue, Asked("", calls), executor]
+        driver = Driver(*parts)
+        handled = [queue.post(event) for event in events]
+        await driver._handle(await queue.take())
+        assert all(one.done() for one in handled)
+        acts = [(1.0,)] * len(events)
+        work = [("leases.work_appeared",)] * appeared
+        assert calls == [("flush",), *acts, *work, ("decided",)]
+
+    asyncio.run(scene())
+
+
 def test_events_are_taken_in_batches_that_are_not_too_long() -> None:
     async def scene() -> None:
         queue = EventQueue(ManualClock())
@@ -213,8 +281,9 @@ def test_a_tick_says_for_how_long_the_master_stood_still(lasts_s: float, stalled
         driver = Driver(nobody, nobody, queue, gateway, nobody, tick_s=0.25)
         queue.spawn("clock", driver._keep_time())
         async with asyncio.timeout(60):
-            (entry,) = await queue.take()
-        assert entry.event == Tick(lasts_s, stalled_s)
+            for number in (1, 2):
+                (entry,) = await queue.take()
+                assert entry.event == Tick(number * lasts_s, stalled_s)
         await queue.close()
 
     asyncio.run(scene())

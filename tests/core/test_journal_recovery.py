@@ -236,6 +236,18 @@ def test_masters_one_after_another_continue_one_run(tmp_path: Path) -> None:
     life.journal.close()
 
 
+def test_only_the_newest_term_is_marked_though_others_remove_marks_too(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [claim(life.directory, HEADER.run, term) for term in (1, 9)] == [HEADER.term + 1, 9]
+    assert list(files.terms(life.directory, 1)) == [9]
+    # Another master has removed the mark of term 9 since this one has read the directory.
+    before = [*files.terms(life.directory, 1), 10]
+    files.term_path(life.directory, 1, 9).unlink()
+    monkeypatch.setattr(files, "terms", lambda *_: before)
+    assert claim(life.directory, HEADER.run, 10) == 10
+
+
 @pytest.mark.parametrize("why", ["other launch", "nothing", "other format"])
 def test_a_master_that_finds_no_journal_to_continue_keeps_its_term(life: Life, why: str) -> None:
     segment = files.segments(life.directory)[-1].path
@@ -303,6 +315,20 @@ def test_the_image_before_is_used_if_the_newest_is_of_what_does_not_count(life: 
     for one in files.segments(life.directory):
         if one.number < older.segment:
             one.path.unlink()
+    equal(life.next(), life.state)
+
+
+def test_an_image_of_all_that_was_written_is_used(life: Life) -> None:
+    life.live(100)
+    for _ in range(100):
+        life.live(1)
+        image, last = files.images(life.directory)[-1], files.segments(life.directory)[-1]
+        if (image.segment, image.offset) == (last.number, last.path.stat().st_size):
+            break
+    else:
+        raise AssertionError("no image was written")
+    for one in (*files.images(life.directory)[:-1], *files.segments(life.directory)[:-1]):
+        one.path.unlink()
     equal(life.next(), life.state)
 
 

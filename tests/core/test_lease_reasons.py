@@ -136,6 +136,16 @@ def test_synchronous_steps_do_without_a_slow_worker_if_there_are_others(
         assert not leasing._would_be_last(worker(0), present(parts.evaluation.round).ledger)
 
 
+def test_a_slow_worker_evaluates_nothing_that_others_end_sooner(bench: type[Bench]) -> None:
+    job = bench(validation_data="v", evaluation_steps=10, num_workers=2)
+    job.up(2)
+    open_round(job)
+    paced(job, {1: 1.0}, Task.EVALUATION)
+    slow(job, 0, 4.0)
+    assert job.lease(0).task is Task.TRAINING
+    assert job.lease(1).task is Task.EVALUATION
+
+
 # who holds what
 
 
@@ -289,3 +299,23 @@ def test_only_training_under_way_ends_early_and_once(bench: type[Bench]) -> None
     predicting = bench(Action.PREDICT)
     predicting.up()
     assert not leasing_of(predicting).stop_early("it is not training")
+
+
+def test_no_shard_is_leased_while_a_stopped_job_ends(bench: type[Bench]) -> None:
+    job = bench(checkpoint_steps=100, num_workers=2)
+    job.up(2)
+    job.finish(0, job.lease())
+    job.put(e.StopRequested(0, "Ctrl-C"))
+    assert job.state.status().phase != "working"
+    assert present(job.state._parts.context.work).available
+    assert leasing_of(job)._work_lease(worker(1)) is None
+
+
+def test_a_limit_is_five_minutes_where_a_model_may_have_to_be_compiled(bench: type[Bench]) -> None:
+    job = bench()
+    job.up()
+    leasing, process = leasing_of(job), present(job.state._parts.context.worker(worker(0)))
+    assert leasing.limits.limit_s(process) is None, "it holds nothing"
+    job.lease()
+    assert leasing.limits.limit_s(process) == 300.0
+    assert leasing.limits.limit_s(process, compiles=False) == 30.0

@@ -253,6 +253,35 @@ def test_what_a_lost_worker_predicted_is_taken_back_at_once(bench: type[Bench]) 
     assert gone(job, BLAME) == (False, [], []), "it held nothing"
 
 
+def test_what_a_leaving_worker_did_not_predict_is_leased_again_at_once(bench: type[Bench]) -> None:
+    job = bench(Action.PREDICT, num_workers=2)
+    job.up(2)
+    lease = job.lease()
+    job.put(e.LeaseReturned(0, worker(0), Applied(present(lease.shard).id, 0, 8)))
+    again = job.lease(1)
+    assert (again.shard, again.attempt, again.offset) == (lease.shard, 1, 8)
+
+
+def test_one_end_blames_one_piece_of_work(bench: type[Bench]) -> None:
+    def ended(*tasks: Task) -> tuple[bool, Blame | None]:
+        job = bench(validation_data="v", evaluation_steps=10, num_workers=2)
+        job.up(2)
+        if Task.TRAINING in tasks:
+            job.lease()
+        if Task.EVALUATION in tasks:
+            job.put(e.VersionAdvanced(0, 10))
+            job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 11, {}))
+            assert job.lease().task is Task.EVALUATION
+        leasing, process = parts_of(job)
+        return leasing.lost(process, "it ended"), leasing._reconciliation.open[worker(0)].blame
+
+    blame = Blame("it ended")
+    assert ended() == (False, blame)
+    assert ended(Task.TRAINING) == (True, blame)
+    assert ended(Task.EVALUATION) == (True, None)
+    assert ended(Task.TRAINING, Task.EVALUATION) == (True, None)
+
+
 def test_a_cause_that_comes_later_is_counted_once(bench: type[Bench]) -> None:
     job = bench(max_failed_shards=1)
     job.up()
@@ -307,6 +336,19 @@ def test_what_became_of_a_lost_workers_leases_is_told_of_each_worker_by_itself(
         ("reconciled 1 shard of worker-1: 16 more records confirmed, 4 to redo", "worker-1"),
     ]
     assert told[1].details == {"shards": 1, "trained": 16, "repeated": 4}
+
+
+def test_a_worker_that_failed_and_then_ended_is_asked_about_once_and_the_failure_counts(
+    bench: type[Bench],
+) -> None:
+    job = bench()
+    job.up()
+    job.lease()
+    assert gone(job, None)[2] == [FENCE]
+    pending = job.state._parts.leasing._reconciliation.open[worker(0)]
+    for blame in (BLAME, Blame("later", None), None):
+        assert gone(job, blame)[2] == []
+        assert pending.blame == BLAME
 
 
 def test_who_never_attached_or_has_no_work_holds_nothing(bench: type[Bench]) -> None:

@@ -193,6 +193,48 @@ def test_an_epoch_begins_while_shards_of_the_last_one_are_still_held() -> None:
     assert not ledger.finished
 
 
+def test_nothing_is_booked_in_a_new_ledger() -> None:
+    ledger = make()
+    assert (ledger.booked, ledger.resumed, ledger.undone, ledger.partly_pushed) == (0, 0, 0, 0)
+    assert (ledger.first_id, ledger.cursor, ledger.done_shards) == (0, 0, 0)
+    assert not ledger.repeated_at_least
+    again = make()
+    again.replaces(ledger, A)
+    assert taken(again, A).piece.attempt == 1, "the attempt after the only one before"
+
+
+def test_ids_are_given_once_and_in_order() -> None:
+    ids = Ids()
+    assert not ids.given(ShardId(0))
+    assert [ids.reserve(3), ids.reserve(2)] == [0, 3]
+    assert [ids.given(ShardId(id)) for id in (-1, 0, 4, 5)] == [False, True, True, False]
+
+
+def test_the_order_of_an_epoch_is_that_of_the_plan() -> None:
+    ledger = make(epochs=2)
+    assert list(ledger.order) == []
+    for _ in range(3):
+        taken(ledger, A)
+    assert list(ledger.order) == list(ledger.plan.order(1))
+    assert (ledger.first_id, ledger.cursor, ledger.fresh, ledger.holders) == (2, 1, 1, 1)
+
+
+def test_an_early_stop_knows_the_begun_shards_of_the_epoch_that_are_not_expected() -> None:
+    ledger = make(epochs=2)
+    of_before, also = taken(ledger, A), taken(ledger, B)
+    begun = taken(ledger, A)
+    for held in (of_before, begun):
+        ledger.give_back(held)
+    ledger.stop()
+    assert ledger.stopped_at == 1
+    assert ledger.forgone == {begun.piece.number}
+    ledger.stop()
+    assert ledger.stopped_at == 1
+    ledger.give_back(also)
+    assert ledger.forgone == {begun.piece.number}
+    assert ledger.finished
+
+
 # Settling
 
 
@@ -205,6 +247,7 @@ def test_what_every_server_has_is_trained_and_what_only_some_have_is_repeated() 
     held = taken(ledger, A)
     ledger.settle(A, (applied(held, 16), applied(held, 8), applied(held, 16)))
     assert (ledger.counts[0].trained, ledger.counts[0].repeated) == (8, 8)
+    assert ledger.partly_pushed == 8
     assert taken(ledger, B).piece.offset == 8
 
 
@@ -296,6 +339,18 @@ def test_a_piece_blamed_too_often_while_nobody_has_it_is_never_leased_again() ->
     assert [ledger.blame(blame) for _ in range(3)] == [None, None, held.piece]
     assert ledger.parked == [held.piece] and not ledger.returned
     assert adds_up(ledger)
+
+
+def test_a_piece_that_is_blamed_while_it_is_held_again_is_parked_by_its_next_failure() -> None:
+    ledger = make()
+    held = taken(ledger, A)
+    blame = Blame("it ended", held.piece.shard.id)
+    assert [ledger.blame(blame) for _ in range(2)] == [None, None]
+    assert held.piece.failures == ["it ended"] * 2 and not ledger.parked
+    assert ledger.fail(held, "again")
+    assert ledger.parked == [held.piece]
+    assert ledger.blame(blame) is None, "nobody has it any more"
+    assert ledger.blame(Blame("no shard", None)) is None
 
 
 def test_a_lease_behind_the_one_in_doubt_is_given_back_as_it_is() -> None:

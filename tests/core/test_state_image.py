@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import PurePath
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,19 @@ def test_an_image_of_another_version_is_refused() -> None:
         restore(JobState(SPEC), image, CONSTANTS)
 
 
+def test_an_image_without_a_field_that_has_no_default_is_refused() -> None:
+    image = image_of(Count(0, 10, 2), {})
+    del image[0][1]["expected"]
+    with pytest.raises(ValueError, match=r"Count differs in \['expected'\]"):
+        restore(Count(0, 0, 0), image, {})
+
+
+def test_a_field_that_an_image_leaves_out_gets_its_default() -> None:
+    count = Count(1, 2, 3, bad=4)
+    restore(count, image_of(Count(0, 10, 2, trained=7), {}), {})
+    assert count == Count(0, 10, 2, trained=7)
+
+
 def test_an_image_without_one_of_its_objects_is_refused() -> None:
     image = image_of(JobState(SPEC), CONSTANTS)
     image[0][1]["_context"] = ["object", len(image)]
@@ -85,3 +100,10 @@ def test_an_image_makes_values_of_frozen_classes_only() -> None:
     image[0][1]["_context"] = ["value", "elasticdl.master.core.state:JobState", {}]
     with pytest.raises(ValueError, match="is not what the image says"):
         restore(JobState(SPEC), image, CONSTANTS)
+
+
+def test_a_state_with_a_value_of_a_foreign_class_has_no_image() -> None:
+    count: Any = Count(0, 10, 2)
+    count.trained = PurePath("a")
+    with pytest.raises(TypeError, match="use plain values"):
+        image_of(count, {})

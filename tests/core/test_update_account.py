@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from elasticdl.job_status import UpdateCounts
+from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.updates import UpdateAccount, UpdateMark, _Part, _Restored, _Updates
 from tests.core.conftest import Bench, ps, worker
@@ -103,6 +106,41 @@ def test_servers_that_the_parameters_moved_to_succeed_all_those_before() -> None
     assert not made._succeeds(ps(1), ps(0))
     assert not made._succeeds(ps(3), ps(2))
     assert made.moves == 1
+
+
+def test_nothing_is_exact_after_a_server_restored_what_nobody_knows() -> None:
+    made = account(5, 5)
+    assert not made.counts().at_least
+    assert made.restored(ps(0, 1), None) == 0
+    assert made.counts() == UpdateCounts(5, 0, 0, at_least=True)
+
+
+def test_a_cut_of_asynchronous_pushes_has_no_steps(bench: type[Bench]) -> None:
+    job = bench(checkpoint_steps=10)
+    job.up()
+    job.pushed(0, 3)
+    taken = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))[0].snapshot
+    commands = job.put(e.SnapshotCut(0, taken, 10, {}, {"worker-0": 3}))
+    (save,) = job.of(c.SaveSnapshot, commands)
+    assert json.loads(save.ledger)["updates"]["applied"] == 3
+
+
+@pytest.mark.parametrize(("last", "at_least"), [(3, False), (5, False), (6, True)])
+def test_a_cut_is_inexact_if_a_worker_may_have_pushed_before_a_restore(
+    last: int, at_least: bool
+) -> None:
+    mark = UpdateMark({str(worker(0)): last})
+    assert account(3, 5).counts_at(mark) == UpdateCounts(last, 0, 0, at_least)
+
+
+def test_a_cut_of_steps_has_those_that_are_complete(bench: type[Bench]) -> None:
+    job = bench(checkpoint_steps=10, sync=True)
+    job.up()
+    for number, complete in ((1, True), (2, False), (3, True)):
+        job.put(e.StepApplied(0, number, complete, (ps(0),)))
+    taken = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))[0].snapshot
+    (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken, 10, {})))
+    assert json.loads(save.ledger)["updates"]["applied"] == 2
 
 
 def test_a_step_that_is_told_again_changes_nothing() -> None:

@@ -31,6 +31,12 @@ EQUIVALENT = (
         "the limit of a summary does not depend on a number of records",
     ),
     Equivalent(
+        "master.core.data.lease_limits:LeaseLimits.singleton_limit_s",
+        "return self._paces.limit_s(Task.SUMMARY, 0, warm=True) if summary else 0.0",
+        "True becomes False",
+        "the limit of a summary does not depend on an earlier one either",
+    ),
+    Equivalent(
         "master.core.data.backup_leases:BackupLeases._lease_again",
         'details = {"saved_s": round(late.gain_s, 3), "shards": len(shards), "records": rest}',
         "3 becomes 4",
