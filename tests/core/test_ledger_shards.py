@@ -233,6 +233,8 @@ def test_an_early_stop_knows_the_begun_shards_of_the_epoch_that_are_not_expected
     ledger.give_back(also)
     assert ledger.forgone == {begun.piece.number}
     assert ledger.finished
+    assert [(count.expected, count.unfinished) for count in ledger.counts] == [(0, 0), (0, 0)]
+    assert [count.forgone for count in ledger.counts] == [40, 40]
 
 
 # Settling

@@ -141,6 +141,11 @@ def test_a_cut_of_steps_has_those_that_are_complete(bench: type[Bench]) -> None:
     taken = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))[0].snapshot
     (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken, 10, {})))
     assert json.loads(save.ledger)["updates"]["applied"] == 2
+    job.put(e.SnapshotSaved(0, taken, 10, "version-10", 1))
+    job.put(e.StepApplied(0, 4, True, (ps(0),)))
+    job.die(ps(0))
+    job.attach(ps(0, 1), restored=10)
+    assert job.updates == UpdateCounts(2, 1, 0, at_least=False)
 
 
 def test_a_step_that_is_told_again_changes_nothing() -> None:
