@@ -77,6 +77,8 @@ def test_a_worker_that_reports_whole_shards_is_about_to_report_one(bench: type[B
     """It may have done what it could since its last report; the next worker begins anew."""
     found = late(bench, keeps_progress=False)
     assert found == pytest.approx((0.5 * 1500 - (50.0 - 20.0), 0.5 * 900 + HANDOVER_S))
+    found = late(bench, offsets=(100,), keeps_progress=False)
+    assert found == pytest.approx((420, 420 + HANDOVER_S)), "nobody takes its only shard"
 
 
 def test_a_worker_loses_its_leases_three_times_and_not_again(bench: type[Bench]) -> None:
