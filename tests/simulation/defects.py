@@ -17,9 +17,10 @@ class Defect:
     seeds: tuple[int, ...]
     what: str
     any_flags: bool = False
-    """Whether its jobs may have --export-seconds and --autoscale.
+    """Whether its jobs have whatever flags they are drawn with.
 
-    Older defects were found before jobs were drawn with them, and need their jobs as they were.
+    Other defects were found before jobs were drawn with --autoscale, for example, and need their
+    jobs as they were.
     """
 
 
@@ -148,8 +149,8 @@ def seeds_of(strategy: str) -> tuple[int, ...]:
     return tuple(seed for defect in DEFECTS if defect.strategy == strategy for seed in defect.seeds)
 
 
-def seeds_before_autoscaling(strategy: str) -> frozenset[int]:
-    """Those whose jobs have no --export-seconds and no --autoscale."""
+def old_seeds_of(strategy: str) -> frozenset[int]:
+    """Those whose jobs have only flags that jobs were drawn with from the beginning."""
     return frozenset(
         seed
         for defect in DEFECTS

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.shard import Source
-from tests.simulation.defects import seeds_before_autoscaling
+from tests.simulation.defects import old_seeds_of
 from tests.simulation.network import Weather
 
 RING, SERVERS, STEPS = "ring", "ps", "sync"
@@ -170,7 +170,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
     if draw.random() < 0.3:
         flags["output"] = "out"
         by_time = random.Random(f"export seconds {strategy} {seed}")
-        if strategy != RING and seed not in seeds_before_autoscaling(strategy):
+        if strategy != RING and seed not in old_seeds_of(strategy):
             flags["export_seconds"] = by_time.choice(
                 [0, 1, 10, round(_spread(by_time, 0.1, 60), 2)]
             )
@@ -186,7 +186,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
     if far:
         # Their answers take long, so more of them may pay.
         flags["num_ps_pods"] = f"{flags['num_ps_pods']}:{flags['num_ps_pods'] + 2}"
-    if strategy == SERVERS and seed not in seeds_of(strategy):
+    if strategy == SERVERS and seed not in old_seeds_of(strategy):
         flags |= _cluster_flags(seed, exports="output" in flags)
     longer = 12 if autoscale else 4 if slow else 1
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
@@ -228,7 +228,7 @@ def _kept_pushes(seed: int, strategy: str) -> int:
 
 def _autoscales(seed: int, strategy: str, size: _Size) -> bool:
     """Whether the master chooses the number of workers: not in jobs that found a defect before."""
-    if size.low == size.high or seed in seeds_before_autoscaling(strategy):
+    if size.low == size.high or seed in old_seeds_of(strategy):
         return False
     # Drawn apart, so that seeds keep the rest of their jobs.
     return random.Random(f"autoscale {strategy} {seed}").random() < 0.1
