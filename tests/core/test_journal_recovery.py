@@ -327,8 +327,9 @@ def test_an_image_of_all_that_was_written_is_used(life: Life) -> None:
             break
     else:
         raise AssertionError("no image was written")
-    for one in (*files.images(life.directory)[:-1], *files.segments(life.directory)[:-1]):
-        one.path.unlink()
+    before = [one.path for one in files.images(life.directory)[:-1]]
+    for path in [*before, *(one.path for one in files.segments(life.directory)[:-1])]:
+        path.unlink()
     equal(life.next(), life.state)
 
 

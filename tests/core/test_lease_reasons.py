@@ -8,6 +8,8 @@ from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.rollback import restore_ledger
+from elasticdl.master.core.job_context import Phase
 from elasticdl.shard import Applied, Task
 from tests.core.conftest import Bench, ps, worker
 from tests.present import present
@@ -319,3 +321,28 @@ def test_a_limit_is_five_minutes_where_a_model_may_have_to_be_compiled(bench: ty
     job.lease()
     assert leasing.limits.limit_s(process) == 300.0
     assert leasing.limits.limit_s(process, compiles=False) == 30.0
+
+
+def test_nobody_is_told_that_leases_of_a_worker_that_is_gone_are_void(bench: type[Bench]) -> None:
+    job = bench()
+    job.up()
+    orders = job.state._parts.context.orders
+    leasing_of(job).revocation.revoke(worker(7), "slow")
+    assert orders.take() == []
+
+
+@pytest.mark.parametrize("phase", [Phase.WORKING, Phase.CHECKPOINTING])
+def test_training_resumes_from_an_earlier_ledger_only_if_it_was_over(
+    bench: type[Bench], phase: Phase
+) -> None:
+    job = bench()
+    job.up()
+    job.finish(0, job.lease())
+    parts = job.state._parts
+    context = parts.context
+    context.phase = phase
+    assert restore_ledger(context, parts.evaluation, "", worker(0)) == 16
+    texts = [one.text for one in job.of(c.Announce, context.orders.take())]
+    assert context.phase is Phase.WORKING
+    assert texts == ["the weights were lost: training resumes"] * (phase is not Phase.WORKING)
+    assert job.total["repeated"] == 0 and job.total["trained"] == 0

@@ -390,6 +390,7 @@ def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench: type[Bench
     mine, other = job.lease(0), job.lease(1)
     job.finish(0, mine)
     job.progress(1, other, 8)
+    job.tick(5)
     commands = job.put(e.WorkerStopRequested(0, job.worker(0), "16 steps are done"))
     assert job.of(c.RevokeLeases, commands) == [
         c.RevokeLeases(job.worker(1), "ending training early")

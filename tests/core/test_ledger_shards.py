@@ -203,6 +203,21 @@ def test_nothing_is_booked_in_a_new_ledger() -> None:
     assert taken(again, A).piece.attempt == 1, "the attempt after the only one before"
 
 
+def test_what_remains_is_neither_done_nor_given_up_in_all_epochs() -> None:
+    ledger = make(epochs=3)
+    assert ledger.remaining == 120
+    held = taken(ledger, A)
+    assert ledger.remaining == 120
+    ledger.advance(held, 8, 3)
+    assert ledger.remaining == 112
+    for _ in range(2):
+        held.piece.failures.append("no")
+    assert ledger.fail(held, "no")
+    assert ledger.remaining == 100
+    ledger.stop()
+    assert ledger.remaining == 0
+
+
 def test_ids_are_given_once_and_in_order() -> None:
     ids = Ids()
     assert not ids.given(ShardId(0))

@@ -52,8 +52,9 @@ def test_all_updates_are_repeated_when_training_begins_again() -> None:
     made = account(7, 7)
     made._of(str(worker(0))).lose(2, 4)
     assert made.counts() == UpdateCounts(5, 2, 0, False)
+    made.before = UpdateCounts(20, 3, 1, False)
     made.begin_again()
-    assert made.counts() == UpdateCounts(0, 0, 7, True)
+    assert made.counts() == UpdateCounts(0, 0, 1 + 20 + 3 + 7, True)
 
 
 def test_steps_that_a_ring_lost_are_undone_and_never_fewer_than_none() -> None:
