@@ -10,7 +10,7 @@ from elasticdl.master.core import events as e
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.rollback import restore_ledger
 from elasticdl.master.core.job_context import Phase
-from elasticdl.shard import Applied, Task
+from elasticdl.shard import Applied, ShardId, Task
 from tests.core.conftest import Bench, ps, worker
 from tests.present import present
 
@@ -346,3 +346,15 @@ def test_training_resumes_from_an_earlier_ledger_only_if_it_was_over(
     assert context.phase is Phase.WORKING
     assert texts == ["the weights were lost: training resumes"] * (phase is not Phase.WORKING)
     assert job.total["repeated"] == 0 and job.total["trained"] == 0
+
+
+def test_what_books_nothing_is_no_progress_of_a_worker(bench: type[Bench]) -> None:
+    job = bench(max_bad_records=9)
+    job.up()
+    lease = job.lease()
+    process = present(job.state._parts.context.worker(worker(0)))
+    job.put(e.ProgressReported(0, worker(0), Task.TRAINING, Applied(ShardId(999), 0, 8)))
+    job.progress(0, lease, 8, bad_records=1, ahead=True)
+    assert (process.done_records, process.works) == (0, False)
+    job.progress(0, lease, 8, bad_records=1)
+    assert (process.done_records, process.works) == (8, True)
