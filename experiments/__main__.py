@@ -27,7 +27,7 @@ from experiments import (
     volcano,
 )
 from experiments.chart import slots_over_time
-from experiments.clusters import on_cluster, on_gang_cluster
+from experiments.clusters import on_cluster
 from experiments.figures import Figures
 
 EXPERIMENTS: Mapping[str, Callable[..., Figures]] = {
@@ -38,7 +38,7 @@ EXPERIMENTS: Mapping[str, Callable[..., Figures]] = {
     "elasticdl2": partial(on_cluster, elasticdl2.run),
     "elasticdl3": elasticdl3.run,
     "trials": partial(on_cluster, trials.run),
-    "volcano": partial(on_gang_cluster, volcano.run),
+    "volcano": partial(on_cluster, volcano.run, gangs=True),
 }
 
 

@@ -1,4 +1,6 @@
-"""Clusters of simulated nodes for an experiment."""
+"""A cluster of simulated nodes for an experiment: a control plane, and nothing that runs
+containers.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from elasticdl.cluster.kubernetes.setup_objects import cluster_objects
 from experiments.cluster_experiment import Lab
 from experiments.figures import Figures
 from tests.kubernetes import gang_control_plane, many_pods, target_cluster
+from tests.kubernetes.cluster import cluster
 from tests.kubernetes.jobs import RBAC
 from tests.kubernetes.target_cluster import TargetCluster
 
@@ -27,32 +29,23 @@ class Run(Protocol):
     def __call__(self, lab: Lab, *, small: bool) -> Awaitable[Figures]: ...
 
 
-def on_cluster(run: Run, *, small: bool) -> Figures:
-    """Run an experiment on a cluster of its own."""
-    with _cluster() as place, many_pods.fake_nodes(place, DRAIN):
-        place.make_namespace(NAMESPACE)
-        return measured(place, NAMESPACE, run, small=small)
-
-
-def on_gang_cluster(run: Run, *, small: bool) -> Figures:
-    """Run an experiment on a control plane with gangs of its own."""
-    with (
-        _cluster() as place,
-        gang_control_plane.running(place) as gangs,
-        many_pods.fake_nodes(gangs, DRAIN),
-    ):
-        gangs.kubectl("create", "namespace", NAMESPACE)
-        return measured(gangs, NAMESPACE, run, small=small)
-
-
-@contextmanager
-def _cluster() -> Iterator[TargetCluster]:
+def on_cluster(
+    run: Run, *, small: bool, gangs: bool = False, max_backoff_s: int | None = None
+) -> Figures:
+    """Run an experiment on a control plane of its own, in a network of its own."""
     if os.environ.get("KUBECONFIG"):
         sys.exit("unset KUBECONFIG: simulated nodes need a cluster of the experiment's own")
     if reason := target_cluster.why_not():
         sys.exit(reason)
-    with target_cluster.found() as place, place.entered():
-        yield place
+    with cluster.running(bare=True) as own:
+        network = TargetCluster(own.kubeconfig, own, "")
+        with (
+            network.entered(),
+            gang_control_plane.running(network, gangs=gangs, max_backoff_s=max_backoff_s) as place,
+            many_pods.fake_nodes(place, DRAIN),
+        ):
+            place.kubectl("create", "namespace", NAMESPACE)
+            return measured(place, NAMESPACE, run, small=small)
 
 
 def measured(place: TargetCluster, namespace: str, run: Run, *, small: bool) -> Figures:

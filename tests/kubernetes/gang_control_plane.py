@@ -1,4 +1,5 @@
-"""A control plane of a Kubernetes with gangs of its own, in the network of the tests' cluster.
+"""A control plane of a Kubernetes with gangs of its own, in the network of the tests' cluster or of
+an experiment.
 
 The tests' cluster is older. This one has an API server, a scheduler and simulated nodes, and
 nothing that runs processes.
@@ -7,6 +8,7 @@ nothing that runs processes.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import subprocess
 import tempfile
@@ -20,11 +22,18 @@ from tests.kubernetes.target_cluster import TargetCluster
 API_PORT, ETCD_PORT, ETCD_PEER_PORT, SCHEDULER_PORT = 6543, 2479, 2480, 10359
 START_LIMIT_S = 120
 GATES = "--feature-gates=GenericWorkload=true"
+WORKLOADS = "--runtime-config=scheduling.k8s.io/v1beta1=true"
 
 
 @contextlib.contextmanager
-def running(place: TargetCluster) -> Iterator[TargetCluster]:
-    """The control plane, while the context lasts. This thread has `entered` the cluster."""
+def running(
+    place: TargetCluster, *, gangs: bool = True, max_backoff_s: int | None = None
+) -> Iterator[TargetCluster]:
+    """The control plane, while the context lasts. This thread has `entered` the cluster.
+
+    Without `gangs` it has the features of its version's defaults. `max_backoff_s`: how long its
+    scheduler waits at most before it tries a pod again, instead of its default of 10 s.
+    """
     assert place.own is not None, "it runs in the network of the tests' own cluster"
     built = subprocess.run(
         [cluster.HERE / "gang_programs/build"],
@@ -37,13 +46,14 @@ def running(place: TargetCluster) -> Iterator[TargetCluster]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         state = Path(folder)
         _copy_identities(place.own.state, state)
-        for command in _api_server(state, place.own.programs, programs):
+        for command in _api_server(state, place.own.programs, programs, gangs):
             stack.enter_context(_child(command, state))
         made = replace(place.own, state=state)
         found = TargetCluster(made.kubeconfig, made, place.busybox)
         # A scheduler that asks too early gives up for good where the machine is busy.
         found.wait_until_reachable(START_LIMIT_S)
-        stack.enter_context(_child(_scheduler(state, programs), state))
+        scheduler = _scheduler(state, programs, max_backoff_s)
+        stack.enter_context(_child([*scheduler, *([GATES] if gangs else [])], state))
         yield found
 
 
@@ -56,7 +66,9 @@ def _copy_identities(own: Path, state: Path) -> None:
         (state / f"{token}.kubeconfig").write_text(text.replace(":6443", f":{API_PORT}"))
 
 
-def _api_server(state: Path, common: Path, programs: Path) -> Iterator[list[str]]:
+def _api_server(
+    state: Path, common: Path, programs: Path, gangs: bool
+) -> Iterator[list[str]]:
     client, peer = (f"http://127.0.0.1:{port}" for port in (ETCD_PORT, ETCD_PEER_PORT))
     yield [
         f"{common}/etcd", f"--data-dir={state}/etcd", "--unsafe-no-fsync", "--log-level=warn",
@@ -75,15 +87,23 @@ def _api_server(state: Path, common: Path, programs: Path) -> Iterator[list[str]
         f"--service-cluster-ip-range={node.SERVICES}",
         # No controller makes service accounts here, or takes the taints of new nodes away.
         "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
-        GATES, "--runtime-config=scheduling.k8s.io/v1beta1=true",
+        *([GATES, WORKLOADS] if gangs else []),
     ]  # fmt: skip
 
 
-def _scheduler(state: Path, programs: Path) -> list[str]:
+def _scheduler(state: Path, programs: Path, max_backoff_s: int | None) -> list[str]:
+    settings: dict[str, object] = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": f"{state}/scheduler.kubeconfig"},
+        "leaderElection": {"leaderElect": False},
+    }
+    if max_backoff_s is not None:
+        settings["podMaxBackoffSeconds"] = max_backoff_s
+    (state / "scheduler.json").write_text(json.dumps(settings))
     return [
-        f"{programs}/kube-scheduler", f"--kubeconfig={state}/scheduler.kubeconfig",
-        "--leader-elect=false", f"--secure-port={SCHEDULER_PORT}", f"--cert-dir={state}/certs",
-        GATES,
+        f"{programs}/kube-scheduler", f"--config={state}/scheduler.json",
+        f"--secure-port={SCHEDULER_PORT}", f"--cert-dir={state}/certs",
     ]  # fmt: skip
 
 

@@ -127,12 +127,13 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def running(images: Path | None = None) -> Iterator[Cluster]:
+def running(images: Path | None = None, *, bare: bool = False) -> Iterator[Cluster]:
     """A cluster for as long as the context lasts.
 
     Raises RuntimeError with the reason if it does not come up.
 
-    `images`: a store (`store.py`) of images that its node has from the start.
+    `images`: a store (`store.py`) of images that its node has from the start. `bare`: namespaces, a
+    network and identities only; the caller runs the programs (`gang_control_plane.py`).
     """
     built = subprocess.run(
         [HERE / "programs/build"],
@@ -146,7 +147,7 @@ def running(images: Path | None = None) -> Iterator[Cluster]:
     state = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=leftovers.STATES))
     with leftovers.claimed(state):
         had, blobs = store.kept(images) if images is not None else ((), frozenset())
-        process = _start(state, programs, images or state / "no-images")
+        process = _start(state, programs, "" if bare else images or state / "no-images")
         try:
             said = _first_line(process)
             if said != "READY":
@@ -160,7 +161,7 @@ def running(images: Path | None = None) -> Iterator[Cluster]:
             leftovers.remove(state.name)
 
 
-def _start(state: Path, programs: Path, images: Path) -> subprocess.Popen[str]:
+def _start(state: Path, programs: Path, images: Path | str) -> subprocess.Popen[str]:
     (state / "logs").mkdir()
     with (state / "logs/node.log").open("w") as log:
         return subprocess.Popen(

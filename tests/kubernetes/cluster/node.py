@@ -59,7 +59,14 @@ class Node:
         self.commands: dict[str, tuple[object, ...]] = {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
+    def prepare(self) -> None:
+        """Make what a control plane of somebody else's needs: a network and identities."""
+        run("ip", "link", "set", "lo", "up")
+        run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", "lo")
+        self.certificates()
+
     def start(self) -> None:
+        """Run a control plane, and a node that runs containers."""
         private_folders(self.state)
         if available_memory_bytes() > MEMORY_TO_SPARE_BYTES:
             for folder in VOLATILE:
@@ -445,9 +452,10 @@ DNS_OBJECTS = [
 def main() -> None:
     for quiet in (signal.SIGINT, signal.SIGTERM):
         signal.signal(quiet, lambda *_: os._exit(0))
-    node = Node(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    state, programs, cgroup, images = sys.argv[1:5]
+    node = Node(Path(state), Path(programs), cgroup, Path(images))
     try:
-        node.start()
+        node.start() if images else node.prepare()
     except (OSError, RuntimeError) as error:
         print(f"FAILED {error}", flush=True)
         return
