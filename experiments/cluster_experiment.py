@@ -19,6 +19,7 @@ from elasticdl.cluster.kubernetes.labels import MASTER, pod_name
 from elasticdl.cluster.kubernetes.planning import job_object
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.job import JobSpec
+from experiments.fair_share import Demand, fair_makespan_s
 from experiments.figures import Figures, JobTimes, Span, figures
 from experiments.services import Services
 from experiments.simulated_processes import (
@@ -123,6 +124,11 @@ class PlannedJob:
         return self.spec.servers if self.spec.kubernetes.ps_resource_request else 0
 
     @property
+    def demand(self) -> Demand:
+        workers = self.spec.cluster.num_workers.high
+        return Demand(self.arrives_s, self.work_s, workers, self.servers)
+
+    @property
     def wish(self) -> int:
         """Slots that it would take."""
         return self.spec.cluster.num_workers.high + self.servers
@@ -208,6 +214,7 @@ class Experiment:
             {one.name: one.spec.kubernetes.weight for one in jobs},
             self._slots,
             work_s / (self._slots - servers) if fixed else None,
+            fair_makespan_s([one.demand for one in jobs], self._slots) if fixed else None,
             sum(job.processes.preempted for job in self._jobs.values()),
         )
         if self._services is None:

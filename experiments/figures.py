@@ -72,6 +72,8 @@ class Figures:
     """The part of it after the first master asked for pods."""
     ideal_s: float | None = None
     """All work at once on all slots for workers."""
+    fair_s: float | None = None
+    """As jobs come, with fair shares and no delay: see `fair_share`."""
     preemptions: int | None = None
     ended: int = 0
     """Jobs that ended."""
@@ -100,6 +102,7 @@ def figures(
     weights: Mapping[str, int],
     slots: int,
     ideal_s: float | None,
+    fair_s: float | None,
     preemptions: int,
 ) -> Figures:
     """The figures of an experiment on `slots` equal slots."""
@@ -120,6 +123,7 @@ def figures(
         last_s - min(job.arrived_s for job in jobs.values()) if last_s < math.inf else None,
         last_s - min(job.ordered_s for job in jobs.values()) if last_s < math.inf else None,
         ideal_s,
+        fair_s,
         preemptions,
         sum(job.ended_s < math.inf for job in jobs.values()),
         spans=spans,

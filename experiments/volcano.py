@@ -26,7 +26,7 @@ SERVERS, WORKERS = 2, 4
 SLOTS, SLOTS_A_NODE = 10, 2
 SHARDS_A_WORKER, SMALL_SHARDS_A_WORKER = 10, 4
 COST, SMALL_COST = CostModel(1.0, 2.0, WORKERS), CostModel(0.5, 0.2, WORKERS)
-STALL_S, SMALL_STALL_S = 60.0, 25.0
+STALL_S = 25.0
 """For each job. Jobs that are not done by then wait for each other."""
 LIMIT_S = 600.0
 FREED_S = 5.0
@@ -62,9 +62,7 @@ async def _row(lab: Lab, count: int, *, gang: bool, small: bool) -> dict[str, An
     services = Services(
         lab.api, lab.namespace, cpu_of_slot(SLOTS_A_NODE), ((0.0, SLOTS), (FREED_S, 0))
     )
-    found = await Experiment(lab, SLOTS, LIMIT_S, services).run(
-        jobs, stall_s=count * (SMALL_STALL_S if small else STALL_S)
-    )
+    found = await Experiment(lab, SLOTS, LIMIT_S, services).run(jobs, stall_s=count * STALL_S)
     freed_s = max(span.end_s for span in found.spans if span.services)
     took_s = found.makespan_s - freed_s if found.makespan_s is not None else None
     return {

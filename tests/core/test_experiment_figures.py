@@ -24,7 +24,7 @@ def test_fairness_and_utilisation_are_of_the_contended_time_and_weigh_shares() -
         Span(12, 18, {"a": 2, "b": 4}, 6, contended=True),
     ]
     times = {"a": JobTimes(0, 0.5, 1, 18), "b": JobTimes(10, 11, 13, 20)}
-    found = figures(spans, times, {"a": 1, "b": 2}, slots=8, ideal_s=9, preemptions=3)
+    found = figures(spans, times, {"a": 1, "b": 2}, slots=8, ideal_s=9, fair_s=10, preemptions=3)
     assert found.jain == pytest.approx((2 * 0.5 + 6 * 1) / 8)
     assert found.utilisation == pytest.approx((2 * 8 + 6 * 6) / (8 * 8))
     assert found.first_worker_s == {"a": 1, "b": 3} and found.waiting_s == 2
@@ -40,7 +40,9 @@ def test_fairness_once_settled_leaves_out_the_time_after_a_job_came() -> None:
         Span(22, 30, {"a": 2, "b": 2}, 4, contended=True),
     ]
     times = dict.fromkeys("ab", JobTimes(0, 0, 0, 30))
-    found = figures(spans, times, {"a": 1, "b": 1}, slots=4, ideal_s=None, preemptions=0)
+    found = figures(
+        spans, times, {"a": 1, "b": 1}, slots=4, ideal_s=None, fair_s=None, preemptions=0
+    )
     assert found.jain_settled == 1
     assert found.jain is not None and found.jain < 1
 
@@ -52,7 +54,7 @@ def test_utilisation_leaves_out_the_time_in_which_workers_give_way() -> None:
         Span(6, 8, {"a": 0}, 6, contended=True, services=6),
     ]
     times = {"a": JobTimes(0, 0.5, 1, math.inf), "late": JobTimes(2, 3, math.inf, math.inf)}
-    found = figures(spans, times, {"a": 1}, slots=8, ideal_s=None, preemptions=2)
+    found = figures(spans, times, {"a": 1}, slots=8, ideal_s=None, fair_s=None, preemptions=2)
     assert found.utilisation == pytest.approx((4 * 8 + 2 * 6) / (6 * 8))
     assert found.utilisation_with_waits == pytest.approx((4 * 8 + 2 * 4 + 2 * 6) / (8 * 8))
     assert found.makespan_s is None and found.ended == 0

@@ -66,9 +66,7 @@ def _copy_identities(own: Path, state: Path) -> None:
         (state / f"{token}.kubeconfig").write_text(text.replace(":6443", f":{API_PORT}"))
 
 
-def _api_server(
-    state: Path, common: Path, programs: Path, gangs: bool
-) -> Iterator[list[str]]:
+def _api_server(state: Path, common: Path, programs: Path, gangs: bool) -> Iterator[list[str]]:
     client, peer = (f"http://127.0.0.1:{port}" for port in (ETCD_PORT, ETCD_PEER_PORT))
     yield [
         f"{common}/etcd", f"--data-dir={state}/etcd", "--unsafe-no-fsync", "--log-level=warn",
