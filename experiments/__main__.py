@@ -1,5 +1,4 @@
-"""`python -m experiments NAME [--small] [-o json] [--keep FOLDER]`: the last line of JSON has the
-figures.
+"""Run one experiment: `python -m experiments NAME`. The last line of `-o json` has the figures.
 
 All but elasticdl3 need what `make test-kubernetes` needs: Linux, root and Go. `--keep` writes the
 figures and a chart of the slots over time into a folder.
@@ -46,13 +45,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("name", choices=EXPERIMENTS)
     parser.add_argument("--small", action="store_true", help="Smaller and shorter.")
+    parser.add_argument(
+        "--scheduler",
+        type=json.loads,
+        metavar="JSON",
+        help="Fields of KubeSchedulerConfiguration. elasticdl3 has no scheduler.",
+    )
     parser.add_argument("--keep", type=Path, help="A folder for figures and chart.")
     parser.add_argument("-o", dest="form", choices=("table", "json"), default="table")
     given = parser.parse_args()
     load = os.getloadavg()[0]
-    found = EXPERIMENTS[given.name](small=given.small)
+    options = {"small": given.small}
+    if given.scheduler is not None:
+        if given.name == "elasticdl3":
+            parser.error("elasticdl3 has no scheduler")
+        options["scheduler"] = given.scheduler
+    found = EXPERIMENTS[given.name](**options)
     today = datetime.now(UTC).date().isoformat()
     settings = {"experiment": given.name, "small": given.small, "date": today, "cpu": _cpu()}
+    if given.scheduler is not None:
+        settings["scheduler"] = given.scheduler
     row = settings | found.as_row() | {"load": [load, os.getloadavg()[0]]}
     row = {key: _rounded(value) for key, value in row.items()}
     if given.keep is not None:

@@ -8,9 +8,9 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from elasticdl.cluster.kubernetes.cluster_setup import set_up
 from elasticdl.cluster.kubernetes.setup_objects import cluster_objects
@@ -30,9 +30,12 @@ class Run(Protocol):
 
 
 def on_cluster(
-    run: Run, *, small: bool, gangs: bool = False, max_backoff_s: int | None = None
+    run: Run, *, small: bool, gangs: bool = False, scheduler: Mapping[str, Any] | None = None
 ) -> Figures:
-    """Run an experiment on a control plane of its own, in a network of its own."""
+    """Run an experiment on a control plane of its own, in a network of its own.
+
+    `scheduler`: see `gang_control_plane.running`.
+    """
     if os.environ.get("KUBECONFIG"):
         sys.exit("unset KUBECONFIG: simulated nodes need a cluster of the experiment's own")
     if reason := target_cluster.why_not():
@@ -41,7 +44,7 @@ def on_cluster(
         network = TargetCluster(own.kubeconfig, own, "")
         with (
             network.entered(),
-            gang_control_plane.running(network, gangs=gangs, max_backoff_s=max_backoff_s) as place,
+            gang_control_plane.running(network, gangs=gangs, scheduler=scheduler) as place,
             many_pods.fake_nodes(place, DRAIN),
         ):
             place.kubectl("create", "namespace", NAMESPACE)

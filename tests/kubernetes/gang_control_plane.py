@@ -12,9 +12,10 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.kubernetes.cluster import cluster, node
 from tests.kubernetes.target_cluster import TargetCluster
@@ -27,12 +28,12 @@ WORKLOADS = "--runtime-config=scheduling.k8s.io/v1beta1=true"
 
 @contextlib.contextmanager
 def running(
-    place: TargetCluster, *, gangs: bool = True, max_backoff_s: int | None = None
+    place: TargetCluster, *, gangs: bool = True, scheduler: Mapping[str, Any] | None = None
 ) -> Iterator[TargetCluster]:
     """The control plane, while the context lasts. This thread has `entered` the cluster.
 
-    Without `gangs` it has the features of its version's defaults. `max_backoff_s`: how long its
-    scheduler waits at most before it tries a pod again, instead of its default of 10 s.
+    Without `gangs` it has the features that its version has by default. `scheduler`: fields of its
+    scheduler's KubeSchedulerConfiguration.
     """
     assert place.own is not None, "it runs in the network of the tests' own cluster"
     built = subprocess.run(
@@ -52,8 +53,8 @@ def running(
         found = TargetCluster(made.kubeconfig, made, place.busybox)
         # A scheduler that asks too early gives up for good where the machine is busy.
         found.wait_until_reachable(START_LIMIT_S)
-        scheduler = _scheduler(state, programs, max_backoff_s)
-        stack.enter_context(_child([*scheduler, *([GATES] if gangs else [])], state))
+        command = _scheduler(state, programs, scheduler or {})
+        stack.enter_context(_child([*command, *([GATES] if gangs else [])], state))
         yield found
 
 
@@ -89,15 +90,15 @@ def _api_server(state: Path, common: Path, programs: Path, gangs: bool) -> Itera
     ]  # fmt: skip
 
 
-def _scheduler(state: Path, programs: Path, max_backoff_s: int | None) -> list[str]:
-    settings: dict[str, object] = {
+def _scheduler(state: Path, programs: Path, given: Mapping[str, Any]) -> list[str]:
+    client = {**given.get("clientConnection", {}), "kubeconfig": f"{state}/scheduler.kubeconfig"}
+    settings = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": f"{state}/scheduler.kubeconfig"},
+        **given,
+        "clientConnection": client,
         "leaderElection": {"leaderElect": False},
     }
-    if max_backoff_s is not None:
-        settings["podMaxBackoffSeconds"] = max_backoff_s
     (state / "scheduler.json").write_text(json.dumps(settings))
     return [
         f"{programs}/kube-scheduler", f"--config={state}/scheduler.json",
