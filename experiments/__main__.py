@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from experiments import (
     edl1,
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="Smaller and shorter.")
     parser.add_argument(
         "--scheduler",
-        type=json.loads,
+        type=_json_object,
         metavar="JSON",
         help="Fields of KubeSchedulerConfiguration. elasticdl3 has no scheduler.",
     )
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("-o", dest="form", choices=("table", "json"), default="table")
     given = parser.parse_args()
     load = os.getloadavg()[0]
-    options = {"small": given.small}
+    options: dict[str, Any] = {"small": given.small}
     if given.scheduler is not None:
         if given.name == "elasticdl3":
             parser.error("elasticdl3 has no scheduler")
@@ -74,6 +75,16 @@ def main() -> None:
         return
     for key, value in row.items():
         print(f"{key:<24} {value}")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
 
 
 def _cpu() -> str:
