@@ -238,6 +238,16 @@ class JobSpec(Section):
         return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
 
     @property
+    def keeps_pushes(self) -> bool:
+        """Whether workers push again what a server lost: not before checkpoints will have it.
+
+        Nor with synchronous steps: servers lose whole steps, of which several workers have parts.
+        """
+        checkpoints = self.checkpoint.checkpoint_seconds or self.checkpoint.checkpoint_steps
+        trains = self.action is Action.TRAIN and self.servers and not self.trains_in_steps
+        return bool(trains and checkpoints and self.keeps_checkpoints)
+
+    @property
     def workers_hold_journal(self) -> bool:
         """Whether workers have copies of the journal, in place of a volume or servers."""
         return not (self.keeps_checkpoints or self.servers)

@@ -128,14 +128,35 @@ def test_pods_that_keep_no_pushes_wait_for_the_interval(
     assert ordered(job, 300) == ("sync" in flags)
 
 
-def test_a_first_checkpoint_that_is_given_up_waits_for_the_interval(bench: type[Bench]) -> None:
-    job = in_pods(bench)
-    for _ in range(5):
-        job.put(e.SnapshotFailed(0, cut(job, 1).snapshot, "disk full"))
-        job.tick(60)
-    assert len(job.of(c.TakeSnapshot)) == 5
+def test_pods_with_checkpoints_by_steps_alone_get_early_ones_too(bench: type[Bench]) -> None:
+    job = in_pods(bench, checkpoint_seconds=0, checkpoint_steps=1000)
+    saved(job, cut(job, 1))
     job.put(e.VersionAdvanced(0, 6))
-    assert ordered(job, 240)
+    assert not ordered(job, 1000)
+    job.die(job.worker(0))
+    assert ordered(job, 1)
+
+
+def test_the_end_of_a_worker_in_a_pod_ends_the_pauses_of_a_checkpoint(bench: type[Bench]) -> None:
+    job = in_pods(bench)
+    saved(job, cut(job, 1))
+    job.put(e.VersionAdvanced(0, 6))
+    assert ordered(job, 300)
+    save = cut(job, 6)
+    assert save.pause_s == 30
+    job.die(job.worker(0))
+    assert [one.snapshot for one in job.of(c.HurrySnapshot)] == [save.snapshot]
+
+
+def test_a_report_of_before_a_checkpoint_brings_no_other_one(bench: type[Bench]) -> None:
+    job = begun(bench)
+    job.tick(2)
+    job.put(e.PushesReported(0, job.worker(0), 9, {}, crowded=True))
+    job.tick(1)
+    saved(job, cut(job, 1))
+    job.put(e.PushesReported(0, job.worker(0), 12, {}, crowded=True))
+    job.put(e.VersionAdvanced(0, 12))
+    assert ordered(job, 300)
 
 
 def ordinary(job: Bench, version: int = 5) -> c.SaveSnapshot:

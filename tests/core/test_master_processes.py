@@ -185,6 +185,22 @@ def test_a_cut_for_a_server_that_leaves_does_not_wait_for_repeated_pushes(
     assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, job.ps(0))))
 
 
+def test_a_server_that_ended_before_its_checkpoint_hurries_no_later_one(
+    bench: type[Bench],
+) -> None:
+    job = restored(bench)
+    (take,) = job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, job.ps(0))))[:1]
+    job.die(job.ps(0))
+    job.put(e.SnapshotFailed(0, take.snapshot, "a server is gone"))
+    job.attach(job.ps(0, 1), restored=100)
+    job.tick(5)
+    before = len(job.of(c.TakeSnapshot))
+    job.put(e.CheckpointRequested(0))
+    assert len(job.of(c.TakeSnapshot)) == before, "workers have yet to push again"
+    job.pushed(0, 120, {job.ps(0, 1): 0, job.ps(1, 1): 0})
+    assert len(job.of(c.TakeSnapshot)) == before + 1
+
+
 def test_a_job_does_not_end_while_workers_are_about_to_push_again(bench: type[Bench]) -> None:
     job = restored(bench)
     while leases := job.of(c.GrantLease, job.put(e.LeaseRequested(0, job.worker(0)))):
@@ -221,6 +237,8 @@ def test_a_checkpoint_comes_early_for_workers_that_have_no_room_for_more_pushes(
         c.TakeSnapshot, job.put(e.PushesReported(0, job.worker(0), 20, {}, crowded=True))
     )
     assert not job.of(c.TakeSnapshot, job.tick(48))
+    # It says so as long as it is so.
+    job.put(e.PushesReported(0, job.worker(0), 25, {}, crowded=True))
     (take,) = job.of(c.TakeSnapshot, job.tick(3))
     # Room was made: nobody asks any more.
     job.put(e.SnapshotCut(0, take.snapshot, 20, {}))

@@ -99,7 +99,7 @@ def test_what_was_put_in_has_arrived_when_the_report_with_it_was_taken_in() -> N
     assert later.is_set()
 
 
-def test_servers_that_were_met_are_told_once_and_a_full_log_until_it_has_room() -> None:
+def test_servers_that_were_met_are_told_once_and_a_full_log_with_each_push() -> None:
     outbox = Outbox()
     outbox.pushed(1, {"a": 0, "b": 0})
     outbox.pushed(2, {}, crowded=True)
@@ -110,6 +110,7 @@ def test_servers_that_were_met_are_told_once_and_a_full_log_until_it_has_room() 
     assert outbox.urgent.is_set()
     second = outbox.take({})
     assert (second.pushes, second.met, second.crowded) == (3, {"c": 2}, True)
+    assert not outbox.take({}).crowded, "a worker that pushes nothing needs no more room"
     # A checkpoint has made room meanwhile.
     outbox.pushed(4, {}, crowded=False)
     assert not outbox.take({}).crowded

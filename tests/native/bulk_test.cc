@@ -208,7 +208,7 @@ void a_push_without_a_place_ends_the_log_before_it() {
   PushLog log(1 << 20);
   for (int64_t sequence = 1; sequence <= 3; ++sequence) keep(log, sequence, 100);
   keep(log, 4, 2 << 20);
-  CHECK(log.empty() && log.last() == 4 && log.crowded() && log.too_large() == size_t{2} << 20);
+  CHECK(log.empty() && log.last() == 4 && !log.crowded() && log.too_large() == size_t{2} << 20);
   keep(log, 5, 100);
   CHECK(oldest(log) == 5 && !log.crowded() && log.too_large() == 0);
   // The push under way has its place, too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -298,14 +298,17 @@ class JobContext:
 
     def pushes_awaited(self) -> bool:
         """Whether workers are about to push again what a server lacks that came back."""
-        return bool(self.who_pushes_again())
+        return any(True for _ in self._who_pushes_again())
 
     def who_pushes_again(self) -> tuple[ProcessName, ...]:
         """Workers that a server has not met which came back a short time ago."""
+        return tuple(self._who_pushes_again())
+
+    def _who_pushes_again(self) -> Iterator[ProcessName]:
         after_s, going = self.now_s - _PUSHED_AGAIN_S, self.processes.going
         # For most of a job no server has come back lately.
         waiting = self.updates.awaited(after_s) if self.server_back_s > after_s else ()
-        return tuple(name for name in map(ProcessName.parse, waiting) if name in going)
+        return (name for name in map(ProcessName.parse, waiting) if name in going)
 
     def _may_push_again(self) -> frozenset[str]:
         over = self.phase in (Phase.ENDING, Phase.ENDED)

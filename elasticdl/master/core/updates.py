@@ -14,6 +14,7 @@ range: it is lost if the worker ends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
@@ -134,6 +135,8 @@ class UpdateAccount:
         self.before = NO_UPDATES
         """What earlier runs did, up to the checkpoint that this one began with."""
         self._workers: dict[str, _Updates] = {}
+        self._awaited: dict[str, None] = {}
+        """Workers that may push something again to a server that they have not met."""
         self._steps = _Updates()
         self.step = 0
         """The number of the newest step, complete or not."""
@@ -161,6 +164,7 @@ class UpdateAccount:
             for one in [one for one in mine.lacking if self._succeeds(server, one)]:
                 mine.lose(mine.lacking.pop(one).has, last)
         mine.book(event.pushes)
+        self._await(str(event.worker), mine)
 
     def fenced(self, event: WorkerFenced, indices: Sequence[int]) -> None:
         """Book the pushes of a lost worker that all servers have, which have these indices."""
@@ -179,6 +183,7 @@ class UpdateAccount:
             # It may have ended before it had pushed all again.
             mine.lose(at, mine.booked)
         mine.book(number)
+        self._await(str(event.worker), mine)
 
     def stepped(self, event: StepApplied) -> None:
         """Count a step if every server applied it."""
@@ -217,6 +222,7 @@ class UpdateAccount:
         for name, mine in self._workers.items():
             mine.lacking[server] = self._restored[server].part(name)
             mine.book(mine.booked)
+            self._await(name, mine)
         if mark is not None:
             self._steps.lose(mark.steps, self._steps.booked)
 
@@ -236,6 +242,7 @@ class UpdateAccount:
         for mine in (*self._workers.values(), self._steps):
             mine.begin, mine.lost = mine.booked, []
             mine.lacking.clear()
+        self._awaited.clear()
         # Workers may still report pushes from before.
         self._at_least = True
 
@@ -256,7 +263,8 @@ class UpdateAccount:
 
         Until then it may lack updates that they push again, if they live.
         """
-        return (name for name, mine in self._workers.items() if mine.awaited(after_s))
+        # Asked after each event: it must not look at all workers.
+        return (name for name in self._awaited if self._workers[name].awaited(after_s))
 
     def lost_of(self, worker: ProcessName) -> int:
         """How many updates of a living worker are lost for good."""
@@ -297,7 +305,14 @@ class UpdateAccount:
             # Its first pushes may have been to servers that were replaced before it reported.
             lacking = {server: one.part(worker) for server, one in self._restored.items()}
             self._workers[worker] = _Updates(lacking=lacking)
+            self._await(worker, self._workers[worker])
         return self._workers[worker]
+
+    def _await(self, worker: str, mine: _Updates) -> None:
+        if mine.awaited(-math.inf):
+            self._awaited[worker] = None
+        else:
+            self._awaited.pop(worker, None)
 
 
 def _age(met: tuple[ProcessName, int]) -> tuple[int, int]:

@@ -56,8 +56,8 @@ struct PushAnswer {
   std::vector<int64_t> staleness;
   std::vector<double> seconds;    // how long each server took
   std::vector<Met> met;
-  bool crowded = false;  // pushes that no checkpoint has fill half of their room, or this one has no place in it
-  size_t too_large = 0;  // then, the bytes of the largest part of this one
+  bool crowded = false;  // pushes that no checkpoint has fill half of their room
+  size_t too_large = 0;  // if this one has no place in it, the bytes of its largest part
 };
 struct InitialiseAnswer {
   bool took;

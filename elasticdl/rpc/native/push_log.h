@@ -43,8 +43,8 @@ class PushLog {
   // The newest push that the server has acknowledged.
   int64_t last() const { return last_; }
   void begin_after(int64_t sequence) { last_ = sequence; }
-  // Whether frames fill more than half of the room, or the last one did not fit in it.
-  bool crowded() const { return bytes_ > limit_ / 2 || too_large_ > 0; }
+  // Whether frames fill more than half of the room. An earlier checkpoint does not help a push that never has a place.
+  bool crowded() const { return bytes_ > limit_ / 2; }
   // The bytes of the last push if they exceed the room, else 0.
   size_t too_large() const { return too_large_; }
   // The memory that it takes, also for the push that is under way.

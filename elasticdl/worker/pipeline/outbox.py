@@ -362,6 +362,7 @@ class Outbox:
             # Clear before taking: what is added afterwards sets it again and goes with the next
             # report.
             self.urgent.clear()
+            pushed = self._pushes != self._pushes_taken
             report = Report(
                 progress=tuple(report for held in self._held.values() for report in held.take()),
                 summaries=tuple(self._summaries),
@@ -380,10 +381,10 @@ class Outbox:
                 ring_cuts=tuple(self._cuts),
                 ring_saves=tuple(self._saves),
                 starting=tuple(self._starting),
-                pushes=self._pushes if self._pushes != self._pushes_taken else 0,
+                pushes=self._pushes if pushed else 0,
                 met=self._met,
-                # With each report: one checkpoint may not be enough.
-                crowded=self._crowded,
+                # With each report of new pushes: one checkpoint may not be enough.
+                crowded=pushed and self._crowded,
             )
             self._starting = []
             self._pushes_taken, self._met = self._pushes, {}

@@ -19,11 +19,9 @@ one machine of the memory that is free.
 def kept_bytes(spec: JobSpec, free_bytes: int | None) -> int:
     """The bytes of acknowledged pushes that a worker of this job keeps, for all servers together.
 
-    0 if no checkpoint will have them, and with synchronous steps: servers lose whole steps, of
-    which several workers have parts. `free_bytes`: of this machine's memory; None: not known.
+    0 if it keeps none. `free_bytes`: of this machine's memory; None: not known.
     """
-    checkpoints = spec.checkpoint.checkpoint_seconds or spec.checkpoint.checkpoint_steps
-    if spec.trains_in_steps or not spec.keeps_checkpoints or not checkpoints:
+    if not spec.keeps_pushes:
         return 0
     if not spec.on_kubernetes:
         if free_bytes is None:

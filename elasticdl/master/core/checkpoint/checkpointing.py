@@ -12,6 +12,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import size
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job_choices import Action
+from elasticdl.master.core.checkpoint.early import EarlyCheckpoints
 from elasticdl.master.core.checkpoint.saves import Saved, Saving
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, HurrySnapshot, Purpose, SaveSnapshot
@@ -32,8 +33,6 @@ _PAUSE_FACTOR = 50.0
 
 Servers that leave the processors to training while they write take no time from it.
 """
-_FENCED_S = 1.0
-"""Servers admit the last pushes of a worker for so long after its end was seen."""
 _MOST_PAUSED_S = 30.0
 """Of each server while it writes a checkpoint that nobody waits for; less for short intervals."""
 _WHAT_TO_DO = (
@@ -56,8 +55,6 @@ class Checkpointing:
         self.saved: list[Saved] = []
         self.newest_cut_s = -1.0
         """When the newest cut was made of which a checkpoint is complete; below 0 there is none."""
-        self._covered_s = -1.0
-        """When that cut was ordered: it has all that workers had pushed by then."""
         self.last_problem = ""
         self._cut: SnapshotId | None = None
         self._wanted_after_cut = ""
@@ -74,8 +71,8 @@ class Checkpointing:
         """The newest cut that others wait for."""
         self._awaited = False
         """Whether somebody waits for the checkpoint that is wanted or under way."""
-        self.server_leaves = False
-        """Whether a server leaves as soon as the wanted checkpoint is there."""
+        self._leaving: tuple[ProcessName, ...] = ()
+        """Servers that leave as soon as the wanted checkpoint is there, or that have ended."""
         self._cut_is_final = False
         self._final_done = False
         self._begun_s = 0.0
@@ -84,8 +81,7 @@ class Checkpointing:
         self._counts_from_s = 0.0
         """Where intervals by time begin."""
         self._took_s = 0.0
-        self._early = False
-        """Whether workers have asked for a checkpoint before the interval is over."""
+        self._early = EarlyCheckpoints(context)
         self._ordered_s: float | None = None
         """When the servers were told to make the cut; None for a ring, which plans it ahead."""
 
@@ -108,6 +104,8 @@ class Checkpointing:
         """Count versions from here."""
         self._anchor_version = self._begun_version = version
         self._resumed = bool(version)
+        if self._resumed:
+            self._early.saved(self._context.now_s)
         self._begun_s = self._delayed_s = self._counts_from_s = self._context.now_s
 
     def asked(self, leaving: ProcessName | None = None) -> None:
@@ -123,7 +121,7 @@ class Checkpointing:
             return
         self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
         self._awaited = True
-        self.server_leaves = self.server_leaves or leaving is not None
+        self._leaving += (leaving,) if leaving else ()
         self.hurry()
         if leaving and self._cut is not None:
             # That server may have acknowledged updates since it made its part of the cut.
@@ -174,7 +172,7 @@ class Checkpointing:
     def begin_final(self) -> None:
         """Request the last checkpoint, of the weights at the end of the work."""
         self._failures, self._retry_at_s = 0, self._context.now_s
-        self.wanted = "end of training"
+        self.wanted, self._leaving = "end of training", ()
         self.hurry()
 
     @property
@@ -221,7 +219,7 @@ class Checkpointing:
         # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
         context, seconds = self._context, self._seconds
         # What asks for it stays until one is saved. Failures must not make that an endless loop.
-        early = (self._early or self._exposed) and not self._given_up
+        early = self._early.due and not self._given_up
         return (
             (seconds > 0 or early)
             and context.phase is Phase.WORKING
@@ -230,34 +228,30 @@ class Checkpointing:
             >= max(0.0 if early else seconds, _PAUSE_FACTOR * self._took_s)
         )
 
-    def take_early(self) -> None:
+    @property
+    def server_leaves(self) -> bool:
+        """Whether a server leaves as soon as the wanted checkpoint is there."""
+        return any(name in self._context.processes.going for name in self._leaving)
+
+    def crowded(self) -> None:
         """Take the next checkpoint as soon as the rule of 2 % allows, whatever the interval.
 
-        Workers soon have no room for pushes that no checkpoint has.
+        A worker soon has no room for pushes that no checkpoint has.
         """
-        self._early = True
+        self._early.crowded()
         self.hurry()
 
-    @property
-    def _exposed(self) -> bool:
-        """Whether a server's pod that is lost takes updates along that no worker can push again.
-
-        Those of workers that have ended since the newest checkpoint, or all if there is none.
-        """
-        spec = self._context.spec
-        if not (spec.on_kubernetes and spec.servers and self._seconds) or spec.trains_in_steps:
-            return False
-        if self._covered_s < 0 and not self._resumed:
-            return True
-        ended_s = self._context.processes.worker_ended_s
-        return self._covered_s < ended_s <= self._context.now_s - _FENCED_S
+    def worker_ended(self) -> None:
+        """Hurry: only the checkpoint after this one has all that the worker pushed."""
+        if self._early.in_pods:
+            self.hurry()
 
     @property
     def ends_with_one(self) -> bool:
         """Whether a job that is done takes a last checkpoint.
 
-        A short job without --checkpoint-steps does not: to train it again costs less than an
-        interval.
+        A short job that has taken none does not without --checkpoint-steps: to train it again
+        costs less than an interval.
         """
         if self._context.spec.checkpoint.checkpoint_steps:
             return True
@@ -377,8 +371,7 @@ class Checkpointing:
         # A ring writes a copy of its weights, which is small. After a failure the job has been
         # without a checkpoint for longer.
         on_ring, failed = self._ordered_s is None, bool(self._failures) or self._given_up
-        asked = self._awaited or self._early or self._exposed or bool(self.wanted)
-        if asked or on_ring or failed:
+        if self._awaited or self._early.due or self.wanted or on_ring or failed:
             return 0.0
         return min(_MOST_PAUSED_S, self._seconds / 2 if self._seconds else _MOST_PAUSED_S)
 
@@ -392,17 +385,15 @@ class Checkpointing:
             self._pause_after(self.saving, event.paused_s)
             self.saving = None
             self._failures, self._given_up = 0, False
-            # Workers that still have no room say so with their next report.
-            self._early = False
             self._awaited = self._awaited and bool(self.wanted)
-            self.server_leaves = self.server_leaves and bool(self.wanted)
+            self._leaving = self._leaving if self.wanted else ()
         elif self._slow is not None and self._slow.id == event.snapshot:
             written = self._slow
             self._pause_after(self._slow, event.paused_s)
             self._slow = None
         if written is not None:
             self.newest_cut_s = max(self.newest_cut_s, written.since_s)
-            self._covered_s = max(self._covered_s, written.delays_s)
+            self._early.saved(written.delays_s)
         self._list(event, written, late=late)
         self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
@@ -484,7 +475,7 @@ class Checkpointing:
             )
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
-        self._awaited = self.server_leaves = False
+        self._awaited, self._leaving = False, ()
         self._delayed_s = self._counts_from_s = self._context.now_s
 
     def tick(self) -> None:

@@ -10,6 +10,7 @@ from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.events import (
     Event,
     ProcessAttached,
+    ProcessEnded,
     ProgressReported,
     PushesReported,
     SnapshotCut,
@@ -38,6 +39,8 @@ class UpdateBooking:
                 self._pushed(event)
             case StepApplied():
                 account.stepped(event)
+            case ProcessEnded() if event.name.role is Role.WORKER:
+                self._checkpointing.worker_ended()
             case WorkerFenced() if not self._context.spec.trains_in_steps:
                 # In synchronous training only steps are updates.
                 account.fenced(event, self._context.server_map.indices)
@@ -47,7 +50,7 @@ class UpdateBooking:
     def _pushed(self, event: PushesReported) -> None:
         """Book a worker's pushes, and which servers it has met."""
         if event.crowded:
-            self._checkpointing.take_early()
+            self._checkpointing.crowded()
         account = self._context.updates
         if not event.met:
             return account.reported(event, {})
@@ -91,16 +94,15 @@ class UpdateBooking:
         # Acknowledgements of lost updates no longer hold.
         context.acknowledged_version = min(context.acknowledged_version, restored)
         mark = self._checkpointing.mark_of(restored)
-        again = restored > 0 and not context.spec.trains_in_steps
+        again = restored > 0 and context.spec.keeps_pushes
         before = context.lost_updates()
         context.updates.restored(event.name, mark, event.at_s, again=again)
         lost = context.lost_updates() - before
         if not again:
             # Workers may not have reported their last pushes yet, and a heartbeat may be newer.
             lost = max(lost, known - restored)
-        unread = ""
-        if restored < max((saved.version for saved in self._checkpointing.saved), default=0):
-            newest = max(saved.version for saved in self._checkpointing.saved)
+        unread, newest = "", max((one.version for one in self._checkpointing.saved), default=0)
+        if restored < newest:
             unread = f"; it could not read the checkpoint of version {newest}: see its log"
         text, details, level = f"{event.name} restored version {restored}", {}, "info"
         if lost > 0:
