@@ -7,7 +7,6 @@ import random
 import socket
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -25,8 +24,6 @@ from elasticdl.rpc.elasticdl_pb2_grpc import (
 )
 from elasticdl.tokens import process_token, proof_to_master
 
-LEASE_S = 5.0
-"""How long a client works on a lease unless it is told otherwise, give or take a fifth."""
 CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
 LOOK_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -37,14 +34,6 @@ _PASSING = (
     grpc.StatusCode.INTERNAL,
 )
 _GAUGES = {"step_ms": 31.5, "pull_ms": 4.1, "push_ms": 6.2, "staleness_mean": 0.7, "rss_bytes": 9e8}
-
-
-@dataclass(slots=True)
-class Measured:
-    """What the clients of this process saw since the window began."""
-
-    leases_ms: list[float] = field(default_factory=list)
-    reports: int = 0
 
 
 class Refused(Exception):
@@ -94,14 +83,13 @@ class Client:
     Clients that start together do not stay in step.
     """
 
-    def __init__(
-        self, address: str, token: str, name: str, measured: Measured, lease_s: float, away: Away
-    ) -> None:
+    def __init__(self, address: str, token: str, name: str, lease_s: float, away: Away) -> None:
+        """`lease_s`: how long the client works on a lease, give or take a fifth."""
         self.name = ProcessName.parse(name)
         self._lease_s = lease_s
         self._credentials = Credentials(proof_to_master(process_token(token, name)), name)
         self._client = CallClient(address, self._credentials, None, "")
-        self._measured, self._away = measured, away
+        self._away = away
         self._random = random.Random(name)
         self._attaching, self._reporting = asyncio.Lock(), asyncio.Lock()
         self._request: Any = None
@@ -109,7 +97,7 @@ class Client:
         self._revocation = self._reports = self._sequence = 0
         self._heartbeat_s = 2.0
         self.term = 0
-        self.answered_s = self._reported_s = time.monotonic()
+        self._reported_s = time.monotonic()
         self.failure = ""
         self.error: Exception | None = None
 
@@ -174,26 +162,24 @@ class Client:
 
     async def _next_lease(self) -> Any:
         await self.may_work()
-        began_s = time.monotonic()
         while True:
             self._sequence += 1
             request = pb.LeaseRequest(wait_s=POLL_S, sequence=self._sequence)
             reply = await self._call("RequestLease", request, POLL_S + CALL_S)
-            if (lease := self._leased(reply, began_s)) is not None:
+            if (lease := self._leased(reply)) is not None:
                 return lease
 
-    def _leased(self, reply: Any, began_s: float) -> Any:
+    def _leased(self, reply: Any) -> Any:
         """Return the lease of an answer; None if there is none now."""
         match reply.WhichOneof("answer"):
             case "lease":
-                self._measured.leases_ms.append(1e3 * (time.monotonic() - began_s))
                 return reply.lease
             case "finished":
                 raise Released("the job has no more records")
 
     async def _report(self, *progress: Any, version: int = 0, asks: bool = False) -> Any:
         """Report; return a lease if it `asks` for one and there is one now."""
-        began_s, lease = time.monotonic(), None
+        lease = None
         async with self._reporting:
             self._reports += 1
             request = pb.ReportRequest(
@@ -205,9 +191,8 @@ class Client:
             reply = await self._call("Report", request)
             if asks:
                 # Before another report leaves: another master is told of this lease.
-                lease = self._lease = self._leased(reply.lease, began_s)
+                lease = self._lease = self._leased(reply.lease)
             self._reported_s = time.monotonic()
-            self._measured.reports += 1
             self._heartbeat_s = getattr(reply, "heartbeat_s", 0.0) or self._heartbeat_s
         return lease
 
@@ -249,11 +234,9 @@ class Client:
         while True:
             term = self.term
             try:
-                reply = await self._client.call(
+                return await self._client.call(
                     METHODS[method], request, term=term, timeout_s=timeout_s
                 )
-                self.answered_s = time.monotonic()
-                return reply
             except CallFailed as error:
                 await self._survive(error, term, time.monotonic() - began_s)
             attempt += 1
@@ -287,7 +270,6 @@ class Client:
                 )
             again = self._client.call(METHODS["Attach"], request, term=term, timeout_s=CALL_S)
             self._attached(await again)
-            self.answered_s = time.monotonic()
 
     async def _pause(self, attempt: int) -> None:
         longest_s = min(0.1 * 2.0 ** min(attempt, 10), _LONGEST_PAUSE_S)

@@ -25,7 +25,7 @@ from elasticdl.cluster.kubernetes.reflector import Reflector, Sink
 from elasticdl.jobdir.layout import JobDirectory, write_json
 from elasticdl.master.preflight import Preflight, save_preflight
 from elasticdl.shard import Source
-from experiments.process_client import Away, Client, Measured, Released, Unexpected
+from experiments.process_client import Away, Client, Released, Unexpected
 
 OURS = "app.kubernetes.io/name=elasticdl"
 SHARD_RECORDS = 100
@@ -90,7 +90,7 @@ class Worker(Client):
         self, job: JobProcesses, token: str, name: ProcessName, enough: asyncio.Event
     ) -> None:
         address = f"{job.address}:{MASTER_PORT}"
-        super().__init__(address, token, str(name), Measured(), job.cost.shard_s, Away(address))
+        super().__init__(address, token, str(name), job.cost.shard_s, Away(address))
         self._job, self._enough = job, enough
 
     async def may_work(self) -> None:
