@@ -19,7 +19,7 @@ from elasticdl.cluster.kubernetes.labels import MASTER, pod_name
 from elasticdl.cluster.kubernetes.planning import job_object
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.job import JobSpec
-from experiments.fair_share import Demand, fair_makespan_s
+from experiments.fair_share import Demand, fair_makespan_s, ideal_makespan_s
 from experiments.figures import Figures, JobTimes, Span, figures
 from experiments.services import Services
 from experiments.simulated_processes import (
@@ -205,7 +205,7 @@ class Experiment:
         return self._figures(jobs, {planned.name for planned in jobs} & self._jobs.keys())
 
     def _figures(self, jobs: Sequence[PlannedJob], came: set[str]) -> Figures:
-        work_s = sum(one.work_s for one in jobs)
+        demands = [one.demand for one in jobs]
         servers = sum(one.servers for one in jobs)
         fixed = self._services is None and self._slots > servers
         found = figures(
@@ -213,8 +213,8 @@ class Experiment:
             {name: self._times(self._jobs[name]) for name in sorted(came)},
             {one.name: one.spec.kubernetes.weight for one in jobs},
             self._slots,
-            work_s / (self._slots - servers) if fixed else None,
-            fair_makespan_s([one.demand for one in jobs], self._slots) if fixed else None,
+            ideal_makespan_s(demands, self._slots) if fixed else None,
+            fair_makespan_s(demands, self._slots) if fixed else None,
             sum(job.processes.preempted for job in self._jobs.values()),
         )
         if self._services is None:

@@ -1,4 +1,4 @@
-"""How long jobs take that share slots fairly and without any delay. Pure."""
+"""How long jobs take that share slots without any delay: at least, and with fair shares. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +20,19 @@ class Demand:
     """The most that it uses."""
     servers: int
     """Slots that it holds besides."""
+
+
+def ideal_makespan_s(jobs: Sequence[Demand], slots: int) -> float:
+    """Return a lower bound of the seconds until all work is done, whenever the jobs come.
+
+    All slots always compute or hold a server. Each job has its servers only as long as its work
+    takes with all the workers that it can have.
+    """
+    used_s = 0.0
+    for job in jobs:
+        alone_s = job.work_s / min(job.workers, slots - job.servers)
+        used_s += job.work_s + job.servers * alone_s
+    return used_s / slots
 
 
 def fair_makespan_s(jobs: Sequence[Demand], slots: int) -> float:

@@ -71,7 +71,7 @@ class Figures:
     training_s: float | None = None
     """The part of it after the first master asked for pods."""
     ideal_s: float | None = None
-    """All work at once on all slots for workers."""
+    """A lower bound, of all work at once on all slots: see `fair_share`."""
     fair_s: float | None = None
     """As jobs come, with fair shares and no delay: see `fair_share`."""
     preemptions: int | None = None
