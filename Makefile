@@ -73,7 +73,7 @@ docs: prepare  ## The documentation as a site in build/site; a broken link or an
 bench: horovod  ## Run all benchmarks beside their baselines; write a table and bench/results/*.json.
 	$(BIN)/python -m bench $(ARGS)
 
-experiments: horovod  ## Reproduce the experiments of ElasticDL, EDL and Volcano: docs/experiments.md (Linux, root, Go; 2.5 to 7.5 minutes each on 16 cores). NAMES="edl1 volcano" for some, ARGS=--small in minutes.
+experiments: horovod  ## Reproduce the experiments of ElasticDL, EDL and Volcano: docs/experiments.md (Linux, root, Go; six took 2.5 to 7.5 minutes each on 16 cores; edl1 and elasticdl3 have not run there as they are). NAMES="edl1 volcano" for some, ARGS=--small in minutes.
 	@set -e; for name in $(or $(NAMES),$(EXPERIMENTS)); do \
 		$(BIN)/python -m experiments $$name --keep build/experiments -o json $(ARGS); done
 
