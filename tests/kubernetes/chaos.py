@@ -118,7 +118,7 @@ def drafted(seed: int, strategy: Strategy) -> Draft:
     draft.seed, draft.in_file = seed, ()
     prepare_for_chaos(draft)
     trains_s = _TRAINS_WITHOUT_NODE_S if loses_node(draft) else _TRAINS_S
-    draft.pause_s = min(_LONGEST_PAUSE_S, trains_s * draft.workers / draft.steps)
+    draft.pause_s = min(_LONGEST_PAUSE_S, trains_s * _at_a_time(draft) / draft.steps)
     for name in _OF_ONE_MACHINE:
         draft.flags.pop(name, None)
     pause = f"COUNTING_PAUSE_S={draft.pause_s}"
@@ -126,6 +126,12 @@ def drafted(seed: int, strategy: Strategy) -> Draft:
     draft.flags["envs"] = f"{given};{pause}" if given else pause
     draft.spelling = dict.fromkeys(draft.flags, "-")
     return draft
+
+
+def _at_a_time(draft: Draft) -> int:
+    """How many of the steps its workers make at a time: they may share each one."""
+    shared = draft.on_ring or "sync" in draft.flags
+    return 1 if shared and draft.flags.get("global_batch") != "scaled" else draft.workers
 
 
 def loses_node(draft: Draft) -> bool:
