@@ -9,6 +9,7 @@ loop, so there are no locks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Protocol, final
@@ -121,11 +122,11 @@ class Driver:
                     self._queue.post(ProcessEnded(at_s, event.name, status))
 
     async def _keep_time(self) -> None:
-        while True:
+        for turn in itertools.count(1):
             before_s = self._queue.at_s()
             await asyncio.sleep(self._tick_s)
             self._gateway.tick()
-            # Whoever waits meanwhile.
+            # Let tasks that are waiting run first.
             await asyncio.sleep(0)
             now_s = self._queue.at_s()
-            self._queue.post(Tick(now_s, max(0.0, now_s - before_s - self._tick_s)))
+            self._queue.post(Tick(now_s, max(0.0, now_s - before_s - self._tick_s), turn))

@@ -274,7 +274,9 @@ def test_events_are_taken_in_batches_that_are_not_too_long() -> None:
 
 
 @pytest.mark.parametrize(("lasts_s", "stalled_s"), [(5.0, 5.0 - 1 / 64), (1 / 64, 0.0), (0.0, 0.0)])
-def test_a_tick_says_for_how_long_the_master_stood_still(lasts_s: float, stalled_s: float) -> None:
+def test_ticks_are_numbered_and_say_for_how_long_the_master_stood_still(
+    lasts_s: float, stalled_s: float
+) -> None:
     clock, nobody, ticks = ManualClock(), cast("Any", None), iter(range(2))
 
     def tick() -> None:
@@ -290,8 +292,8 @@ def test_a_tick_says_for_how_long_the_master_stood_still(lasts_s: float, stalled
             await driver._keep_time()
         queue.post(ASKS)
         assert [one.event for one in await queue.take()] == [
-            Tick(lasts_s, stalled_s),
-            Tick(2 * lasts_s, stalled_s),
+            Tick(lasts_s, stalled_s, turn=1),
+            Tick(2 * lasts_s, stalled_s, turn=2),
             ASKS,
         ]
 

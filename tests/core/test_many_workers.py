@@ -18,7 +18,7 @@ FEW, MANY = 100, 1_000
 GROWTH = 4.0
 """Noise of the machine; a scan of all workers at each event would be near ten times."""
 EVENTS = ("start of a process, us", "lease, us", "report of a done shard, us")
-LATE = "tick when all are late, ms"
+LATE = "tick when all are late, maximum, ms"
 
 
 @pytest.fixture(scope="module")

@@ -69,14 +69,17 @@ class SlowWorkers:
             # The open step goes on without it at once, and it gets no other lease (`Leasing`).
             self._leasing.revocation.revoke(process.name, "it is too slow for synchronous steps")
 
-    def tick(self) -> None:
-        """Compare the workers, and replace one that has been slow for long."""
+    def tick(self, turn: int) -> None:
+        """Compare the workers, and replace one that has been slow for long.
+
+        `turn`: the number of the tick.
+        """
         if self._context.spec.trains_on_ring:
             return
         if self._context.phase not in (Phase.WORKING, Phase.EVALUATING):
             return
         live = self._context.processes.live_workers()
-        if not is_turn(len(live), self._context.now_s):
+        if not is_turn(len(live), turn):
             return
         workers = [one for one in live if one.up]
         if self._context.spec.trains_in_steps:

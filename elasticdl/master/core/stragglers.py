@@ -79,13 +79,13 @@ class Stragglers:
             case _:
                 pass
 
-    def tick(self) -> None:
-        """Replace workers that are beyond their limits."""
+    def tick(self, turn: int) -> None:
+        """Replace workers that are beyond their limits. `turn`: the number of the tick."""
         if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
             return
         away = bool(self._context.servers_away())
         workers = self._context.processes.live_workers()
-        share = share_of_tick(workers, self._context.now_s)
+        share = share_of_tick(workers, turn)
         # A copy: replacing one changes the list.
         for process in [one for one in share if one.life is Life.READY]:
             activity = self._activities.of(process)

@@ -1,29 +1,40 @@
-"""Which of many things a tick looks at: thousands take turns, so that no tick takes long."""
+"""Which of many processes a tick looks at: thousands take turns, so that no tick takes long.
+
+`turn` is the number of the tick (`Tick.turn`). It is in the event, so a replay sees the same share:
+ticks without a command are not in the journal, and the core cannot count them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final
 
-T = TypeVar("T")
+from elasticdl.master.core.processes.table import Process
+
 _AT_ONCE: Final = 1_000
 
 
 def ticks_for_all(number: int) -> int:
-    """Return in how many ticks each of so many things has its turn."""
-    return max(1, -(-number // _AT_ONCE))
+    """Return in how many ticks in a row each of `number` processes has its turn: a power of two.
 
-
-def is_turn(number: int, now_s: float) -> bool:
-    """Return whether this tick looks at all of so many things at once, as it must compare them."""
-    return int(now_s) % ticks_for_all(number) == 0
-
-
-def share_of_tick(everything: Sequence[T], now_s: float) -> Sequence[T]:
-    """Return those of `everything` that have their turn: all, up to a thousand.
-
-    It depends on the time only: a tick that yields no command leaves no trace in the journal. A
-    tick comes once a second, and what one misses has another turn.
+    A process keeps its turn when the number passes a limit, since each power divides the next one.
     """
-    parts = ticks_for_all(len(everything))
-    return everything if parts == 1 else everything[int(now_s) % parts :: parts]
+    return 1 << (max(1, -(-number // _AT_ONCE)) - 1).bit_length()
+
+
+def is_turn(number: int, turn: int) -> bool:
+    """Return whether this tick compares all of `number` processes with each other."""
+    return turn % ticks_for_all(number) == 0
+
+
+def share_of_tick(processes: Sequence[Process], turn: int) -> Sequence[Process]:
+    """Return the processes that have their turn: up to a thousand, all.
+
+    Of more it is those whose index leaves the same remainder as `turn`, so it does not depend on
+    the time or on their order.
+    """
+    parts = ticks_for_all(len(processes))
+    if parts == 1:
+        return processes
+    due = turn % parts
+    return [one for one in processes if one.name.index % parts == due]

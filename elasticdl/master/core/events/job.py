@@ -72,7 +72,9 @@ class Tick(Event):
     """Time passed; sent about once a second.
 
     Journaled only if it leads to a command. `stalled_s` is how much of that time the master itself
-    did not run: 0 unless it was stopped or starved.
+    did not run: 0 unless it was stopped or starved. `turn` is the number of the tick, from 1 on in
+    each master. It chooses which of thousands of processes the tick looks at.
     """
 
     stalled_s: float = 0.0
+    turn: int = 0

@@ -196,11 +196,11 @@ class ProcessLifecycle:
 
     # time
 
-    def tick(self) -> None:
-        """Act on processes that take too long."""
+    def tick(self, turn: int) -> None:
+        """Act on processes that take too long. `turn`: the number of the tick."""
         stalled = bool(self._context.servers_away())
         going = list(self._context.processes.going.values())
-        for process in share_of_tick(going, self._context.now_s):
+        for process in share_of_tick(going, turn):
             if process.deadline_s is not None and self._context.now_s > process.deadline_s:
                 self._overdue(process)
             elif (
